@@ -1,0 +1,2 @@
+//! precis
+fn main() {}
