@@ -1,4 +1,22 @@
 //! Types and rules: plain functions over plain data, without I/O, clock or randomness.
+//!
+//! | question | file |
+//! | --- | --- |
+//! | when is consolidation due, what is asked for, how long to wait after a failure | [`consolidation`] |
+//! | where may a conversation be cut | [`cut`] |
+//! | what does the model get to see | [`context`] |
+//! | what covers which messages | [`coverage`] |
 
+pub mod consolidation;
+pub mod context;
+pub mod coverage;
+pub mod cut;
+pub mod exchange;
+pub mod id;
+pub mod memory;
 pub mod message;
+pub mod revision;
+pub mod session;
+pub mod summary;
+pub mod tokens;
 pub mod transcript;
