@@ -10,3 +10,4 @@
 
 pub mod domain;
 pub mod llm;
+pub mod storage;

@@ -78,7 +78,10 @@ fn guard(text: &str) -> String {
 
 /// Every character that some reader takes for the end of a line.
 fn is_line_break(c: char) -> bool {
-    matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    matches!(
+        c,
+        '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+    )
 }
 
 /// What makes a heading: `#`, its full-width form, and the underlines of the other way to write one.
@@ -88,7 +91,9 @@ fn is_mark(c: char) -> bool {
 
 /// Whether a reader could take the line for a heading: a `#` before its first letter, whatever else is there.
 fn is_heading(line: &str) -> bool {
-    line.chars().take_while(|c| !c.is_alphanumeric()).any(|c| matches!(c, '#' | '＃'))
+    line.chars()
+        .take_while(|c| !c.is_alphanumeric())
+        .any(|c| matches!(c, '#' | '＃'))
 }
 
 fn is_underline(line: &str) -> bool {
@@ -116,12 +121,21 @@ mod tests {
 
     #[test]
     fn each_part_after_a_blank_line_and_empty_ones_left_out() {
-        let all = SystemParts { system_prompt: "Be kind.", memory: "Likes tea.", summary: "They met.", notice: true };
+        let all = SystemParts {
+            system_prompt: "Be kind.",
+            memory: "Likes tea.",
+            summary: "They met.",
+            notice: true,
+        };
         let expected = format!(
             "Be kind.\n\n## Your Memory\n\nLikes tea.\n\n## Session Summary\n\nThey met.\n\n## Notice\n\n{NOTICE}"
         );
         assert_eq!(system_message(&all), expected);
-        let some = SystemParts { summary: "They met.", memory: " \n", ..SystemParts::default() };
+        let some = SystemParts {
+            summary: "They met.",
+            memory: " \n",
+            ..SystemParts::default()
+        };
         assert_eq!(system_message(&some), "## Session Summary\n\nThey met.");
         assert_eq!(system_message(&SystemParts::default()), "");
     }
@@ -147,7 +161,11 @@ mod tests {
             let guarded = guard(&memory);
             assert_eq!(guarded.matches('\\').count(), 1, "{guarded:?}");
             assert_eq!(guarded.replace('\\', ""), memory, "only the mark is added");
-            let message = system_message(&SystemParts { memory: &memory, summary: &memory, ..Default::default() });
+            let message = system_message(&SystemParts {
+                memory: &memory,
+                summary: &memory,
+                ..Default::default()
+            });
             assert_eq!(headings(&message), [MEMORY_HEADING, SUMMARY_HEADING]);
         }
     }

@@ -50,7 +50,11 @@ impl Exchange {
                 (message, tokens)
             })
             .collect();
-        Self { messages, user_id, metadata }
+        Self {
+            messages,
+            user_id,
+            metadata,
+        }
     }
 
     /// Tokens of all its messages.

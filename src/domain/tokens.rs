@@ -19,7 +19,8 @@ pub const PER_ATTACHMENT: i64 = 765;
 const PIECE: usize = 64 * 1024;
 
 static ENCODING: LazyLock<CoreBPE> = LazyLock::new(|| {
-    tiktoken_rs::o200k_base().unwrap_or_else(|error| unreachable!("the encoding is part of the crate: {error}"))
+    tiktoken_rs::o200k_base()
+        .unwrap_or_else(|error| unreachable!("the encoding is part of the crate: {error}"))
 });
 
 /// Loads the encoding (about 0.2 s), so that the first request doesn't have to.

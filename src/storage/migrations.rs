@@ -1,0 +1,50 @@
+//! The migrations, as part of the binary. A new one is a file of the same name in both folders and a line here.
+
+use sqlx::SqlSafeStr as _;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use std::borrow::Cow;
+
+macro_rules! migrations {
+    ($store:literal) => {
+        [(
+            1,
+            "initial",
+            include_str!(concat!("../../migrations/", $store, "/0001_initial.sql")),
+        )]
+    };
+}
+
+/// Those of Postgres.
+pub(super) fn postgres() -> Migrator {
+    migrator(migrations!("postgres"))
+}
+
+/// Those of SQLite.
+pub(super) fn sqlite() -> Migrator {
+    migrator(migrations!("sqlite"))
+}
+
+/// The newest migration of this version.
+pub(super) fn newest(migrator: &Migrator) -> i64 {
+    migrator
+        .iter()
+        .map(|migration| migration.version)
+        .max()
+        .unwrap_or(0)
+}
+
+fn migrator<const N: usize>(files: [(i64, &'static str, &'static str); N]) -> Migrator {
+    let migrations = files.map(|(version, name, sql)| {
+        Migration::new(
+            version,
+            Cow::Borrowed(name),
+            MigrationType::Simple,
+            sql.into_sql_str(),
+            false,
+        )
+    });
+    Migrator {
+        migrations: Cow::Owned(migrations.to_vec()),
+        ..Migrator::DEFAULT
+    }
+}

@@ -1,0 +1,96 @@
+//! Postgres: the store for production. Any number of replicas over one database.
+//!
+//! Every statement stands for itself: nothing relies on the state of a connection, so a transaction pooler may stand
+//! between. Each method is one statement, and with that one round trip and one transaction.
+
+use super::{Options, Store, StoreError, migrations};
+use async_trait::async_trait;
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgRow};
+use sqlx::{ConnectOptions as _, Row as _};
+use std::str::FromStr as _;
+use std::time::Duration;
+use time::OffsetDateTime;
+
+mod consolidations;
+mod exchanges;
+mod memory;
+mod messages;
+mod recall;
+mod revisions;
+mod sessions;
+mod users;
+
+/// The store over a pool of connections.
+#[derive(Debug)]
+pub struct Postgres {
+    pool: PgPool,
+}
+
+impl Postgres {
+    /// Prepares the pool; the first connection is made when it's needed.
+    ///
+    /// # Errors
+    /// The URL can't be read.
+    pub fn connect(url: &str, options: &Options) -> Result<Self, StoreError> {
+        let connect = PgConnectOptions::from_str(url)
+            .map_err(|_| StoreError::Url("expected postgres://user:password@host:port/database".to_owned()))?
+            .application_name("precis")
+            // A pooler may refuse parameters that it doesn't know.
+            .extra_float_digits(None)
+            .log_statements(tracing::log::LevelFilter::Off);
+        let pool = PgPoolOptions::new()
+            .max_connections(options.max_connections)
+            .acquire_timeout(options.acquire_timeout)
+            // A ping before each use costs 14 % of the throughput; connections are tested when they come back.
+            .test_before_acquire(false)
+            .connect_lazy_with(connect);
+        Ok(Self { pool })
+    }
+}
+
+#[async_trait]
+impl Store for Postgres {
+    async fn migrate(&self) -> Result<(), StoreError> {
+        migrations::postgres()
+            .run(&self.pool)
+            .await
+            .map_err(StoreError::Migration)
+    }
+
+    async fn ready(&self) -> Result<(), StoreError> {
+        const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
+        const TABLE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS found";
+        let expected = migrations::newest(&migrations::postgres());
+        let migrated: bool = sqlx::query(TABLE).fetch_one(&self.pool).await?.try_get("found")?;
+        let found: i64 = if migrated {
+            sqlx::query(APPLIED)
+                .fetch_one(&self.pool)
+                .await?
+                .try_get("found")?
+        } else {
+            0
+        };
+        if found == expected {
+            Ok(())
+        } else {
+            Err(StoreError::Schema { found, expected })
+        }
+    }
+
+    async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+fn time(row: &PgRow, column: &str) -> Result<OffsetDateTime, sqlx::Error> {
+    row.try_get(column)
+}
+
+fn maybe_time(row: &PgRow, column: &str) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+    row.try_get(column)
+}
+
+/// A duration as the statements take it: microseconds.
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}

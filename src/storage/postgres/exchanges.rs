@@ -1,0 +1,126 @@
+//! Persisting exchanges, on Postgres.
+
+use super::Postgres;
+use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::storage::StoreError;
+use crate::storage::exchanges::{Append, Exchanges};
+use crate::storage::row::{limit, tool_columns};
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+/// One statement, so that one round trip does all of it or nothing. `known` finds an earlier request with the key;
+/// `session` takes the row's lock, which is what makes `seq` free of holes and doubles; old keys of the session go
+/// about every 64th message, so that they need no job of their own.
+const APPEND: &str = "\
+    WITH known AS (
+        SELECT fingerprint, first_seq, last_seq, created_at FROM idempotency_keys
+        WHERE tenant_id = $1 AND session_id = $2 AND key = $6
+    ), session AS (
+        INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+            activity_hour)
+        SELECT $1, $2, coalesce($3, $13), coalesce($4, '{}'), $5, $8, t.now, t.now,
+            floor(extract(epoch FROM t.now) / 3600)
+        FROM (SELECT clock_timestamp() AS now) AS t
+        WHERE NOT EXISTS (SELECT FROM known)
+        ON CONFLICT (tenant_id, session_id) DO UPDATE SET
+            last_seq = s.last_seq + excluded.last_seq,
+            tokens = s.tokens + excluded.tokens,
+            metadata = coalesce($4, s.metadata),
+            updated_at = greatest(clock_timestamp(), s.updated_at),
+            activity_hour = floor(extract(epoch FROM greatest(clock_timestamp(), s.updated_at)) / 3600)
+        WHERE $3 IS NULL OR s.user_id = $3
+        RETURNING s.last_seq, s.updated_at
+    ), stored AS (
+        INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
+        SELECT $1, $2, session.last_seq - $5 + m.place, m.role, m.opens, m.answers, m.tokens, m.message,
+            session.updated_at
+        FROM session, unnest($9::text[], $10::text[], $11::text[], $12::bigint[], $14::text[]) WITH ORDINALITY
+            AS m (role, opens, answers, tokens, message, place)
+    ), keyed AS (
+        INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
+        SELECT $1, $2, $6, $7, last_seq - $5 + 1, last_seq, updated_at FROM session WHERE $6 IS NOT NULL
+    ), pruned AS (
+        DELETE FROM idempotency_keys
+        WHERE tenant_id = $1 AND session_id = $2 AND created_at < now() - interval '24 hours' AND key <> $6
+            AND (SELECT last_seq % 64 < $5 FROM session)
+    )
+    SELECT NULL::bytea AS fingerprint, last_seq - $5 + 1 AS first_seq, last_seq, updated_at AS created_at FROM session
+    UNION ALL
+    SELECT fingerprint, first_seq, last_seq, created_at FROM known";
+
+#[async_trait]
+impl Exchanges for Postgres {
+    async fn append(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        exchange: &Exchange,
+        key: Option<&IdempotencyKey>,
+    ) -> Result<Append, StoreError> {
+        match self.append_once(tenant, session, exchange, key).await {
+            // The same key at the same time: the other one was first, so now there is something to find.
+            Err(StoreError::Refused(sqlx::Error::Database(error)))
+                if error.is_unique_violation() && error.table() == Some("idempotency_keys") =>
+            {
+                self.append_once(tenant, session, exchange, key).await
+            }
+            other => other,
+        }
+    }
+}
+
+impl Postgres {
+    async fn append_once(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        exchange: &Exchange,
+        key: Option<&IdempotencyKey>,
+    ) -> Result<Append, StoreError> {
+        let messages = &exchange.messages;
+        let (opens, answers): (Vec<_>, Vec<_>) =
+            messages.iter().map(|(message, _)| tool_columns(message)).unzip();
+        let row = sqlx::query(APPEND)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(exchange.user_id.as_ref().map(UserId::as_str))
+            .bind(exchange.metadata.as_deref())
+            .bind(limit(messages.len()))
+            .bind(key.map(|key| key.key.as_str()))
+            .bind(key.map(|key| key.fingerprint.as_slice()))
+            .bind(exchange.tokens())
+            .bind(
+                messages
+                    .iter()
+                    .map(|(message, _)| message.role().as_str())
+                    .collect::<Vec<_>>(),
+            )
+            .bind(opens)
+            .bind(answers)
+            .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
+            .bind(UserId::default().as_str())
+            .bind(
+                messages
+                    .iter()
+                    .map(|(message, _)| message.json())
+                    .collect::<Vec<_>>(),
+            )
+            .fetch_optional(&self.pool)
+            .await?;
+        let Some(row) = row else {
+            return Ok(Append::OtherUser);
+        };
+        let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
+        let replayed = fingerprint.is_some();
+        if replayed && fingerprint.as_ref() != key.map(|key| &key.fingerprint) {
+            return Ok(Append::KeyReused);
+        }
+        Ok(Append::Recorded(Recorded {
+            first_seq: row.try_get("first_seq")?,
+            last_seq: row.try_get("last_seq")?,
+            created_at: row.try_get("created_at")?,
+            replayed,
+        }))
+    }
+}

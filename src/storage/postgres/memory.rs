@@ -1,0 +1,80 @@
+//! Memory documents, on Postgres.
+
+use super::{Postgres, time};
+use crate::domain::id::{TenantId, UserId};
+use crate::domain::memory::MemoryDocument;
+use crate::storage::StoreError;
+use crate::storage::memory::{Memory, NewMemory};
+use crate::storage::row::read_memory;
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+const GET: &str = "\
+    SELECT version, content, words, tokens, created_at FROM memories WHERE tenant_id = $1 AND user_id = $2";
+
+/// Without a document yet, 0 is the version that is expected; with one, its own.
+const WRITE: &str = "\
+    WITH current AS (
+        INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at)
+        SELECT $1, $2, 1, $3, $4, $5, clock_timestamp()
+        WHERE coalesce($6, 0) = 0 OR EXISTS (SELECT FROM memories WHERE tenant_id = $1 AND user_id = $2)
+        ON CONFLICT (tenant_id, user_id) DO UPDATE SET version = m.version + 1, content = $3, words = $4, tokens = $5,
+            created_at = greatest(clock_timestamp(), m.created_at)
+        WHERE $6::bigint IS NULL OR m.version = $6
+        RETURNING version, content, words, tokens, created_at
+    )
+    INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
+    SELECT $1, $2, version, content, words, tokens, created_at FROM current
+    RETURNING version, content, words, tokens, created_at";
+
+const LIST: &str = "\
+    SELECT version, content, words, tokens, created_at FROM memory_revisions
+    WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4";
+
+#[async_trait]
+impl Memory for Postgres {
+    async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, StoreError> {
+        let query = sqlx::query(GET).bind(tenant.as_str()).bind(user.as_str());
+        let row = query.fetch_optional(&self.pool).await?;
+        row.as_ref()
+            .map(|row| Ok(read_memory!(row, "", time)))
+            .transpose()
+    }
+
+    async fn write_memory(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+        new: NewMemory<'_>,
+        expected: Option<i64>,
+    ) -> Result<Option<MemoryDocument>, StoreError> {
+        let row = sqlx::query(WRITE)
+            .bind(tenant.as_str())
+            .bind(user.as_str())
+            .bind(new.content)
+            .bind(new.words)
+            .bind(new.tokens)
+            .bind(expected)
+            .fetch_optional(&self.pool)
+            .await?;
+        row.as_ref()
+            .map(|row| Ok(read_memory!(row, "", time)))
+            .transpose()
+    }
+
+    async fn memory_revisions(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<MemoryDocument>, StoreError> {
+        let query = sqlx::query(LIST)
+            .bind(tenant.as_str())
+            .bind(user.as_str())
+            .bind(before)
+            .bind(limit);
+        let rows = query.fetch_all(&self.pool).await?;
+        rows.iter().map(|row| Ok(read_memory!(row, "", time))).collect()
+    }
+}

@@ -1,0 +1,92 @@
+//! Reading the history, on Postgres.
+
+use super::{Postgres, time};
+use crate::domain::id::{SessionId, TenantId};
+use crate::storage::StoreError;
+use crate::storage::messages::{Messages, Outline, Page, StoredMessage};
+use crate::storage::row::mark;
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+/// The first row says whether there is such a session, so that an empty page and no session are told apart.
+const ASCENDING: &str = "\
+    SELECT 0::bigint AS seq, NULL::timestamptz AS created_at, NULL::text AS message FROM sessions
+    WHERE tenant_id = $1 AND session_id = $2
+    UNION ALL (
+        SELECT seq, created_at, message FROM messages
+        WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4 ORDER BY seq LIMIT $5
+    )";
+
+const DESCENDING: &str = "\
+    SELECT 0::bigint AS seq, NULL::timestamptz AS created_at, NULL::text AS message FROM sessions
+    WHERE tenant_id = $1 AND session_id = $2
+    UNION ALL (
+        SELECT seq, created_at, message FROM messages
+        WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4 ORDER BY seq DESC LIMIT $5
+    )";
+
+const OUTLINES: &str = "\
+    SELECT role, opens, answers, tokens FROM messages
+    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 ORDER BY seq LIMIT $4";
+
+#[async_trait]
+impl Messages for Postgres {
+    async fn messages(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        page: Page,
+    ) -> Result<Option<Vec<StoredMessage>>, StoreError> {
+        let rows = sqlx::query(if page.descending { DESCENDING } else { ASCENDING })
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(page.after_seq)
+            .bind(page.before_seq)
+            .bind(page.limit)
+            .fetch_all(&self.pool)
+            .await?;
+        let mut messages = Vec::with_capacity(rows.len());
+        let mut known = false;
+        for row in &rows {
+            let seq = row.try_get("seq")?;
+            if seq == 0 {
+                known = true;
+            } else {
+                messages.push(StoredMessage {
+                    seq,
+                    created_at: time(row, "created_at")?,
+                    json: row.try_get("message")?,
+                });
+            }
+        }
+        Ok(known.then_some(messages))
+    }
+
+    async fn outlines(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        after_seq: i64,
+        limit: i64,
+    ) -> Result<Vec<Outline>, StoreError> {
+        let query = sqlx::query(OUTLINES)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(after_seq)
+            .bind(limit);
+        let rows = query.fetch_all(&self.pool).await?;
+        rows.iter()
+            .map(|row| {
+                let mark = mark(
+                    row.try_get("role")?,
+                    row.try_get("opens")?,
+                    row.try_get("answers")?,
+                )?;
+                Ok(Outline {
+                    mark,
+                    tokens: row.try_get("tokens")?,
+                })
+            })
+            .collect()
+    }
+}

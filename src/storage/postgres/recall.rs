@@ -1,0 +1,76 @@
+//! Reading all that a context is made of, on Postgres.
+
+use super::{Postgres, maybe_time, time};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::storage::StoreError;
+use crate::storage::recall::{Recall, Recalled, WindowMessage};
+use crate::storage::row::{limit, read_memory, read_session};
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+/// One statement is one snapshot. Its first row has the state, all others a message each: rows, because building
+/// JSON or arrays in the database costs half its capacity.
+const RECALL: &str = "\
+    WITH session AS MATERIALIZED (
+        SELECT session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words,
+            summary_tokens, revision, lease_until, failures, retry_at, last_failure, created_at, updated_at
+        FROM sessions WHERE tenant_id = $1 AND session_id = $2
+    )
+    SELECT now() AS now, session.*, d.version AS d_version, d.content AS d_content, d.words AS d_words,
+        d.tokens AS d_tokens, d.created_at AS d_created_at, 0::bigint AS m_seq, 0::bigint AS m_tokens, '' AS m_message
+    FROM (SELECT 1) AS always LEFT JOIN session ON true
+        LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(session.user_id, $3)
+    UNION ALL
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message
+    FROM session JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = $2
+        AND m.seq > greatest(session.cursor_seq, session.last_seq - $4)";
+
+#[async_trait]
+impl Recall for Postgres {
+    async fn recall(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &UserId,
+        most: usize,
+    ) -> Result<Recalled, StoreError> {
+        let rows = sqlx::query(RECALL)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(user.as_str())
+            .bind(limit(most))
+            .fetch_all(&self.pool)
+            .await?;
+        let mut window = Vec::with_capacity(rows.len());
+        let mut state = None;
+        for row in &rows {
+            let seq: i64 = row.try_get("m_seq")?;
+            if seq == 0 {
+                state = Some(row);
+            } else {
+                window.push(WindowMessage {
+                    seq,
+                    tokens: row.try_get("m_tokens")?,
+                    json: row.try_get("m_message")?,
+                });
+            }
+        }
+        window.sort_unstable_by_key(|message| message.seq);
+        let row = state.ok_or(sqlx::Error::RowNotFound)?;
+        let session = match row.try_get::<Option<&str>, _>("session_id")? {
+            Some(_) => Some(read_session!(row, time, maybe_time)),
+            None => None,
+        };
+        let memory = match row.try_get::<Option<i64>, _>("d_version")? {
+            Some(_) => Some(read_memory!(row, "d_", time)),
+            None => None,
+        };
+        Ok(Recalled {
+            now: time(row, "now")?,
+            session,
+            memory,
+            window,
+        })
+    }
+}

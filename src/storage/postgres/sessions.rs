@@ -1,0 +1,98 @@
+//! Sessions as a whole, on Postgres.
+
+use super::{Postgres, maybe_time, time};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::session::Session;
+use crate::storage::StoreError;
+use crate::storage::row::{read_session, session_columns};
+use crate::storage::sessions::{After, Sessions};
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+const GET: &str = concat!(
+    "SELECT ",
+    session_columns!(),
+    " FROM sessions WHERE tenant_id = $1 AND session_id = $2"
+);
+
+/// The hour leads, because it is what the index has; see the migration.
+const LIST: &str = concat!(
+    "SELECT ",
+    session_columns!(),
+    " FROM sessions WHERE tenant_id = $1
+        AND ($2::timestamptz IS NULL OR (activity_hour <= floor(extract(epoch FROM $2) / 3600)::bigint
+            AND (updated_at, session_id) < ($2, $3)))
+    ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $4"
+);
+
+const LIST_OF_USER: &str = concat!(
+    "SELECT ",
+    session_columns!(),
+    " FROM sessions WHERE tenant_id = $1
+        AND ($2::timestamptz IS NULL OR (activity_hour <= floor(extract(epoch FROM $2) / 3600)::bigint
+            AND (updated_at, session_id) < ($2, $3)))
+        AND user_id = $5
+    ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $4"
+);
+
+const SET_METADATA: &str = concat!(
+    "UPDATE sessions SET metadata = $3 WHERE tenant_id = $1 AND session_id = $2 RETURNING ",
+    session_columns!()
+);
+
+const ERASE: &str = "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+
+#[async_trait]
+impl Sessions for Postgres {
+    async fn session(&self, tenant: &TenantId, session: &SessionId) -> Result<Option<Session>, StoreError> {
+        let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str());
+        let row = query.fetch_optional(&self.pool).await?;
+        row.as_ref()
+            .map(|row| Ok(read_session!(row, time, maybe_time)))
+            .transpose()
+    }
+
+    async fn sessions(
+        &self,
+        tenant: &TenantId,
+        user: Option<&UserId>,
+        after: Option<&After>,
+        limit: i64,
+    ) -> Result<Vec<Session>, StoreError> {
+        let query = sqlx::query(if user.is_some() { LIST_OF_USER } else { LIST })
+            .bind(tenant.as_str())
+            .bind(after.map(|after| after.updated_at))
+            .bind(after.map(|after| after.session_id.as_str()))
+            .bind(limit);
+        let query = if let Some(user) = user {
+            query.bind(user.as_str())
+        } else {
+            query
+        };
+        let rows = query.fetch_all(&self.pool).await?;
+        rows.iter()
+            .map(|row| Ok(read_session!(row, time, maybe_time)))
+            .collect()
+    }
+
+    async fn set_metadata(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        metadata: &str,
+    ) -> Result<Option<Session>, StoreError> {
+        let query = sqlx::query(SET_METADATA)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(metadata);
+        let row = query.fetch_optional(&self.pool).await?;
+        row.as_ref()
+            .map(|row| Ok(read_session!(row, time, maybe_time)))
+            .transpose()
+    }
+
+    async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
+        let query = sqlx::query(ERASE).bind(tenant.as_str()).bind(session.as_str());
+        Ok(query.execute(&self.pool).await?.rows_affected() > 0)
+    }
+}

@@ -1,0 +1,29 @@
+//! Users as a whole, on Postgres.
+
+use super::Postgres;
+use crate::domain::id::{TenantId, UserId};
+use crate::storage::StoreError;
+use crate::storage::users::Users;
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+const ERASE: &str = "\
+    WITH memory AS (
+        DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+    ), theirs AS (
+        DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM memory) + (SELECT count(*) FROM theirs) AS erased";
+
+#[async_trait]
+impl Users for Postgres {
+    async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
+        let row = sqlx::query(ERASE)
+            .bind(tenant.as_str())
+            .bind(user.as_str())
+            .fetch_one(&self.pool)
+            .await?;
+        let erased: i64 = row.try_get("erased")?;
+        Ok(erased > 0)
+    }
+}

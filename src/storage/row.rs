@@ -1,0 +1,236 @@
+//! Values as rows hold them: what both stores read and write alike.
+
+use super::StoreError;
+use crate::domain::cut::Mark;
+use crate::domain::message::{Message, Role};
+use crate::domain::revision::{Meta, Source};
+use serde::{Deserialize, Serialize};
+
+/// The error of a stored value that isn't what was written.
+pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> StoreError {
+    move |why| StoreError::Corrupt {
+        what,
+        why: why.to_string(),
+    }
+}
+
+/// The columns `opens` and `answers` of a message.
+pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>) {
+    let ids: Vec<&str> = message.tool_calls().iter().map(|call| call.id.as_str()).collect();
+    let opens = (!ids.is_empty()).then(|| json(&ids));
+    (opens, message.tool_call_id().map(str::to_owned))
+}
+
+/// The mark of a message, out of its columns.
+pub(super) fn mark(role: &str, opens: Option<&str>, answers: Option<String>) -> Result<Mark, StoreError> {
+    let role = Role::parse(role).ok_or_else(|| corrupt("a role")(role))?;
+    let opens = opens
+        .map(serde_json::from_str)
+        .transpose()
+        .map_err(corrupt("a list of tool calls"))?;
+    Ok(Mark {
+        role,
+        opens: opens.unwrap_or_default(),
+        answers,
+    })
+}
+
+/// The column `source` of a revision.
+#[derive(Serialize, Deserialize)]
+struct SourceColumn {
+    model: String,
+    pool: String,
+    prompt_version: String,
+    input_tokens: Option<i64>,
+    output_tokens: Option<i64>,
+    duration_ms: i64,
+}
+
+/// The column `meta` of a revision.
+#[derive(Serialize, Deserialize)]
+struct MetaColumn {
+    text_before: String,
+    source: SourceColumn,
+}
+
+impl From<&Source> for SourceColumn {
+    fn from(source: &Source) -> Self {
+        let Source {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+        } = source.clone();
+        Self {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+        }
+    }
+}
+
+impl From<SourceColumn> for Source {
+    fn from(column: SourceColumn) -> Self {
+        let SourceColumn {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+        } = column;
+        Self {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+        }
+    }
+}
+
+pub(super) fn source_column(source: Option<&Source>) -> Option<String> {
+    source.map(|source| json(&SourceColumn::from(source)))
+}
+
+pub(super) fn read_source(column: Option<&str>) -> Result<Option<Source>, StoreError> {
+    let column: Option<SourceColumn> = column
+        .map(serde_json::from_str)
+        .transpose()
+        .map_err(corrupt("a revision's source"))?;
+    Ok(column.map(Source::from))
+}
+
+pub(super) fn meta_column(meta: Option<&Meta>) -> Option<String> {
+    meta.map(|meta| {
+        json(&MetaColumn {
+            text_before: meta.text_before.clone(),
+            source: SourceColumn::from(&meta.source),
+        })
+    })
+}
+
+pub(super) fn read_meta(column: Option<&str>) -> Result<Option<Meta>, StoreError> {
+    let column: Option<MetaColumn> = column
+        .map(serde_json::from_str)
+        .transpose()
+        .map_err(corrupt("a revision's meta"))?;
+    Ok(column.map(|column| Meta {
+        text_before: column.text_before,
+        source: column.source.into(),
+    }))
+}
+
+/// A page size as a count of rows.
+pub(super) fn limit(most: usize) -> i64 {
+    i64::try_from(most).unwrap_or(i64::MAX)
+}
+
+fn json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_else(|_| unreachable!("strings and numbers are always JSON"))
+}
+
+/// Reads the columns of [`session_columns`] out of a row of either store; `$time` and `$maybe_time` read its times.
+macro_rules! read_session {
+    ($row:expr, $time:path, $maybe_time:path) => {{
+        use $crate::domain::id::{SessionId, UserId};
+        use $crate::domain::session::{ConsolidationState, Session, Summary};
+        use $crate::storage::row::corrupt;
+        let row = $row;
+        let session_id: String = row.try_get("session_id")?;
+        let user_id: String = row.try_get("user_id")?;
+        Session {
+            session_id: SessionId::new(session_id).map_err(corrupt("a session id"))?,
+            user_id: UserId::new(user_id).map_err(corrupt("a user id"))?,
+            metadata: row.try_get("metadata")?,
+            last_seq: row.try_get("last_seq")?,
+            tokens: row.try_get("tokens")?,
+            cursor: row.try_get("cursor_seq")?,
+            cursor_tokens: row.try_get("cursor_tokens")?,
+            summary: Summary {
+                text: row.try_get("summary")?,
+                words: row.try_get("summary_words")?,
+                tokens: row.try_get("summary_tokens")?,
+            },
+            revision: row.try_get("revision")?,
+            consolidation: ConsolidationState {
+                lease_until: $maybe_time(row, "lease_until")?,
+                failures: row.try_get("failures")?,
+                retry_at: $maybe_time(row, "retry_at")?,
+                last_failure: row.try_get("last_failure")?,
+            },
+            created_at: $time(row, "created_at")?,
+            updated_at: $time(row, "updated_at")?,
+        }
+    }};
+}
+
+/// Reads the columns of [`revision_columns`] out of a row of either store.
+macro_rules! read_revision {
+    ($row:expr, $time:path) => {{
+        use $crate::domain::revision::{Revision, RevisionKind};
+        use $crate::domain::session::Summary;
+        use $crate::storage::row::{corrupt, read_meta, read_source};
+        let row = $row;
+        let kind: String = row.try_get("kind")?;
+        let (from_seq, to_seq): (Option<i64>, Option<i64>) =
+            (row.try_get("from_seq")?, row.try_get("to_seq")?);
+        let meta: Option<String> = row.try_get("meta")?;
+        let source: Option<String> = row.try_get("source")?;
+        Revision {
+            revision: row.try_get("revision")?,
+            kind: RevisionKind::parse(&kind)
+                .ok_or(kind)
+                .map_err(corrupt("a revision's kind"))?,
+            range: from_seq.zip(to_seq),
+            cursor: row.try_get("cursor_seq")?,
+            summary: Summary {
+                text: row.try_get("summary")?,
+                words: row.try_get("summary_words")?,
+                tokens: row.try_get("summary_tokens")?,
+            },
+            added: row.try_get("added")?,
+            meta: read_meta(meta.as_deref())?,
+            source: read_source(source.as_deref())?,
+            created_at: $time(row, "created_at")?,
+        }
+    }};
+}
+
+/// Reads a memory document out of a row of either store; the names of its columns begin with `$prefix`.
+macro_rules! read_memory {
+    ($row:expr, $prefix:literal, $time:path) => {{
+        let row = $row;
+        $crate::domain::memory::MemoryDocument {
+            version: row.try_get(concat!($prefix, "version"))?,
+            content: row.try_get(concat!($prefix, "content"))?,
+            words: row.try_get(concat!($prefix, "words"))?,
+            tokens: row.try_get(concat!($prefix, "tokens"))?,
+            created_at: $time(row, concat!($prefix, "created_at"))?,
+        }
+    }};
+}
+
+/// The columns that [`read_session`] reads.
+macro_rules! session_columns {
+    () => {
+        "session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words, \
+         summary_tokens, revision, lease_until, failures, retry_at, last_failure, created_at, updated_at"
+    };
+}
+
+/// The columns that [`read_revision`] reads.
+macro_rules! revision_columns {
+    () => {
+        "revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words, summary_tokens, added, meta, source, \
+         created_at"
+    };
+}
+
+pub(super) use {read_memory, read_revision, read_session, revision_columns, session_columns};

@@ -1,0 +1,133 @@
+//! SQLite: the embedded default. One process, one file, and as durable as the disk is.
+//!
+//! One connection writes and several read: SQLite has one writer anyhow, and waiting for it in a queue of ours is
+//! fair and never ends in "database is locked". A write transaction begins as one (`BEGIN IMMEDIATE`).
+
+use super::{Options, Store, StoreError, migrations};
+use async_trait::async_trait;
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+};
+use sqlx::{ConnectOptions as _, Row as _, Sqlite as Driver, Transaction};
+use std::str::FromStr as _;
+use std::time::Duration;
+use time::OffsetDateTime;
+
+mod consolidations;
+mod exchanges;
+mod memory;
+mod messages;
+mod recall;
+mod revisions;
+mod sessions;
+mod users;
+
+/// The store over one file.
+#[derive(Debug)]
+pub struct Sqlite {
+    writer: SqlitePool,
+    readers: SqlitePool,
+}
+
+impl Sqlite {
+    /// Opens the file, and creates it where there is none.
+    ///
+    /// # Errors
+    /// The URL can't be read, or the file can't be opened.
+    pub async fn connect(url: &str, options: &Options) -> Result<Self, StoreError> {
+        if url.contains(":memory:") || url.contains("mode=memory") {
+            return Err(StoreError::Url(
+                "an in-memory database would be another one on each connection".to_owned(),
+            ));
+        }
+        let connect = SqliteConnectOptions::from_str(url)
+            .map_err(|_| StoreError::Url("expected sqlite://FILE or sqlite:FILE".to_owned()))?
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            // Another process, such as a backup, may hold the file for a moment.
+            .busy_timeout(Duration::from_secs(5))
+            .pragma("temp_store", "memory")
+            .log_statements(tracing::log::LevelFilter::Off);
+        let pool = |connections| {
+            SqlitePoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(options.acquire_timeout)
+                .test_before_acquire(false)
+                .idle_timeout(None)
+                .max_lifetime(None)
+        };
+        // The writer comes first: it creates the file and turns the log on.
+        let writer = pool(1).connect_with(connect.clone()).await?;
+        let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
+        Ok(Self { writer, readers })
+    }
+
+    async fn write(&self) -> Result<Transaction<'static, Driver>, sqlx::Error> {
+        self.writer.begin_with("BEGIN IMMEDIATE").await
+    }
+}
+
+#[async_trait]
+impl Store for Sqlite {
+    async fn migrate(&self) -> Result<(), StoreError> {
+        migrations::sqlite()
+            .run(&self.writer)
+            .await
+            .map_err(StoreError::Migration)
+    }
+
+    async fn ready(&self) -> Result<(), StoreError> {
+        const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
+        const TABLE: &str = "SELECT count(*) AS found FROM sqlite_schema WHERE name = '_sqlx_migrations'";
+        let expected = migrations::newest(&migrations::sqlite());
+        let tables: i64 = sqlx::query(TABLE)
+            .fetch_one(&self.readers)
+            .await?
+            .try_get("found")?;
+        let found: i64 = if tables > 0 {
+            sqlx::query(APPLIED)
+                .fetch_one(&self.readers)
+                .await?
+                .try_get("found")?
+        } else {
+            0
+        };
+        if found == expected {
+            Ok(())
+        } else {
+            Err(StoreError::Schema { found, expected })
+        }
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}
+
+/// The store's clock: with one process, the process's own.
+fn now() -> OffsetDateTime {
+    OffsetDateTime::now_utc()
+}
+
+/// A time as the file has it: microseconds since 1970.
+fn micros(time: OffsetDateTime) -> i64 {
+    i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX)
+}
+
+fn time(row: &SqliteRow, column: &str) -> Result<OffsetDateTime, sqlx::Error> {
+    from_micros(row.try_get(column)?)
+}
+
+fn maybe_time(row: &SqliteRow, column: &str) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+    row.try_get::<Option<i64>, _>(column)?
+        .map(from_micros)
+        .transpose()
+}
+
+fn from_micros(micros: i64) -> Result<OffsetDateTime, sqlx::Error> {
+    OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000)
+        .map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}
