@@ -9,5 +9,6 @@
 //! - [`llm`]: the talk with models: pools, providers, prompts, the gate.
 
 pub mod domain;
+pub mod engine;
 pub mod llm;
 pub mod storage;

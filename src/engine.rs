@@ -1,0 +1,144 @@
+//! The memory service: what precis does, over a store and models of any kind.
+//!
+//! It sees the traits [`Store`] and [`Llm`] only. Nothing in it waits on a model while it holds a connection, a
+//! transaction or a lock: what keeps others out during a consolidation is a lease in the store.
+
+use crate::domain::consolidation::{Mode, Policy};
+use crate::llm::Llm;
+use crate::storage::{Store, StoreError};
+use std::sync::Arc;
+use std::time::Duration;
+use time::OffsetDateTime;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use crate::storage::messages::{Page, StoredMessage};
+pub use crate::storage::sessions::After;
+
+pub mod consolidate;
+mod memory;
+pub mod recall;
+mod record;
+mod sessions;
+
+/// What the settings say about the service's ways.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// The rules of consolidation.
+    pub policy: Policy,
+    /// When consolidation happens, where a request doesn't say.
+    pub mode: Mode,
+    /// What is sent when consolidation was due and failed: the last messages only, instead of the whole tail.
+    pub recent_on_failure: bool,
+    /// The pools; `None`: consolidation is disabled.
+    pub pools: Option<Pools>,
+    /// How long a request waits for its own consolidation.
+    pub inline_wait: Duration,
+    /// The largest memory document, in bytes.
+    pub memory_max_bytes: usize,
+}
+
+/// The names of the pools that do the work.
+#[derive(Clone, Debug)]
+pub struct Pools {
+    /// For consolidation.
+    pub consolidation: String,
+    /// For meta-consolidation.
+    pub meta: String,
+}
+
+/// Why something asked of the service was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no such session; or it is somebody else's.
+    #[error("no such session")]
+    NoSession,
+    /// The session has no such revision.
+    #[error("no such revision")]
+    NoRevision,
+    /// Nothing is known of the user.
+    #[error("no such user")]
+    NoUser,
+    /// The session belongs to another user.
+    #[error("the session belongs to another user")]
+    OtherUser,
+    /// The idempotency key was used for another exchange.
+    #[error("the idempotency key was used for another exchange")]
+    KeyReused,
+    /// The memory document is at another version than the one named.
+    #[error("the memory document is at another version")]
+    OtherVersion,
+    /// The memory document is too large.
+    #[error("the memory document has {bytes} bytes, at most {most} are allowed")]
+    MemoryTooLarge {
+        /// How large it is.
+        bytes: usize,
+        /// The setting `memory.max_bytes`.
+        most: usize,
+    },
+    /// There is no pool of models.
+    #[error("consolidation is disabled")]
+    Disabled,
+    /// Another consolidation of the session runs.
+    #[error("another consolidation of the session is running")]
+    InProgress,
+    /// Consolidation was asked for and failed.
+    #[error("consolidation failed")]
+    ConsolidationFailed {
+        /// Before this time it isn't tried again by itself.
+        retry_at: Option<OffsetDateTime>,
+    },
+    /// The store could not do its part.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The memory service.
+#[derive(Clone, Debug)]
+pub struct MemoryService {
+    store: Arc<dyn Store>,
+    llm: Arc<dyn Llm>,
+    rules: Arc<Rules>,
+    /// Every consolidation runs as a task of its own, so that it ends in good order when its client goes away.
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl MemoryService {
+    /// A service over this store and these models.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, llm: Arc<dyn Llm>, rules: Rules) -> Self {
+        Self {
+            store,
+            llm,
+            rules: Arc::new(rules),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Whether it can work.
+    pub async fn ready(&self) -> Result<(), Error> {
+        Ok(self.store.ready().await?)
+    }
+
+    /// Waits until running consolidations have ended, for `grace` at most; those that have not are stopped and give
+    /// their leases back, so that another replica can begin at once.
+    pub async fn shut_down(&self, grace: Duration) {
+        self.tasks.close();
+        if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
+            self.stop.cancel();
+            // What is left to do is one statement per session.
+            if tokio::time::timeout(Duration::from_secs(5), self.tasks.wait())
+                .await
+                .is_err()
+            {
+                tracing::warn!(
+                    tasks = self.tasks.len(),
+                    "consolidations did not end; their leases will expire"
+                );
+            }
+        }
+        self.store.close().await;
+    }
+}

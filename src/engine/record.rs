@@ -1,0 +1,34 @@
+//! Persisting exchanges.
+
+use super::{Error, MemoryService};
+use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use crate::domain::id::{SessionId, TenantId};
+use crate::storage::exchanges::Append;
+
+impl MemoryService {
+    /// Persists an exchange; when this returns, it is durable. The write goes on if the caller goes away: the client
+    /// can't know how far it came, and the same request with the same key gets the answer later.
+    pub async fn record(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        exchange: Exchange,
+        key: Option<String>,
+    ) -> Result<Recorded, Error> {
+        let key = key.map(|key| IdempotencyKey {
+            key,
+            fingerprint: exchange.fingerprint(),
+        });
+        let (store, tenant, session) = (self.store.clone(), tenant.clone(), session.clone());
+        let write =
+            tokio::spawn(async move { store.append(&tenant, &session, &exchange, key.as_ref()).await });
+        match write
+            .await
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?
+        {
+            Append::Recorded(recorded) => Ok(recorded),
+            Append::OtherUser => Err(Error::OtherUser),
+            Append::KeyReused => Err(Error::KeyReused),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Sessions, their history and their revisions.
+
+use super::{Error, MemoryService};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::revision::Revision;
+use crate::domain::session::Session;
+use crate::storage::messages::{Page, StoredMessage};
+use crate::storage::sessions::After;
+
+impl MemoryService {
+    /// The state of a session.
+    pub async fn session(&self, tenant: &TenantId, session: &SessionId) -> Result<Session, Error> {
+        self.store.session(tenant, session).await?.ok_or(Error::NoSession)
+    }
+
+    /// At most `limit` sessions, newest activity first.
+    pub async fn sessions(
+        &self,
+        tenant: &TenantId,
+        user: Option<&UserId>,
+        after: Option<&After>,
+        limit: i64,
+    ) -> Result<Vec<Session>, Error> {
+        Ok(self.store.sessions(tenant, user, after, limit).await?)
+    }
+
+    /// Replaces a session's metadata.
+    pub async fn set_metadata(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        metadata: &str,
+    ) -> Result<Session, Error> {
+        self.store
+            .set_metadata(tenant, session, metadata)
+            .await?
+            .ok_or(Error::NoSession)
+    }
+
+    /// Erases a session.
+    pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
+        if self.store.erase_session(tenant, session).await? {
+            Ok(())
+        } else {
+            Err(Error::NoSession)
+        }
+    }
+
+    /// A page of the history.
+    pub async fn messages(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        page: Page,
+    ) -> Result<Vec<StoredMessage>, Error> {
+        self.store
+            .messages(tenant, session, page)
+            .await?
+            .ok_or(Error::NoSession)
+    }
+
+    /// At most `limit` revisions before the one given, newest first.
+    pub async fn revisions(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<Revision>, Error> {
+        self.store
+            .revisions(tenant, session, before, limit)
+            .await?
+            .ok_or(Error::NoSession)
+    }
+
+    /// One revision.
+    pub async fn revision(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        revision: i64,
+    ) -> Result<Revision, Error> {
+        match self.store.revision(tenant, session, revision).await? {
+            Some(revision) => Ok(revision),
+            None => Err(self.no_revision(tenant, session).await?),
+        }
+    }
+
+    /// Sets summary and cursor back to a revision; 0 = no summary.
+    pub async fn restore(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        revision: i64,
+    ) -> Result<Revision, Error> {
+        match self.store.restore(tenant, session, revision).await? {
+            Some(revision) => Ok(revision),
+            None => Err(self.no_revision(tenant, session).await?),
+        }
+    }
+
+    /// Which of the two is missing.
+    async fn no_revision(&self, tenant: &TenantId, session: &SessionId) -> Result<Error, Error> {
+        let known = self.store.session(tenant, session).await?.is_some();
+        Ok(if known {
+            Error::NoRevision
+        } else {
+            Error::NoSession
+        })
+    }
+}
