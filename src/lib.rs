@@ -10,5 +10,6 @@
 
 pub mod domain;
 pub mod engine;
+pub mod http;
 pub mod llm;
 pub mod storage;

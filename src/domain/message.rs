@@ -156,6 +156,27 @@ impl Message {
         })
     }
 
+    /// A message of this content: a string or a list of content parts. Errors name the path inside the content.
+    ///
+    /// # Errors
+    /// Every part that is wrong.
+    pub fn of_content(role: Role, content: &RawValue) -> Result<Self, Vec<Invalid>> {
+        let json = format!(r#"{{"role":"{role}","content":{}}}"#, compact(content.get()));
+        match Parts::read(&json) {
+            Ok(parts) => Ok(Self {
+                json: json.into(),
+                parts,
+            }),
+            Err(mut wrong) => {
+                for invalid in &mut wrong {
+                    let inner = invalid.field.strip_prefix("content").unwrap_or(&invalid.field);
+                    invalid.field = inner.trim_start_matches('.').to_owned();
+                }
+                Err(wrong)
+            }
+        }
+    }
+
     /// Reads a message back from the store.
     ///
     /// # Errors

@@ -1,0 +1,35 @@
+//! `POST /sessions/{session_id}/consolidations`
+
+use super::error::Problem;
+use super::extract::{Session, Tenant};
+use super::revisions::RevisionBody;
+use crate::engine::MemoryService;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+
+/// Consolidates now, whatever threshold and mode.
+///
+/// All but the last `consolidation.keep_recent` messages are summarised.
+#[utoipa::path(
+    post, path = "/sessions/{session_id}/consolidations", tag = "summary",
+    params(("session_id" = String, Path, description = "The session")),
+    responses(
+        (status = 201, description = "The new revision; the last one, where the tail took more than one step", body = RevisionBody),
+        (status = 200, description = "null: there was nothing to do", body = Option<RevisionBody>),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn consolidate(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {
+    let revision = service.consolidate_now(&tenant, &session).await?;
+    let status = if revision.is_some() {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    Ok((status, Json(revision.map(RevisionBody::from))))
+}

@@ -1,0 +1,227 @@
+//! `POST /sessions/{session_id}/context`
+
+use super::error::Problem;
+use super::exchanges::at;
+use super::extract::{OptionalJson, Session, Tenant, user_id};
+use crate::domain::consolidation::Mode;
+use crate::domain::message::{Message, Role};
+use crate::domain::tokens::TOKENIZER;
+use crate::engine::recall::{Context, Request};
+use crate::engine::{Error, MemoryService};
+use crate::storage::StoreError;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use time::OffsetDateTime;
+use utoipa::ToSchema;
+
+/// What the context is for. Every field may be left out, and the body as a whole.
+#[derive(Default, Deserialize, ToSchema)]
+pub(super) struct ContextRequest {
+    /// Comes first in the system message.
+    system_prompt: Option<String>,
+    /// The new message, which comes last: text, or content parts. It is not persisted.
+    #[schema(value_type = Option<Object>)]
+    user_message: Option<Box<RawValue>>,
+    /// Whose memory document applies where the session doesn't exist yet.
+    user_id: Option<String>,
+    /// When to consolidate, other than the settings say.
+    mode: Option<RequestMode>,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum RequestMode {
+    /// Inside this request.
+    Inline,
+    /// After it was answered.
+    Background,
+    /// Not at all.
+    Off,
+}
+
+/// A context, ready to be sent to a model.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ContextResponse {
+    session_id: String,
+    /// System message (left out when empty), verbatim part of the tail, new user message.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Box<RawValue>>,
+    coverage: CoverageBody,
+    summary: SummaryRef,
+    memory: MemoryRef,
+    consolidation: ConsolidationReport,
+    tokens: TokenCounts,
+}
+
+/// What covers which messages: the summary, the omitted ranges and the verbatim part cover 1 … `last_seq` exactly once.
+#[derive(Serialize, ToSchema)]
+struct CoverageBody {
+    /// The newest message; 0 = none.
+    last_seq: i64,
+    /// The last message that the summary covers; 0 = none.
+    summary_through: i64,
+    /// The first message that is sent verbatim; `last_seq + 1` where none is.
+    verbatim_from: i64,
+    /// What is in neither part.
+    omitted: Vec<OmittedRange>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct OmittedRange {
+    from_seq: i64,
+    to_seq: i64,
+    /// `max_history_messages` or `on_failure`.
+    reason: &'static str,
+}
+
+#[derive(Serialize, ToSchema)]
+struct SummaryRef {
+    /// 0 = there is no summary.
+    revision: i64,
+    words: i64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct MemoryRef {
+    /// 0 = never written.
+    version: i64,
+    words: i64,
+}
+
+/// What became of consolidation in this request.
+#[derive(Serialize, ToSchema)]
+struct ConsolidationReport {
+    /// `not_due`, `consolidated`, `scheduled`, `in_progress`, `failed` or `disabled`.
+    outcome: &'static str,
+    /// Messages that were summarised.
+    messages: i64,
+    /// Whether the summary was compressed.
+    meta: bool,
+    /// The model that did it.
+    model: Option<String>,
+    /// After a failure: before this time it isn't tried again.
+    #[serde(with = "time::serde::rfc3339::option")]
+    retry_at: Option<OffsetDateTime>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct TokenCounts {
+    total: i64,
+    system: i64,
+    history: i64,
+    user_message: i64,
+    /// What counted them.
+    tokenizer: &'static str,
+}
+
+/// Builds the message list that the agent should send to its model now.
+///
+/// Consolidates the session first where that is due. A failure of that never fails the request, and never loses a
+/// message: the answer has the summary as it is, and verbatim what it doesn't cover.
+#[utoipa::path(
+    post, path = "/sessions/{session_id}/context", tag = "memory",
+    params(("session_id" = String, Path, description = "An unknown session is an empty one; it is not created")),
+    request_body = Option<ContextRequest>,
+    responses(
+        (status = 200, description = "The context", body = ContextResponse),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn build(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+    OptionalJson(request): OptionalJson<ContextRequest>,
+) -> Result<axum::Json<ContextResponse>, Problem> {
+    let user_message = request.user_message.map(|content| {
+        Message::of_content(Role::User, &content).map_err(|wrong| {
+            Problem::invalid(
+                wrong
+                    .into_iter()
+                    .map(|invalid| at("user_message", invalid))
+                    .collect(),
+            )
+        })
+    });
+    let request = Request {
+        system_prompt: request.system_prompt,
+        user_message: user_message.transpose()?,
+        user_id: request.user_id.map(|id| user_id(id, "user_id")).transpose()?,
+        mode: request.mode.map(|mode| match mode {
+            RequestMode::Inline => Mode::Inline,
+            RequestMode::Background => Mode::Background,
+            RequestMode::Off => Mode::Off,
+        }),
+    };
+    let context = service.context(&tenant, &session, request).await?;
+    Ok(axum::Json(
+        respond(session.as_str(), context).map_err(Error::Store)?,
+    ))
+}
+
+fn respond(session_id: &str, context: Context) -> Result<ContextResponse, StoreError> {
+    #[derive(Serialize)]
+    struct System<'a> {
+        role: &'static str,
+        content: &'a str,
+    }
+    let invalid = |error: serde_json::Error| StoreError::Corrupt {
+        what: "a message",
+        why: error.to_string(),
+    };
+    let mut messages = Vec::with_capacity(context.history.len() + 2);
+    if !context.system.is_empty() {
+        messages.push(
+            to_raw_value(&System {
+                role: "system",
+                content: &context.system,
+            })
+            .map_err(invalid)?,
+        );
+    }
+    for message in context.history {
+        messages.push(RawValue::from_string(message).map_err(invalid)?);
+    }
+    if let Some(message) = &context.user_message {
+        messages.push(RawValue::from_string(message.json().to_owned()).map_err(invalid)?);
+    }
+    let omitted = context.coverage.omitted.iter().map(|omitted| OmittedRange {
+        from_seq: omitted.from_seq,
+        to_seq: omitted.to_seq,
+        reason: omitted.reason.as_str(),
+    });
+    let (report, tokens) = (context.consolidation, context.tokens);
+    Ok(ContextResponse {
+        session_id: session_id.to_owned(),
+        messages,
+        coverage: CoverageBody {
+            last_seq: context.coverage.last_seq,
+            summary_through: context.coverage.summary_through,
+            verbatim_from: context.coverage.verbatim_from,
+            omitted: omitted.collect(),
+        },
+        summary: SummaryRef {
+            revision: context.summary_revision,
+            words: context.summary_words,
+        },
+        memory: MemoryRef {
+            version: context.memory_version,
+            words: context.memory_words,
+        },
+        consolidation: ConsolidationReport {
+            outcome: report.outcome.as_str(),
+            messages: report.messages,
+            meta: report.meta,
+            model: report.model,
+            retry_at: report.retry_at,
+        },
+        tokens: TokenCounts {
+            total: tokens.system + tokens.history + tokens.user_message,
+            system: tokens.system,
+            history: tokens.history,
+            user_message: tokens.user_message,
+            tokenizer: TOKENIZER,
+        },
+    })
+}

@@ -1,0 +1,316 @@
+//! Errors as answers: problem documents (RFC 9457). This is the one table of errors and status codes, and the one
+//! place that logs them.
+//!
+//! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
+
+use crate::engine::Error;
+use crate::storage::StoreError;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use std::any::Any;
+use utoipa::ToSchema;
+
+/// What the types of problems begin with.
+const TYPE: &str = "urn:precis:problem:";
+/// What a client waits before it repeats a request that met a database that does not answer.
+const RETRY_SECONDS: u32 = 2;
+
+/// A problem document.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Problem {
+    /// Stable name of the kind of problem.
+    #[serde(rename = "type")]
+    #[schema(example = "urn:precis:problem:session-not-found")]
+    kind: String,
+    /// The kind in words.
+    title: String,
+    /// The HTTP status.
+    status: u16,
+    /// What to do about it.
+    detail: String,
+    /// The fields that are wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<FieldError>,
+    #[serde(skip)]
+    retry_after: Option<u32>,
+}
+
+/// A field that is wrong.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct FieldError {
+    /// Its path: `messages[2].role`; the name of a parameter or header otherwise.
+    pub(crate) field: String,
+    /// What to do about it.
+    pub(crate) detail: String,
+}
+
+impl Problem {
+    fn new(status: StatusCode, name: &str, title: &str, detail: impl Into<String>) -> Self {
+        Self {
+            kind: format!("{TYPE}{name}"),
+            title: title.to_owned(),
+            status: status.as_u16(),
+            detail: detail.into(),
+            errors: Vec::new(),
+            retry_after: None,
+        }
+    }
+
+    fn retry_after(self, seconds: u32) -> Self {
+        Self {
+            retry_after: Some(seconds),
+            ..self
+        }
+    }
+
+    /// 422: well-formed, but not what the interface takes.
+    pub(crate) fn invalid(errors: Vec<FieldError>) -> Self {
+        let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
+        let detail = format!(
+            "Correct these fields and send the request again: {}.",
+            fields.join(", ")
+        );
+        Self {
+            errors,
+            ..Self::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "invalid-input",
+                "Invalid input",
+                detail,
+            )
+        }
+    }
+
+    /// 422 for one field.
+    pub(crate) fn invalid_field(field: &str, detail: impl Into<String>) -> Self {
+        Self::invalid(vec![FieldError {
+            field: field.to_owned(),
+            detail: detail.into(),
+        }])
+    }
+
+    /// 400: not JSON.
+    pub(crate) fn malformed(detail: impl Into<String>) -> Self {
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "malformed-json",
+            "Malformed JSON",
+            detail,
+        )
+    }
+
+    /// 400: the path or the query can't be read.
+    pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad-request", "Bad request", detail)
+    }
+
+    /// 413.
+    pub(crate) fn too_large(most: usize) -> Self {
+        let detail =
+            format!("The body may have at most {most} bytes (server.max_body_bytes). Send less at once.");
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body-too-large",
+            "Body too large",
+            detail,
+        )
+    }
+
+    /// 415.
+    pub(crate) fn media_type() -> Self {
+        let detail = "Send JSON, with the header content-type: application/json.";
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported-media-type",
+            "Unsupported media type",
+            detail,
+        )
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        use StatusCode as S;
+        match error {
+            Error::NoSession => {
+                let detail = "There is no session of this id. A session begins with its first exchange.";
+                Self::new(S::NOT_FOUND, "session-not-found", "Session not found", detail)
+            }
+            Error::NoRevision => {
+                let detail = "The session has no such revision. GET its revisions for those that it has.";
+                Self::new(S::NOT_FOUND, "revision-not-found", "Revision not found", detail)
+            }
+            Error::NoUser => {
+                let detail = "The user has no memory document and no session.";
+                Self::new(S::NOT_FOUND, "user-not-found", "User not found", detail)
+            }
+            Error::OtherUser => {
+                let detail = "The session belongs to another user, and that can't change. \
+                    Leave user_id out, or use another session.";
+                Self::new(
+                    S::CONFLICT,
+                    "other-user",
+                    "The session belongs to another user",
+                    detail,
+                )
+            }
+            Error::KeyReused => {
+                let detail =
+                    "This Idempotency-Key came with another body before. Make a new key for each exchange.";
+                Self::new(
+                    S::UNPROCESSABLE_ENTITY,
+                    "idempotency-key-reused",
+                    "Idempotency key reused",
+                    detail,
+                )
+            }
+            Error::OtherVersion => {
+                let detail = "The memory document has changed since the version that If-Match names. \
+                    GET it, merge, and PUT it with its new ETag.";
+                Self::new(
+                    S::PRECONDITION_FAILED,
+                    "other-version",
+                    "The memory document has changed",
+                    detail,
+                )
+            }
+            Error::MemoryTooLarge { bytes, most } => {
+                let detail = format!(
+                    "has {bytes} bytes, at most {most} are allowed (memory.max_bytes): keep what matters and shorten it"
+                );
+                Self::invalid_field("content", detail)
+            }
+            Error::Disabled => {
+                let detail = "No pool of models is set (consolidation.pool, llm.default_pool), \
+                    so there is nobody to write a summary.";
+                Self::new(
+                    S::CONFLICT,
+                    "consolidation-disabled",
+                    "Consolidation is disabled",
+                    detail,
+                )
+            }
+            Error::InProgress => {
+                let detail = "Another consolidation of this session is running. Try again when it has ended.";
+                Self::new(
+                    S::CONFLICT,
+                    "consolidation-in-progress",
+                    "Consolidation in progress",
+                    detail,
+                )
+                .retry_after(RETRY_SECONDS)
+            }
+            Error::ConsolidationFailed { .. } => {
+                let detail = "No model brought a summary that could be saved; nothing was changed. \
+                    GET the session for the reason (consolidation.last_failure).";
+                Self::new(
+                    S::BAD_GATEWAY,
+                    "consolidation-failed",
+                    "Consolidation failed",
+                    detail,
+                )
+            }
+            Error::Store(error) => Self::from_store(&error),
+        }
+    }
+}
+
+impl Problem {
+    fn from_store(error: &StoreError) -> Self {
+        let causes = crate::engine::consolidate::Chain(error);
+        match error {
+            StoreError::Unavailable(_) | StoreError::Schema { .. } => {
+                tracing::warn!(error = %causes, "the store is not available");
+                let detail =
+                    "The database does not answer. Repeat the request, an exchange with its Idempotency-Key.";
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Self::new(status, "store-unavailable", "Store unavailable", detail).retry_after(RETRY_SECONDS)
+            }
+            _ => {
+                tracing::error!(error = %causes, "the store failed");
+                Self::internal()
+            }
+        }
+    }
+
+    fn internal() -> Self {
+        let detail =
+            "Something went wrong inside precis. The log has the reason, under this answer's x-request-id.";
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "Internal error",
+            detail,
+        )
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let retry_after = self.retry_after;
+        let mut response = (status, Json(self)).into_response();
+        let problem = HeaderValue::from_static("application/problem+json");
+        response.headers_mut().insert(header::CONTENT_TYPE, problem);
+        if let Some(seconds) = retry_after {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// 404 for a path that is none of ours.
+pub(super) async fn no_route(method: Method, uri: Uri) -> Problem {
+    let detail = format!(
+        "There is nothing at {method} {}. GET /openapi.json lists what there is.",
+        uri.path()
+    );
+    Problem::new(StatusCode::NOT_FOUND, "no-such-route", "Nothing here", detail)
+}
+
+/// 405; the header `allow` lists the methods.
+pub(super) async fn no_method(method: Method, uri: Uri) -> Problem {
+    let detail = format!(
+        "{} does not take {method}. The header allow lists what it takes.",
+        uri.path()
+    );
+    Problem::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method-not-allowed",
+        "Method not allowed",
+        detail,
+    )
+}
+
+/// 500 for a bug. The panic's text goes to the log only.
+pub(super) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("not a text");
+    tracing::error!(panic = text, "a handler panicked");
+    Problem::internal().into_response()
+}
+
+/// The largest body of a request, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MaxBody(pub(super) usize);
+
+/// Refuses a body that says that it is too large before any of it is read, and lets the extractors name the limit.
+pub(super) async fn with_limits(State(most): State<MaxBody>, mut request: Request, next: Next) -> Response {
+    let announced = request.headers().get(header::CONTENT_LENGTH);
+    let announced = announced
+        .and_then(|length| length.to_str().ok())
+        .and_then(|length| length.parse().ok());
+    if announced.is_some_and(|length: usize| length > most.0) {
+        return Problem::too_large(most.0).into_response();
+    }
+    request.extensions_mut().insert(most);
+    next.run(request).await
+}

@@ -1,0 +1,180 @@
+//! `POST /sessions/{session_id}/exchanges`
+
+use super::error::{FieldError, Problem};
+use super::extract::{Json, Session, Tenant, user_id};
+use crate::domain::exchange::Exchange;
+use crate::domain::message::{self, Invalid, Message, Role};
+use crate::engine::MemoryService;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use time::OffsetDateTime;
+use utoipa::ToSchema;
+
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// One turn: either `user_message` and `assistant_reply`, or `messages`.
+#[derive(Deserialize, ToSchema)]
+pub(super) struct ExchangeRequest {
+    /// What the user said: text, or content parts.
+    #[schema(value_type = Option<Object>)]
+    user_message: Option<Box<RawValue>>,
+    /// What the agent replied: text, or content parts.
+    #[schema(value_type = Option<Object>)]
+    assistant_reply: Option<Box<RawValue>>,
+    /// The turn in the OpenAI chat format, with the roles `user`, `assistant`, `tool`; every field is kept.
+    #[schema(value_type = Option<Vec<Object>>)]
+    messages: Option<Vec<Box<RawValue>>>,
+    /// Whose session it is; can't change.
+    user_id: Option<String>,
+    /// Replaces the session's metadata: a JSON object.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Box<RawValue>>,
+}
+
+/// Where an exchange was persisted.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ExchangeResponse {
+    session_id: String,
+    /// `seq` of its first message.
+    first_seq: i64,
+    /// `seq` of its last message.
+    last_seq: i64,
+    /// Messages of this exchange.
+    message_count: i64,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+}
+
+/// Persists one exchange, whole or not at all.
+///
+/// Answered after the commit is durable. With an `Idempotency-Key`, the same request again gets the same answer
+/// and writes nothing.
+#[utoipa::path(
+    post, path = "/sessions/{session_id}/exchanges", tag = "memory",
+    params(
+        ("session_id" = String, Path, description = "Chosen by the client: 1 to 256 bytes, percent-encoded"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters, new for each exchange"),
+    ),
+    request_body = ExchangeRequest,
+    responses(
+        (status = 201, description = "Persisted", body = ExchangeResponse,
+            headers(("Idempotent-Replayed" = Option<bool>, description = "true: an earlier request with the key did it"))),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn record(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+    headers: HeaderMap,
+    Json(request): Json<ExchangeRequest>,
+) -> Result<Response, Problem> {
+    let key = idempotency_key(&headers)?;
+    let exchange = request.into_exchange()?;
+    let recorded = service.record(&tenant, &session, exchange, key).await?;
+    let body = ExchangeResponse {
+        session_id: session.as_str().to_owned(),
+        first_seq: recorded.first_seq,
+        last_seq: recorded.last_seq,
+        message_count: recorded.last_seq - recorded.first_seq + 1,
+        created_at: recorded.created_at,
+    };
+    let mut response = (StatusCode::CREATED, axum::Json(body)).into_response();
+    if recorded.replayed {
+        response
+            .headers_mut()
+            .insert(REPLAYED, HeaderValue::from_static("true"));
+    }
+    Ok(response)
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(key) = headers.get(KEY) else {
+        return Ok(None);
+    };
+    let sound = (1..=255).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
+    match key.to_str() {
+        Ok(key) if sound => Ok(Some(key.to_owned())),
+        _ => Err(Problem::invalid_field(
+            "Idempotency-Key",
+            "must have 1 to 255 visible ASCII characters",
+        )),
+    }
+}
+
+impl ExchangeRequest {
+    fn into_exchange(self) -> Result<Exchange, Problem> {
+        let mut wrong = Vec::new();
+        let mut messages = Vec::new();
+        let mut take = |path: &str, parsed: Result<Message, Vec<Invalid>>| match parsed {
+            Ok(message) => messages.push(message),
+            Err(errors) => wrong.extend(errors.into_iter().map(|invalid| at(path, invalid))),
+        };
+        match (self.user_message, self.assistant_reply, self.messages) {
+            (None, None, Some(given)) if !given.is_empty() => {
+                for (index, message) in given.iter().enumerate() {
+                    take(&format!("messages[{index}]"), Message::parse(message));
+                }
+            }
+            (Some(user_message), Some(assistant_reply), None) => {
+                take("user_message", Message::of_content(Role::User, &user_message));
+                take(
+                    "assistant_reply",
+                    Message::of_content(Role::Assistant, &assistant_reply),
+                );
+            }
+            (None, None, Some(_)) => {
+                return Err(Problem::invalid_field("messages", "must have a message at least"));
+            }
+            (user_message, assistant_reply, None) => {
+                let given = [
+                    ("user_message", user_message),
+                    ("assistant_reply", assistant_reply),
+                ];
+                let missing = given
+                    .into_iter()
+                    .filter(|(_, given)| given.is_none())
+                    .map(|(field, _)| {
+                        let detail =
+                            "missing: send user_message and assistant_reply, or messages for any other turn";
+                        FieldError {
+                            field: field.to_owned(),
+                            detail: detail.to_owned(),
+                        }
+                    });
+                return Err(Problem::invalid(missing.collect()));
+            }
+            (_, _, Some(_)) => {
+                let detail = "goes without user_message and assistant_reply: send one form or the other";
+                return Err(Problem::invalid_field("messages", detail));
+            }
+        }
+        let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose()?;
+        let metadata = self
+            .metadata
+            .map(|metadata| super::sessions::metadata(&metadata))
+            .transpose()?;
+        if wrong.is_empty() {
+            Ok(Exchange::new(messages, user_id, metadata))
+        } else {
+            Err(Problem::invalid(wrong))
+        }
+    }
+}
+
+/// What is wrong with a message, at its place in the request.
+pub(super) fn at(path: &str, invalid: message::Invalid) -> FieldError {
+    let field = if invalid.field.is_empty() {
+        path.to_owned()
+    } else {
+        format!("{path}.{}", invalid.field)
+    };
+    FieldError {
+        field,
+        detail: invalid.detail,
+    }
+}

@@ -1,0 +1,171 @@
+//! `/users/{user_id}/memory`
+
+use super::error::Problem;
+use super::extract::{Json, Params, Tenant, User};
+use super::page::Page;
+use super::revisions::ListParams;
+use crate::domain::memory::MemoryDocument;
+use crate::engine::MemoryService;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use utoipa::ToSchema;
+
+/// A user's memory document.
+#[derive(Serialize, ToSchema)]
+pub(super) struct MemoryBody {
+    user_id: String,
+    /// 0 = never written.
+    version: i64,
+    /// Markdown.
+    content: String,
+    words: i64,
+    tokens: i64,
+    /// When this version was written.
+    #[serde(with = "time::serde::rfc3339::option")]
+    updated_at: Option<OffsetDateTime>,
+}
+
+impl MemoryBody {
+    fn new(user_id: &str, document: Option<MemoryDocument>) -> Self {
+        let user_id = user_id.to_owned();
+        match document {
+            None => Self {
+                user_id,
+                version: 0,
+                content: String::new(),
+                words: 0,
+                tokens: 0,
+                updated_at: None,
+            },
+            Some(MemoryDocument {
+                version,
+                content,
+                words,
+                tokens,
+                created_at,
+            }) => Self {
+                user_id,
+                version,
+                content,
+                words,
+                tokens,
+                updated_at: Some(created_at),
+            },
+        }
+    }
+}
+
+type Tagged = ([(HeaderName, HeaderValue); 1], axum::Json<MemoryBody>);
+
+/// The entity tag of a version: `"3"`.
+fn tagged(body: MemoryBody) -> Tagged {
+    let tag =
+        HeaderValue::from_str(&format!("\"{}\"", body.version)).unwrap_or(HeaderValue::from_static("\"0\""));
+    ([(header::ETAG, tag)], axum::Json(body))
+}
+
+/// The user's memory document; version 0 where it was never written.
+#[utoipa::path(
+    get, path = "/users/{user_id}/memory", tag = "users",
+    params(("user_id" = String, Path, description = "The user")),
+    responses(
+        (status = 200, description = "The document", body = MemoryBody, headers(("ETag" = String, description = "The version, for If-Match"))),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn read(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    User(user): User,
+) -> Result<Tagged, Problem> {
+    let document = service.memory(&tenant, &user).await?;
+    Ok(tagged(MemoryBody::new(user.as_str(), document)))
+}
+
+/// The document, in full.
+#[derive(Deserialize, ToSchema)]
+pub(super) struct MemoryRequest {
+    /// Markdown; it replaces the whole document.
+    content: String,
+}
+
+/// Replaces the memory document.
+#[utoipa::path(
+    put, path = "/users/{user_id}/memory", tag = "users",
+    params(
+        ("user_id" = String, Path, description = "The user"),
+        ("If-Match" = Option<String>, Header, description = "The ETag that the change is based on; 412 if it is another now"),
+    ),
+    request_body = MemoryRequest,
+    responses(
+        (status = 200, description = "The document after it", body = MemoryBody, headers(("ETag" = String, description = "Its version"))),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn write(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    User(user): User,
+    headers: HeaderMap,
+    Json(request): Json<MemoryRequest>,
+) -> Result<Tagged, Problem> {
+    let expected = if_match(&headers)?;
+    if request.content.contains('\0') {
+        return Err(Problem::invalid_field(
+            "content",
+            "must not contain the NUL character",
+        ));
+    }
+    let document = service
+        .write_memory(&tenant, &user, &request.content, expected)
+        .await?;
+    Ok(tagged(MemoryBody::new(user.as_str(), Some(document))))
+}
+
+/// The version that `If-Match` names; `*` is any.
+fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
+    let Some(tag) = headers.get(header::IF_MATCH) else {
+        return Ok(None);
+    };
+    let tag = tag.to_str().unwrap_or_default().trim();
+    if tag == "*" {
+        return Ok(None);
+    }
+    let version = tag
+        .strip_prefix('"')
+        .and_then(|tag| tag.strip_suffix('"'))
+        .and_then(|tag| tag.parse().ok());
+    version
+        .map(Some)
+        .ok_or_else(|| Problem::invalid_field("If-Match", "must be an ETag of this document, or *"))
+}
+
+/// The versions of the memory document, newest first, the current one included.
+#[utoipa::path(
+    get, path = "/users/{user_id}/memory/revisions", tag = "users",
+    params(("user_id" = String, Path, description = "The user"), ListParams),
+    responses(
+        (status = 200, description = "Versions", body = Page<MemoryBody>),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn revisions(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    User(user): User,
+    Params(params): Params<ListParams>,
+) -> Result<axum::Json<Page<MemoryBody>>, Problem> {
+    let (limit, before) = params.read()?;
+    let documents = service
+        .memory_revisions(&tenant, &user, before, limit + 1)
+        .await?;
+    let show = |document| MemoryBody::new(user.as_str(), Some(document));
+    Ok(axum::Json(Page::new(
+        documents,
+        limit,
+        |document: &MemoryDocument| document.version,
+        show,
+    )))
+}

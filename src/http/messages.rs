@@ -1,0 +1,111 @@
+//! `GET /sessions/{session_id}/messages`
+
+use super::error::Problem;
+use super::extract::{Params, Session, Tenant};
+use super::page::{self, Page};
+use crate::engine::{self, Error, MemoryService};
+use crate::storage::StoreError;
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use time::OffsetDateTime;
+use utoipa::{IntoParams, ToSchema};
+
+/// A message of the history.
+#[derive(Serialize, ToSchema)]
+pub(super) struct MessageBody {
+    /// 1, 2, 3 … per session, no holes.
+    seq: i64,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+    /// As it was given.
+    #[schema(value_type = Object)]
+    message: Box<RawValue>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListParams {
+    /// Only messages behind this `seq`.
+    after_seq: Option<i64>,
+    /// Only messages before this `seq`.
+    before_seq: Option<i64>,
+    /// Items of the page, 1 to 1000; 50 where it is left out.
+    limit: Option<i64>,
+    /// `asc` (oldest first), where it is left out, or `desc`.
+    #[param(inline)]
+    order: Option<Order>,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    Asc,
+    Desc,
+}
+
+/// The history, page by page.
+#[utoipa::path(
+    get, path = "/sessions/{session_id}/messages", tag = "memory",
+    params(("session_id" = String, Path, description = "The session"), ListParams),
+    responses(
+        (status = 200, description = "Messages", body = Page<MessageBody>),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn list(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+    Params(params): Params<ListParams>,
+) -> Result<Json<Page<MessageBody>>, Problem> {
+    let limit = page::limit(params.limit)?;
+    let descending = params.order == Some(Order::Desc);
+    let (mut after_seq, mut before_seq) = (
+        params.after_seq.unwrap_or(0),
+        params.before_seq.unwrap_or(i64::MAX),
+    );
+    if let Some(last) = page::place::<i64>(params.cursor.as_deref())? {
+        if descending {
+            before_seq = before_seq.min(last);
+        } else {
+            after_seq = after_seq.max(last);
+        }
+    }
+    let page = engine::Page {
+        after_seq,
+        before_seq,
+        descending,
+        limit: limit + 1,
+    };
+    let stored = service.messages(&tenant, &session, page).await?;
+    let mut messages = Vec::with_capacity(stored.len());
+    for engine::StoredMessage {
+        seq,
+        created_at,
+        json,
+    } in stored
+    {
+        let message = RawValue::from_string(json).map_err(|error| {
+            Error::Store(StoreError::Corrupt {
+                what: "a message",
+                why: error.to_string(),
+            })
+        })?;
+        messages.push(MessageBody {
+            seq,
+            created_at,
+            message,
+        });
+    }
+    Ok(Json(Page::new(
+        messages,
+        limit,
+        |message| message.seq,
+        |message| message,
+    )))
+}

@@ -1,0 +1,38 @@
+//! `/livez` and `/readyz`
+
+use super::error::Problem;
+use crate::engine::MemoryService;
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// The service is well.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Health {
+    status: &'static str,
+}
+
+const OK: Json<Health> = Json(Health { status: "ok" });
+
+/// Whether the process runs. Says nothing of the database: restarting precis would not help that.
+#[utoipa::path(
+    get, path = "/livez", tag = "operation",
+    responses((status = 200, description = "It runs", body = Health))
+)]
+pub(super) async fn livez() -> Json<Health> {
+    OK
+}
+
+/// Whether requests can be served: the database answers, and its schema is this version's.
+#[utoipa::path(
+    get, path = "/readyz", tag = "operation",
+    responses(
+        (status = 200, description = "Requests can be served", body = Health),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn readyz(State(service): State<MemoryService>) -> Result<Json<Health>, Problem> {
+    service.ready().await?;
+    Ok(OK)
+}

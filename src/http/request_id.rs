@@ -1,0 +1,44 @@
+//! A request id on every request, every answer and every line of the log in between.
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use std::time::Instant;
+use tracing::Instrument as _;
+use uuid::Uuid;
+
+/// The header that brings it, and returns it.
+const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// A longer one is not taken: it would be repeated in every line of the log.
+const MOST_BYTES: usize = 128;
+
+/// Takes the client's id if it is sound, makes one otherwise, and logs the request under it.
+pub(super) async fn layer(request: Request, next: Next) -> Response {
+    let id = request
+        .headers()
+        .get(HEADER)
+        .filter(|id| is_sound(id))
+        .cloned()
+        .unwrap_or_else(new_id);
+    let span = tracing::info_span!("request", request_id = id.to_str().unwrap_or_default());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let began = Instant::now();
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let (status, elapsed) = (response.status().as_u16(), began.elapsed());
+    span.in_scope(|| match path.as_str() {
+        // Asked every few seconds by whatever watches over the service.
+        "/livez" | "/readyz" => tracing::debug!(%method, path, status, ?elapsed, "answered"),
+        _ => tracing::info!(%method, path, status, ?elapsed, "answered"),
+    });
+    response.headers_mut().insert(HEADER, id);
+    response
+}
+
+fn is_sound(id: &HeaderValue) -> bool {
+    !id.is_empty() && id.len() <= MOST_BYTES && id.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+fn new_id() -> HeaderValue {
+    HeaderValue::from_str(&Uuid::now_v7().to_string()).unwrap_or(HeaderValue::from_static("none"))
+}

@@ -1,0 +1,239 @@
+//! `/sessions` and `/sessions/{session_id}`
+
+use super::error::Problem;
+use super::extract::{Json, Params, Session, Tenant, user_id};
+use super::page::{self, Page};
+use crate::domain::id::SessionId;
+use crate::domain::message::compact;
+use crate::domain::session;
+use crate::engine::{After, MemoryService};
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use time::OffsetDateTime;
+use utoipa::{IntoParams, ToSchema};
+
+/// The state of a session.
+#[derive(Serialize, ToSchema)]
+pub(super) struct SessionBody {
+    session_id: String,
+    user_id: String,
+    #[schema(value_type = Object)]
+    metadata: Box<RawValue>,
+    /// Messages of the history.
+    message_count: i64,
+    /// The `seq` of the newest message; 0 = none.
+    last_seq: i64,
+    /// The `seq` of the last message that the summary covers; 0 = none.
+    cursor: i64,
+    /// Messages after the cursor.
+    tail_messages: i64,
+    summary: SummaryBody,
+    tokens: SessionTokens,
+    consolidation: ConsolidationBody,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+    /// When the newest exchange came.
+    #[serde(with = "time::serde::rfc3339")]
+    updated_at: OffsetDateTime,
+}
+
+#[derive(Serialize, ToSchema)]
+struct SummaryBody {
+    /// 0 = there is no summary.
+    revision: i64,
+    words: i64,
+    text: String,
+}
+
+/// Counted when it was written.
+#[derive(Serialize, ToSchema)]
+struct SessionTokens {
+    history: i64,
+    tail: i64,
+    summary: i64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ConsolidationBody {
+    /// `idle`, `running`, or `waiting` after a failure.
+    state: &'static str,
+    /// Failures since the last success.
+    failures: i32,
+    /// Why the last attempt failed.
+    last_failure: Option<String>,
+    /// Before this time it isn't tried again.
+    #[serde(with = "time::serde::rfc3339::option")]
+    retry_at: Option<OffsetDateTime>,
+}
+
+impl SessionBody {
+    fn new(session: session::Session, now: OffsetDateTime) -> Self {
+        let (tail_messages, tail_tokens) = (session.tail_len(), session.tail_tokens());
+        let state = session.consolidation;
+        let ahead = |time: Option<OffsetDateTime>| time.filter(|time| *time > now);
+        Self {
+            session_id: session.session_id.as_str().to_owned(),
+            user_id: session.user_id.as_str().to_owned(),
+            metadata: RawValue::from_string(session.metadata).unwrap_or_default(),
+            message_count: session.last_seq,
+            last_seq: session.last_seq,
+            cursor: session.cursor,
+            tail_messages,
+            tokens: SessionTokens {
+                history: session.tokens,
+                tail: tail_tokens,
+                summary: session.summary.tokens,
+            },
+            summary: SummaryBody {
+                revision: session.revision,
+                words: session.summary.words,
+                text: session.summary.text,
+            },
+            consolidation: ConsolidationBody {
+                state: match (ahead(state.lease_until), ahead(state.retry_at)) {
+                    (Some(_), _) => "running",
+                    (None, Some(_)) => "waiting",
+                    (None, None) => "idle",
+                },
+                failures: state.failures,
+                last_failure: state.last_failure,
+                retry_at: state.retry_at,
+            },
+            created_at: session.created_at,
+            updated_at: session.updated_at,
+        }
+    }
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListParams {
+    /// Items of the page, 1 to 1000; 50 where it is left out.
+    limit: Option<i64>,
+    /// `next` of the page before.
+    cursor: Option<String>,
+    /// Only sessions of this user.
+    user_id: Option<String>,
+}
+
+/// The sessions, newest activity first.
+#[utoipa::path(
+    get, path = "/sessions", tag = "memory", params(ListParams),
+    responses(
+        (status = 200, description = "Sessions", body = Page<SessionBody>),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn list(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Params(params): Params<ListParams>,
+) -> Result<axum::Json<Page<SessionBody>>, Problem> {
+    let limit = page::limit(params.limit)?;
+    let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
+    let after = match page::place::<(i64, String)>(params.cursor.as_deref())? {
+        None => None,
+        Some((nanos, id)) => Some(after(nanos, id).ok_or_else(|| {
+            Problem::invalid_field("cursor", "must be the value of next of an earlier page")
+        })?),
+    };
+    let sessions = service
+        .sessions(&tenant, user.as_ref(), after.as_ref(), limit + 1)
+        .await?;
+    let place = |session: &session::Session| {
+        (
+            session.updated_at.unix_timestamp_nanos() / 1000,
+            session.session_id.as_str().to_owned(),
+        )
+    };
+    let now = OffsetDateTime::now_utc();
+    Ok(axum::Json(Page::new(sessions, limit, place, |session| {
+        SessionBody::new(session, now)
+    })))
+}
+
+fn after(micros: i64, session_id: String) -> Option<After> {
+    let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
+    Some(After {
+        updated_at,
+        session_id: SessionId::new(session_id).ok()?,
+    })
+}
+
+/// The state of a session.
+#[utoipa::path(
+    get, path = "/sessions/{session_id}", tag = "memory",
+    params(("session_id" = String, Path, description = "The session")),
+    responses(
+        (status = 200, description = "The state", body = SessionBody),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn get(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+) -> Result<axum::Json<SessionBody>, Problem> {
+    let session = service.session(&tenant, &session).await?;
+    Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
+}
+
+/// What can be changed of a session.
+#[derive(Deserialize, ToSchema)]
+pub(super) struct SessionPatch {
+    /// Replaces the metadata: a JSON object.
+    #[schema(value_type = Object)]
+    metadata: Box<RawValue>,
+}
+
+/// Replaces the metadata of a session.
+#[utoipa::path(
+    patch, path = "/sessions/{session_id}", tag = "memory",
+    params(("session_id" = String, Path, description = "The session")),
+    request_body = SessionPatch,
+    responses(
+        (status = 200, description = "The state after it", body = SessionBody),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn patch(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+    Json(patch): Json<SessionPatch>,
+) -> Result<axum::Json<SessionBody>, Problem> {
+    let metadata = metadata(&patch.metadata)?;
+    let session = service.set_metadata(&tenant, &session, &metadata).await?;
+    Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
+}
+
+/// Metadata out of a request: an object, kept as it was given.
+pub(super) fn metadata(given: &RawValue) -> Result<String, Problem> {
+    let text = compact(given.get());
+    if text.starts_with('{') {
+        Ok(text)
+    } else {
+        Err(Problem::invalid_field("metadata", "must be a JSON object"))
+    }
+}
+
+/// Erases a session: history, summary, revisions, keys.
+#[utoipa::path(
+    delete, path = "/sessions/{session_id}", tag = "memory",
+    params(("session_id" = String, Path, description = "The session")),
+    responses(
+        (status = 204, description = "Nothing of it is left"),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn erase(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+) -> Result<StatusCode, Problem> {
+    service.erase_session(&tenant, &session).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

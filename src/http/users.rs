@@ -1,0 +1,25 @@
+//! `DELETE /users/{user_id}`
+
+use super::error::Problem;
+use super::extract::{Tenant, User};
+use crate::engine::MemoryService;
+use axum::extract::State;
+use axum::http::StatusCode;
+
+/// Erases a user: the memory document with its versions, and all sessions.
+#[utoipa::path(
+    delete, path = "/users/{user_id}", tag = "users",
+    params(("user_id" = String, Path, description = "The user")),
+    responses(
+        (status = 204, description = "Nothing of the user is left"),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn erase(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    User(user): User,
+) -> Result<StatusCode, Problem> {
+    service.erase_user(&tenant, &user).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
