@@ -8,6 +8,7 @@
 //!   how a context is assembled.
 //! - [`llm`]: the talk with models: pools, providers, prompts, the gate.
 
+pub mod config;
 pub mod domain;
 pub mod engine;
 pub mod http;

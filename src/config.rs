@@ -1,0 +1,293 @@
+//! Every setting of precis: its name, type and unit.
+//!
+//! The structs below are the whole truth: [`Settings::load`] fills them from file, environment and flags (`load`),
+//! knows from them which keys there are (`keys`), and refuses what does not fit together (`validate`). A new setting
+//! is a field here, a value in `defaults`, a line in `precis.example.toml`, and a rule in `validate` where not every
+//! value will do.
+
+use parse::{address, duration, word};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+mod defaults;
+mod keys;
+mod load;
+mod parse;
+mod secret;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+pub use load::{ConfigErrors, Loaded, Problem};
+pub use secret::{DatabaseUrl, Secret};
+pub use sources::{Flag, Sources};
+
+/// The name of the provider, and of the model, that are always there.
+pub const EXTRACTIVE: &str = "extractive";
+
+/// All settings. What [`Settings::load`] returns is valid: references lead somewhere, limits and durations are
+/// greater than 0.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// The HTTP server.
+    pub server: Server,
+    /// The store.
+    pub database: Database,
+    /// When and how the older part of a session is summarised.
+    pub consolidation: Consolidation,
+    /// The memory documents.
+    pub memory: Memory,
+    /// The models that write summaries.
+    pub llm: Llm,
+    /// What precis says about itself.
+    pub log: Log,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    /// Where it listens.
+    #[serde(deserialize_with = "address")]
+    pub bind: SocketAddr,
+    /// Lets `bind` be an address that other machines reach although no API key protects it.
+    pub allow_without_keys: bool,
+    /// How long requests may go on after the signal to stop.
+    #[serde(with = "duration")]
+    pub shutdown_grace: Duration,
+    /// Largest body of a request, in bytes.
+    pub max_body_bytes: usize,
+}
+
+/// `[database]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Database {
+    /// `sqlite:` or `postgres:`; the scheme selects the store.
+    pub url: DatabaseUrl,
+    /// Most connections open at a time.
+    pub max_connections: u32,
+    /// How long a request waits for a connection.
+    #[serde(with = "duration")]
+    pub acquire_timeout: Duration,
+}
+
+/// `[consolidation]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Consolidation {
+    /// Messages in the tail above which the older part is summarised.
+    pub threshold: usize,
+    /// Messages that stay verbatim; fewer than `threshold`.
+    pub keep_recent: usize,
+    /// Tokens in the tail above which the older part is summarised, whatever the number of messages.
+    pub max_tail_tokens: Option<u64>,
+    /// As written; [`Settings::consolidation_pool`] is what is in force.
+    pub pool: String,
+    /// As written; [`Settings::meta_pool`] is what is in force.
+    pub meta_pool: String,
+    /// When to consolidate, unless the request says.
+    #[serde(deserialize_with = "word")]
+    pub mode: Mode,
+    /// What a context holds while models fail.
+    #[serde(deserialize_with = "word")]
+    pub on_failure: OnFailure,
+    /// Words above which a summary is compressed.
+    pub summary_word_limit: usize,
+    /// Sentences that a compression asks for.
+    pub summary_sentences: usize,
+    /// Most messages sent verbatim, whatever happens; more than `threshold`.
+    pub max_history_messages: usize,
+    /// How long a session waits after its first failure; doubled with each further one.
+    #[serde(with = "duration")]
+    pub retry_initial: Duration,
+    /// The longest such wait.
+    #[serde(with = "duration")]
+    pub retry_max: Duration,
+    /// How long a context request waits for its own consolidation before it answers `in_progress`.
+    #[serde(with = "duration")]
+    pub inline_wait: Duration,
+    /// Prompts in place of the built-in ones.
+    pub prompts: Prompts,
+}
+
+/// When a consolidation that is due is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Inside the request.
+    Inline,
+    /// After the answer.
+    Background,
+    /// Never.
+    Off,
+}
+
+/// What a context holds when a due consolidation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// The whole tail.
+    Verbatim,
+    /// Its last `keep_recent` messages.
+    Recent,
+}
+
+/// `[consolidation.prompts]`: `None` is the built-in prompt.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Prompts {
+    /// System prompt of a consolidation.
+    pub consolidate_system: Option<String>,
+    /// User prompt of a consolidation.
+    pub consolidate_user: Option<String>,
+    /// System prompt of a meta-consolidation.
+    pub meta_system: Option<String>,
+    /// User prompt of a meta-consolidation.
+    pub meta_user: Option<String>,
+}
+
+/// `[memory]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Memory {
+    /// Largest memory document, in bytes.
+    pub max_bytes: usize,
+}
+
+/// `[llm]`: providers have models, pools list models.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Llm {
+    /// The pool where nothing else is said; empty: none.
+    pub default_pool: String,
+    /// By name; [`EXTRACTIVE`] is always there.
+    pub providers: BTreeMap<String, Provider>,
+    /// By name; [`EXTRACTIVE`] is always there.
+    pub models: BTreeMap<String, Model>,
+    /// By name; where none is written, one named `default` with the model [`EXTRACTIVE`].
+    pub pools: BTreeMap<String, Pool>,
+}
+
+/// `[llm.providers.<name>]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Provider {
+    /// Its dialect.
+    #[serde(deserialize_with = "word")]
+    pub kind: ProviderKind,
+    /// An http(s) URL; always there where the kind is [`ProviderKind::OpenAi`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_url: Option<String>,
+    /// Resolved where a pool in use leads to this provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<Secret>,
+}
+
+/// The dialect of a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProviderKind {
+    /// Any server that speaks chat completions.
+    OpenAi,
+    /// Not available yet: [`Settings::load`] refuses it.
+    Anthropic,
+    /// Built in: no key, no network.
+    Extractive,
+}
+
+/// `[llm.models.<name>]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// A name in [`Llm::providers`].
+    pub provider: String,
+    /// The provider's name for it.
+    pub model: String,
+    /// Of one attempt.
+    #[serde(with = "duration")]
+    pub timeout: Duration,
+    /// Of the connection of one attempt.
+    #[serde(with = "duration")]
+    pub connect_timeout: Duration,
+    /// Most tokens of an answer.
+    pub output_limit: usize,
+    /// Most tokens of a prompt.
+    pub input_limit: usize,
+}
+
+/// `[llm.pools.<name>]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Pool {
+    /// Names in [`Llm::models`], in the order in which they are tried; at least one.
+    pub models: Vec<String>,
+    /// Of all attempts together.
+    #[serde(with = "duration")]
+    pub deadline: Duration,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// How a line looks.
+    #[serde(deserialize_with = "word")]
+    pub format: LogFormat,
+    /// Directives of `tracing_subscriber::EnvFilter`.
+    pub filter: String,
+}
+
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Text on a terminal, else JSON.
+    Auto,
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+impl Settings {
+    /// The pool that consolidates; `None` where consolidation is disabled.
+    #[must_use]
+    pub fn consolidation_pool(&self) -> Option<&str> {
+        [&self.consolidation.pool, &self.llm.default_pool]
+            .into_iter()
+            .find(|name| !name.is_empty())
+            .map(String::as_str)
+    }
+
+    /// The pool that compresses summaries.
+    #[must_use]
+    pub fn meta_pool(&self) -> Option<&str> {
+        match self.consolidation.meta_pool.as_str() {
+            "" => self.consolidation_pool(),
+            name => Some(name),
+        }
+    }
+
+    /// Whether no real model writes the summaries; the log says so at start.
+    #[must_use]
+    pub fn uses_only_extractive(&self) -> bool {
+        self.consolidation_pool().is_some_and(|pool| {
+            self.providers_of(pool)
+                .all(|(_, provider)| provider.kind == ProviderKind::Extractive)
+        })
+    }
+
+    /// The providers that a pool leads to, with their names; a provider of two models comes twice.
+    fn providers_of(&self, pool: &str) -> impl Iterator<Item = (&str, &Provider)> {
+        let models = self.llm.pools.get(pool).into_iter().flat_map(|pool| &pool.models);
+        models
+            .filter_map(|name| self.llm.models.get(name))
+            .filter_map(|model| self.llm.providers.get_key_value(&model.provider))
+            .map(|(name, provider)| (name.as_str(), provider))
+    }
+}

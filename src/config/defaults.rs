@@ -1,0 +1,122 @@
+//! The value of every setting that nobody sets. `precis.example.toml` shows the same values; a test compares them.
+
+use super::{
+    Consolidation, Database, DatabaseUrl, EXTRACTIVE, Llm, Log, LogFormat, Memory, Mode, Model, OnFailure,
+    Pool, Prompts, Provider, ProviderKind, Server,
+};
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            allow_without_keys: false,
+            shutdown_grace: Duration::from_secs(20),
+            max_body_bytes: 32 * 1024 * 1024,
+        }
+    }
+}
+
+impl Default for Database {
+    fn default() -> Self {
+        Self {
+            url: DatabaseUrl::from("sqlite://precis.db"),
+            max_connections: 10,
+            acquire_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Default for Consolidation {
+    fn default() -> Self {
+        Self {
+            threshold: 100,
+            keep_recent: 20,
+            max_tail_tokens: None,
+            pool: String::new(),
+            meta_pool: String::new(),
+            mode: Mode::Inline,
+            on_failure: OnFailure::Verbatim,
+            summary_word_limit: 600,
+            summary_sentences: 8,
+            max_history_messages: 200,
+            retry_initial: Duration::from_secs(5),
+            retry_max: Duration::from_mins(10),
+            inline_wait: Duration::from_mins(2),
+            prompts: Prompts::default(),
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { max_bytes: 64 * 1024 }
+    }
+}
+
+impl Default for Llm {
+    fn default() -> Self {
+        let provider = Provider {
+            kind: ProviderKind::Extractive,
+            ..Provider::default()
+        };
+        let model = Model {
+            provider: EXTRACTIVE.to_owned(),
+            model: EXTRACTIVE.to_owned(),
+            ..Model::default()
+        };
+        let pool = Pool {
+            models: vec![EXTRACTIVE.to_owned()],
+            ..Pool::default()
+        };
+        Self {
+            default_pool: "default".to_owned(),
+            providers: BTreeMap::from([(EXTRACTIVE.to_owned(), provider)]),
+            models: BTreeMap::from([(EXTRACTIVE.to_owned(), model)]),
+            pools: BTreeMap::from([("default".to_owned(), pool)]),
+        }
+    }
+}
+
+impl Default for Provider {
+    fn default() -> Self {
+        Self {
+            kind: ProviderKind::OpenAi,
+            base_url: None,
+            api_key: None,
+        }
+    }
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            provider: String::new(),
+            model: String::new(),
+            timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(5),
+            output_limit: 4096,
+            input_limit: 100_000,
+        }
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            models: Vec::new(),
+            deadline: Duration::from_mins(1),
+        }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::Auto,
+            filter: "info".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Which keys there are, read off the structs: serialising a sample that has every option set gives them all, each
+//! with the kind of value it takes.
+
+use super::{Model, Pool, Prompts, Provider, Secret, Settings};
+use ::config::{Value, ValueKind};
+use serde_json::Value as Json;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Stands for a name that the user chooses.
+const ANY: &str = "*";
+
+/// The full path of a setting. `Display` writes it as TOML does.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key(pub(super) Vec<String>);
+
+impl Key {
+    pub(super) fn dotted(path: &str) -> Self {
+        Self(path.split('.').map(str::to_owned).collect())
+    }
+
+    pub(super) fn child(&self, name: &str) -> Self {
+        Self(self.0.iter().cloned().chain([name.to_owned()]).collect())
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, part) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str(".")?;
+            }
+            let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+            if !part.is_empty() && part.bytes().all(bare) {
+                f.write_str(part)?;
+            } else {
+                f.write_str(&toml(&Json::from(part.as_str())))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value as TOML: the JSON of texts, numbers, booleans and lists is just that, but for one control character.
+pub(super) fn toml(value: &Json) -> String {
+    value.to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// Every setting with its value; secrets redacted, `null` where an option is not set.
+pub(super) fn entries(settings: &Settings) -> Vec<(Key, Json)> {
+    #[expect(
+        clippy::expect_used,
+        reason = "structs with text as keys, and nothing that can fail to serialise"
+    )]
+    let json = serde_json::to_value(settings).expect("settings serialise");
+    let mut entries = Vec::new();
+    flatten(Key(Vec::new()), json, &mut entries);
+    entries
+}
+
+fn flatten(key: Key, value: Json, entries: &mut Vec<(Key, Json)>) {
+    match value {
+        Json::Object(fields) => {
+            for (name, value) in fields {
+                flatten(key.child(&name), value, entries);
+            }
+        }
+        value => entries.push((key, value)),
+    }
+}
+
+/// What a setting takes, as far as text from the environment must be told what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Number,
+    Bool,
+    List,
+    /// And what is read from text: durations, enums, addresses, secrets.
+    Text,
+}
+
+/// All keys, with [`ANY`] in the place of names.
+#[derive(Debug)]
+pub(super) struct KnownKeys(pub(super) Vec<(Key, Kind)>);
+
+impl KnownKeys {
+    pub(super) fn new() -> Self {
+        let text = || Some(String::new());
+        let mut sample = Settings::default();
+        sample.consolidation.max_tail_tokens = Some(1);
+        sample.consolidation.prompts = Prompts {
+            consolidate_system: text(),
+            consolidate_user: text(),
+            meta_system: text(),
+            meta_user: text(),
+        };
+        let provider = Provider {
+            base_url: text(),
+            api_key: Some(Secret::Env(String::new())),
+            ..Provider::default()
+        };
+        sample.llm.providers = BTreeMap::from([(ANY.to_owned(), provider)]);
+        sample.llm.models = BTreeMap::from([(ANY.to_owned(), Model::default())]);
+        sample.llm.pools = BTreeMap::from([(ANY.to_owned(), Pool::default())]);
+
+        let mut keys = Vec::new();
+        for (key, value) in entries(&sample) {
+            if key.0.last().is_some_and(|name| name == "api_key") {
+                keys.extend(["env", "file"].map(|form| (key.child(form), Kind::Text)));
+            }
+            let kind = match value {
+                Json::Number(_) => Kind::Number,
+                Json::Bool(_) => Kind::Bool,
+                Json::Array(_) => Kind::List,
+                _ => Kind::Text,
+            };
+            keys.push((key, kind));
+        }
+        Self(keys)
+    }
+
+    /// The value as the setting's kind; `None` for a section with nothing in it. The error says what to write.
+    pub(super) fn check(&self, key: &Key, value: Value) -> Result<Option<Value>, String> {
+        let begins = |pattern: &Key| {
+            let mut parts = pattern.0.iter().zip(&key.0);
+            pattern.0.len() >= key.0.len() && parts.all(|(pattern, part)| pattern == ANY || pattern == part)
+        };
+        let exact = self
+            .0
+            .iter()
+            .find(|(pattern, _)| pattern.0.len() == key.0.len() && begins(pattern));
+        if let Some((_, kind)) = exact {
+            return coerce(*kind, value).map(Some);
+        }
+        match self.0.iter().find(|(pattern, _)| begins(pattern)) {
+            Some(_) if matches!(value.kind, ValueKind::Table(_)) => Ok(None),
+            Some((pattern, _)) => Err(format!(
+                "is a section: set its keys, such as {}",
+                shown(pattern, key)
+            )),
+            None => Err(self.unknown(key)),
+        }
+    }
+
+    fn unknown(&self, key: &Key) -> String {
+        let known = || self.0.iter().map(|(pattern, _)| shown(pattern, key));
+        let written = key.to_string();
+        let misplaced = known().find(|known| known.ends_with(&format!(".{written}")));
+        if let Some(known) = misplaced.or_else(|| closest(&written, known())) {
+            return format!("unknown key: did you mean {known}?");
+        }
+        // The nearest section that exists says what may stand in it.
+        let depth = |pattern: &Key| {
+            let parts = pattern.0.iter().zip(&key.0);
+            parts
+                .take_while(|(pattern, part)| *pattern == ANY || pattern == part)
+                .count()
+        };
+        let deepest = self
+            .0
+            .iter()
+            .map(|(pattern, _)| depth(pattern))
+            .max()
+            .unwrap_or_default();
+        let mut names: Vec<&str> = self
+            .0
+            .iter()
+            .filter(|(pattern, _)| depth(pattern) == deepest)
+            .filter_map(|(pattern, _)| pattern.0.get(deepest))
+            .map(String::as_str)
+            .collect();
+        names.dedup();
+        let section = Key(key.0.iter().take(deepest).cloned().collect());
+        match (deepest, names.as_slice()) {
+            (0, names) => format!("unknown key: the sections are {}", names.join(", ")),
+            (_, []) => format!("unknown key: {section} is a value, not a section"),
+            (_, names) => format!("unknown key: {section} has {}", names.join(", ")),
+        }
+    }
+}
+
+/// A known key with the names that the user wrote.
+fn shown(pattern: &Key, written: &Key) -> String {
+    let parts = pattern
+        .0
+        .iter()
+        .enumerate()
+        .map(|(index, part)| match written.0.get(index) {
+            Some(name) if part == ANY => name.clone(),
+            None if part == ANY => "name".to_owned(),
+            _ => part.clone(),
+        });
+    Key(parts.collect()).to_string()
+}
+
+/// The environment has nothing but text. The `config` crate would turn it into numbers too, but also "on" into 1 and
+/// 1.5 into 2.
+fn coerce(kind: Kind, mut value: Value) -> Result<Value, String> {
+    value.kind = match (kind, value.kind) {
+        (Kind::Number, ValueKind::I64(number)) if number >= 0 => ValueKind::I64(number),
+        (Kind::Number, ValueKind::String(text))
+            if text.trim().parse().is_ok_and(|number: i64| number >= 0) =>
+        {
+            ValueKind::I64(text.trim().parse().unwrap_or_default())
+        }
+        (Kind::Number, _) => return Err("must be a whole number, not negative".to_owned()),
+        (Kind::Bool, ValueKind::Boolean(flag)) => ValueKind::Boolean(flag),
+        (Kind::Bool, ValueKind::String(text)) if text == "true" => ValueKind::Boolean(true),
+        (Kind::Bool, ValueKind::String(text)) if text == "false" => ValueKind::Boolean(false),
+        (Kind::Bool, _) => return Err("must be true or false".to_owned()),
+        (Kind::List, ValueKind::String(text)) => {
+            let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+            ValueKind::from(items.collect::<Vec<_>>())
+        }
+        (Kind::List | Kind::Text, other) => other,
+    };
+    Ok(value)
+}
+
+/// The candidate that was probably meant.
+pub(super) fn closest(written: &str, candidates: impl Iterator<Item = String>) -> Option<String> {
+    let last = written.rsplit('.').next().unwrap_or(written);
+    let limit = (last.chars().count() / 3).max(2);
+    let ranked = candidates.map(|candidate| (distance(written, &candidate), candidate));
+    ranked
+        .filter(|(distance, candidate)| *distance <= limit && *distance < candidate.chars().count())
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein's: how many characters to insert, remove or replace.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        if let Some(first) = row.first_mut() {
+            *first = left;
+        }
+        for (cell, y) in row.iter_mut().skip(1).zip(b.chars()) {
+            let best = (diagonal + usize::from(x != y)).min(*cell + 1).min(left + 1);
+            diagonal = std::mem::replace(cell, best);
+            left = best;
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
