@@ -119,6 +119,16 @@ impl KnownKeys {
         Self(keys)
     }
 
+    /// The section with a name of the user's choice that the key stands in: `llm.models.small`.
+    pub(super) fn named_section(&self, key: &Key) -> Option<Key> {
+        let depths = self.0.iter().filter_map(|(pattern, _)| {
+            let depth = pattern.0.iter().position(|part| part == ANY)?;
+            (key.0.len() > depth && pattern.0.get(..depth) == key.0.get(..depth)).then_some(depth)
+        });
+        let depth = depths.max()?;
+        Some(Key(key.0.iter().take(depth + 1).cloned().collect()))
+    }
+
     /// The value as the setting's kind; `None` for a section with nothing in it. The error says what to write.
     pub(super) fn check(&self, key: &Key, value: Value) -> Result<Option<Value>, String> {
         let begins = |pattern: &Key| {
@@ -132,7 +142,7 @@ impl KnownKeys {
         if let Some((_, kind)) = exact {
             return coerce(*kind, value).map(Some);
         }
-        match self.0.iter().find(|(pattern, _)| begins(pattern)) {
+        match self.0.iter().rfind(|(pattern, _)| begins(pattern)) {
             Some(_) if matches!(value.kind, ValueKind::Table(_)) => Ok(None),
             Some((pattern, _)) => Err(format!(
                 "is a section: set its keys, such as {}",
@@ -212,7 +222,9 @@ fn coerce(kind: Kind, mut value: Value) -> Result<Value, String> {
             let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
             ValueKind::from(items.collect::<Vec<_>>())
         }
-        (Kind::List | Kind::Text, other) => other,
+        (Kind::List, ValueKind::Array(items)) => ValueKind::Array(items),
+        (Kind::List, _) => return Err("must be a list, such as [\"a\", \"b\"]".to_owned()),
+        (Kind::Text, other) => other,
     };
     Ok(value)
 }
@@ -244,4 +256,84 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{assert_one, file, printed};
+    use super::super::{ProviderKind, Settings};
+    use super::{Kind, KnownKeys, entries};
+
+    const EXAMPLE: &str = include_str!("../../precis.example.toml");
+
+    #[test]
+    fn an_unknown_key_is_answered_with_what_there_is() {
+        let world = file(
+            "keep_recent = 1\nport = 1\n[log]\ncolour = true\n[server.bind]\nport = 1\n[llm.models.\"gpt-4.1\"]\nmodle = 'x'",
+        );
+        let problems = world.problems();
+        assert_one(
+            &problems,
+            "keep_recent (precis.toml): unknown key: did you mean consolidation.keep_recent?",
+        );
+        assert_one(
+            &problems,
+            "port (precis.toml): unknown key: the sections are consolidation, database, llm",
+        );
+        assert_one(
+            &problems,
+            "log.colour (precis.toml): unknown key: log has filter, format",
+        );
+        assert_one(
+            &problems,
+            "server.bind.port (precis.toml): unknown key: server.bind is a value, not a section",
+        );
+        assert_one(
+            &problems,
+            "llm.models.\"gpt-4.1\".modle (precis.toml): unknown key: did you mean llm.models.\"gpt-4.1\".model?",
+        );
+    }
+
+    #[test]
+    fn the_example_shows_every_setting_with_its_default() {
+        let loaded = file(EXAMPLE).load();
+        assert_eq!(printed(&loaded.settings), printed(&Settings::default()));
+        for (key, value) in entries(&loaded.settings) {
+            let key = key.to_string();
+            let built_in =
+                key.starts_with("llm.providers.extractive") || key.starts_with("llm.models.extractive");
+            assert!(
+                loaded.origins.contains_key(&key) || value.is_null() || built_in,
+                "{key} is missing"
+            );
+        }
+
+        let lines = EXAMPLE.lines().map(|line| match line.strip_prefix('#') {
+            Some(setting) if !setting.is_empty() && !setting.starts_with(' ') => setting,
+            _ => line,
+        });
+        let loaded = file(&lines.collect::<Vec<_>>().join("\n")).load();
+        for (key, _) in KnownKeys::new().0 {
+            let name = key.to_string().replace("\"*\".", "\0");
+            let (section, setting) = name.split_once('\0').unwrap_or((&name, ""));
+            let mut shown = loaded
+                .origins
+                .keys()
+                .filter(|key| key.starts_with(section) && key.ends_with(setting));
+            let other_form = name.ends_with("api_key") || name.ends_with("api_key.file");
+            assert!(shown.next().is_some() || other_form, "{name} is missing");
+        }
+        assert_eq!(loaded.settings.llm.providers["local"].kind, ProviderKind::OpenAi);
+    }
+
+    #[test]
+    fn known_keys_know_their_kinds() {
+        let known = KnownKeys::new().0;
+        let kind = |name: &str| known.iter().find(|(key, _)| key.to_string() == name).unwrap().1;
+        assert_eq!(kind("consolidation.max_tail_tokens"), Kind::Number);
+        assert_eq!(kind("consolidation.retry_max"), Kind::Text);
+        assert_eq!(kind("llm.pools.\"*\".models"), Kind::List);
+        assert_eq!(kind("server.allow_without_keys"), Kind::Bool);
+        assert_eq!(kind("llm.providers.\"*\".api_key.env"), Kind::Text);
+    }
 }

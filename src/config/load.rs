@@ -102,7 +102,8 @@ impl Settings {
         };
         let file_failed = !problems.is_empty();
 
-        let merged = layered(file, sources.given()).map_err(|error| ConfigErrors {
+        let merged = layered(file, sources.given()).and_then(|merged| leaves(&merged));
+        let merged = merged.map_err(|error| ConfigErrors {
             problems: vec![Finding::from(&error).into_problem(&BTreeMap::new())],
         })?;
         let known = KnownKeys::new();
@@ -110,7 +111,7 @@ impl Settings {
         let mut sound: Vec<Leaf> = BUILT_IN
             .map(|(path, text)| Leaf::new(Key::dotted(path), text, None))
             .into();
-        for leaf in leaves(&merged) {
+        for leaf in merged {
             let key = leaf.key.to_string();
             // The file's values are the ones without a mark: they were parsed from text without a name.
             let origin = leaf
@@ -118,6 +119,8 @@ impl Settings {
                 .origin()
                 .map(str::to_owned)
                 .or_else(|| file_name.clone());
+            // A section is there even if all that stands in it is wrong, or nothing: others may refer to it.
+            sound.extend(known.named_section(&leaf.key).map(Leaf::section));
             match try_alone(leaf, &known) {
                 Ok(None) => {}
                 Ok(Some(leaf)) => {

@@ -128,9 +128,7 @@ impl DatabaseUrl {
             .iter()
             .any(|scheme| self.expose().starts_with(scheme))
     }
-}
 
-impl DatabaseUrl {
     /// Whether one of the stores takes it.
     pub(super) fn is_valid(&self) -> bool {
         self.is_sqlite() || self.postgres().is_some()
@@ -173,8 +171,10 @@ impl fmt::Display for DatabaseUrl {
             .enumerate()
         {
             f.write_str(if index == 0 { "?" } else { "&" })?;
+            // A name with an escape in it may be "password" as well.
+            let secret = |name: &str| name.to_ascii_lowercase().contains("pass") || name.contains('%');
             match parameter.split_once('=') {
-                Some((name, _)) if name.to_ascii_lowercase().contains("pass") => {
+                Some((name, _)) if secret(name) => {
                     write!(f, "{name}={REDACTED}")?;
                 }
                 _ => f.write_str(parameter)?,
@@ -193,5 +193,178 @@ impl fmt::Debug for DatabaseUrl {
 impl Serialize for DatabaseUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Loaded;
+    use super::super::tests::{assert_one, file, with_key};
+    use super::DatabaseUrl;
+    use secrecy::ExposeSecret as _;
+
+    fn key_of(loaded: &Loaded) -> &str {
+        let provider = &loaded.settings.llm.providers["openai"];
+        assert_eq!(provider.base_url.as_deref(), Some("https://api.openai.com/v1"));
+        provider
+            .api_key
+            .as_ref()
+            .unwrap()
+            .value()
+            .unwrap()
+            .expose_secret()
+    }
+
+    #[test]
+    fn keys_are_found_where_the_settings_say() {
+        assert_eq!(key_of(&with_key("api_key = 'sk-1'").load()), "sk-1");
+        let digits = [
+            ("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY", "00123"),
+            ("UNUSED", "x"),
+        ];
+        let loaded = with_key("api_key = { env = 'UNUSED' }")
+            .environment(&digits)
+            .load();
+        assert_eq!(
+            key_of(&loaded),
+            "00123",
+            "text as it is, over the table of the file"
+        );
+        let loaded = with_key("api_key = { env = 'OPENAI_API_KEY' }")
+            .environment(&[("OPENAI_API_KEY", "007")])
+            .load();
+        assert_eq!(key_of(&loaded), "007");
+        assert!(
+            loaded
+                .to_string()
+                .contains("llm.providers.openai.api_key = \"[redacted]\"  # /")
+        );
+
+        let world = with_key("api_key = { env = 'ABSENT' }");
+        let path = world.directory.path().join("key");
+        std::fs::write(&path, " sk-2 \n").unwrap();
+        let path = path.display().to_string();
+        let world = world.environment(&[("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY__FILE", &path)]);
+        assert_eq!(key_of(&world.load()), "sk-2");
+        std::fs::write(&path, " \n").unwrap();
+        assert_one(
+            &world.problems(),
+            "llm.providers.openai.api_key.file (environment PRECIS__",
+        );
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_had_is_an_error_where_it_is_needed() {
+        for (api_key, beginning) in [
+            (
+                "api_key = { env = 'ABSENT' }",
+                "llm.providers.openai.api_key.env (precis.toml): the environment variable ABSENT",
+            ),
+            (
+                "api_key = { env = 'sk-secret' }",
+                "llm.providers.openai.api_key.env (precis.toml): write the name",
+            ),
+            (
+                "api_key = { file = '/sk-secret' }",
+                "llm.providers.openai.api_key.file (precis.toml): cannot read the file",
+            ),
+            (
+                "api_key = ''",
+                "llm.providers.openai.api_key (precis.toml): the key is empty",
+            ),
+            (
+                "api_key = \"sk-secret\\nX\"",
+                "llm.providers.openai.api_key (precis.toml): the key must be one line",
+            ),
+            (
+                "api_key = ['sk-secret']",
+                "llm.providers.openai.api_key (precis.toml): expected one of: a string",
+            ),
+            (
+                "api_key = {}",
+                "llm.providers.openai.api_key (precis.toml): expected one of: a string",
+            ),
+            (
+                "api_key = { env = 'A', file = 'sk-secret' }",
+                "llm.providers.openai.api_key: expected one of: a string",
+            ),
+            (
+                "api_key = { sk = 'sk-secret' }",
+                "llm.providers.openai.api_key.sk (precis.toml): unknown key",
+            ),
+            (
+                "apikey = 'sk-secret'",
+                "llm.providers.openai.apikey (precis.toml): unknown key: did you mean",
+            ),
+            (
+                "api_key = sk-secret",
+                "precis.toml: TOML parse error at line 2, column 11",
+            ),
+            ("api_key = 'sk-secret", "precis.toml: TOML parse error at line 2"),
+            (
+                "api_key = 'a' sk-secret",
+                "precis.toml: TOML parse error at line 2",
+            ),
+            (
+                "api_key = 'a'\napi_key = 'sk-secret'",
+                "precis.toml: TOML parse error at line 3",
+            ),
+            (
+                "api_key = \"sk-secret\\q\"",
+                "precis.toml: TOML parse error at line 2",
+            ),
+            ("sk-secret", "precis.toml: TOML parse error at line 2"),
+            (
+                "base_url = 'http://u:sk-secret@h'",
+                "llm.providers.openai.base_url (precis.toml): must not hold",
+            ),
+        ] {
+            let problems = with_key(api_key).problems();
+            assert_one(&problems, beginning);
+            assert_eq!(problems.len(), 1, "{problems:#?}");
+            assert!(!problems[0].contains("sk-secret"), "{problems:#?}");
+        }
+        let unused = "[llm.providers.openai]\napi_key = { env = 'ABSENT' }";
+        assert!(
+            file(unused).load().settings.llm.providers["openai"]
+                .api_key
+                .as_ref()
+                .unwrap()
+                .value()
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn secrets_show_nowhere() {
+        for url in [
+            "postgres://user:hunter2@host:5432/db?sslmode=require",
+            "postgres://user@host/db?password=hunter2&application_name=a",
+            "postgresql:///db?host=/run&sslpassword=hunter2",
+            "postgresql:///db?p%61ssword=hunter2",
+        ] {
+            let world = with_key("api_key = 'hunter2'").flag("database.url", url, "--database-url");
+            let loaded = world.load();
+            assert_eq!(loaded.settings.database.url.expose(), url);
+            let shown = format!("{loaded:?}{loaded}{}", loaded.settings.database.url);
+            assert!(!shown.contains("hunter2"), "{shown}");
+            assert!(shown.contains("[redacted]"));
+        }
+        let url = DatabaseUrl::from("postgres://user:hunter2@host:5432/db?sslmode=require");
+        assert_eq!(
+            url.to_string(),
+            "postgres://user:[redacted]@host:5432/db?sslmode=require"
+        );
+        for torn in [
+            "postgres://u:1/hunter2@h/d",
+            "postgres://u:1?hunter2@h/d",
+            "postgres://u:1#hunter2@h/d",
+            "hunter2",
+        ] {
+            let problems = file("").flag("database.url", torn, "--database-url").problems();
+            assert_one(&problems, "database.url (flag --database-url): must be a URL");
+            assert!(!problems[0].contains("hunter2"));
+            assert_eq!(DatabaseUrl::from(torn).to_string(), "[redacted]");
+        }
     }
 }

@@ -24,9 +24,9 @@ pub(super) fn layered(file: Option<Config>, values: Vec<Leaf>) -> Result<Config,
 }
 
 /// The single values in it, sorted by path; an empty table counts as one.
-pub(super) fn leaves(config: &Config) -> Vec<Leaf> {
+pub(super) fn leaves(config: &Config) -> Result<Vec<Leaf>, ConfigError> {
     let mut leaves = Vec::new();
-    for (name, value) in config.collect().unwrap_or_default() {
+    for (name, value) in config.collect()? {
         Leaf {
             key: Key(vec![name]),
             value,
@@ -34,7 +34,7 @@ pub(super) fn leaves(config: &Config) -> Vec<Leaf> {
         .flatten(&mut leaves);
     }
     leaves.sort_by(|a, b| a.key.cmp(&b.key));
-    leaves
+    Ok(leaves)
 }
 
 /// Where settings come from, the weakest first.
@@ -116,9 +116,17 @@ impl Sources {
         });
         let flags = self.flags.iter();
         let flags = flags.map(|flag| (Key::dotted(flag.path), &flag.value, format!("flag {}", flag.name)));
-        let all = database.chain(prefixed).chain(flags);
-        all.map(|(key, value, origin)| Leaf::new(key, value, Some(&origin)))
-            .collect()
+        let mut given = Vec::new();
+        for (key, value, origin) in database.chain(prefixed).chain(flags) {
+            // The other form of a secret in the file is replaced, not joined.
+            if let [secret @ .., _form] = key.0.as_slice()
+                && secret.last().is_some_and(|name| name == "api_key")
+            {
+                given.push(Leaf::new(Key(secret.to_vec()), "", None));
+            }
+            given.push(Leaf::new(key, value, Some(&origin)));
+        }
+        given
     }
 }
 
@@ -144,6 +152,12 @@ pub(super) struct Leaf {
 impl Leaf {
     pub(super) fn new(key: Key, text: &str, origin: Option<&String>) -> Self {
         let value = Value::new(origin, text);
+        Self { key, value }
+    }
+
+    /// A table with nothing in it.
+    pub(super) fn section(key: Key) -> Self {
+        let value = Value::new(None, ValueKind::Table(Map::new()));
         Self { key, value }
     }
 

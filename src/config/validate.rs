@@ -277,3 +277,111 @@ fn unfit(base_url: &str) -> Option<&'static str> {
         Ok(_) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::environment;
+
+    #[test]
+    fn what_does_not_fit_together_is_named() {
+        let problem = |variables: &[(&str, &str)]| {
+            let problems = environment(variables).problems();
+            assert_eq!(problems.len(), 1, "{problems:#?}");
+            problems[0].clone()
+        };
+        for (variables, beginning) in [
+            (
+                &[("PRECIS__CONSOLIDATION__THRESHOLD", "20")][..],
+                "consolidation.threshold (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__KEEP_RECENT", "100")],
+                "consolidation.keep_recent (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__KEEP_RECENT", "0")],
+                "consolidation.keep_recent (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__THRESHOLD", "200")],
+                "consolidation.threshold (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__MAX_TAIL_TOKENS", "0")],
+                "consolidation.max_tail_tokens (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__RETRY_MAX", "1s")],
+                "consolidation.retry_max (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__INLINE_WAIT", "0s")],
+                "consolidation.inline_wait (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__INLINE_WAIT", "2years")],
+                "consolidation.inline_wait (environment",
+            ),
+            (
+                &[("PRECIS__CONSOLIDATION__PROMPTS__META_USER", " ")],
+                "consolidation.prompts.meta_user (environment",
+            ),
+            (
+                &[("PRECIS__DATABASE__MAX_CONNECTIONS", "5000000000")],
+                "database.max_connections (environment",
+            ),
+            (
+                &[("PRECIS__LOG__FILTER", "precis=loud")],
+                "log.filter (environment",
+            ),
+            (
+                &[("PRECIS__SERVER__BIND", "0.0.0.0:80")],
+                "server.bind (environment",
+            ),
+            (
+                &[("PRECIS__LLM__PROVIDERS__X__KIND", "anthropic")],
+                "llm.providers.x.kind (environment",
+            ),
+            (
+                &[("PRECIS__LLM__PROVIDERS__EXTRACTIVE__API_KEY", "x")],
+                "llm.providers.extractive.api_key (environment",
+            ),
+            (
+                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "x")],
+                "llm.providers.x.base_url (environment",
+            ),
+            (
+                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "ftp://x")],
+                "llm.providers.x.base_url (environment",
+            ),
+            (
+                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://k@x")],
+                "llm.providers.x.base_url (environment",
+            ),
+            (
+                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://x?k=1")],
+                "llm.providers.x.base_url (environment",
+            ),
+            (
+                &[("PRECIS__LLM__MODELS__EXTRACTIVE__TIMEOUT", "0s")],
+                "llm.models.extractive.timeout (environment",
+            ),
+            (
+                &[("PRECIS__LLM__POOLS__DEFAULT__MODELS", "")],
+                "llm.pools.default.models (environment",
+            ),
+        ] {
+            assert!(
+                problem(variables).starts_with(beginning),
+                "{}",
+                problem(variables)
+            );
+        }
+        let open = [
+            ("PRECIS__SERVER__BIND", "0.0.0.0:80"),
+            ("PRECIS__SERVER__ALLOW_WITHOUT_KEYS", "true"),
+        ];
+        environment(&open).load();
+        environment(&[("PRECIS__SERVER__BIND", "[::1]:80")]).load();
+    }
+}
