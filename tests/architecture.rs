@@ -1,0 +1,330 @@
+//! The house stands as `src/lib.rs` draws it: imports run one way, SQL stays in `storage`, and what mirrors each
+//! other has the same name.
+//!
+//! A new top-level module needs a line in [`ARROWS`]. How the sources are read, and what that misses, is in `source`.
+
+#![cfg(test)]
+
+#[path = "architecture/source.rs"]
+mod source;
+
+use source::{blank, references, words};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// What each top-level module may name, besides itself. `app`, `main` and `lib` put things together: they may name
+/// anything, and nothing below them may name them.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("domain", &[]),
+    ("storage", &["domain"]),
+    ("llm", &["domain"]),
+    ("engine", &["domain", "storage", "llm"]),
+    ("http", &["domain", "engine"]),
+    ("config", &["domain"]),
+    ("telemetry", &["config"]),
+];
+
+const COMPOSITION: &[&str] = &["app", "main", "lib"];
+
+/// The engine sees traits, never what stands behind them.
+const BACKENDS: &[(&str, &[&str])] = &[
+    ("storage", &["postgres", "sqlite"]),
+    ("llm", &["anthropic", "breaker", "extractive", "openai", "pool"]),
+];
+
+const MIRRORS: &[(&str, &str)] = &[
+    ("src/storage/postgres", "src/storage/sqlite"),
+    ("migrations/postgres", "migrations/sqlite"),
+];
+
+const MAX_LINES: usize = 400;
+
+#[test]
+fn imports_run_one_way() {
+    assert_none(sources().iter().flat_map(|(file, text)| arrows(file, text)));
+}
+
+#[test]
+fn sql_stays_in_storage() {
+    assert_none(sources().iter().flat_map(|(file, text)| sql(file, text)));
+}
+
+#[test]
+fn each_file_is_short_and_says_why_it_exists() {
+    assert_none(sources().iter().flat_map(|(file, text)| shape(file, text)));
+}
+
+#[test]
+fn what_mirrors_each_other_has_the_same_name() {
+    assert_none(MIRRORS.iter().flat_map(|(one, other)| {
+        let (ours, theirs) = (names(one), names(other));
+        let missing = |from: &BTreeSet<String>, of: &BTreeSet<String>, folder: &str| {
+            of.difference(from)
+                .map(|name| format!("{folder}/{name} is missing"))
+                .collect::<Vec<_>>()
+        };
+        [missing(&ours, &theirs, one), missing(&theirs, &ours, other)].concat()
+    }));
+}
+
+fn assert_none(violations: impl Iterator<Item = String>) {
+    let violations: Vec<_> = violations.collect();
+    assert!(violations.is_empty(), "\n{}\n", violations.join("\n"));
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Path below the root and text of each source file.
+fn sources() -> Vec<(String, String)> {
+    let (mut sources, mut folders) = (Vec::new(), vec![root().join("src")]);
+    while let Some(folder) = folders.pop() {
+        for path in entries(&folder) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                sources.push((
+                    path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned(),
+                    text,
+                ));
+            }
+        }
+    }
+    sources.sort();
+    assert!(!sources.is_empty());
+    sources
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect()
+}
+
+fn names(folder: &str) -> BTreeSet<String> {
+    let folder = root().join(folder);
+    if !folder.exists() {
+        return BTreeSet::new();
+    }
+    entries(&folder)
+        .iter()
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect()
+}
+
+/// The module that a file holds: `src/llm/pool.rs` is `["llm", "pool"]`, `src/lib.rs` is `[]`.
+fn module(file: &str) -> Vec<String> {
+    let path = file.trim_start_matches("src/").trim_end_matches(".rs");
+    path.split('/')
+        .filter(|name| *name != "lib")
+        .map(str::to_owned)
+        .collect()
+}
+
+fn layer(file: &str) -> String {
+    module(file).first().cloned().unwrap_or_else(|| "lib".to_owned())
+}
+
+fn shape(file: &str, text: &str) -> Vec<String> {
+    let lines = text.lines().count();
+    let mut violations = Vec::new();
+    if lines > MAX_LINES {
+        violations.push(format!(
+            "{file}:{lines}: more than {MAX_LINES} lines: which two ideas does it hold?"
+        ));
+    }
+    if !text.starts_with("//!") {
+        violations.push(format!(
+            "{file}:1: begins without a module comment (//!) that says why it exists"
+        ));
+    }
+    if file.ends_with("/mod.rs") {
+        violations.push(format!("{file}:1: no mod.rs: call it after its folder"));
+    }
+    violations
+}
+
+fn sql(file: &str, text: &str) -> Vec<String> {
+    let words = words(&blank(text));
+    let outside = words
+        .into_iter()
+        .filter(|word| word.text == "sqlx" && layer(file) != "storage");
+    outside
+        .map(|word| format!("{file}:{}: sqlx outside of storage", word.line))
+        .collect()
+}
+
+fn arrows(file: &str, text: &str) -> Vec<String> {
+    let from = layer(file);
+    if COMPOSITION.contains(&from.as_str()) {
+        return Vec::new();
+    }
+    let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == from) else {
+        return vec![format!(
+            "{file}:1: no rule for the module `{from}`: add it to ARROWS in tests/architecture.rs"
+        )];
+    };
+    let mut violations = Vec::new();
+    for reference in references(&module(file), &words(&blank(text))) {
+        let path: Vec<_> = reference.path.iter().map(String::as_str).collect();
+        let (Some(to), rest) = (path.first(), path.get(1)) else {
+            continue;
+        };
+        let backends = BACKENDS
+            .iter()
+            .find(|(module, _)| from == "engine" && module == to);
+        let place = format!(
+            "{file}:{}: {from} -> {to} (crate::{})",
+            reference.line,
+            path.join("::")
+        );
+        if *to != from && !allowed.contains(to) {
+            violations.push(format!("{place}: only {allowed:?} allowed"));
+        } else if backends
+            .is_some_and(|(_, names)| rest.is_some_and(|name| *name == "*" || names.contains(name)))
+        {
+            violations.push(format!("{place}: only the traits, never a backend"));
+        }
+    }
+    violations
+}
+
+/// The checker itself: what it must catch, and what it must not.
+mod checker {
+    use super::*;
+
+    /// Where the snippet, as the file's text, breaks the rule on arrows: `line from -> to`.
+    fn broken(file: &str, text: &str) -> Vec<String> {
+        let violations = arrows(file, text).into_iter();
+        let short = violations.map(|violation| {
+            let place = violation
+                .strip_prefix(&format!("{file}:"))
+                .unwrap()
+                .split(" (")
+                .next()
+                .unwrap()
+                .to_owned();
+            place.replacen(':', "", 1)
+        });
+        short.collect()
+    }
+
+    #[test]
+    fn catches_an_arrow_that_runs_back() {
+        assert_eq!(
+            broken("src/domain/id.rs", "//!\n\nuse crate::storage::Store;"),
+            ["3 domain -> storage"]
+        );
+        assert_eq!(
+            broken("src/storage.rs", "use crate::llm::Llm;"),
+            ["1 storage -> llm"]
+        );
+        assert_eq!(
+            broken("src/http.rs", "fn a(s: &dyn crate::storage::Store) {}"),
+            ["1 http -> storage"]
+        );
+        assert_eq!(
+            broken("src/llm.rs", "pub(in crate::http) fn a() {}"),
+            ["1 llm -> http"]
+        );
+        assert_eq!(broken("src/config.rs", "use crate::app;"), ["1 config -> app"]);
+        assert_eq!(broken("src/domain.rs", "use crate::*;"), ["1 domain -> *"]);
+    }
+
+    #[test]
+    fn follows_super_out_of_the_module() {
+        assert_eq!(
+            broken("src/domain/id.rs", "use super::super::http::X;"),
+            ["1 domain -> http"]
+        );
+        assert_eq!(
+            broken("src/domain/id.rs", "use super::message::Message;"),
+            [""; 0]
+        );
+        let nested = "mod a {\n fn f() {}\n mod b { use super::super::super::super::llm::Llm; } }\nuse super::session::S;";
+        assert_eq!(broken("src/domain/id.rs", nested), ["3 domain -> llm"]);
+    }
+
+    #[test]
+    fn reads_groups_and_imported_modules() {
+        let group =
+            "use {std::fmt, crate::{\n domain::{self, id::*},\n engine::{Engine as E, error::{A, B}},\n}};";
+        assert_eq!(broken("src/llm/pool.rs", group), ["3 llm -> engine"; 3]);
+        let imported = "use crate::{domain, storage as s};\nfn a() {\n s::postgres::open(domain::x()) }";
+        assert_eq!(broken("src/engine.rs", imported), ["3 engine -> storage"]);
+        let root = "use crate as c;\nuse c::http::X;";
+        assert_eq!(broken("src/engine.rs", root), ["2 engine -> http"]);
+    }
+
+    #[test]
+    fn keeps_backends_from_the_engine() {
+        assert_eq!(
+            broken("src/engine/a.rs", "use crate::storage::{Store, sqlite::S};"),
+            ["1 engine -> storage"]
+        );
+        assert_eq!(
+            broken("src/engine/a.rs", "use crate::llm::*;"),
+            ["1 engine -> llm"]
+        );
+        assert_eq!(
+            broken("src/engine/a.rs", "use crate::llm::{Llm, pool};"),
+            ["1 engine -> llm"]
+        );
+        assert_eq!(
+            broken("src/engine/a.rs", "use crate::{llm::Llm, storage::Store};"),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn passes_over_comments_strings_and_characters() {
+        let text = "//! [`crate::http`]\n/* /* use crate::http; */ crate::http::a */\n\
+             const A: &str = \"\\\" crate::http::a\";\nconst B: &[u8] = br#\"\" crate::http::a\"#;\n\
+             fn f<'a>(x: &'a str) { ['\"', '\\'', '\\u{1f}']; r#type::a(); }\n";
+        assert_eq!(broken("src/domain.rs", text), [""; 0]);
+        assert_eq!(
+            broken("src/domain.rs", &format!("{text}use crate::http;")),
+            ["6 domain -> http"]
+        );
+    }
+
+    #[test]
+    fn wants_a_rule_for_each_module() {
+        assert_eq!(arrows("src/attic/a.rs", "").len(), 1);
+        assert_eq!(
+            arrows("src/app.rs", "use crate::{attic, http, storage::postgres};").len(),
+            0
+        );
+    }
+
+    #[test]
+    fn catches_sql_outside_of_storage() {
+        assert_eq!(
+            sql("src/engine.rs", "// sqlx::query\nuse sqlx::query;"),
+            ["src/engine.rs:2: sqlx outside of storage"]
+        );
+        assert_eq!(
+            sql("src/app.rs", "fn a() -> Result<(), ::sqlx::Error> {}").len(),
+            1
+        );
+        assert_eq!(sql("src/storage.rs", "use sqlx::query;").len(), 0);
+        assert_eq!(sql("src/storage/sqlite/session.rs", "use sqlx::query;").len(), 0);
+    }
+
+    #[test]
+    fn catches_long_and_nameless_files() {
+        assert_eq!(
+            shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(399))),
+            [""; 0]
+        );
+        assert_eq!(
+            shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(400))).len(),
+            1
+        );
+        assert_eq!(shape("src/a.rs", "// Why.\n").len(), 1);
+        assert_eq!(shape("src/a/mod.rs", "//! Why.\n").len(), 1);
+    }
+}
