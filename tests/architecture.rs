@@ -8,7 +8,7 @@
 #[path = "architecture/source.rs"]
 mod source;
 
-use source::{blank, references, words};
+use source::{blank, blank_comments, references, words};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +36,11 @@ const MIRRORS: &[(&str, &str)] = &[
     ("src/storage/postgres", "src/storage/sqlite"),
     ("migrations/postgres", "migrations/sqlite"),
 ];
+
+/// Routes that are about the interface and no part of it.
+const UNDOCUMENTED: &[&str] = &["/docs", "/openapi.json"];
+
+const METHODS: &[&str] = &["delete", "get", "head", "options", "patch", "post", "put"];
 
 const MAX_LINES: usize = 400;
 
@@ -65,6 +70,24 @@ fn what_mirrors_each_other_has_the_same_name() {
         };
         [missing(&ours, &theirs, one), missing(&theirs, &ours, other)].concat()
     }));
+}
+
+#[test]
+fn the_document_names_the_routes_of_the_table() {
+    let table = routes(&std::fs::read_to_string(root().join("src/http.rs")).unwrap());
+    let document = std::fs::read_to_string(root().join("openapi/openapi.json")).unwrap();
+    let document = documented(&serde_json::from_str(&document).unwrap());
+    let missing = |from: &BTreeSet<_>, of: &BTreeSet<_>, place| {
+        of.difference(from)
+            .map(|route| format!("{place}: {route} is missing"))
+            .collect::<Vec<_>>()
+    };
+    let of_document = missing(&document, &table, "openapi/openapi.json");
+    assert_none(
+        [of_document, missing(&table, &document, "src/http.rs")]
+            .concat()
+            .into_iter(),
+    );
 }
 
 fn assert_none(violations: impl Iterator<Item = String>) {
@@ -190,6 +213,54 @@ fn arrows(file: &str, text: &str) -> Vec<String> {
         }
     }
     violations
+}
+
+/// `get /path` for each method in the `.route("/path", …)` lines.
+fn routes(text: &str) -> BTreeSet<String> {
+    let text = blank_comments(text);
+    let mut found = BTreeSet::new();
+    for route in text.split(".route(").skip(1) {
+        let (path, handlers) = route
+            .trim_start()
+            .strip_prefix('"')
+            .unwrap()
+            .split_once('"')
+            .unwrap();
+        if UNDOCUMENTED
+            .iter()
+            .any(|prefix| path == *prefix || path.starts_with(&format!("{prefix}/")))
+        {
+            continue;
+        }
+        let (words, mut depth) = (words(handlers), 0);
+        for (word, next) in words.iter().zip(words.iter().skip(1)) {
+            match word.text.as_str() {
+                "(" => depth += 1,
+                ")" if depth == 0 => break,
+                ")" => depth -= 1,
+                // Not the handlers' arguments: a handler may be called `get`.
+                method if depth == 0 && next.text == "(" && METHODS.contains(&method) => {
+                    found.insert(format!("{method} {path}"));
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// `get /path` for each operation of an OpenAPI document.
+fn documented(document: &serde_json::Value) -> BTreeSet<String> {
+    let paths = document["paths"].as_object().unwrap().iter();
+    let operations = paths.flat_map(|(path, item)| {
+        let methods = item
+            .as_object()
+            .unwrap()
+            .keys()
+            .filter(|key| METHODS.contains(&key.as_str()));
+        methods.map(move |method| format!("{method} {path}"))
+    });
+    operations.collect()
 }
 
 /// The checker itself: what it must catch, and what it must not.
@@ -326,5 +397,23 @@ mod checker {
         );
         assert_eq!(shape("src/a.rs", "// Why.\n").len(), 1);
         assert_eq!(shape("src/a/mod.rs", "//! Why.\n").len(), 1);
+    }
+
+    #[test]
+    fn reads_the_route_table_and_the_document() {
+        let table = "Router::new()\n// .route(\"/old\", get(a))\n\
+             .route(\"/a/{id}\", get(a::get).put(a::put).layer(b(put())))\n\
+             .route(\n\"/a/{id}/b\",\naxum::routing::post(b),\n)\n\
+             .route(\"/docs/{*rest}\", get(c)).route(\"/openapi.json\", get(d)).fallback(delete(e))";
+        let table = routes(table);
+        assert_eq!(
+            Vec::from_iter(&table),
+            ["get /a/{id}", "post /a/{id}/b", "put /a/{id}"]
+        );
+        let document = serde_json::json!({"paths": {
+            "/a/{id}": {"parameters": [], "get": {}, "put": {}},
+            "/a/{id}/b": {"post": {}},
+        }});
+        assert_eq!(documented(&document), table);
     }
 }

@@ -19,6 +19,15 @@ pub(crate) struct Reference {
 
 /// The text with comments, strings and characters replaced by blanks; lines stay where they were.
 pub(crate) fn blank(text: &str) -> String {
+    cut(text, false)
+}
+
+/// The text with only its comments replaced by blanks.
+pub(crate) fn blank_comments(text: &str) -> String {
+    cut(text, true)
+}
+
+fn cut(text: &str, keep_strings: bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
@@ -34,6 +43,9 @@ pub(crate) fn blank(text: &str) -> String {
         if length == 0 {
             out.push(first);
             rest = &rest[first.len_utf8()..];
+        } else if keep_strings && first != '/' {
+            out.push_str(&rest[..length]);
+            rest = &rest[length..];
         } else {
             out.extend(rest[..length].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
             rest = &rest[length..];
