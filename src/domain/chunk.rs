@@ -104,11 +104,12 @@ mod tests {
 
     #[test]
     fn pieces_fit_and_hold_everything() {
+        let han = "语".repeat(700);
         let texts = [
             "short",
             &"many words in a row ".repeat(400),
             &"<>".repeat(900),
-            "语".repeat(700).as_str(),
+            &han,
             "end",
         ];
         let entries: Vec<Entry> = texts.iter().map(|text| entry(text)).collect();

@@ -3,10 +3,10 @@
 //! The JSON text is what is stored, sent and returned; nothing is ever re-encoded from parsed parts, so a field
 //! that precis does not know, a number's spelling and the order of keys all survive.
 
-use serde::Deserialize;
-use serde::de::{Deserializer, Error as _};
 use serde_json::value::RawValue;
 use std::fmt;
+
+mod wire;
 
 /// Who speaks. The system prompt is not part of a history: it comes with each context request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,7 +96,7 @@ impl Parts {
         if !json.trim_ascii_start().starts_with('{') {
             return Err(vec![Invalid::new("", "must be an object with role and content")]);
         }
-        let wire: Wire<'_> = serde_json::from_str(json).map_err(|error| {
+        let wire: wire::Wire<'_> = serde_json::from_str(json).map_err(|error| {
             vec![Invalid::new(
                 "",
                 format!("not a message of the chat format: {error}"),
@@ -234,195 +234,6 @@ impl Message {
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-/// The fields that the rules read; all others are kept in the JSON text and not looked at.
-#[derive(Deserialize)]
-struct Wire<'a> {
-    role: Option<String>,
-    name: Option<String>,
-    #[serde(borrow, default, deserialize_with = "present")]
-    content: Option<&'a RawValue>,
-    tool_calls: Option<Vec<WireCall>>,
-    tool_call_id: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct WireCall {
-    id: Option<String>,
-    r#type: Option<String>,
-    function: Option<WireFunction>,
-}
-
-#[derive(Deserialize)]
-struct WireFunction {
-    name: Option<String>,
-    arguments: Option<String>,
-}
-
-/// `Option<&RawValue>` takes `null` for a raw value; a null content is no content.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
-    let raw = <&RawValue>::deserialize(deserializer).map_err(D::Error::custom)?;
-    Ok((raw.get() != "null").then_some(raw))
-}
-
-impl Wire<'_> {
-    fn validate(self) -> Result<Parts, Vec<Invalid>> {
-        let mut wrong = Vec::new();
-        let role = match self.role.as_deref() {
-            None => {
-                wrong.push(Invalid::new("role", "missing: one of user, assistant, tool"));
-                None
-            }
-            Some(name) => Role::parse(name).or_else(|| {
-                let detail = match name {
-                    "system" | "developer" => {
-                        "the system prompt is not part of a history: send it as system_prompt of the context request"
-                    }
-                    _ => "one of user, assistant, tool",
-                };
-                wrong.push(Invalid::new("role", detail));
-                None
-            }),
-        };
-        let content = match self.content.map(Content::read) {
-            None => None,
-            Some(Ok(content)) => Some(content),
-            Some(Err(mut errors)) => {
-                wrong.append(&mut errors);
-                Some(Content::default())
-            }
-        };
-        let tool_calls = read_calls(self.tool_calls.unwrap_or_default(), &mut wrong);
-        if role == Some(Role::Assistant) && content.is_none() && tool_calls.is_empty() {
-            wrong.push(Invalid::new(
-                "content",
-                "missing: an assistant message has content, tool_calls or both",
-            ));
-        }
-        if matches!(role, Some(Role::User | Role::Tool)) && content.is_none() {
-            wrong.push(Invalid::new(
-                "content",
-                "missing: a string or a list of content parts",
-            ));
-        }
-        if role == Some(Role::Tool) && self.tool_call_id.as_deref().is_none_or(str::is_empty) {
-            wrong.push(Invalid::new(
-                "tool_call_id",
-                "missing: a tool message names the call that it answers",
-            ));
-        }
-        if role.is_some_and(|role| role != Role::Assistant) && !tool_calls.is_empty() {
-            wrong.push(Invalid::new(
-                "tool_calls",
-                "only an assistant message makes tool calls",
-            ));
-        }
-        if role.is_some_and(|role| role != Role::Tool) && self.tool_call_id.is_some() {
-            wrong.push(Invalid::new(
-                "tool_call_id",
-                "only a tool message answers a tool call",
-            ));
-        }
-        match role {
-            Some(role) if wrong.is_empty() => Ok(Parts {
-                role,
-                name: self.name,
-                content: content.unwrap_or_default(),
-                tool_calls,
-                tool_call_id: self.tool_call_id,
-            }),
-            _ => Err(wrong),
-        }
-    }
-}
-
-fn read_calls(calls: Vec<WireCall>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
-    let mut read = Vec::with_capacity(calls.len());
-    for (index, call) in calls.into_iter().enumerate() {
-        let at = |field: &str| format!("tool_calls[{index}].{field}");
-        if call.r#type.is_some_and(|kind| kind != "function") {
-            wrong.push(Invalid::new(at("type"), "must be \"function\""));
-        }
-        let id = call.id.unwrap_or_default();
-        if id.is_empty() {
-            wrong.push(Invalid::new(at("id"), "missing: the result of the call names it"));
-        }
-        let function = call.function.unwrap_or(WireFunction {
-            name: None,
-            arguments: None,
-        });
-        let name = function.name.unwrap_or_default();
-        if name.is_empty() {
-            wrong.push(Invalid::new(at("function.name"), "missing: the name of the tool"));
-        }
-        let arguments = function.arguments.unwrap_or_else(|| {
-            wrong.push(Invalid::new(
-                at("function.arguments"),
-                "missing: a string of JSON text",
-            ));
-            String::new()
-        });
-        if read.iter().any(|other: &ToolCall| other.id == id) {
-            wrong.push(Invalid::new(at("id"), "used twice in this message"));
-        }
-        read.push(ToolCall { id, name, arguments });
-    }
-    read
-}
-
-impl Content {
-    fn read(raw: &RawValue) -> Result<Self, Vec<Invalid>> {
-        #[derive(Deserialize)]
-        struct Part {
-            r#type: Option<String>,
-            text: Option<String>,
-            refusal: Option<String>,
-        }
-        if raw.get().starts_with('"') {
-            let text = serde_json::from_str(raw.get())
-                .map_err(|error| vec![Invalid::new("content", format!("not a valid string: {error}"))])?;
-            return Ok(Self {
-                text,
-                other: Vec::new(),
-            });
-        }
-        let parts: Vec<Part> = serde_json::from_str(raw.get()).map_err(|_| {
-            vec![Invalid::new(
-                "content",
-                "must be a string, a list of content parts or null",
-            )]
-        })?;
-        let (mut content, mut wrong) = (Self::default(), Vec::new());
-        for (index, part) in parts.into_iter().enumerate() {
-            let text = match (part.r#type.as_deref(), part.text, part.refusal) {
-                (Some("text"), Some(text), _) | (Some("refusal"), _, Some(text)) => text,
-                (Some(kind @ ("text" | "refusal")), ..) => {
-                    wrong.push(Invalid::new(
-                        format!("content[{index}].{kind}"),
-                        "missing: a string",
-                    ));
-                    continue;
-                }
-                (Some(kind), ..) if !kind.is_empty() => {
-                    content.other.push(kind.to_owned());
-                    continue;
-                }
-                _ => {
-                    wrong.push(Invalid::new(
-                        format!("content[{index}].type"),
-                        "missing: text, image_url or another type of the chat format",
-                    ));
-                    continue;
-                }
-            };
-            if !content.text.is_empty() {
-                content.text.push('\n');
-            }
-            content.text.push_str(&text);
-        }
-        if wrong.is_empty() { Ok(content) } else { Err(wrong) }
     }
 }
 

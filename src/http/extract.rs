@@ -73,7 +73,10 @@ impl<S: Send + Sync> FromRequestParts<S> for RevisionNumber {
     }
 }
 
-async fn path<T: DeserializeOwned + Send, S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<T, Problem> {
+async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+) -> Result<T, Problem> {
     let path = Path::<T>::from_request_parts(parts, state).await;
     path.map(|Path(params)| params).map_err(|_| {
         Problem::bad_request("The path must be percent-encoded UTF-8: %2F for a slash inside an id.")
