@@ -1,8 +1,8 @@
 //! The talk with models: what the engine asks of them, and the errors it gets to see.
 //!
-//! [`Llm`] is all that the engine knows. [`pool`] implements it: an ordered list of models, each of a provider
-//! ([`openai`], [`extractive`]), tried one after another under one deadline, each answer examined by the [`gate`]
-//! before it counts. A new provider is a file with a `Provider` in it and a line in `app`.
+//! [`Llm`] is all that the engine knows. [`pool`] implements it: an ordered list of models, each of a [`provider`],
+//! tried one after another under one deadline, each answer examined by the [`gate`] before it counts. [`prompt`] has
+//! the words. A new provider is a file with a [`provider::Provider`] in it, like [`openai`], and a line in `app`.
 
 use crate::domain::transcript::Entry;
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ pub mod gate;
 pub mod openai;
 pub mod pool;
 pub mod prompt;
+pub mod provider;
 
 /// What a model is to do.
 #[derive(Clone, Copy, Debug)]

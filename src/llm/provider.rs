@@ -1,0 +1,82 @@
+//! One call of one model: the interface behind which the providers differ.
+//!
+//! A provider knows how to ask and how to read an answer. It knows nothing of timeouts, of other models or of what
+//! makes an answer good: [`super::pool`] and [`super::gate`] do. A new provider is a file with one of these in it.
+
+use super::prompt::Prompts;
+use super::{Cause, Task, Usage, extractive};
+use async_trait::async_trait;
+use std::fmt;
+
+/// What one call needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The provider's name for the model.
+    pub model: &'a str,
+    /// What is to be done.
+    pub task: Task<'a>,
+    /// How to put it into words, for a provider that needs words.
+    pub prompts: &'a Prompts,
+    /// The most tokens that the answer may have.
+    pub output_limit: u32,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model was done; also where the provider says nothing or something we don't know.
+    Complete,
+    /// At the output limit.
+    Length,
+    /// By the provider's filter, or by a refusal of the model.
+    Filtered,
+}
+
+/// A whole answer, not yet judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The text, chunks joined.
+    pub text: String,
+    /// How it ended.
+    pub finish: Finish,
+    /// What it cost.
+    pub usage: Usage,
+}
+
+/// A way to reach models. Dropping the future ends the call.
+#[async_trait]
+pub trait Provider: Send + Sync + fmt::Debug {
+    /// Asks once, and returns only an answer that came to its end.
+    async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause>;
+}
+
+/// The built-in summariser as a provider: no key, no network, no prompt.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extractive;
+
+#[async_trait]
+impl Provider for Extractive {
+    async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause> {
+        // The work takes milliseconds and more, too long for a worker of the runtime. The copy that a thread of its
+        // own needs is cheap beside it; `block_in_place` would do without, but then no timeout could end the wait.
+        let work = match request.task {
+            Task::Consolidate { entries, sentences } => {
+                let entries = entries.to_vec();
+                tokio::task::spawn_blocking(move || extractive::consolidate(&entries, sentences))
+            }
+            Task::Meta { summary, sentences } => {
+                let summary = summary.to_owned();
+                tokio::task::spawn_blocking(move || extractive::compress(&summary, sentences))
+            }
+        };
+        // The error's text may quote a panic, and that the conversation.
+        let text = work
+            .await
+            .map_err(|_| Cause::Protocol("the built-in summariser failed".to_owned()))?;
+        Ok(Completion {
+            text,
+            finish: Finish::Complete,
+            usage: Usage::default(),
+        })
+    }
+}
