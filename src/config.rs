@@ -277,8 +277,7 @@ impl Settings {
     #[must_use]
     pub fn uses_only_extractive(&self) -> bool {
         self.consolidation_pool().is_some_and(|pool| {
-            self.providers_of(pool)
-                .all(|(_, provider)| provider.kind == ProviderKind::Extractive)
+            self.providers_of(pool).all(|(_, provider)| provider.kind == ProviderKind::Extractive)
         })
     }
 

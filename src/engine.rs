@@ -15,7 +15,10 @@ use tokio_util::task::TaskTracker;
 pub use crate::storage::messages::{Page, StoredMessage};
 pub use crate::storage::sessions::After;
 
-pub mod consolidate;
+pub(crate) use chain::Chain;
+
+mod chain;
+mod consolidate;
 mod memory;
 pub mod recall;
 mod record;
@@ -108,13 +111,7 @@ impl MemoryService {
     /// A service over this store and these models.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, llm: Arc<dyn Llm>, rules: Rules) -> Self {
-        Self {
-            store,
-            llm,
-            rules: Arc::new(rules),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
-        }
+        Self { store, llm, rules: Arc::new(rules), tasks: TaskTracker::new(), stop: CancellationToken::new() }
     }
 
     /// Whether it can work.
@@ -129,10 +126,7 @@ impl MemoryService {
         if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
             self.stop.cancel();
             // What is left to do is one statement per session.
-            if tokio::time::timeout(Duration::from_secs(5), self.tasks.wait())
-                .await
-                .is_err()
-            {
+            if tokio::time::timeout(Duration::from_secs(5), self.tasks.wait()).await.is_err() {
                 tracing::warn!(
                     tasks = self.tasks.len(),
                     "consolidations did not end; their leases will expire"

@@ -28,23 +28,14 @@ mod users;
 pub fn router(service: MemoryService, max_body_bytes: usize) -> Router {
     Router::new()
         .route("/sessions", get(sessions::list))
-        .route(
-            "/sessions/{session_id}",
-            get(sessions::get).patch(sessions::patch).delete(sessions::erase),
-        )
+        .route("/sessions/{session_id}", get(sessions::get).patch(sessions::patch).delete(sessions::erase))
         .route("/sessions/{session_id}/exchanges", post(exchanges::record))
         .route("/sessions/{session_id}/context", post(contexts::build))
         .route("/sessions/{session_id}/messages", get(messages::list))
-        .route(
-            "/sessions/{session_id}/consolidations",
-            post(consolidations::consolidate),
-        )
+        .route("/sessions/{session_id}/consolidations", post(consolidations::consolidate))
         .route("/sessions/{session_id}/revisions", get(revisions::list))
         .route("/sessions/{session_id}/revisions/{revision}", get(revisions::get))
-        .route(
-            "/sessions/{session_id}/revisions/{revision}/restore",
-            post(revisions::restore),
-        )
+        .route("/sessions/{session_id}/revisions/{revision}/restore", post(revisions::restore))
         .route("/users/{user_id}", axum::routing::delete(users::erase))
         .route("/users/{user_id}/memory", get(memory::read).put(memory::write))
         .route("/users/{user_id}/memory/revisions", get(memory::revisions))
@@ -55,10 +46,7 @@ pub fn router(service: MemoryService, max_body_bytes: usize) -> Router {
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::no_method)
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(middleware::from_fn_with_state(
-            error::MaxBody(max_body_bytes),
-            error::with_limits,
-        ))
+        .layer(middleware::from_fn_with_state(error::MaxBody(max_body_bytes), error::with_limits))
         .layer(DefaultBodyLimit::max(max_body_bytes))
         .layer(middleware::from_fn(request_id::layer))
 }

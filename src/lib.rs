@@ -6,11 +6,17 @@
 //!
 //! - [`domain`]: types and rules, without I/O, clock or randomness: when consolidation is due, where a cut is safe,
 //!   how a context is assembled.
+//! - [`storage`]: the store, as small traits; Postgres and SQLite behind them. All SQL is here.
 //! - [`llm`]: the talk with models: pools, providers, prompts, the gate.
+//! - [`engine`]: the memory service, over any store and any models.
+//! - [`http`]: the interface. Its route table shows it on one screen.
+//! - [`app`]: where the parts are put together. [`config`] has every setting, [`telemetry`] the log.
 
+pub mod app;
 pub mod config;
 pub mod domain;
 pub mod engine;
 pub mod http;
 pub mod llm;
 pub mod storage;
+pub mod telemetry;

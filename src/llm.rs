@@ -132,11 +132,7 @@ impl fmt::Display for LlmError {
         write!(f, "no model of pool \"{}\" brought a summary", self.pool)?;
         for (index, attempt) in self.attempts.iter().enumerate() {
             let separator = if index == 0 { ": " } else { "; " };
-            write!(
-                f,
-                "{separator}{}: {} (after {:?})",
-                attempt.model, attempt.cause, attempt.duration
-            )?;
+            write!(f, "{separator}{}: {} (after {:?})", attempt.model, attempt.cause, attempt.duration)?;
         }
         Ok(())
     }

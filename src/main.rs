@@ -1,2 +1,152 @@
-//! precis
-fn main() {}
+//! The command line: settings, and what to do with them.
+#![expect(clippy::print_stdout, reason = "what a command prints is its result")]
+
+use clap::{Args, Parser, Subcommand};
+use precis::app::{self, App};
+use precis::config::{Flag, Loaded, Settings, Sources};
+use precis::{http, telemetry};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A memory for LLM agents that fits their context window.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(flatten)]
+    settings: SettingsArgs,
+    #[command(flatten)]
+    serve: ServeArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// Where settings come from, beside the environment.
+#[derive(Args)]
+struct SettingsArgs {
+    /// Settings file; precis.toml in the working directory, if it is there, where this is left out
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Address to listen on (server.bind)
+    #[arg(long, global = true, value_name = "ADDRESS:PORT")]
+    bind: Option<String>,
+    /// Database to use (database.url). A password in it shows in the list of processes; in the environment variable
+    /// `DATABASE_URL` it does not
+    #[arg(long, global = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// What is logged (log.filter), for example debug
+    #[arg(long, global = true, value_name = "FILTER")]
+    log_filter: Option<String>,
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    /// Leave the schema as it is; bring it up to date with `precis migrate`
+    #[arg(long)]
+    no_migrate: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the service; what happens without a command too
+    Serve(ServeArgs),
+    /// Bring the schema of the database up to date
+    Migrate,
+    /// Print the settings in force, with where each comes from
+    Config,
+    /// Print the OpenAPI document
+    Openapi,
+    /// Ask the service at server.bind whether it is ready: exit status 0 or 1
+    Health,
+}
+
+impl SettingsArgs {
+    fn load(self) -> Result<Loaded, Box<dyn Error>> {
+        let flags = [
+            ("server.bind", self.bind, "--bind"),
+            ("database.url", self.database_url, "--database-url"),
+            ("log.filter", self.log_filter, "--log-filter"),
+        ];
+        let flags =
+            flags.into_iter().filter_map(|(path, value, name)| Some(Flag { path, value: value?, name }));
+        Ok(Settings::load(&Sources::of_process(self.config, flags.collect()))?)
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Cli::parse()).await {
+        Ok(code) => code,
+        Err(error) => {
+            let mut text = error.to_string();
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                text = format!("{text}: {error}");
+                cause = error.source();
+            }
+            eprintln!("precis: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
+    match cli.command {
+        None => serve(&cli.settings.load()?.settings, &cli.serve).await?,
+        Some(Command::Serve(args)) => serve(&cli.settings.load()?.settings, &args).await?,
+        Some(Command::Migrate) => {
+            let settings = cli.settings.load()?.settings;
+            telemetry::start(&settings.log)?;
+            let store = app::store(&settings).await?;
+            store.migrate().await?;
+            store.close().await;
+        }
+        Some(Command::Config) => print!("{}", cli.settings.load()?),
+        Some(Command::Openapi) => print!("{}", http::openapi::json()?),
+        Some(Command::Health) => return Ok(health(&cli.settings.load()?.settings).await),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(settings: &Settings, args: &ServeArgs) -> Result<(), Box<dyn Error>> {
+    telemetry::start(&settings.log)?;
+    // Before anything else, so that a signal during the start is not lost.
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let app = App::new(settings, !args.no_migrate).await?;
+    let listener = app.listen().await?;
+    if settings.uses_only_extractive() {
+        tracing::info!(
+            "summaries are made by the built-in extractive summariser; a real model writes better ones: \
+             set one in [llm], see precis.example.toml"
+        );
+    }
+    tracing::info!(database = %settings.database.url, "listening on http://{}", listener.local_addr()?);
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    Ok(app.serve(listener, stop).await?)
+}
+
+/// For a container's health check: images have no curl.
+async fn health(settings: &Settings) -> ExitCode {
+    let ask = async {
+        let mut address = settings.server.bind;
+        if address.ip().is_unspecified() {
+            address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+        }
+        let http = precis::llm::openai::http_client(Duration::from_secs(1)).ok()?;
+        http.get(format!("http://{address}/readyz")).timeout(Duration::from_secs(3)).send().await.ok()
+    };
+    match ask.await {
+        Some(response) if response.status().is_success() => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}

@@ -99,11 +99,7 @@ impl From<sqlx::Error> for StoreError {
             }),
             _ => false,
         };
-        if unavailable {
-            Self::Unavailable(error)
-        } else {
-            Self::Refused(error)
-        }
+        if unavailable { Self::Unavailable(error) } else { Self::Refused(error) }
     }
 }
 
@@ -125,8 +121,6 @@ pub async fn connect(url: &str, options: &Options) -> Result<Arc<dyn Store>, Sto
     match url.split_once(':') {
         Some(("postgres" | "postgresql", _)) => Ok(Arc::new(postgres::Postgres::connect(url, options)?)),
         Some(("sqlite", _)) => Ok(Arc::new(sqlite::Sqlite::connect(url, options).await?)),
-        _ => Err(StoreError::Url(
-            "must begin with postgres:, postgresql: or sqlite:".to_owned(),
-        )),
+        _ => Err(StoreError::Url("must begin with postgres:, postgresql: or sqlite:".to_owned())),
     }
 }

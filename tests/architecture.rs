@@ -32,10 +32,8 @@ const BACKENDS: &[(&str, &[&str])] = &[
     ("llm", &["anthropic", "breaker", "extractive", "openai", "pool"]),
 ];
 
-const MIRRORS: &[(&str, &str)] = &[
-    ("src/storage/postgres", "src/storage/sqlite"),
-    ("migrations/postgres", "migrations/sqlite"),
-];
+const MIRRORS: &[(&str, &str)] =
+    &[("src/storage/postgres", "src/storage/sqlite"), ("migrations/postgres", "migrations/sqlite")];
 
 /// Routes that are about the interface and no part of it.
 const UNDOCUMENTED: &[&str] = &["/docs", "/openapi.json"];
@@ -64,9 +62,7 @@ fn what_mirrors_each_other_has_the_same_name() {
     assert_none(MIRRORS.iter().flat_map(|(one, other)| {
         let (ours, theirs) = (names(one), names(other));
         let missing = |from: &BTreeSet<String>, of: &BTreeSet<String>, folder: &str| {
-            of.difference(from)
-                .map(|name| format!("{folder}/{name} is missing"))
-                .collect::<Vec<_>>()
+            of.difference(from).map(|name| format!("{folder}/{name} is missing")).collect::<Vec<_>>()
         };
         [missing(&ours, &theirs, one), missing(&theirs, &ours, other)].concat()
     }));
@@ -78,16 +74,10 @@ fn the_document_names_the_routes_of_the_table() {
     let document = std::fs::read_to_string(root().join("openapi/openapi.json")).unwrap();
     let document = documented(&serde_json::from_str(&document).unwrap());
     let missing = |from: &BTreeSet<_>, of: &BTreeSet<_>, place| {
-        of.difference(from)
-            .map(|route| format!("{place}: {route} is missing"))
-            .collect::<Vec<_>>()
+        of.difference(from).map(|route| format!("{place}: {route} is missing")).collect::<Vec<_>>()
     };
     let of_document = missing(&document, &table, "openapi/openapi.json");
-    assert_none(
-        [of_document, missing(&table, &document, "src/http.rs")]
-            .concat()
-            .into_iter(),
-    );
+    assert_none([of_document, missing(&table, &document, "src/http.rs")].concat().into_iter());
 }
 
 fn assert_none(violations: impl Iterator<Item = String>) {
@@ -108,10 +98,7 @@ fn sources() -> Vec<(String, String)> {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
-                sources.push((
-                    path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned(),
-                    text,
-                ));
+                sources.push((path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned(), text));
             }
         }
     }
@@ -121,10 +108,7 @@ fn sources() -> Vec<(String, String)> {
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect()
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 fn names(folder: &str) -> BTreeSet<String> {
@@ -132,19 +116,13 @@ fn names(folder: &str) -> BTreeSet<String> {
     if !folder.exists() {
         return BTreeSet::new();
     }
-    entries(&folder)
-        .iter()
-        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
-        .collect()
+    entries(&folder).iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
 }
 
 /// The module that a file holds: `src/llm/pool.rs` is `["llm", "pool"]`, `src/lib.rs` is `[]`.
 fn module(file: &str) -> Vec<String> {
     let path = file.trim_start_matches("src/").trim_end_matches(".rs");
-    path.split('/')
-        .filter(|name| *name != "lib")
-        .map(str::to_owned)
-        .collect()
+    path.split('/').filter(|name| *name != "lib").map(str::to_owned).collect()
 }
 
 fn layer(file: &str) -> String {
@@ -155,14 +133,11 @@ fn shape(file: &str, text: &str) -> Vec<String> {
     let lines = text.lines().count();
     let mut violations = Vec::new();
     if lines > MAX_LINES {
-        violations.push(format!(
-            "{file}:{lines}: more than {MAX_LINES} lines: which two ideas does it hold?"
-        ));
+        violations
+            .push(format!("{file}:{lines}: more than {MAX_LINES} lines: which two ideas does it hold?"));
     }
     if !text.starts_with("//!") {
-        violations.push(format!(
-            "{file}:1: begins without a module comment (//!) that says why it exists"
-        ));
+        violations.push(format!("{file}:1: begins without a module comment (//!) that says why it exists"));
     }
     if file.ends_with("/mod.rs") {
         violations.push(format!("{file}:1: no mod.rs: call it after its folder"));
@@ -172,12 +147,8 @@ fn shape(file: &str, text: &str) -> Vec<String> {
 
 fn sql(file: &str, text: &str) -> Vec<String> {
     let words = words(&blank(text));
-    let outside = words
-        .into_iter()
-        .filter(|word| word.text == "sqlx" && layer(file) != "storage");
-    outside
-        .map(|word| format!("{file}:{}: sqlx outside of storage", word.line))
-        .collect()
+    let outside = words.into_iter().filter(|word| word.text == "sqlx" && layer(file) != "storage");
+    outside.map(|word| format!("{file}:{}: sqlx outside of storage", word.line)).collect()
 }
 
 fn arrows(file: &str, text: &str) -> Vec<String> {
@@ -196,14 +167,8 @@ fn arrows(file: &str, text: &str) -> Vec<String> {
         let (Some(to), rest) = (path.first(), path.get(1)) else {
             continue;
         };
-        let backends = BACKENDS
-            .iter()
-            .find(|(module, _)| from == "engine" && module == to);
-        let place = format!(
-            "{file}:{}: {from} -> {to} (crate::{})",
-            reference.line,
-            path.join("::")
-        );
+        let backends = BACKENDS.iter().find(|(module, _)| from == "engine" && module == to);
+        let place = format!("{file}:{}: {from} -> {to} (crate::{})", reference.line, path.join("::"));
         if *to != from && !allowed.contains(to) {
             violations.push(format!("{place}: only {allowed:?} allowed"));
         } else if backends
@@ -220,16 +185,8 @@ fn routes(text: &str) -> BTreeSet<String> {
     let text = blank_comments(text);
     let mut found = BTreeSet::new();
     for route in text.split(".route(").skip(1) {
-        let (path, handlers) = route
-            .trim_start()
-            .strip_prefix('"')
-            .unwrap()
-            .split_once('"')
-            .unwrap();
-        if UNDOCUMENTED
-            .iter()
-            .any(|prefix| path == *prefix || path.starts_with(&format!("{prefix}/")))
-        {
+        let (path, handlers) = route.trim_start().strip_prefix('"').unwrap().split_once('"').unwrap();
+        if UNDOCUMENTED.iter().any(|prefix| path == *prefix || path.starts_with(&format!("{prefix}/"))) {
             continue;
         }
         let (words, mut depth) = (words(handlers), 0);
@@ -253,11 +210,7 @@ fn routes(text: &str) -> BTreeSet<String> {
 fn documented(document: &serde_json::Value) -> BTreeSet<String> {
     let paths = document["paths"].as_object().unwrap().iter();
     let operations = paths.flat_map(|(path, item)| {
-        let methods = item
-            .as_object()
-            .unwrap()
-            .keys()
-            .filter(|key| METHODS.contains(&key.as_str()));
+        let methods = item.as_object().unwrap().keys().filter(|key| METHODS.contains(&key.as_str()));
         methods.map(move |method| format!("{method} {path}"))
     });
     operations.collect()
@@ -271,13 +224,8 @@ mod checker {
     fn broken(file: &str, text: &str) -> Vec<String> {
         let violations = arrows(file, text).into_iter();
         let short = violations.map(|violation| {
-            let place = violation
-                .strip_prefix(&format!("{file}:"))
-                .unwrap()
-                .split(" (")
-                .next()
-                .unwrap()
-                .to_owned();
+            let place =
+                violation.strip_prefix(&format!("{file}:")).unwrap().split(" (").next().unwrap().to_owned();
             place.replacen(':', "", 1)
         });
         short.collect()
@@ -285,36 +233,18 @@ mod checker {
 
     #[test]
     fn catches_an_arrow_that_runs_back() {
-        assert_eq!(
-            broken("src/domain/id.rs", "//!\n\nuse crate::storage::Store;"),
-            ["3 domain -> storage"]
-        );
-        assert_eq!(
-            broken("src/storage.rs", "use crate::llm::Llm;"),
-            ["1 storage -> llm"]
-        );
-        assert_eq!(
-            broken("src/http.rs", "fn a(s: &dyn crate::storage::Store) {}"),
-            ["1 http -> storage"]
-        );
-        assert_eq!(
-            broken("src/llm.rs", "pub(in crate::http) fn a() {}"),
-            ["1 llm -> http"]
-        );
+        assert_eq!(broken("src/domain/id.rs", "//!\n\nuse crate::storage::Store;"), ["3 domain -> storage"]);
+        assert_eq!(broken("src/storage.rs", "use crate::llm::Llm;"), ["1 storage -> llm"]);
+        assert_eq!(broken("src/http.rs", "fn a(s: &dyn crate::storage::Store) {}"), ["1 http -> storage"]);
+        assert_eq!(broken("src/llm.rs", "pub(in crate::http) fn a() {}"), ["1 llm -> http"]);
         assert_eq!(broken("src/config.rs", "use crate::app;"), ["1 config -> app"]);
         assert_eq!(broken("src/domain.rs", "use crate::*;"), ["1 domain -> *"]);
     }
 
     #[test]
     fn follows_super_out_of_the_module() {
-        assert_eq!(
-            broken("src/domain/id.rs", "use super::super::http::X;"),
-            ["1 domain -> http"]
-        );
-        assert_eq!(
-            broken("src/domain/id.rs", "use super::message::Message;"),
-            [""; 0]
-        );
+        assert_eq!(broken("src/domain/id.rs", "use super::super::http::X;"), ["1 domain -> http"]);
+        assert_eq!(broken("src/domain/id.rs", "use super::message::Message;"), [""; 0]);
         let nested = "mod a {\n fn f() {}\n mod b { use super::super::super::super::llm::Llm; } }\nuse super::session::S;";
         assert_eq!(broken("src/domain/id.rs", nested), ["3 domain -> llm"]);
     }
@@ -336,18 +266,9 @@ mod checker {
             broken("src/engine/a.rs", "use crate::storage::{Store, sqlite::S};"),
             ["1 engine -> storage"]
         );
-        assert_eq!(
-            broken("src/engine/a.rs", "use crate::llm::*;"),
-            ["1 engine -> llm"]
-        );
-        assert_eq!(
-            broken("src/engine/a.rs", "use crate::llm::{Llm, pool};"),
-            ["1 engine -> llm"]
-        );
-        assert_eq!(
-            broken("src/engine/a.rs", "use crate::{llm::Llm, storage::Store};"),
-            [""; 0]
-        );
+        assert_eq!(broken("src/engine/a.rs", "use crate::llm::*;"), ["1 engine -> llm"]);
+        assert_eq!(broken("src/engine/a.rs", "use crate::llm::{Llm, pool};"), ["1 engine -> llm"]);
+        assert_eq!(broken("src/engine/a.rs", "use crate::{llm::Llm, storage::Store};"), [""; 0]);
     }
 
     #[test]
@@ -356,19 +277,13 @@ mod checker {
              const A: &str = \"\\\" crate::http::a\";\nconst B: &[u8] = br#\"\" crate::http::a\"#;\n\
              fn f<'a>(x: &'a str) { ['\"', '\\'', '\\u{1f}']; r#type::a(); }\n";
         assert_eq!(broken("src/domain.rs", text), [""; 0]);
-        assert_eq!(
-            broken("src/domain.rs", &format!("{text}use crate::http;")),
-            ["6 domain -> http"]
-        );
+        assert_eq!(broken("src/domain.rs", &format!("{text}use crate::http;")), ["6 domain -> http"]);
     }
 
     #[test]
     fn wants_a_rule_for_each_module() {
         assert_eq!(arrows("src/attic/a.rs", "").len(), 1);
-        assert_eq!(
-            arrows("src/app.rs", "use crate::{attic, http, storage::postgres};").len(),
-            0
-        );
+        assert_eq!(arrows("src/app.rs", "use crate::{attic, http, storage::postgres};").len(), 0);
     }
 
     #[test]
@@ -377,24 +292,15 @@ mod checker {
             sql("src/engine.rs", "// sqlx::query\nuse sqlx::query;"),
             ["src/engine.rs:2: sqlx outside of storage"]
         );
-        assert_eq!(
-            sql("src/app.rs", "fn a() -> Result<(), ::sqlx::Error> {}").len(),
-            1
-        );
+        assert_eq!(sql("src/app.rs", "fn a() -> Result<(), ::sqlx::Error> {}").len(), 1);
         assert_eq!(sql("src/storage.rs", "use sqlx::query;").len(), 0);
         assert_eq!(sql("src/storage/sqlite/session.rs", "use sqlx::query;").len(), 0);
     }
 
     #[test]
     fn catches_long_and_nameless_files() {
-        assert_eq!(
-            shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(399))),
-            [""; 0]
-        );
-        assert_eq!(
-            shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(400))).len(),
-            1
-        );
+        assert_eq!(shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(399))), [""; 0]);
+        assert_eq!(shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(400))).len(), 1);
         assert_eq!(shape("src/a.rs", "// Why.\n").len(), 1);
         assert_eq!(shape("src/a/mod.rs", "//! Why.\n").len(), 1);
     }
@@ -406,10 +312,7 @@ mod checker {
              .route(\n\"/a/{id}/b\",\naxum::routing::post(b),\n)\n\
              .route(\"/docs/{*rest}\", get(c)).route(\"/openapi.json\", get(d)).fallback(delete(e))";
         let table = routes(table);
-        assert_eq!(
-            Vec::from_iter(&table),
-            ["get /a/{id}", "post /a/{id}/b", "put /a/{id}"]
-        );
+        assert_eq!(Vec::from_iter(&table), ["get /a/{id}", "post /a/{id}/b", "put /a/{id}"]);
         let document = serde_json::json!({"paths": {
             "/a/{id}": {"parameters": [], "get": {}, "put": {}},
             "/a/{id}/b": {"post": {}},

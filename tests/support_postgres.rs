@@ -15,23 +15,14 @@ async fn connect(url: &str) -> PgConnection {
 /// With a connection left open, as a pool leaves them.
 async fn migrate(url: String) {
     let mut connection = connect(&url).await;
-    connection
-        .execute("CREATE TABLE words (word text)")
-        .await
-        .unwrap();
-    connection
-        .execute("INSERT INTO words VALUES ('first')")
-        .await
-        .unwrap();
+    connection.execute("CREATE TABLE words (word text)").await.unwrap();
+    connection.execute("INSERT INTO words VALUES ('first')").await.unwrap();
     std::mem::forget(connection);
 }
 
 async fn words(database: &TestDatabase) -> Vec<String> {
     let mut connection = connect(&database.url()).await;
-    sqlx::query_scalar("SELECT word FROM words ORDER BY word")
-        .fetch_all(&mut connection)
-        .await
-        .unwrap()
+    sqlx::query_scalar("SELECT word FROM words ORDER BY word").fetch_all(&mut connection).await.unwrap()
 }
 
 #[tokio::test]
@@ -39,10 +30,7 @@ async fn two_databases_are_separate() {
     let one = TestDatabase::create("trivial", migrate).await;
     let two = TestDatabase::create("trivial", migrate).await;
     let mut connection = connect(&one.url()).await;
-    connection
-        .execute("INSERT INTO words VALUES ('second')")
-        .await
-        .unwrap();
+    connection.execute("INSERT INTO words VALUES ('second')").await.unwrap();
     assert_eq!(words(&one).await, ["first", "second"]);
     assert_eq!(words(&two).await, ["first"]);
 }
@@ -80,11 +68,7 @@ async fn a_failed_migration_leaves_no_template() {
         let schema = schema.clone();
         tokio::spawn(async move {
             TestDatabase::create(&schema, async |url| {
-                connect(&url)
-                    .await
-                    .execute("CREATE TABLE words (half int)")
-                    .await
-                    .unwrap();
+                connect(&url).await.execute("CREATE TABLE words (half int)").await.unwrap();
                 panic!("half a migration");
             })
             .await

@@ -58,19 +58,10 @@ impl Default for Memory {
 
 impl Default for Llm {
     fn default() -> Self {
-        let provider = Provider {
-            kind: ProviderKind::Extractive,
-            ..Provider::default()
-        };
-        let model = Model {
-            provider: EXTRACTIVE.to_owned(),
-            model: EXTRACTIVE.to_owned(),
-            ..Model::default()
-        };
-        let pool = Pool {
-            models: vec![EXTRACTIVE.to_owned()],
-            ..Pool::default()
-        };
+        let provider = Provider { kind: ProviderKind::Extractive, ..Provider::default() };
+        let model =
+            Model { provider: EXTRACTIVE.to_owned(), model: EXTRACTIVE.to_owned(), ..Model::default() };
+        let pool = Pool { models: vec![EXTRACTIVE.to_owned()], ..Pool::default() };
         Self {
             default_pool: "default".to_owned(),
             providers: BTreeMap::from([(EXTRACTIVE.to_owned(), provider)]),
@@ -82,11 +73,7 @@ impl Default for Llm {
 
 impl Default for Provider {
     fn default() -> Self {
-        Self {
-            kind: ProviderKind::OpenAi,
-            base_url: None,
-            api_key: None,
-        }
+        Self { kind: ProviderKind::OpenAi, base_url: None, api_key: None }
     }
 }
 
@@ -105,18 +92,12 @@ impl Default for Model {
 
 impl Default for Pool {
     fn default() -> Self {
-        Self {
-            models: Vec::new(),
-            deadline: Duration::from_mins(1),
-        }
+        Self { models: Vec::new(), deadline: Duration::from_mins(1) }
     }
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self {
-            format: LogFormat::Auto,
-            filter: "info".to_owned(),
-        }
+        Self { format: LogFormat::Auto, filter: "info".to_owned() }
     }
 }

@@ -94,11 +94,8 @@ impl KnownKeys {
             meta_system: text(),
             meta_user: text(),
         };
-        let provider = Provider {
-            base_url: text(),
-            api_key: Some(Secret::Env(String::new())),
-            ..Provider::default()
-        };
+        let provider =
+            Provider { base_url: text(), api_key: Some(Secret::Env(String::new())), ..Provider::default() };
         sample.llm.providers = BTreeMap::from([(ANY.to_owned(), provider)]);
         sample.llm.models = BTreeMap::from([(ANY.to_owned(), Model::default())]);
         sample.llm.pools = BTreeMap::from([(ANY.to_owned(), Pool::default())]);
@@ -135,19 +132,13 @@ impl KnownKeys {
             let mut parts = pattern.0.iter().zip(&key.0);
             pattern.0.len() >= key.0.len() && parts.all(|(pattern, part)| pattern == ANY || pattern == part)
         };
-        let exact = self
-            .0
-            .iter()
-            .find(|(pattern, _)| pattern.0.len() == key.0.len() && begins(pattern));
+        let exact = self.0.iter().find(|(pattern, _)| pattern.0.len() == key.0.len() && begins(pattern));
         if let Some((_, kind)) = exact {
             return coerce(*kind, value).map(Some);
         }
         match self.0.iter().rfind(|(pattern, _)| begins(pattern)) {
             Some(_) if matches!(value.kind, ValueKind::Table(_)) => Ok(None),
-            Some((pattern, _)) => Err(format!(
-                "is a section: set its keys, such as {}",
-                shown(pattern, key)
-            )),
+            Some((pattern, _)) => Err(format!("is a section: set its keys, such as {}", shown(pattern, key))),
             None => Err(self.unknown(key)),
         }
     }
@@ -162,16 +153,9 @@ impl KnownKeys {
         // The nearest section that exists says what may stand in it.
         let depth = |pattern: &Key| {
             let parts = pattern.0.iter().zip(&key.0);
-            parts
-                .take_while(|(pattern, part)| *pattern == ANY || pattern == part)
-                .count()
+            parts.take_while(|(pattern, part)| *pattern == ANY || pattern == part).count()
         };
-        let deepest = self
-            .0
-            .iter()
-            .map(|(pattern, _)| depth(pattern))
-            .max()
-            .unwrap_or_default();
+        let deepest = self.0.iter().map(|(pattern, _)| depth(pattern)).max().unwrap_or_default();
         let mut names: Vec<&str> = self
             .0
             .iter()
@@ -191,15 +175,11 @@ impl KnownKeys {
 
 /// A known key with the names that the user wrote.
 fn shown(pattern: &Key, written: &Key) -> String {
-    let parts = pattern
-        .0
-        .iter()
-        .enumerate()
-        .map(|(index, part)| match written.0.get(index) {
-            Some(name) if part == ANY => name.clone(),
-            None if part == ANY => "name".to_owned(),
-            _ => part.clone(),
-        });
+    let parts = pattern.0.iter().enumerate().map(|(index, part)| match written.0.get(index) {
+        Some(name) if part == ANY => name.clone(),
+        None if part == ANY => "name".to_owned(),
+        _ => part.clone(),
+    });
     Key(parts.collect()).to_string()
 }
 
@@ -280,10 +260,7 @@ mod tests {
             &problems,
             "port (precis.toml): unknown key: the sections are consolidation, database, llm",
         );
-        assert_one(
-            &problems,
-            "log.colour (precis.toml): unknown key: log has filter, format",
-        );
+        assert_one(&problems, "log.colour (precis.toml): unknown key: log has filter, format");
         assert_one(
             &problems,
             "server.bind.port (precis.toml): unknown key: server.bind is a value, not a section",
@@ -302,10 +279,7 @@ mod tests {
             let key = key.to_string();
             let built_in =
                 key.starts_with("llm.providers.extractive") || key.starts_with("llm.models.extractive");
-            assert!(
-                loaded.origins.contains_key(&key) || value.is_null() || built_in,
-                "{key} is missing"
-            );
+            assert!(loaded.origins.contains_key(&key) || value.is_null() || built_in, "{key} is missing");
         }
 
         let lines = EXAMPLE.lines().map(|line| match line.strip_prefix('#') {
@@ -316,10 +290,8 @@ mod tests {
         for (key, _) in KnownKeys::new().0 {
             let name = key.to_string().replace("\"*\".", "\0");
             let (section, setting) = name.split_once('\0').unwrap_or((&name, ""));
-            let mut shown = loaded
-                .origins
-                .keys()
-                .filter(|key| key.starts_with(section) && key.ends_with(setting));
+            let mut shown =
+                loaded.origins.keys().filter(|key| key.starts_with(section) && key.ends_with(setting));
             let other_form = name.ends_with("api_key") || name.ends_with("api_key.file");
             assert!(shown.next().is_some() || other_form, "{name} is missing");
         }

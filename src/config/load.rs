@@ -81,9 +81,7 @@ pub struct ConfigErrors {
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the settings are not valid")?;
-        self.problems
-            .iter()
-            .try_for_each(|problem| write!(f, "\n  {problem}"))
+        self.problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
     }
 }
 
@@ -108,17 +106,12 @@ impl Settings {
         })?;
         let known = KnownKeys::new();
         let mut origins = BTreeMap::new();
-        let mut sound: Vec<Leaf> = BUILT_IN
-            .map(|(path, text)| Leaf::new(Key::dotted(path), text, None))
-            .into();
+        let mut sound: Vec<Leaf> =
+            BUILT_IN.map(|(path, text)| Leaf::new(Key::dotted(path), text, None)).into();
         for leaf in merged {
             let key = leaf.key.to_string();
             // The file's values are the ones without a mark: they were parsed from text without a name.
-            let origin = leaf
-                .value
-                .origin()
-                .map(str::to_owned)
-                .or_else(|| file_name.clone());
+            let origin = leaf.value.origin().map(str::to_owned).or_else(|| file_name.clone());
             // A section is there even if all that stands in it is wrong, or nothing: others may refer to it.
             sound.extend(known.named_section(&leaf.key).map(Leaf::section));
             match try_alone(leaf, &known) {
@@ -146,11 +139,7 @@ impl Settings {
             findings.retain(|finding| finding.keys.iter().all(|key| !failed.contains(key)));
             problems.extend(findings.into_iter().map(|finding| finding.into_problem(&origins)));
         }
-        if problems.is_empty() {
-            Ok(Loaded { settings, origins })
-        } else {
-            Err(ConfigErrors { problems })
-        }
+        if problems.is_empty() { Ok(Loaded { settings, origins }) } else { Err(ConfigErrors { problems }) }
     }
 }
 
@@ -184,10 +173,7 @@ impl From<&ConfigError> for Finding {
             ConfigError::At { key, .. } | ConfigError::Type { key, .. } => key.clone(),
             _ => None,
         };
-        Self {
-            keys: vec![key.unwrap_or_default()],
-            message: explain(error),
-        }
+        Self { keys: vec![key.unwrap_or_default()], message: explain(error) }
     }
 }
 
@@ -195,10 +181,7 @@ impl Settings {
     /// Puts in what validation has made certain: default URLs, and the keys of the providers in use.
     fn complete(&mut self, environment: &[(String, String)]) -> Vec<Finding> {
         let pools = [self.consolidation_pool(), self.meta_pool()];
-        let used = pools
-            .into_iter()
-            .flatten()
-            .flat_map(|pool| self.providers_of(pool));
+        let used = pools.into_iter().flatten().flat_map(|pool| self.providers_of(pool));
         let used: BTreeSet<String> = used.map(|(name, _)| name.to_owned()).collect();
         let mut findings = Vec::new();
         for (name, provider) in &mut self.llm.providers {
@@ -217,10 +200,7 @@ impl Settings {
                         Secret::Env(_) => key.child("env"),
                         Secret::File(_) => key.child("file"),
                     };
-                    findings.push(Finding {
-                        keys: vec![key.to_string()],
-                        message,
-                    });
+                    findings.push(Finding { keys: vec![key.to_string()], message });
                 }
             }
         }

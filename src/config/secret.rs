@@ -81,7 +81,7 @@ impl Secret {
         let text = text.trim();
         if text.is_empty() {
             return Err(
-                "the key is empty: set it, or leave api_key out if the server asks for none".to_owned(),
+                "the key is empty: set it, or leave api_key out if the server asks for none".to_owned()
             );
         }
         if text.chars().any(char::is_control) {
@@ -124,9 +124,7 @@ impl DatabaseUrl {
     /// Whether the Postgres store takes it.
     #[must_use]
     pub fn is_postgres(&self) -> bool {
-        ["postgres://", "postgresql://"]
-            .iter()
-            .any(|scheme| self.expose().starts_with(scheme))
+        ["postgres://", "postgresql://"].iter().any(|scheme| self.expose().starts_with(scheme))
     }
 
     /// Whether one of the stores takes it.
@@ -164,12 +162,7 @@ impl fmt::Display for DatabaseUrl {
             write!(f, ":{port}")?;
         }
         f.write_str(url.path())?;
-        for (index, parameter) in url
-            .query()
-            .into_iter()
-            .flat_map(|query| query.split('&'))
-            .enumerate()
-        {
+        for (index, parameter) in url.query().into_iter().flat_map(|query| query.split('&')).enumerate() {
             f.write_str(if index == 0 { "?" } else { "&" })?;
             // A name with an escape in it may be "password" as well.
             let secret = |name: &str| name.to_ascii_lowercase().contains("pass") || name.contains('%');
@@ -206,39 +199,19 @@ mod tests {
     fn key_of(loaded: &Loaded) -> &str {
         let provider = &loaded.settings.llm.providers["openai"];
         assert_eq!(provider.base_url.as_deref(), Some("https://api.openai.com/v1"));
-        provider
-            .api_key
-            .as_ref()
-            .unwrap()
-            .value()
-            .unwrap()
-            .expose_secret()
+        provider.api_key.as_ref().unwrap().value().unwrap().expose_secret()
     }
 
     #[test]
     fn keys_are_found_where_the_settings_say() {
         assert_eq!(key_of(&with_key("api_key = 'sk-1'").load()), "sk-1");
-        let digits = [
-            ("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY", "00123"),
-            ("UNUSED", "x"),
-        ];
-        let loaded = with_key("api_key = { env = 'UNUSED' }")
-            .environment(&digits)
-            .load();
-        assert_eq!(
-            key_of(&loaded),
-            "00123",
-            "text as it is, over the table of the file"
-        );
-        let loaded = with_key("api_key = { env = 'OPENAI_API_KEY' }")
-            .environment(&[("OPENAI_API_KEY", "007")])
-            .load();
+        let digits = [("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY", "00123"), ("UNUSED", "x")];
+        let loaded = with_key("api_key = { env = 'UNUSED' }").environment(&digits).load();
+        assert_eq!(key_of(&loaded), "00123", "text as it is, over the table of the file");
+        let loaded =
+            with_key("api_key = { env = 'OPENAI_API_KEY' }").environment(&[("OPENAI_API_KEY", "007")]).load();
         assert_eq!(key_of(&loaded), "007");
-        assert!(
-            loaded
-                .to_string()
-                .contains("llm.providers.openai.api_key = \"[redacted]\"  # /")
-        );
+        assert!(loaded.to_string().contains("llm.providers.openai.api_key = \"[redacted]\"  # /"));
 
         let world = with_key("api_key = { env = 'ABSENT' }");
         let path = world.directory.path().join("key");
@@ -247,10 +220,7 @@ mod tests {
         let world = world.environment(&[("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY__FILE", &path)]);
         assert_eq!(key_of(&world.load()), "sk-2");
         std::fs::write(&path, " \n").unwrap();
-        assert_one(
-            &world.problems(),
-            "llm.providers.openai.api_key.file (environment PRECIS__",
-        );
+        assert_one(&world.problems(), "llm.providers.openai.api_key.file (environment PRECIS__");
     }
 
     #[test]
@@ -268,10 +238,7 @@ mod tests {
                 "api_key = { file = '/sk-secret' }",
                 "llm.providers.openai.api_key.file (precis.toml): cannot read the file",
             ),
-            (
-                "api_key = ''",
-                "llm.providers.openai.api_key (precis.toml): the key is empty",
-            ),
+            ("api_key = ''", "llm.providers.openai.api_key (precis.toml): the key is empty"),
             (
                 "api_key = \"sk-secret\\nX\"",
                 "llm.providers.openai.api_key (precis.toml): the key must be one line",
@@ -280,39 +247,18 @@ mod tests {
                 "api_key = ['sk-secret']",
                 "llm.providers.openai.api_key (precis.toml): expected one of: a string",
             ),
-            (
-                "api_key = {}",
-                "llm.providers.openai.api_key (precis.toml): expected one of: a string",
-            ),
+            ("api_key = {}", "llm.providers.openai.api_key (precis.toml): expected one of: a string"),
             (
                 "api_key = { env = 'A', file = 'sk-secret' }",
                 "llm.providers.openai.api_key: expected one of: a string",
             ),
-            (
-                "api_key = { sk = 'sk-secret' }",
-                "llm.providers.openai.api_key.sk (precis.toml): unknown key",
-            ),
-            (
-                "apikey = 'sk-secret'",
-                "llm.providers.openai.apikey (precis.toml): unknown key: did you mean",
-            ),
-            (
-                "api_key = sk-secret",
-                "precis.toml: TOML parse error at line 2, column 11",
-            ),
+            ("api_key = { sk = 'sk-secret' }", "llm.providers.openai.api_key.sk (precis.toml): unknown key"),
+            ("apikey = 'sk-secret'", "llm.providers.openai.apikey (precis.toml): unknown key: did you mean"),
+            ("api_key = sk-secret", "precis.toml: TOML parse error at line 2, column 11"),
             ("api_key = 'sk-secret", "precis.toml: TOML parse error at line 2"),
-            (
-                "api_key = 'a' sk-secret",
-                "precis.toml: TOML parse error at line 2",
-            ),
-            (
-                "api_key = 'a'\napi_key = 'sk-secret'",
-                "precis.toml: TOML parse error at line 3",
-            ),
-            (
-                "api_key = \"sk-secret\\q\"",
-                "precis.toml: TOML parse error at line 2",
-            ),
+            ("api_key = 'a' sk-secret", "precis.toml: TOML parse error at line 2"),
+            ("api_key = 'a'\napi_key = 'sk-secret'", "precis.toml: TOML parse error at line 3"),
+            ("api_key = \"sk-secret\\q\"", "precis.toml: TOML parse error at line 2"),
             ("sk-secret", "precis.toml: TOML parse error at line 2"),
             (
                 "base_url = 'http://u:sk-secret@h'",
@@ -326,12 +272,7 @@ mod tests {
         }
         let unused = "[llm.providers.openai]\napi_key = { env = 'ABSENT' }";
         assert!(
-            file(unused).load().settings.llm.providers["openai"]
-                .api_key
-                .as_ref()
-                .unwrap()
-                .value()
-                .is_none()
+            file(unused).load().settings.llm.providers["openai"].api_key.as_ref().unwrap().value().is_none()
         );
     }
 
@@ -351,10 +292,7 @@ mod tests {
             assert!(shown.contains("[redacted]"));
         }
         let url = DatabaseUrl::from("postgres://user:hunter2@host:5432/db?sslmode=require");
-        assert_eq!(
-            url.to_string(),
-            "postgres://user:[redacted]@host:5432/db?sslmode=require"
-        );
+        assert_eq!(url.to_string(), "postgres://user:[redacted]@host:5432/db?sslmode=require");
         for torn in [
             "postgres://u:1/hunter2@h/d",
             "postgres://u:1?hunter2@h/d",

@@ -18,20 +18,14 @@ pub(super) fn layered(file: Option<Config>, values: Vec<Leaf>) -> Result<Config,
         builder = builder.add_source(file);
     }
     let layers = values.into_iter();
-    layers
-        .fold(builder, ConfigBuilder::<DefaultState>::add_source)
-        .build()
+    layers.fold(builder, ConfigBuilder::<DefaultState>::add_source).build()
 }
 
 /// The single values in it, sorted by path; an empty table counts as one.
 pub(super) fn leaves(config: &Config) -> Result<Vec<Leaf>, ConfigError> {
     let mut leaves = Vec::new();
     for (name, value) in config.collect()? {
-        Leaf {
-            key: Key(vec![name]),
-            value,
-        }
-        .flatten(&mut leaves);
+        Leaf { key: Key(vec![name]), value }.flatten(&mut leaves);
     }
     leaves.sort_by(|a, b| a.key.cmp(&b.key));
     Ok(leaves)
@@ -69,12 +63,7 @@ impl Sources {
         let environment = std::env::vars_os()
             .map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()))
             .collect();
-        Self {
-            file,
-            default_file: Some(PathBuf::from("precis.toml")),
-            environment,
-            flags,
-        }
+        Self { file, default_file: Some(PathBuf::from("precis.toml")), environment, flags }
     }
 
     /// The file's name and content.
@@ -83,19 +72,13 @@ impl Sources {
             return Ok(None);
         };
         let name = path.display().to_string();
-        let problem = |message| Problem {
-            key: String::new(),
-            origin: Some(name.clone()),
-            message,
-        };
+        let problem = |message| Problem { key: String::new(), origin: Some(name.clone()), message };
         let text = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.file.is_none() => return Ok(None),
             Err(error) => return Err(problem(format!("cannot read this file: {error}"))),
             Ok(text) => text,
         };
-        let parsed = Config::builder()
-            .add_source(File::from_str(&text, FileFormat::Toml))
-            .build();
+        let parsed = Config::builder().add_source(File::from_str(&text, FileFormat::Toml)).build();
         let content = parsed.map_err(|error| problem(without_excerpt(&error.to_string())))?;
         Ok(Some((name, content)))
     }
@@ -104,9 +87,7 @@ impl Sources {
     pub(super) fn given(&self) -> Vec<Leaf> {
         let mut variables: Vec<_> = self.environment.iter().collect();
         variables.sort();
-        let database = variables
-            .iter()
-            .filter(|(name, url)| name == "DATABASE_URL" && !url.is_empty());
+        let database = variables.iter().filter(|(name, url)| name == "DATABASE_URL" && !url.is_empty());
         let database =
             database.map(|(name, url)| (Key::dotted("database.url"), url, format!("environment {name}")));
         let prefixed = variables.iter().filter_map(|(name, value)| {
@@ -132,14 +113,8 @@ impl Sources {
 
 /// The parser's message without the line it quotes: an unquoted secret would stand in it.
 fn without_excerpt(message: &str) -> String {
-    let lines = message
-        .lines()
-        .filter(|line| !line.contains(" |") && !line.starts_with('|'));
-    lines
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect::<Vec<_>>()
-        .join(": ")
+    let lines = message.lines().filter(|line| !line.contains(" |") && !line.starts_with('|'));
+    lines.map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(": ")
 }
 
 /// One value with its full path: a layer of its own.
@@ -165,11 +140,7 @@ impl Leaf {
         match self.value.kind {
             ValueKind::Table(table) if !table.is_empty() => {
                 for (name, value) in table {
-                    Self {
-                        key: self.key.child(&name),
-                        value,
-                    }
-                    .flatten(leaves);
+                    Self { key: self.key.child(&name), value }.flatten(leaves);
                 }
             }
             _ => leaves.push(self),

@@ -16,10 +16,7 @@ pub(super) fn file(toml: &str) -> World {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("precis.toml");
     std::fs::write(&path, toml).unwrap();
-    let sources = Sources {
-        default_file: Some(path),
-        ..Sources::default()
-    };
+    let sources = Sources { default_file: Some(path), ..Sources::default() };
     World { directory, sources }
 }
 
@@ -37,9 +34,7 @@ pub(super) fn with_key(api_key: &str) -> World {
 
 impl World {
     pub(super) fn environment(mut self, variables: &[(&str, &str)]) -> Self {
-        let variables = variables
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         self.sources.environment.extend(variables);
         self
     }
@@ -56,14 +51,10 @@ impl World {
 
     /// The problems, a line each, with the file's path shortened to its name.
     pub(super) fn problems(&self) -> Vec<String> {
-        let errors = Settings::load(&self.sources)
-            .map(|loaded| loaded.to_string())
-            .unwrap_err();
+        let errors = Settings::load(&self.sources).map(|loaded| loaded.to_string()).unwrap_err();
         let directory = format!("{}/", self.directory.path().display());
         let problems = errors.problems.iter();
-        problems
-            .map(|problem| problem.to_string().replace(&directory, ""))
-            .collect()
+        problems.map(|problem| problem.to_string().replace(&directory, "")).collect()
     }
 }
 
@@ -75,9 +66,7 @@ pub(super) fn assert_one(problems: &[String], beginning: &str) {
 
 pub(super) fn printed(settings: &Settings) -> BTreeMap<String, String> {
     let entries = entries(settings).into_iter();
-    entries
-        .map(|(key, value)| (key.to_string(), value.to_string()))
-        .collect()
+    entries.map(|(key, value)| (key.to_string(), value.to_string())).collect()
 }
 
 #[test]
@@ -108,14 +97,8 @@ fn flags_win_over_environment_over_file() {
     assert_eq!(loaded.settings.database.url.expose(), "sqlite:precis");
     assert_eq!(loaded.settings.database.max_connections, 1);
     assert_eq!(loaded.origins["server.bind"], "flag --bind");
-    assert_eq!(
-        loaded.origins["server.max_body_bytes"],
-        "environment PRECIS__SERVER__MAX_BODY_BYTES"
-    );
-    assert_eq!(
-        loaded.origins["database.url"],
-        "environment PRECIS__DATABASE__URL"
-    );
+    assert_eq!(loaded.origins["server.max_body_bytes"], "environment PRECIS__SERVER__MAX_BODY_BYTES");
+    assert_eq!(loaded.origins["database.url"], "environment PRECIS__DATABASE__URL");
     assert!(loaded.origins["database.max_connections"].ends_with("precis.toml"));
     assert!(!loaded.origins.contains_key("database.acquire_timeout"));
 }
@@ -191,38 +174,22 @@ fn pools_in_force() {
     assert_eq!(settings.consolidation_pool(), None);
     assert_eq!(settings.meta_pool(), Some("b"));
     assert!(!settings.uses_only_extractive());
-    let settings = file("[llm.pools]\n[llm.models.extractive]\ninput_limit = 9")
-        .load()
-        .settings;
-    assert_eq!(
-        settings.llm.pools["default"].models,
-        ["extractive"],
-        "no pool written"
-    );
+    let settings = file("[llm.pools]\n[llm.models.extractive]\ninput_limit = 9").load().settings;
+    assert_eq!(settings.llm.pools["default"].models, ["extractive"], "no pool written");
     let model = &settings.llm.models["extractive"];
-    assert_eq!(
-        (model.provider.as_str(), model.input_limit),
-        ("extractive", 9),
-        "redefined in part"
-    );
+    assert_eq!((model.provider.as_str(), model.input_limit), ("extractive", 9), "redefined in part");
 }
 
 #[test]
 fn what_is_printed_is_toml_that_gives_the_same_settings() {
     let world = with_key("api_key = 'x'").environment(&[
-        (
-            "PRECIS__CONSOLIDATION__PROMPTS__META_USER",
-            "a \"b\" # c\n\u{7f}é",
-        ),
+        ("PRECIS__CONSOLIDATION__PROMPTS__META_USER", "a \"b\" # c\n\u{7f}é"),
         ("PRECIS__LLM__MODELS__A B__PROVIDER", "extractive"),
         ("PRECIS__LLM__MODELS__A B__MODEL", "x"),
     ]);
     let loaded = world.load();
     let text = loaded.to_string();
-    assert!(
-        text.contains("server.bind = \"127.0.0.1:8080\"  # default\n"),
-        "{text}"
-    );
+    assert!(text.contains("server.bind = \"127.0.0.1:8080\"  # default\n"), "{text}");
     assert!(
         text.contains("llm.models.\"a b\".model = \"x\"  # environment PRECIS__LLM__MODELS__A B__MODEL\n")
     );
@@ -235,22 +202,13 @@ fn what_is_printed_is_toml_that_gives_the_same_settings() {
 fn a_file_that_is_named_must_exist() {
     let mut world = file("[server]\nbind = 'x'");
     world.sources.file = Some(world.directory.path().join("other.toml"));
-    let world = world.environment(&[
-        ("PRECIS__CONSOLIDATION__MODE", "on"),
-        ("PRECIS__LLM__DEFAULT_POOL", "a"),
-    ]);
+    let world =
+        world.environment(&[("PRECIS__CONSOLIDATION__MODE", "on"), ("PRECIS__LLM__DEFAULT_POOL", "a")]);
     let problems = world.problems();
     assert_one(&problems, "other.toml: cannot read this file");
-    assert_one(
-        &problems,
-        "consolidation.mode (environment PRECIS__CONSOLIDATION__MODE): unknown value",
-    );
+    assert_one(&problems, "consolidation.mode (environment PRECIS__CONSOLIDATION__MODE): unknown value");
     assert_eq!(problems.len(), 2, "the pool may be in that file: {problems:#?}");
-    std::fs::write(
-        world.sources.file.as_ref().unwrap(),
-        "[server]\nbind = '127.0.0.1:1'",
-    )
-    .unwrap();
+    std::fs::write(world.sources.file.as_ref().unwrap(), "[server]\nbind = '127.0.0.1:1'").unwrap();
     std::fs::write(world.sources.default_file.as_ref().unwrap(), "broken").unwrap();
     assert_eq!(world.problems().len(), 2, "read instead of precis.toml");
 }

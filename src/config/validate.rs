@@ -27,11 +27,7 @@ impl Finding {
     pub(super) fn into_problem(self, origins: &BTreeMap<String, String>) -> Problem {
         let set = self.keys.iter().find(|key| origins.contains_key(*key));
         let key = set.or(self.keys.first()).cloned().unwrap_or_default();
-        Problem {
-            origin: origins.get(&key).cloned(),
-            key,
-            message: self.message,
-        }
+        Problem { origin: origins.get(&key).cloned(), key, message: self.message }
     }
 }
 
@@ -74,20 +70,11 @@ impl Findings {
     }
 
     fn durations(&mut self, settings: &Settings) {
-        let Settings {
-            server,
-            database,
-            consolidation,
-            llm,
-            ..
-        } = settings;
+        let Settings { server, database, consolidation, llm, .. } = settings;
         let mut durations = vec![
             ("server.shutdown_grace".to_owned(), server.shutdown_grace),
             ("database.acquire_timeout".to_owned(), database.acquire_timeout),
-            (
-                "consolidation.retry_initial".to_owned(),
-                consolidation.retry_initial,
-            ),
+            ("consolidation.retry_initial".to_owned(), consolidation.retry_initial),
             ("consolidation.retry_max".to_owned(), consolidation.retry_max),
             ("consolidation.inline_wait".to_owned(), consolidation.inline_wait),
         ];
@@ -160,14 +147,8 @@ impl Findings {
         }
         let prompts = &settings.consolidation.prompts;
         for (key, prompt) in [
-            (
-                "consolidation.prompts.consolidate_system",
-                &prompts.consolidate_system,
-            ),
-            (
-                "consolidation.prompts.consolidate_user",
-                &prompts.consolidate_user,
-            ),
+            ("consolidation.prompts.consolidate_system", &prompts.consolidate_system),
+            ("consolidation.prompts.consolidate_user", &prompts.consolidate_user),
             ("consolidation.prompts.meta_system", &prompts.meta_system),
             ("consolidation.prompts.meta_user", &prompts.meta_user),
         ] {
@@ -204,10 +185,7 @@ impl Findings {
         for (name, model) in &llm.models {
             let key = path("models", name, "provider");
             if model.provider.is_empty() {
-                self.add(
-                    &[&key],
-                    format!("missing: set it to one of {}", listed(&llm.providers)),
-                );
+                self.add(&[&key], format!("missing: set it to one of {}", listed(&llm.providers)));
             } else {
                 self.reference(&key, "provider", &model.provider, &llm.providers);
             }
@@ -219,10 +197,7 @@ impl Findings {
         for (name, pool) in &llm.pools {
             let key = path("pools", name, "models");
             if pool.models.is_empty() {
-                self.add(
-                    &[&key],
-                    format!("has no model: list at least one of {}", listed(&llm.models)),
-                );
+                self.add(&[&key], format!("has no model: list at least one of {}", listed(&llm.models)));
             }
             for model in &pool.models {
                 self.reference(&key, "model", model, &llm.models);
@@ -252,11 +227,7 @@ impl Findings {
 
 /// `llm.<section>.<name>.<setting>`
 fn path(section: &str, name: &str, setting: &str) -> String {
-    Key::dotted("llm")
-        .child(section)
-        .child(name)
-        .child(setting)
-        .to_string()
+    Key::dotted("llm").child(section).child(name).child(setting).to_string()
 }
 
 fn listed<T>(named: &BTreeMap<String, T>) -> String {
@@ -290,70 +261,31 @@ mod tests {
             problems[0].clone()
         };
         for (variables, beginning) in [
-            (
-                &[("PRECIS__CONSOLIDATION__THRESHOLD", "20")][..],
-                "consolidation.threshold (environment",
-            ),
-            (
-                &[("PRECIS__CONSOLIDATION__KEEP_RECENT", "100")],
-                "consolidation.keep_recent (environment",
-            ),
-            (
-                &[("PRECIS__CONSOLIDATION__KEEP_RECENT", "0")],
-                "consolidation.keep_recent (environment",
-            ),
-            (
-                &[("PRECIS__CONSOLIDATION__THRESHOLD", "200")],
-                "consolidation.threshold (environment",
-            ),
+            (&[("PRECIS__CONSOLIDATION__THRESHOLD", "20")][..], "consolidation.threshold (environment"),
+            (&[("PRECIS__CONSOLIDATION__KEEP_RECENT", "100")], "consolidation.keep_recent (environment"),
+            (&[("PRECIS__CONSOLIDATION__KEEP_RECENT", "0")], "consolidation.keep_recent (environment"),
+            (&[("PRECIS__CONSOLIDATION__THRESHOLD", "200")], "consolidation.threshold (environment"),
             (
                 &[("PRECIS__CONSOLIDATION__MAX_TAIL_TOKENS", "0")],
                 "consolidation.max_tail_tokens (environment",
             ),
-            (
-                &[("PRECIS__CONSOLIDATION__RETRY_MAX", "1s")],
-                "consolidation.retry_max (environment",
-            ),
-            (
-                &[("PRECIS__CONSOLIDATION__INLINE_WAIT", "0s")],
-                "consolidation.inline_wait (environment",
-            ),
-            (
-                &[("PRECIS__CONSOLIDATION__INLINE_WAIT", "2years")],
-                "consolidation.inline_wait (environment",
-            ),
+            (&[("PRECIS__CONSOLIDATION__RETRY_MAX", "1s")], "consolidation.retry_max (environment"),
+            (&[("PRECIS__CONSOLIDATION__INLINE_WAIT", "0s")], "consolidation.inline_wait (environment"),
+            (&[("PRECIS__CONSOLIDATION__INLINE_WAIT", "2years")], "consolidation.inline_wait (environment"),
             (
                 &[("PRECIS__CONSOLIDATION__PROMPTS__META_USER", " ")],
                 "consolidation.prompts.meta_user (environment",
             ),
-            (
-                &[("PRECIS__DATABASE__MAX_CONNECTIONS", "5000000000")],
-                "database.max_connections (environment",
-            ),
-            (
-                &[("PRECIS__LOG__FILTER", "precis=loud")],
-                "log.filter (environment",
-            ),
-            (
-                &[("PRECIS__SERVER__BIND", "0.0.0.0:80")],
-                "server.bind (environment",
-            ),
-            (
-                &[("PRECIS__LLM__PROVIDERS__X__KIND", "anthropic")],
-                "llm.providers.x.kind (environment",
-            ),
+            (&[("PRECIS__DATABASE__MAX_CONNECTIONS", "5000000000")], "database.max_connections (environment"),
+            (&[("PRECIS__LOG__FILTER", "precis=loud")], "log.filter (environment"),
+            (&[("PRECIS__SERVER__BIND", "0.0.0.0:80")], "server.bind (environment"),
+            (&[("PRECIS__LLM__PROVIDERS__X__KIND", "anthropic")], "llm.providers.x.kind (environment"),
             (
                 &[("PRECIS__LLM__PROVIDERS__EXTRACTIVE__API_KEY", "x")],
                 "llm.providers.extractive.api_key (environment",
             ),
-            (
-                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "x")],
-                "llm.providers.x.base_url (environment",
-            ),
-            (
-                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "ftp://x")],
-                "llm.providers.x.base_url (environment",
-            ),
+            (&[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "x")], "llm.providers.x.base_url (environment"),
+            (&[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "ftp://x")], "llm.providers.x.base_url (environment"),
             (
                 &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://k@x")],
                 "llm.providers.x.base_url (environment",
@@ -366,21 +298,11 @@ mod tests {
                 &[("PRECIS__LLM__MODELS__EXTRACTIVE__TIMEOUT", "0s")],
                 "llm.models.extractive.timeout (environment",
             ),
-            (
-                &[("PRECIS__LLM__POOLS__DEFAULT__MODELS", "")],
-                "llm.pools.default.models (environment",
-            ),
+            (&[("PRECIS__LLM__POOLS__DEFAULT__MODELS", "")], "llm.pools.default.models (environment"),
         ] {
-            assert!(
-                problem(variables).starts_with(beginning),
-                "{}",
-                problem(variables)
-            );
+            assert!(problem(variables).starts_with(beginning), "{}", problem(variables));
         }
-        let open = [
-            ("PRECIS__SERVER__BIND", "0.0.0.0:80"),
-            ("PRECIS__SERVER__ALLOW_WITHOUT_KEYS", "true"),
-        ];
+        let open = [("PRECIS__SERVER__BIND", "0.0.0.0:80"), ("PRECIS__SERVER__ALLOW_WITHOUT_KEYS", "true")];
         environment(&open).load();
         environment(&[("PRECIS__SERVER__BIND", "[::1]:80")]).load();
     }

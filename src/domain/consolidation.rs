@@ -81,25 +81,17 @@ impl Policy {
         // A call that never gets its result would hold the cursor for ever. It does so until messages would have to
         // be left out of the context; from then on, a call that the user has gone on from is taken as given up.
         let given_up = (tail_len > self.max_history_messages).then_some(Unanswered::OpenUntilUser);
-        [Some(Unanswered::Open), given_up]
-            .into_iter()
-            .flatten()
-            .find_map(|unanswered| {
-                let end = cut::latest(marks, limit, unanswered)?;
-                Some(Plan {
-                    end,
-                    parts: cut::all_until(marks, end, unanswered),
-                })
-            })
+        [Some(Unanswered::Open), given_up].into_iter().flatten().find_map(|unanswered| {
+            let end = cut::latest(marks, limit, unanswered)?;
+            Some(Plan { end, parts: cut::all_until(marks, end, unanswered) })
+        })
     }
 
     /// The wait before the next attempt after this many failures in a row: doubling, bounded.
     #[must_use]
     pub fn retry_in(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
-        self.retry_initial
-            .saturating_mul(1 << doublings)
-            .min(self.retry_max)
+        self.retry_initial.saturating_mul(1 << doublings).min(self.retry_max)
     }
 
     /// Whether a summary has grown too long.
@@ -138,35 +130,22 @@ mod tests {
             summary_sentences: 8,
             max_history_messages: 200,
             retry_initial: Duration::from_secs(5),
-            retry_max: Duration::from_secs(600),
+            retry_max: Duration::from_mins(10),
         }
     }
 
     fn turns(messages: usize) -> Vec<Mark> {
         let role = |at: usize| {
-            if at.is_multiple_of(2) {
-                Role::User
-            } else {
-                Role::Assistant
-            }
+            if at.is_multiple_of(2) { Role::User } else { Role::Assistant }
         };
-        (0..messages)
-            .map(|at| Mark {
-                role: role(at),
-                opens: Vec::new(),
-                answers: None,
-            })
-            .collect()
+        (0..messages).map(|at| Mark { role: role(at), opens: Vec::new(), answers: None }).collect()
     }
 
     #[test]
     fn a_hundred_messages_are_not_due_and_one_more_is() {
         assert!(!policy().is_due(100, i64::MAX));
         assert!(policy().is_due(101, 0));
-        let policy = Policy {
-            max_tail_tokens: Some(5000),
-            ..policy()
-        };
+        let policy = Policy { max_tail_tokens: Some(5000), ..policy() };
         assert!(!policy.is_due(3, 5000));
         assert!(policy.is_due(3, 5001));
     }
@@ -186,17 +165,9 @@ mod tests {
     #[test]
     fn the_recent_messages_stay() {
         assert_eq!(policy().plan(&turns(102), 102).map(|plan| plan.end), Some(82));
-        assert_eq!(
-            policy().plan(&turns(101), 101).map(|plan| plan.end),
-            Some(80),
-            "moves to a user message"
-        );
+        assert_eq!(policy().plan(&turns(101), 101).map(|plan| plan.end), Some(80), "moves to a user message");
         assert_eq!(policy().plan(&turns(20), 20), None);
-        assert_eq!(
-            policy().plan(&turns(10), 5000).map(|plan| plan.end),
-            Some(8),
-            "only what was looked at"
-        );
+        assert_eq!(policy().plan(&turns(10), 5000).map(|plan| plan.end), Some(8), "only what was looked at");
     }
 
     #[test]
@@ -213,10 +184,8 @@ mod tests {
 
     #[test]
     fn the_wait_doubles_up_to_ten_minutes() {
-        let waits: Vec<u64> = (0..10)
-            .map(|failures| policy().retry_in(failures).as_secs())
-            .collect();
+        let waits: Vec<u64> = (0..10).map(|failures| policy().retry_in(failures).as_secs()).collect();
         assert_eq!(waits, [5, 5, 10, 20, 40, 80, 160, 320, 600, 600]);
-        assert_eq!(policy().retry_in(u32::MAX), Duration::from_secs(600));
+        assert_eq!(policy().retry_in(u32::MAX), Duration::from_mins(10));
     }
 }

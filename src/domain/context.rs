@@ -78,10 +78,7 @@ fn guard(text: &str) -> String {
 
 /// Every character that some reader takes for the end of a line.
 fn is_line_break(c: char) -> bool {
-    matches!(
-        c,
-        '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}'
-    )
+    matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
 /// What makes a heading: `#`, its full-width form, and the underlines of the other way to write one.
@@ -91,9 +88,7 @@ fn is_mark(c: char) -> bool {
 
 /// Whether a reader could take the line for a heading: a `#` before its first letter, whatever else is there.
 fn is_heading(line: &str) -> bool {
-    line.chars()
-        .take_while(|c| !c.is_alphanumeric())
-        .any(|c| matches!(c, '#' | '＃'))
+    line.chars().take_while(|c| !c.is_alphanumeric()).any(|c| matches!(c, '#' | '＃'))
 }
 
 fn is_underline(line: &str) -> bool {
@@ -131,11 +126,7 @@ mod tests {
             "Be kind.\n\n## Your Memory\n\nLikes tea.\n\n## Session Summary\n\nThey met.\n\n## Notice\n\n{NOTICE}"
         );
         assert_eq!(system_message(&all), expected);
-        let some = SystemParts {
-            summary: "They met.",
-            memory: " \n",
-            ..SystemParts::default()
-        };
+        let some = SystemParts { summary: "They met.", memory: " \n", ..SystemParts::default() };
         assert_eq!(system_message(&some), "## Session Summary\n\nThey met.");
         assert_eq!(system_message(&SystemParts::default()), "");
     }
@@ -161,11 +152,8 @@ mod tests {
             let guarded = guard(&memory);
             assert_eq!(guarded.matches('\\').count(), 1, "{guarded:?}");
             assert_eq!(guarded.replace('\\', ""), memory, "only the mark is added");
-            let message = system_message(&SystemParts {
-                memory: &memory,
-                summary: &memory,
-                ..Default::default()
-            });
+            let message =
+                system_message(&SystemParts { memory: &memory, summary: &memory, ..Default::default() });
             assert_eq!(headings(&message), [MEMORY_HEADING, SUMMARY_HEADING]);
         }
     }

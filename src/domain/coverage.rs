@@ -75,12 +75,8 @@ pub fn decide<E>(
         Verbatim::Recent { keep } => keep,
         Verbatim::Tail => tail_len,
     };
-    let mut coverage = Coverage {
-        last_seq,
-        summary_through: cursor,
-        verbatim_from: cursor + 1,
-        omitted: Vec::new(),
-    };
+    let mut coverage =
+        Coverage { last_seq, summary_through: cursor, verbatim_from: cursor + 1, omitted: Vec::new() };
     if tail_len <= most && tail_len <= keep {
         return Ok(coverage);
     }
@@ -94,9 +90,7 @@ pub fn decide<E>(
     };
     let kept = marks.get(bounded..).unwrap_or_default();
     let recent = kept.len().checked_sub(keep).filter(|surplus| *surplus > 0);
-    let recent = recent
-        .and_then(|surplus| cut::latest(kept, surplus, cut::Unanswered::Open))
-        .unwrap_or(0);
+    let recent = recent.and_then(|surplus| cut::latest(kept, surplus, cut::Unanswered::Open)).unwrap_or(0);
     let mut omit = |messages: usize, reason| {
         let Ok(messages) = i64::try_from(messages) else {
             return;
@@ -104,11 +98,7 @@ pub fn decide<E>(
         if messages > 0 {
             let from_seq = coverage.verbatim_from;
             coverage.verbatim_from += messages;
-            coverage.omitted.push(Omitted {
-                from_seq,
-                to_seq: coverage.verbatim_from - 1,
-                reason,
-            });
+            coverage.omitted.push(Omitted { from_seq, to_seq: coverage.verbatim_from - 1, reason });
         }
     };
     omit(before_window + bounded, Reason::MaxHistoryMessages);
@@ -144,19 +134,9 @@ mod tests {
 
     fn turns(messages: usize) -> Vec<Mark> {
         let role = |at: usize| {
-            if at.is_multiple_of(2) {
-                Role::User
-            } else {
-                Role::Assistant
-            }
+            if at.is_multiple_of(2) { Role::User } else { Role::Assistant }
         };
-        (0..messages)
-            .map(|at| Mark {
-                role: role(at),
-                opens: Vec::new(),
-                answers: None,
-            })
-            .collect()
+        (0..messages).map(|at| Mark { role: role(at), opens: Vec::new(), answers: None }).collect()
     }
 
     fn decide_for(cursor: i64, last_seq: i64, verbatim: Verbatim) -> Coverage {
@@ -167,12 +147,7 @@ mod tests {
 
     fn parts(coverage: &Coverage) -> Vec<(i64, i64)> {
         let mut parts = vec![(1, coverage.summary_through)];
-        parts.extend(
-            coverage
-                .omitted
-                .iter()
-                .map(|omitted| (omitted.from_seq, omitted.to_seq)),
-        );
+        parts.extend(coverage.omitted.iter().map(|omitted| (omitted.from_seq, omitted.to_seq)));
         parts.push((coverage.verbatim_from, coverage.last_seq));
         parts
     }

@@ -105,11 +105,7 @@ impl Cuts {
                 open_calls == 0
             })
             .collect();
-        let user = marks
-            .iter()
-            .map(|mark| mark.role == Role::User)
-            .chain([false])
-            .collect();
+        let user = marks.iter().map(|mark| mark.role == Role::User).chain([false]).collect();
         Self { safe, user }
     }
 
@@ -129,11 +125,7 @@ impl Cuts {
 pub fn latest(marks: &[Mark], limit: usize, unanswered: Unanswered) -> Option<usize> {
     let cuts = Cuts::of(marks, unanswered, Stray::Ignored);
     let candidates = cuts.iter().filter(|(at, _)| (1..=limit).contains(at));
-    candidates
-        .clone()
-        .rfind(|(_, user)| *user)
-        .or_else(|| candidates.clone().next_back())
-        .map(|(at, _)| at)
+    candidates.clone().rfind(|(_, user)| *user).or_else(|| candidates.clone().next_back()).map(|(at, _)| at)
 }
 
 /// All cuts in `1..=end` at which a part can end that is summarised on its own; `end` is always one of them.
@@ -153,11 +145,7 @@ pub fn earliest(marks: &[Mark], from: usize) -> usize {
         .find_map(|unanswered| {
             let cuts = Cuts::of(marks, unanswered, Stray::Blocks);
             let candidates = cuts.iter().filter(|(at, _)| (from..marks.len()).contains(at));
-            candidates
-                .clone()
-                .find(|(_, user)| *user)
-                .or_else(|| candidates.clone().next())
-                .map(|(at, _)| at)
+            candidates.clone().find(|(_, user)| *user).or_else(|| candidates.clone().next()).map(|(at, _)| at)
         })
         .unwrap_or(marks.len())
 }
@@ -169,33 +157,15 @@ mod tests {
     /// `u`, `a` plain messages; `A(x,y)` calls, `t(x)` a result.
     fn marks(script: &str) -> Vec<Mark> {
         let ids = |word: &str| -> Vec<String> {
-            let inner = word
-                .split_once('(')
-                .map_or("", |(_, rest)| rest.trim_end_matches(')'));
-            inner
-                .split(',')
-                .filter(|id| !id.is_empty())
-                .map(str::to_owned)
-                .collect()
+            let inner = word.split_once('(').map_or("", |(_, rest)| rest.trim_end_matches(')'));
+            inner.split(',').filter(|id| !id.is_empty()).map(str::to_owned).collect()
         };
         script
             .split_whitespace()
             .map(|word| match &word[..1] {
-                "u" => Mark {
-                    role: Role::User,
-                    opens: Vec::new(),
-                    answers: None,
-                },
-                "a" | "A" => Mark {
-                    role: Role::Assistant,
-                    opens: ids(word),
-                    answers: None,
-                },
-                _ => Mark {
-                    role: Role::Tool,
-                    opens: Vec::new(),
-                    answers: ids(word).pop(),
-                },
+                "u" => Mark { role: Role::User, opens: Vec::new(), answers: None },
+                "a" | "A" => Mark { role: Role::Assistant, opens: ids(word), answers: None },
+                _ => Mark { role: Role::Tool, opens: Vec::new(), answers: ids(word).pop() },
             })
             .collect()
     }
@@ -206,11 +176,7 @@ mod tests {
         assert_eq!(latest(&script, 5, Unanswered::Open), Some(4));
         assert_eq!(latest(&script, 4, Unanswered::Open), Some(4));
         assert_eq!(latest(&script, 3, Unanswered::Open), Some(2));
-        assert_eq!(
-            latest(&script, 1, Unanswered::Open),
-            Some(1),
-            "no user message: before any"
-        );
+        assert_eq!(latest(&script, 1, Unanswered::Open), Some(1), "no user message: before any");
         assert_eq!(latest(&script, 0, Unanswered::Open), None);
     }
 
@@ -232,11 +198,7 @@ mod tests {
         assert_eq!(latest(&script, 6, Unanswered::Open), Some(2));
         assert_eq!(latest(&script, 6, Unanswered::OpenUntilUser), Some(6));
         assert_eq!(latest(&script, 3, Unanswered::OpenUntilUser), Some(2));
-        assert_eq!(
-            latest(&script, 3, Unanswered::Closed),
-            Some(2),
-            "t(x) belongs to it"
-        );
+        assert_eq!(latest(&script, 3, Unanswered::Closed), Some(2), "t(x) belongs to it");
         let pending = marks("u a A(x)");
         assert_eq!(latest(&pending, 3, Unanswered::OpenUntilUser), Some(2));
     }
@@ -253,16 +215,8 @@ mod tests {
         let script = marks("a t(x) a u a");
         assert_eq!(earliest(&script, 0), 3);
         assert_eq!(earliest(&marks("a t(x) a"), 0), 2);
-        assert_eq!(
-            earliest(&marks("a t(x)"), 0),
-            2,
-            "nothing verbatim is better than a parted call"
-        );
-        assert_eq!(
-            earliest(&marks("A(x) a a"), 1),
-            1,
-            "an unanswered call does not empty the context"
-        );
+        assert_eq!(earliest(&marks("a t(x)"), 0), 2, "nothing verbatim is better than a parted call");
+        assert_eq!(earliest(&marks("A(x) a a"), 1), 1, "an unanswered call does not empty the context");
     }
 
     #[test]

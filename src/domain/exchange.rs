@@ -50,11 +50,7 @@ impl Exchange {
                 (message, tokens)
             })
             .collect();
-        Self {
-            messages,
-            user_id,
-            metadata,
-        }
+        Self { messages, user_id, metadata }
     }
 
     /// Tokens of all its messages.

@@ -54,10 +54,7 @@ pub struct Invalid {
 
 impl Invalid {
     fn new(field: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self {
-            field: field.into(),
-            detail: detail.into(),
-        }
+        Self { field: field.into(), detail: detail.into() }
     }
 }
 
@@ -96,12 +93,8 @@ impl Parts {
         if !json.trim_ascii_start().starts_with('{') {
             return Err(vec![Invalid::new("", "must be an object with role and content")]);
         }
-        let wire: wire::Wire<'_> = serde_json::from_str(json).map_err(|error| {
-            vec![Invalid::new(
-                "",
-                format!("not a message of the chat format: {error}"),
-            )]
-        })?;
+        let wire: wire::Wire<'_> = serde_json::from_str(json)
+            .map_err(|error| vec![Invalid::new("", format!("not a message of the chat format: {error}"))])?;
         wire.validate()
     }
 }
@@ -123,26 +116,11 @@ impl Message {
             role: &'a str,
             content: &'a str,
         }
-        let json = serde_json::to_string(&Plain {
-            role: role.as_str(),
-            content: text,
-        })
-        .unwrap_or_else(|_| unreachable!("two strings are always JSON"));
-        let content = Content {
-            text: text.to_owned(),
-            other: Vec::new(),
-        };
-        let parts = Parts {
-            role,
-            name: None,
-            content,
-            tool_calls: Vec::new(),
-            tool_call_id: None,
-        };
-        Self {
-            json: json.into(),
-            parts,
-        }
+        let json = serde_json::to_string(&Plain { role: role.as_str(), content: text })
+            .unwrap_or_else(|_| unreachable!("two strings are always JSON"));
+        let content = Content { text: text.to_owned(), other: Vec::new() };
+        let parts = Parts { role, name: None, content, tool_calls: Vec::new(), tool_call_id: None };
+        Self { json: json.into(), parts }
     }
 
     /// Reads a message as a client gave it.
@@ -150,10 +128,7 @@ impl Message {
     /// # Errors
     /// Every field that is wrong, not just the first.
     pub fn parse(json: &RawValue) -> Result<Self, Vec<Invalid>> {
-        Ok(Self {
-            parts: Parts::read(json.get())?,
-            json: compact(json.get()).into(),
-        })
+        Ok(Self { parts: Parts::read(json.get())?, json: compact(json.get()).into() })
     }
 
     /// A message of this content: a string or a list of content parts. Errors name the path inside the content.
@@ -163,10 +138,7 @@ impl Message {
     pub fn of_content(role: Role, content: &RawValue) -> Result<Self, Vec<Invalid>> {
         let json = format!(r#"{{"role":"{role}","content":{}}}"#, compact(content.get()));
         match Parts::read(&json) {
-            Ok(parts) => Ok(Self {
-                json: json.into(),
-                parts,
-            }),
+            Ok(parts) => Ok(Self { json: json.into(), parts }),
             Err(mut wrong) => {
                 for invalid in &mut wrong {
                     let inner = invalid.field.strip_prefix("content").unwrap_or(&invalid.field);
@@ -182,10 +154,7 @@ impl Message {
     /// # Errors
     /// The stored text is not a message: the store was changed by other hands.
     pub fn from_stored(json: String) -> Result<Self, Vec<Invalid>> {
-        Ok(Self {
-            parts: Parts::read(&json)?,
-            json: json.into(),
-        })
+        Ok(Self { parts: Parts::read(&json)?, json: json.into() })
     }
 
     /// The message as JSON text.
@@ -268,11 +237,7 @@ mod tests {
     }
 
     fn fields(json: &str) -> Vec<String> {
-        parse(json)
-            .expect_err("invalid")
-            .into_iter()
-            .map(|invalid| invalid.field)
-            .collect()
+        parse(json).expect_err("invalid").into_iter().map(|invalid| invalid.field).collect()
     }
 
     #[test]

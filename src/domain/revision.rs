@@ -25,9 +25,7 @@ impl RevisionKind {
     /// The kind of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Consolidation, Self::Restore]
-            .into_iter()
-            .find(|kind| kind.as_str() == name)
+        [Self::Consolidation, Self::Restore].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 

@@ -1,8 +1,7 @@
 //! How many tokens a text or a message has. Counted when something is written, never when it is read.
 
 use super::message::Message;
-use std::sync::LazyLock;
-use tiktoken_rs::CoreBPE;
+use tiktoken_rs::o200k_base_singleton;
 
 /// The encoding, as responses name it. Models of other makers count differently; the name says what was counted.
 pub const TOKENIZER: &str = "o200k_base";
@@ -18,27 +17,22 @@ pub const PER_ATTACHMENT: i64 = 765;
 /// token each.
 const PIECE: usize = 64 * 1024;
 
-static ENCODING: LazyLock<CoreBPE> = LazyLock::new(|| {
-    tiktoken_rs::o200k_base()
-        .unwrap_or_else(|error| unreachable!("the encoding is part of the crate: {error}"))
-});
-
 /// Loads the encoding (about 0.2 s), so that the first request doesn't have to.
 pub fn warm_up() {
-    LazyLock::force(&ENCODING);
+    o200k_base_singleton();
 }
 
 /// Tokens of a text. What looks like one of the tokenizer's own marks (`<|endoftext|>`) counts as plain text.
 #[must_use]
 pub fn count(text: &str) -> usize {
-    let mut rest = text;
-    let mut total = 0;
-    while rest.len() > PIECE {
+    let encoding = o200k_base_singleton();
+    let (mut rest, mut total) = (text, 0);
+    while !rest.is_empty() {
         let (piece, tail) = rest.split_at(rest.floor_char_boundary(PIECE));
-        total += ENCODING.encode_ordinary(piece).len();
+        total += encoding.count_ordinary(piece);
         rest = tail;
     }
-    total + ENCODING.encode_ordinary(rest).len()
+    total
 }
 
 /// [`count`] as the store keeps it.

@@ -25,15 +25,8 @@ impl MemoryService {
             return Err(Error::MemoryTooLarge { bytes, most });
         }
         let words = i64::try_from(summary::words(content)).unwrap_or(i64::MAX);
-        let new = NewMemory {
-            content,
-            words,
-            tokens: tokens::of_text(content),
-        };
-        self.store
-            .write_memory(tenant, user, new, expected)
-            .await?
-            .ok_or(Error::OtherVersion)
+        let new = NewMemory { content, words, tokens: tokens::of_text(content) };
+        self.store.write_memory(tenant, user, new, expected).await?.ok_or(Error::OtherVersion)
     }
 
     /// At most `limit` versions before the one given, newest first.
@@ -49,10 +42,6 @@ impl MemoryService {
 
     /// Erases the user: memory and all sessions.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
-        if self.store.erase_user(tenant, user).await? {
-            Ok(())
-        } else {
-            Err(Error::NoUser)
-        }
+        if self.store.erase_user(tenant, user).await? { Ok(()) } else { Err(Error::NoUser) }
     }
 }

@@ -114,38 +114,18 @@ impl Outcome {
 
 impl From<Outcome> for Report {
     fn from(outcome: Outcome) -> Self {
-        Self {
-            outcome,
-            messages: 0,
-            meta: false,
-            model: None,
-            retry_at: None,
-        }
+        Self { outcome, messages: 0, meta: false, model: None, retry_at: None }
     }
 }
 
 impl Report {
     fn of(outcome: Outcome, progress: Progress) -> Self {
-        let Progress {
-            messages,
-            meta,
-            model,
-            ..
-        } = progress;
-        Self {
-            outcome,
-            messages,
-            meta,
-            model,
-            retry_at: None,
-        }
+        let Progress { messages, meta, model, .. } = progress;
+        Self { outcome, messages, meta, model, retry_at: None }
     }
 
     fn failed(retry_at: Option<OffsetDateTime>) -> Self {
-        Self {
-            retry_at,
-            ..Self::from(Outcome::Failed)
-        }
+        Self { retry_at, ..Self::from(Outcome::Failed) }
     }
 }
 
@@ -168,11 +148,7 @@ impl MemoryService {
         }
         let report = match self.decide(&recalled, request.mode) {
             Decision::Reported(report) => report,
-            Decision::Due {
-                revision,
-                pools,
-                mode,
-            } => {
+            Decision::Due { revision, pools, mode } => {
                 let run = self.start(tenant, session, Claim::Due { revision }, &pools);
                 if mode == Mode::Background {
                     Outcome::Scheduled.into()
@@ -182,7 +158,7 @@ impl MemoryService {
                     match self.store.recall(tenant, session, &user, most).await {
                         Ok(now) => recalled = now,
                         Err(error) => {
-                            tracing::warn!(%error, "answering with what was read before consolidation")
+                            tracing::warn!(%error, "answering with what was read before consolidation");
                         }
                     }
                     self.report(ended, &recalled, request.mode)
@@ -204,11 +180,7 @@ impl MemoryService {
             Due::No => Decision::Reported(Outcome::NotDue.into()),
             Due::InProgress => Decision::Reported(Outcome::InProgress.into()),
             Due::NotBefore(retry_at) => Decision::Reported(Report::failed(Some(retry_at))),
-            Due::Yes => Decision::Due {
-                revision: session.revision,
-                pools: pools.clone(),
-                mode,
-            },
+            Due::Yes => Decision::Due { revision: session.revision, pools: pools.clone(), mode },
         }
     }
 
@@ -220,10 +192,9 @@ impl MemoryService {
             }
             // Due by its length, but there is no safe cut yet.
             Ok(Ok(Ended::Done(_))) => Outcome::NotDue.into(),
-            Ok(Ok(Ended::Failed { progress, retry_at })) => Report {
-                retry_at,
-                ..Report::of(Outcome::Failed, progress)
-            },
+            Ok(Ok(Ended::Failed { progress, retry_at })) => {
+                Report { retry_at, ..Report::of(Outcome::Failed, progress) }
+            }
             Ok(Ok(Ended::NotTaken)) => match self.decide(recalled, mode) {
                 Decision::Reported(report) => report,
                 Decision::Due { .. } => Outcome::InProgress.into(),
@@ -239,24 +210,14 @@ impl MemoryService {
 
     fn assemble(&self, recalled: Recalled, request: Request, report: Report) -> Result<Context, Error> {
         let policy = &self.rules.policy;
-        let Recalled {
-            session,
-            memory,
-            mut window,
-            ..
-        } = recalled;
+        let Recalled { session, memory, mut window, .. } = recalled;
         let verbatim = if self.rules.recent_on_failure && report.outcome == Outcome::Failed {
-            Verbatim::Recent {
-                keep: policy.keep_recent,
-            }
+            Verbatim::Recent { keep: policy.keep_recent }
         } else {
             Verbatim::Tail
         };
         let coverage = coverage::decide(session.as_ref(), policy.max_history_messages, verbatim, || {
-            window
-                .iter()
-                .map(|message| mark(&message.json))
-                .collect::<Result<_, _>>()
+            window.iter().map(|message| mark(&message.json)).collect::<Result<_, _>>()
         })?;
         window.retain(|message| message.seq >= coverage.verbatim_from);
         let tail_len = session.as_ref().map_or(0, Session::tail_len);
@@ -270,11 +231,7 @@ impl MemoryService {
         };
         let system = context::system_message(&parts);
         let tokens = Tokens {
-            system: if system.is_empty() {
-                0
-            } else {
-                weigh(&parts, memory.as_ref(), session.as_ref())
-            },
+            system: if system.is_empty() { 0 } else { weigh(&parts, memory.as_ref(), session.as_ref()) },
             history: window.iter().map(|message| message.tokens).sum(),
             user_message: request.user_message.as_ref().map_or(0, tokens::of_message),
         };
@@ -305,10 +262,8 @@ enum Decision {
 
 fn mark(json: &str) -> Result<Mark, StoreError> {
     let message = Message::from_stored(json.to_owned());
-    let message = message.map_err(|_| StoreError::Corrupt {
-        what: "a message",
-        why: "not of the chat format".into(),
-    })?;
+    let message = message
+        .map_err(|_| StoreError::Corrupt { what: "a message", why: "not of the chat format".into() })?;
     Ok(Mark::of(&message))
 }
 
@@ -317,33 +272,17 @@ fn weigh(parts: &SystemParts<'_>, memory: Option<&MemoryDocument>, session: Opti
     /// Two blank lines and two `#`.
     const AROUND_HEADING: i64 = 4;
     let heading = |shown: bool, heading: &str, body: i64| {
-        if shown {
-            tokens::of_text(heading) + AROUND_HEADING + body
-        } else {
-            0
-        }
+        if shown { tokens::of_text(heading) + AROUND_HEADING + body } else { 0 }
     };
     let memory_tokens = memory.map_or(0, |memory| memory.tokens);
     let summary_tokens = session.map_or(0, |session| session.summary.tokens);
     tokens::PER_MESSAGE
         + tokens::of_text(parts.system_prompt)
-        + heading(
-            !parts.memory.trim().is_empty(),
-            context::MEMORY_HEADING,
-            memory_tokens,
-        )
-        + heading(
-            !parts.summary.trim().is_empty(),
-            context::SUMMARY_HEADING,
-            summary_tokens,
-        )
+        + heading(!parts.memory.trim().is_empty(), context::MEMORY_HEADING, memory_tokens)
+        + heading(!parts.summary.trim().is_empty(), context::SUMMARY_HEADING, summary_tokens)
         + heading(
             parts.notice,
             context::NOTICE_HEADING,
-            if parts.notice {
-                tokens::of_text(context::NOTICE)
-            } else {
-                0
-            },
+            if parts.notice { tokens::of_text(context::NOTICE) } else { 0 },
         )
 }

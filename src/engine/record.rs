@@ -15,17 +15,11 @@ impl MemoryService {
         exchange: Exchange,
         key: Option<String>,
     ) -> Result<Recorded, Error> {
-        let key = key.map(|key| IdempotencyKey {
-            key,
-            fingerprint: exchange.fingerprint(),
-        });
+        let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
         let (store, tenant, session) = (self.store.clone(), tenant.clone(), session.clone());
         let write =
             tokio::spawn(async move { store.append(&tenant, &session, &exchange, key.as_ref()).await });
-        match write
-            .await
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?
-        {
+        match write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))? {
             Append::Recorded(recorded) => Ok(recorded),
             Append::OtherUser => Err(Error::OtherUser),
             Append::KeyReused => Err(Error::KeyReused),

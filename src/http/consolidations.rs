@@ -26,10 +26,6 @@ pub(super) async fn consolidate(
     Session(session): Session,
 ) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {
     let revision = service.consolidate_now(&tenant, &session).await?;
-    let status = if revision.is_some() {
-        StatusCode::CREATED
-    } else {
-        StatusCode::OK
-    };
+    let status = if revision.is_some() { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(revision.map(RevisionBody::from))))
 }

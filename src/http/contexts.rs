@@ -136,12 +136,7 @@ pub(super) async fn build(
 ) -> Result<axum::Json<ContextResponse>, Problem> {
     let user_message = request.user_message.map(|content| {
         Message::of_content(Role::User, &content).map_err(|wrong| {
-            Problem::invalid(
-                wrong
-                    .into_iter()
-                    .map(|invalid| at("user_message", invalid))
-                    .collect(),
-            )
+            Problem::invalid(wrong.into_iter().map(|invalid| at("user_message", invalid)).collect())
         })
     });
     let request = Request {
@@ -155,9 +150,7 @@ pub(super) async fn build(
         }),
     };
     let context = service.context(&tenant, &session, request).await?;
-    Ok(axum::Json(
-        respond(session.as_str(), context).map_err(Error::Store)?,
-    ))
+    Ok(axum::Json(respond(session.as_str(), context).map_err(Error::Store)?))
 }
 
 fn respond(session_id: &str, context: Context) -> Result<ContextResponse, StoreError> {
@@ -166,19 +159,11 @@ fn respond(session_id: &str, context: Context) -> Result<ContextResponse, StoreE
         role: &'static str,
         content: &'a str,
     }
-    let invalid = |error: serde_json::Error| StoreError::Corrupt {
-        what: "a message",
-        why: error.to_string(),
-    };
+    let invalid =
+        |error: serde_json::Error| StoreError::Corrupt { what: "a message", why: error.to_string() };
     let mut messages = Vec::with_capacity(context.history.len() + 2);
     if !context.system.is_empty() {
-        messages.push(
-            to_raw_value(&System {
-                role: "system",
-                content: &context.system,
-            })
-            .map_err(invalid)?,
-        );
+        messages.push(to_raw_value(&System { role: "system", content: &context.system }).map_err(invalid)?);
     }
     for message in context.history {
         messages.push(RawValue::from_string(message).map_err(invalid)?);
@@ -201,14 +186,8 @@ fn respond(session_id: &str, context: Context) -> Result<ContextResponse, StoreE
             verbatim_from: context.coverage.verbatim_from,
             omitted: omitted.collect(),
         },
-        summary: SummaryRef {
-            revision: context.summary_revision,
-            words: context.summary_words,
-        },
-        memory: MemoryRef {
-            version: context.memory_version,
-            words: context.memory_words,
-        },
+        summary: SummaryRef { revision: context.summary_revision, words: context.summary_words },
+        memory: MemoryRef { version: context.memory_version, words: context.memory_words },
         consolidation: ConsolidationReport {
             outcome: report.outcome.as_str(),
             messages: report.messages,

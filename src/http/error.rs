@@ -61,46 +61,27 @@ impl Problem {
     }
 
     fn retry_after(self, seconds: u32) -> Self {
-        Self {
-            retry_after: Some(seconds),
-            ..self
-        }
+        Self { retry_after: Some(seconds), ..self }
     }
 
     /// 422: well-formed, but not what the interface takes.
     pub(crate) fn invalid(errors: Vec<FieldError>) -> Self {
         let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
-        let detail = format!(
-            "Correct these fields and send the request again: {}.",
-            fields.join(", ")
-        );
+        let detail = format!("Correct these fields and send the request again: {}.", fields.join(", "));
         Self {
             errors,
-            ..Self::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "invalid-input",
-                "Invalid input",
-                detail,
-            )
+            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-input", "Invalid input", detail)
         }
     }
 
     /// 422 for one field.
     pub(crate) fn invalid_field(field: &str, detail: impl Into<String>) -> Self {
-        Self::invalid(vec![FieldError {
-            field: field.to_owned(),
-            detail: detail.into(),
-        }])
+        Self::invalid(vec![FieldError { field: field.to_owned(), detail: detail.into() }])
     }
 
     /// 400: not JSON.
     pub(crate) fn malformed(detail: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "malformed-json",
-            "Malformed JSON",
-            detail,
-        )
+        Self::new(StatusCode::BAD_REQUEST, "malformed-json", "Malformed JSON", detail)
     }
 
     /// 400: the path or the query can't be read.
@@ -112,12 +93,7 @@ impl Problem {
     pub(crate) fn too_large(most: usize) -> Self {
         let detail =
             format!("The body may have at most {most} bytes (server.max_body_bytes). Send less at once.");
-        Self::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "body-too-large",
-            "Body too large",
-            detail,
-        )
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
     }
 
     /// 415.
@@ -151,32 +127,17 @@ impl From<Error> for Problem {
             Error::OtherUser => {
                 let detail = "The session belongs to another user, and that can't change. \
                     Leave user_id out, or use another session.";
-                Self::new(
-                    S::CONFLICT,
-                    "other-user",
-                    "The session belongs to another user",
-                    detail,
-                )
+                Self::new(S::CONFLICT, "other-user", "The session belongs to another user", detail)
             }
             Error::KeyReused => {
                 let detail =
                     "This Idempotency-Key came with another body before. Make a new key for each exchange.";
-                Self::new(
-                    S::UNPROCESSABLE_ENTITY,
-                    "idempotency-key-reused",
-                    "Idempotency key reused",
-                    detail,
-                )
+                Self::new(S::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
             }
             Error::OtherVersion => {
                 let detail = "The memory document has changed since the version that If-Match names. \
                     GET it, merge, and PUT it with its new ETag.";
-                Self::new(
-                    S::PRECONDITION_FAILED,
-                    "other-version",
-                    "The memory document has changed",
-                    detail,
-                )
+                Self::new(S::PRECONDITION_FAILED, "other-version", "The memory document has changed", detail)
             }
             Error::MemoryTooLarge { bytes, most } => {
                 let detail = format!(
@@ -187,32 +148,17 @@ impl From<Error> for Problem {
             Error::Disabled => {
                 let detail = "No pool of models is set (consolidation.pool, llm.default_pool), \
                     so there is nobody to write a summary.";
-                Self::new(
-                    S::CONFLICT,
-                    "consolidation-disabled",
-                    "Consolidation is disabled",
-                    detail,
-                )
+                Self::new(S::CONFLICT, "consolidation-disabled", "Consolidation is disabled", detail)
             }
             Error::InProgress => {
                 let detail = "Another consolidation of this session is running. Try again when it has ended.";
-                Self::new(
-                    S::CONFLICT,
-                    "consolidation-in-progress",
-                    "Consolidation in progress",
-                    detail,
-                )
-                .retry_after(RETRY_SECONDS)
+                Self::new(S::CONFLICT, "consolidation-in-progress", "Consolidation in progress", detail)
+                    .retry_after(RETRY_SECONDS)
             }
             Error::ConsolidationFailed { .. } => {
                 let detail = "No model brought a summary that could be saved; nothing was changed. \
                     GET the session for the reason (consolidation.last_failure).";
-                Self::new(
-                    S::BAD_GATEWAY,
-                    "consolidation-failed",
-                    "Consolidation failed",
-                    detail,
-                )
+                Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
             }
             Error::Store(error) => Self::from_store(&error),
         }
@@ -221,7 +167,7 @@ impl From<Error> for Problem {
 
 impl Problem {
     fn from_store(error: &StoreError) -> Self {
-        let causes = crate::engine::consolidate::Chain(error);
+        let causes = crate::engine::Chain(error);
         match error {
             StoreError::Unavailable(_) | StoreError::Schema { .. } => {
                 tracing::warn!(error = %causes, "the store is not available");
@@ -240,12 +186,7 @@ impl Problem {
     fn internal() -> Self {
         let detail =
             "Something went wrong inside precis. The log has the reason, under this answer's x-request-id.";
-        Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "internal",
-            "Internal error",
-            detail,
-        )
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
     }
 }
 
@@ -257,9 +198,7 @@ impl IntoResponse for Problem {
         let problem = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, problem);
         if let Some(seconds) = retry_after {
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -267,33 +206,22 @@ impl IntoResponse for Problem {
 
 /// 404 for a path that is none of ours.
 pub(super) async fn no_route(method: Method, uri: Uri) -> Problem {
-    let detail = format!(
-        "There is nothing at {method} {}. GET /openapi.json lists what there is.",
-        uri.path()
-    );
+    let detail =
+        format!("There is nothing at {method} {}. GET /openapi.json lists what there is.", uri.path());
     Problem::new(StatusCode::NOT_FOUND, "no-such-route", "Nothing here", detail)
 }
 
 /// 405; the header `allow` lists the methods.
 pub(super) async fn no_method(method: Method, uri: Uri) -> Problem {
-    let detail = format!(
-        "{} does not take {method}. The header allow lists what it takes.",
-        uri.path()
-    );
-    Problem::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "method-not-allowed",
-        "Method not allowed",
-        detail,
-    )
+    let detail = format!("{} does not take {method}. The header allow lists what it takes.", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
 }
 
 /// 500 for a bug. The panic's text goes to the log only.
+#[expect(clippy::needless_pass_by_value, reason = "the layer hands it over like this")]
 pub(super) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("not a text");
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("not a text");
     tracing::error!(panic = text, "a handler panicked");
     Problem::internal().into_response()
 }
@@ -305,9 +233,7 @@ pub(super) struct MaxBody(pub(super) usize);
 /// Refuses a body that says that it is too large before any of it is read, and lets the extractors name the limit.
 pub(super) async fn with_limits(State(most): State<MaxBody>, mut request: Request, next: Next) -> Response {
     let announced = request.headers().get(header::CONTENT_LENGTH);
-    let announced = announced
-        .and_then(|length| length.to_str().ok())
-        .and_then(|length| length.parse().ok());
+    let announced = announced.and_then(|length| length.to_str().ok()).and_then(|length| length.parse().ok());
     if announced.is_some_and(|length: usize| length > most.0) {
         return Problem::too_large(most.0).into_response();
     }

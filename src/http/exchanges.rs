@@ -85,9 +85,7 @@ pub(super) async fn record(
     };
     let mut response = (StatusCode::CREATED, axum::Json(body)).into_response();
     if recorded.replayed {
-        response
-            .headers_mut()
-            .insert(REPLAYED, HeaderValue::from_static("true"));
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     }
     Ok(response)
 }
@@ -99,10 +97,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let sound = (1..=255).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
     match key.to_str() {
         Ok(key) if sound => Ok(Some(key.to_owned())),
-        _ => Err(Problem::invalid_field(
-            "Idempotency-Key",
-            "must have 1 to 255 visible ASCII characters",
-        )),
+        _ => Err(Problem::invalid_field("Idempotency-Key", "must have 1 to 255 visible ASCII characters")),
     }
 }
 
@@ -122,30 +117,18 @@ impl ExchangeRequest {
             }
             (Some(user_message), Some(assistant_reply), None) => {
                 take("user_message", Message::of_content(Role::User, &user_message));
-                take(
-                    "assistant_reply",
-                    Message::of_content(Role::Assistant, &assistant_reply),
-                );
+                take("assistant_reply", Message::of_content(Role::Assistant, &assistant_reply));
             }
             (None, None, Some(_)) => {
                 return Err(Problem::invalid_field("messages", "must have a message at least"));
             }
             (user_message, assistant_reply, None) => {
-                let given = [
-                    ("user_message", user_message),
-                    ("assistant_reply", assistant_reply),
-                ];
-                let missing = given
-                    .into_iter()
-                    .filter(|(_, given)| given.is_none())
-                    .map(|(field, _)| {
-                        let detail =
-                            "missing: send user_message and assistant_reply, or messages for any other turn";
-                        FieldError {
-                            field: field.to_owned(),
-                            detail: detail.to_owned(),
-                        }
-                    });
+                let given = [("user_message", user_message), ("assistant_reply", assistant_reply)];
+                let missing = given.into_iter().filter(|(_, given)| given.is_none()).map(|(field, _)| {
+                    let detail =
+                        "missing: send user_message and assistant_reply, or messages for any other turn";
+                    FieldError { field: field.to_owned(), detail: detail.to_owned() }
+                });
                 return Err(Problem::invalid(missing.collect()));
             }
             (_, _, Some(_)) => {
@@ -154,10 +137,7 @@ impl ExchangeRequest {
             }
         }
         let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-        let metadata = self
-            .metadata
-            .map(|metadata| super::sessions::metadata(&metadata))
-            .transpose()?;
+        let metadata = self.metadata.map(|metadata| super::sessions::metadata(&metadata)).transpose()?;
         if wrong.is_empty() {
             Ok(Exchange::new(messages, user_id, metadata))
         } else {
@@ -168,13 +148,6 @@ impl ExchangeRequest {
 
 /// What is wrong with a message, at its place in the request.
 pub(super) fn at(path: &str, invalid: message::Invalid) -> FieldError {
-    let field = if invalid.field.is_empty() {
-        path.to_owned()
-    } else {
-        format!("{path}.{}", invalid.field)
-    };
-    FieldError {
-        field,
-        detail: invalid.detail,
-    }
+    let field = if invalid.field.is_empty() { path.to_owned() } else { format!("{path}.{}", invalid.field) };
+    FieldError { field, detail: invalid.detail }
 }

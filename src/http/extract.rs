@@ -67,9 +67,7 @@ impl<S: Send + Sync> FromRequestParts<S> for RevisionNumber {
         }
         let params: Params = path(parts, state).await?;
         let number = params.revision.parse().ok().filter(|revision| *revision >= 0);
-        number
-            .map(Self)
-            .ok_or_else(|| Problem::invalid_field("revision", "must be a number: 0, 1, 2 …"))
+        number.map(Self).ok_or_else(|| Problem::invalid_field("revision", "must be a number: 0, 1, 2 …"))
     }
 }
 
@@ -145,25 +143,16 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
 
 async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
     let most = request.extensions().get::<MaxBody>().map_or(0, |most| most.0);
-    Bytes::from_request(request, state)
-        .await
-        .map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(most),
-            _ => Problem::bad_request("The body broke off. Send the request again."),
-        })
+    Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(most),
+        _ => Problem::bad_request("The body broke off. Send the request again."),
+    })
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
-    let media_type = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
-    let essence = media_type
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase();
+    let media_type =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
@@ -179,28 +168,19 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
     let value = serde_ignored::deserialize(tracked, |path| unknown.push(path.to_string()));
-    let value = value
-        .and_then(|value| json.end().map(|()| value))
-        .map_err(|error| {
-            if error.is_data() {
-                let path = track.path().to_string();
-                let field = if path == "." { "body" } else { path.as_str() };
-                Problem::invalid_field(field, error.to_string())
-            } else {
-                Problem::malformed(format!("The body is not JSON: {error}."))
-            }
-        })?;
+    let value = value.and_then(|value| json.end().map(|()| value)).map_err(|error| {
+        if error.is_data() {
+            let path = track.path().to_string();
+            let field = if path == "." { "body" } else { path.as_str() };
+            Problem::invalid_field(field, error.to_string())
+        } else {
+            Problem::malformed(format!("The body is not JSON: {error}."))
+        }
+    })?;
     if unknown.is_empty() {
         return Ok(value);
     }
     let unknown = unknown.into_iter();
     let detail = "unknown: GET /openapi.json lists the fields of this request";
-    Err(Problem::invalid(
-        unknown
-            .map(|field| FieldError {
-                field,
-                detail: detail.to_owned(),
-            })
-            .collect(),
-    ))
+    Err(Problem::invalid(unknown.map(|field| FieldError { field, detail: detail.to_owned() }).collect()))
 }

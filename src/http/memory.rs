@@ -31,28 +31,12 @@ impl MemoryBody {
     fn new(user_id: &str, document: Option<MemoryDocument>) -> Self {
         let user_id = user_id.to_owned();
         match document {
-            None => Self {
-                user_id,
-                version: 0,
-                content: String::new(),
-                words: 0,
-                tokens: 0,
-                updated_at: None,
-            },
-            Some(MemoryDocument {
-                version,
-                content,
-                words,
-                tokens,
-                created_at,
-            }) => Self {
-                user_id,
-                version,
-                content,
-                words,
-                tokens,
-                updated_at: Some(created_at),
-            },
+            None => {
+                Self { user_id, version: 0, content: String::new(), words: 0, tokens: 0, updated_at: None }
+            }
+            Some(MemoryDocument { version, content, words, tokens, created_at }) => {
+                Self { user_id, version, content, words, tokens, updated_at: Some(created_at) }
+            }
         }
     }
 }
@@ -113,14 +97,9 @@ pub(super) async fn write(
 ) -> Result<Tagged, Problem> {
     let expected = if_match(&headers)?;
     if request.content.contains('\0') {
-        return Err(Problem::invalid_field(
-            "content",
-            "must not contain the NUL character",
-        ));
+        return Err(Problem::invalid_field("content", "must not contain the NUL character"));
     }
-    let document = service
-        .write_memory(&tenant, &user, &request.content, expected)
-        .await?;
+    let document = service.write_memory(&tenant, &user, &request.content, expected).await?;
     Ok(tagged(MemoryBody::new(user.as_str(), Some(document))))
 }
 
@@ -133,10 +112,8 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     if tag == "*" {
         return Ok(None);
     }
-    let version = tag
-        .strip_prefix('"')
-        .and_then(|tag| tag.strip_suffix('"'))
-        .and_then(|tag| tag.parse().ok());
+    let version =
+        tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"')).and_then(|tag| tag.parse().ok());
     version
         .map(Some)
         .ok_or_else(|| Problem::invalid_field("If-Match", "must be an ETag of this document, or *"))
@@ -158,14 +135,7 @@ pub(super) async fn revisions(
     Params(params): Params<ListParams>,
 ) -> Result<axum::Json<Page<MemoryBody>>, Problem> {
     let (limit, before) = params.read()?;
-    let documents = service
-        .memory_revisions(&tenant, &user, before, limit + 1)
-        .await?;
+    let documents = service.memory_revisions(&tenant, &user, before, limit + 1).await?;
     let show = |document| MemoryBody::new(user.as_str(), Some(document));
-    Ok(axum::Json(Page::new(
-        documents,
-        limit,
-        |document: &MemoryDocument| document.version,
-        show,
-    )))
+    Ok(axum::Json(Page::new(documents, limit, |document: &MemoryDocument| document.version, show)))
 }

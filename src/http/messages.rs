@@ -65,10 +65,8 @@ pub(super) async fn list(
 ) -> Result<Json<Page<MessageBody>>, Problem> {
     let limit = page::limit(params.limit)?;
     let descending = params.order == Some(Order::Desc);
-    let (mut after_seq, mut before_seq) = (
-        params.after_seq.unwrap_or(0),
-        params.before_seq.unwrap_or(i64::MAX),
-    );
+    let (mut after_seq, mut before_seq) =
+        (params.after_seq.unwrap_or(0), params.before_seq.unwrap_or(i64::MAX));
     if let Some(last) = page::place::<i64>(params.cursor.as_deref())? {
         if descending {
             before_seq = before_seq.min(last);
@@ -76,36 +74,14 @@ pub(super) async fn list(
             after_seq = after_seq.max(last);
         }
     }
-    let page = engine::Page {
-        after_seq,
-        before_seq,
-        descending,
-        limit: limit + 1,
-    };
+    let page = engine::Page { after_seq, before_seq, descending, limit: limit + 1 };
     let stored = service.messages(&tenant, &session, page).await?;
     let mut messages = Vec::with_capacity(stored.len());
-    for engine::StoredMessage {
-        seq,
-        created_at,
-        json,
-    } in stored
-    {
+    for engine::StoredMessage { seq, created_at, json } in stored {
         let message = RawValue::from_string(json).map_err(|error| {
-            Error::Store(StoreError::Corrupt {
-                what: "a message",
-                why: error.to_string(),
-            })
+            Error::Store(StoreError::Corrupt { what: "a message", why: error.to_string() })
         })?;
-        messages.push(MessageBody {
-            seq,
-            created_at,
-            message,
-        });
+        messages.push(MessageBody { seq, created_at, message });
     }
-    Ok(Json(Page::new(
-        messages,
-        limit,
-        |message| message.seq,
-        |message| message,
-    )))
+    Ok(Json(Page::new(messages, limit, |message| message.seq, |message| message)))
 }

@@ -54,9 +54,5 @@ pub fn json() -> Result<String, serde_json::Error> {
 /// `/openapi.json`, and `/docs`: all of it is in the binary, so that it works without internet.
 pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let config = Config::default().validator_url("none").try_it_out_enabled(true);
-    Router::from(
-        SwaggerUi::new("/docs")
-            .url("/openapi.json", document())
-            .config(config),
-    )
+    Router::from(SwaggerUi::new("/docs").url("/openapi.json", document()).config(config))
 }

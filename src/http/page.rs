@@ -25,10 +25,7 @@ pub(super) struct Page<T: ToSchema> {
 pub(super) fn limit(limit: Option<i64>) -> Result<i64, Problem> {
     match limit.unwrap_or(DEFAULT_LIMIT) {
         limit @ 1..=MOST => Ok(limit),
-        _ => Err(Problem::invalid_field(
-            "limit",
-            format!("must be a number from 1 to {MOST}"),
-        )),
+        _ => Err(Problem::invalid_field("limit", format!("must be a number from 1 to {MOST}"))),
     }
 }
 
@@ -57,9 +54,6 @@ impl<T: ToSchema> Page<T> {
         let last = if more { items.last() } else { None };
         let next = last.and_then(|last| serde_json::to_vec(&place(last)).ok());
         let next = next.map(|place| URL_SAFE_NO_PAD.encode(place));
-        Self {
-            items: items.into_iter().map(show).collect(),
-            next,
-        }
+        Self { items: items.into_iter().map(show).collect(), next }
     }
 }

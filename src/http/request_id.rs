@@ -15,12 +15,7 @@ const MOST_BYTES: usize = 128;
 
 /// Takes the client's id if it is sound, makes one otherwise, and logs the request under it.
 pub(super) async fn layer(request: Request, next: Next) -> Response {
-    let id = request
-        .headers()
-        .get(HEADER)
-        .filter(|id| is_sound(id))
-        .cloned()
-        .unwrap_or_else(new_id);
+    let id = request.headers().get(HEADER).filter(|id| is_sound(id)).cloned().unwrap_or_else(new_id);
     let span = tracing::info_span!("request", request_id = id.to_str().unwrap_or_default());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let began = Instant::now();

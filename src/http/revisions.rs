@@ -66,10 +66,7 @@ struct UsageBody {
 
 impl From<&Source> for UsageBody {
     fn from(source: &Source) -> Self {
-        Self {
-            input_tokens: source.input_tokens,
-            output_tokens: source.output_tokens,
-        }
+        Self { input_tokens: source.input_tokens, output_tokens: source.output_tokens }
     }
 }
 
@@ -123,10 +120,7 @@ pub(super) struct ListParams {
 impl ListParams {
     /// The number of items, and the number that they come before.
     pub(super) fn read(&self) -> Result<(i64, i64), Problem> {
-        Ok((
-            page::limit(self.limit)?,
-            page::place(self.cursor.as_deref())?.unwrap_or(i64::MAX),
-        ))
+        Ok((page::limit(self.limit)?, page::place(self.cursor.as_deref())?.unwrap_or(i64::MAX)))
     }
 }
 
@@ -147,12 +141,7 @@ pub(super) async fn list(
 ) -> Result<Json<Page<RevisionBody>>, Problem> {
     let (limit, before) = params.read()?;
     let revisions = service.revisions(&tenant, &session, before, limit + 1).await?;
-    Ok(Json(Page::new(
-        revisions,
-        limit,
-        |revision| revision.revision,
-        RevisionBody::from,
-    )))
+    Ok(Json(Page::new(revisions, limit, |revision| revision.revision, RevisionBody::from)))
 }
 
 /// One revision.
@@ -196,8 +185,5 @@ pub(super) async fn restore(
     Session(session): Session,
     RevisionNumber(revision): RevisionNumber,
 ) -> Result<(StatusCode, Json<RevisionBody>), Problem> {
-    Ok((
-        StatusCode::CREATED,
-        Json(service.restore(&tenant, &session, revision).await?.into()),
-    ))
+    Ok((StatusCode::CREATED, Json(service.restore(&tenant, &session, revision).await?.into())))
 }

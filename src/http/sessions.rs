@@ -140,27 +140,17 @@ pub(super) async fn list(
             Problem::invalid_field("cursor", "must be the value of next of an earlier page")
         })?),
     };
-    let sessions = service
-        .sessions(&tenant, user.as_ref(), after.as_ref(), limit + 1)
-        .await?;
+    let sessions = service.sessions(&tenant, user.as_ref(), after.as_ref(), limit + 1).await?;
     let place = |session: &session::Session| {
-        (
-            session.updated_at.unix_timestamp_nanos() / 1000,
-            session.session_id.as_str().to_owned(),
-        )
+        (session.updated_at.unix_timestamp_nanos() / 1000, session.session_id.as_str().to_owned())
     };
     let now = OffsetDateTime::now_utc();
-    Ok(axum::Json(Page::new(sessions, limit, place, |session| {
-        SessionBody::new(session, now)
-    })))
+    Ok(axum::Json(Page::new(sessions, limit, place, |session| SessionBody::new(session, now))))
 }
 
 fn after(micros: i64, session_id: String) -> Option<After> {
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
-    Some(After {
-        updated_at,
-        session_id: SessionId::new(session_id).ok()?,
-    })
+    Some(After { updated_at, session_id: SessionId::new(session_id).ok()? })
 }
 
 /// The state of a session.

@@ -55,9 +55,7 @@ pub fn examine(text: &str, finish: Finish, task: &Task<'_>) -> Result<String, Re
     if plain.is_empty() {
         return Err(Refusal::Empty);
     }
-    let body = plain
-        .strip_prefix("summary")
-        .map_or(plain.as_str(), str::trim_start);
+    let body = plain.strip_prefix("summary").map_or(plain.as_str(), str::trim_start);
     if body.is_empty() || BARE.contains(&body) {
         return Err(Refusal::BareNone);
     }
@@ -73,10 +71,7 @@ pub fn examine(text: &str, finish: Finish, task: &Task<'_>) -> Result<String, Re
 fn plain(text: &str) -> String {
     let longest = BARE.iter().map(|bare| bare.len()).max().unwrap_or_default() + "summary ".len();
     let mut plain = String::new();
-    for word in text
-        .split(|c: char| !c.is_alphanumeric())
-        .filter(|word| !word.is_empty())
-    {
+    for word in text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
         if plain.len() > longest {
             break;
         }
@@ -92,10 +87,7 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const CONSOLIDATE: Task<'_> = Task::Consolidate {
-        entries: &[],
-        sentences: 5,
-    };
+    const CONSOLIDATE: Task<'_> = Task::Consolidate { entries: &[], sentences: 5 };
 
     fn refused(text: &str) -> Option<Refusal> {
         examine(text, Finish::Complete, &CONSOLIDATE).err()
@@ -103,17 +95,7 @@ mod tests {
 
     #[test]
     fn nothing_in_it_is_empty() {
-        for text in [
-            "",
-            " ",
-            "\n\t \u{3000}",
-            "---",
-            "…",
-            "```\n```",
-            "\"\"",
-            "{}",
-            "**",
-        ] {
+        for text in ["", " ", "\n\t \u{3000}", "---", "…", "```\n```", "\"\"", "{}", "**"] {
             assert_eq!(refused(text), Some(Refusal::Empty), "{text:?}");
         }
     }
@@ -194,10 +176,7 @@ mod tests {
             ("明天十点开会", "我们明天上午十点开会", Some(Refusal::NotShorter)),
         ];
         for (summary, text, refusal) in cases {
-            let task = Task::Meta {
-                summary,
-                sentences: 8,
-            };
+            let task = Task::Meta { summary, sentences: 8 };
             assert_eq!(examine(text, Finish::Complete, &task).err(), refusal, "{text:?}");
             assert_eq!(examine(text, Finish::Complete, &CONSOLIDATE).err(), None);
         }

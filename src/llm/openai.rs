@@ -106,12 +106,7 @@ impl OpenAi {
                 Ok(value)
             })
             .transpose()?;
-        Ok(Self {
-            http,
-            endpoint,
-            authorization,
-            key,
-        })
+        Ok(Self { http, endpoint, authorization, key })
     }
 
     async fn send(&self, request: &Request<'_>) -> Result<Response, Cause> {
@@ -124,9 +119,7 @@ impl OpenAi {
         if let Some(authorization) = &self.authorization {
             call = call.header(AUTHORIZATION, authorization.clone());
         }
-        call.send()
-            .await
-            .map_err(|error| Cause::Connection(self.clean(&chain(&error.without_url()))))
+        call.send().await.map_err(|error| Cause::Connection(self.clean(&chain(&error.without_url()))))
     }
 
     /// A text of the server's that may go into an error: on one line, short, without the key. In this order, since
@@ -306,21 +299,11 @@ struct StreamOptions {
 
 impl<'a> Body<'a> {
     fn new(request: &Request<'a>, prompt: &'a Prompt) -> Self {
-        let system = Message {
-            role: "system",
-            content: &prompt.system,
-        };
-        let user = Message {
-            role: "user",
-            content: &prompt.user,
-        };
+        let system = Message { role: "system", content: &prompt.system };
+        let user = Message { role: "user", content: &prompt.user };
         Self {
             model: request.model,
-            messages: if prompt.system.is_empty() {
-                vec![user]
-            } else {
-                vec![system, user]
-            },
+            messages: if prompt.system.is_empty() { vec![user] } else { vec![system, user] },
             stream: true,
             stream_options: StreamOptions { include_usage: true },
             max_completion_tokens: request.output_limit,
@@ -340,24 +323,12 @@ mod tests {
     #[test]
     fn the_endpoint_follows_the_base_url() {
         for (base_url, endpoint) in [
-            (
-                "https://api.openai.com/v1",
-                "https://api.openai.com/v1/chat/completions",
-            ),
-            (
-                "https://api.openai.com/v1/",
-                "https://api.openai.com/v1/chat/completions",
-            ),
+            ("https://api.openai.com/v1", "https://api.openai.com/v1/chat/completions"),
+            ("https://api.openai.com/v1/", "https://api.openai.com/v1/chat/completions"),
             ("http://localhost:8000", "http://localhost:8000/chat/completions"),
-            (
-                "https://h/o/d?api-version=1",
-                "https://h/o/d/chat/completions?api-version=1",
-            ),
+            ("https://h/o/d?api-version=1", "https://h/o/d/chat/completions?api-version=1"),
         ] {
-            assert_eq!(
-                provider(base_url, "").expect(base_url).endpoint.as_str(),
-                endpoint
-            );
+            assert_eq!(provider(base_url, "").expect(base_url).endpoint.as_str(), endpoint);
         }
         for (base_url, key, error) in [
             ("api.openai.com/v1", "k", OpenAiError::BaseUrl),
@@ -377,9 +348,6 @@ mod tests {
         let long = provider.clean(&format!("{}sk-secret", "ä".repeat(297)));
         assert_eq!(long, format!("{}[ke…", "ä".repeat(297)));
         let debug = format!("{provider:?}");
-        assert!(
-            !debug.contains("sk-secret") && !debug.contains("in-query"),
-            "{debug}"
-        );
+        assert!(!debug.contains("sk-secret") && !debug.contains("in-query"), "{debug}");
     }
 }

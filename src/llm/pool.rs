@@ -94,38 +94,22 @@ impl Pools {
             for (index, name) in spec.models.iter().enumerate() {
                 match known.get(name) {
                     Some(model) => models.push(Arc::clone(model)),
-                    None => wrong.push(format!(
-                        "{path}.models[{index}]: no model \"{name}\" in llm.models"
-                    )),
+                    None => wrong.push(format!("{path}.models[{index}]: no model \"{name}\" in llm.models")),
                 }
             }
-            let pool = Pool {
-                capacity: capacity(&models, prompts.overhead()),
-                models,
-                deadline: spec.deadline,
-            };
+            let pool =
+                Pool { capacity: capacity(&models, prompts.overhead()), models, deadline: spec.deadline };
             if built.insert(spec.name, pool).is_some() {
                 wrong.push(format!("{path}: there are two of this name"));
             }
         }
-        if wrong.is_empty() {
-            Ok(Self {
-                pools: built,
-                prompts,
-            })
-        } else {
-            Err(PoolError(wrong))
-        }
+        if wrong.is_empty() { Ok(Self { pools: built, prompts }) } else { Err(PoolError(wrong)) }
     }
 
     /// One attempt: the answer and what it cost, or why there is none.
     async fn attempt(&self, model: &ModelSpec, task: Task<'_>, limit: Duration) -> Result<Completion, Cause> {
-        let request = Request {
-            model: &model.model,
-            task,
-            prompts: &self.prompts,
-            output_limit: model.output_limit,
-        };
+        let request =
+            Request { model: &model.model, task, prompts: &self.prompts, output_limit: model.output_limit };
         let mut completion = tokio::time::timeout(limit, model.provider.complete(&request))
             .await
             .map_err(|_| Cause::Timeout(limit))??;
@@ -141,9 +125,8 @@ impl Llm for Pools {
         let started = Instant::now();
         let mut attempts = Vec::new();
         // A pool that doesn't exist has no models: what the settings name was checked when they were read.
-        let (models, deadline) = self.pools.get(pool).map_or((&[][..], Duration::ZERO), |pool| {
-            (&pool.models[..], pool.deadline)
-        });
+        let (models, deadline) =
+            self.pools.get(pool).map_or((&[][..], Duration::ZERO), |pool| (&pool.models[..], pool.deadline));
         for model in models {
             let left = deadline.saturating_sub(started.elapsed());
             if left.is_zero() {
@@ -151,10 +134,7 @@ impl Llm for Pools {
             }
             let began = Instant::now();
             let span = tracing::info_span!("llm_attempt", pool, model = model.name);
-            let outcome = self
-                .attempt(model, task, model.timeout.min(left))
-                .instrument(span.clone())
-                .await;
+            let outcome = self.attempt(model, task, model.timeout.min(left)).instrument(span.clone()).await;
             match outcome {
                 Ok(completion) => {
                     if !attempts.is_empty() {
@@ -170,18 +150,11 @@ impl Llm for Pools {
                 }
                 Err(cause) => {
                     tracing::debug!(parent: &span, %cause, "attempt failed");
-                    attempts.push(Attempt {
-                        model: model.name.clone(),
-                        cause,
-                        duration: began.elapsed(),
-                    });
+                    attempts.push(Attempt { model: model.name.clone(), cause, duration: began.elapsed() });
                 }
             }
         }
-        Err(LlmError {
-            pool: pool.to_owned(),
-            attempts,
-        })
+        Err(LlmError { pool: pool.to_owned(), attempts })
     }
 
     fn capacity(&self, pool: &str) -> usize {
@@ -196,11 +169,7 @@ impl Llm for Pools {
 /// What the smallest model of a pool has room for beside the prompt. Never nothing: work that is handed over in
 /// pieces of a token is slow, but it ends.
 fn capacity(models: &[Arc<ModelSpec>], overhead: usize) -> usize {
-    let smallest = models
-        .iter()
-        .map(|model| model.input_limit)
-        .min()
-        .unwrap_or_default();
+    let smallest = models.iter().map(|model| model.input_limit).min().unwrap_or_default();
     let margin = smallest.div_ceil(100).saturating_mul(MARGIN_PERCENT);
     smallest.saturating_sub(margin).saturating_sub(overhead).max(1)
 }
@@ -238,12 +207,7 @@ mod tests {
     }
 
     fn entry(text: &str) -> Entry {
-        Entry {
-            role: Role::User,
-            name: None,
-            text: text.to_owned(),
-            calls: Vec::new(),
-        }
+        Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
     }
 
     #[test]
@@ -264,11 +228,7 @@ mod tests {
                 "llm.pools.p: there are two of this name",
             ]
         );
-        assert!(
-            error
-                .to_string()
-                .contains("no model \"b\" in llm.models; llm.pools.q")
-        );
+        assert!(error.to_string().contains("no model \"b\" in llm.models; llm.pools.q"));
     }
 
     #[test]
@@ -290,32 +250,20 @@ mod tests {
             used += tokens;
             entries.push(next);
         }
-        let prompt = prompts().render(&Task::Consolidate {
-            entries: &entries,
-            sentences: 50,
-        });
+        let prompt = prompts().render(&Task::Consolidate { entries: &entries, sentences: 50 });
         let whole = tokens::count(&prompt.system) + tokens::count(&prompt.user);
         assert!((3500..4000).contains(&whole), "{whole}");
     }
 
     #[tokio::test]
     async fn the_built_in_model_needs_nothing() {
-        let pools = Pools::new(
-            vec![model("extractive", 1000)],
-            vec![pool("default", &["extractive"])],
-            prompts(),
-        )
-        .expect("valid");
+        let pools =
+            Pools::new(vec![model("extractive", 1000)], vec![pool("default", &["extractive"])], prompts())
+                .expect("valid");
         let entries = [entry("Ada lives in Berlin. She has two cats.")];
-        let task = Task::Consolidate {
-            entries: &entries,
-            sentences: 5,
-        };
+        let task = Task::Consolidate { entries: &entries, sentences: 5 };
         let answer = pools.ask("default", task).await.expect("an answer");
-        assert_eq!(
-            (answer.model.as_str(), answer.prompt_version.as_str()),
-            ("extractive", "1")
-        );
+        assert_eq!((answer.model.as_str(), answer.prompt_version.as_str()), ("extractive", "1"));
         assert!(answer.text.contains("Berlin"));
         assert_eq!(pools.deadline("default"), Duration::from_secs(20));
     }
@@ -333,10 +281,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_recovered_failure_is_no_alarm_and_no_log_holds_the_conversation() {
-        let broken = ModelSpec {
-            provider: Arc::new(Broken),
-            ..model("broken", 1000)
-        };
+        let broken = ModelSpec { provider: Arc::new(Broken), ..model("broken", 1000) };
         let models = vec![broken, model("works", 1000)];
         let pools = Pools::new(models, vec![pool("p", &["broken", "works"])], prompts()).expect("valid");
         let (log, writer) = std::io::pipe().expect("a pipe");
@@ -346,29 +291,20 @@ mod tests {
             .with_writer(std::sync::Mutex::new(writer))
             .finish();
         let entries = [entry("Ada lives in Berlin. She has two cats.")];
-        let task = Task::Consolidate {
-            entries: &entries,
-            sentences: 5,
-        };
+        let task = Task::Consolidate { entries: &entries, sentences: 5 };
         let guard = tracing::subscriber::set_default(subscriber);
         pools.ask("p", task).await.expect("an answer");
         drop(guard);
         let log = std::io::read_to_string(log).expect("UTF-8");
         assert!(log.contains("DEBUG") && log.contains("model=\"broken\""), "{log}");
         assert!(log.contains(" INFO ") && log.contains("failed=1"), "{log}");
-        assert!(
-            !["WARN", "ERROR", "Berlin"].iter().any(|word| log.contains(word)),
-            "{log}"
-        );
+        assert!(!["WARN", "ERROR", "Berlin"].iter().any(|word| log.contains(word)), "{log}");
     }
 
     #[tokio::test]
     async fn a_pool_that_is_not_there_fails_without_an_attempt() {
         let pools = Pools::new(Vec::new(), Vec::new(), prompts()).expect("valid");
-        let task = Task::Meta {
-            summary: "A b c.",
-            sentences: 1,
-        };
+        let task = Task::Meta { summary: "A b c.", sentences: 1 };
         let error = pools.ask("x", task).await.expect_err("no such pool");
         assert!(error.attempts.is_empty() && error.pool == "x");
     }

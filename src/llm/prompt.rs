@@ -151,12 +151,7 @@ impl Prompts {
     pub fn new(templates: &Templates) -> Result<Self, Vec<PromptError>> {
         let mut errors = Vec::new();
         let mut prompts = Self {
-            consolidate_system: parse(
-                "consolidate_system",
-                &templates.consolidate_system,
-                None,
-                &mut errors,
-            ),
+            consolidate_system: parse("consolidate_system", &templates.consolidate_system, None, &mut errors),
             consolidate_user: parse(
                 "consolidate_user",
                 &templates.consolidate_user,
@@ -171,10 +166,7 @@ impl Prompts {
         if !errors.is_empty() {
             return Err(errors);
         }
-        let empty = prompts.render(&Task::Consolidate {
-            entries: &[],
-            sentences: MOST_SENTENCES,
-        });
+        let empty = prompts.render(&Task::Consolidate { entries: &[], sentences: MOST_SENTENCES });
         prompts.overhead = tokens::count(&empty.system) + tokens::count(&empty.user);
         Ok(prompts)
     }
@@ -259,9 +251,7 @@ fn parse(
             word => errors.push(PromptError::Unknown {
                 template,
                 placeholder: word.to_owned(),
-                known: block.map_or("{sentences}".to_owned(), |block| {
-                    format!("{{sentences}}, {{{block}}}")
-                }),
+                known: block.map_or("{sentences}".to_owned(), |block| format!("{{sentences}}, {{{block}}}")),
             }),
         }
     }
@@ -269,15 +259,9 @@ fn parse(
     parts.push(Part::Text(literal));
     if let Some(placeholder) = block {
         match parts.iter().filter(|part| **part == Part::Block).count() {
-            0 => errors.push(PromptError::Missing {
-                template,
-                placeholder,
-            }),
+            0 => errors.push(PromptError::Missing { template, placeholder }),
             1 => {}
-            _ => errors.push(PromptError::Repeated {
-                template,
-                placeholder,
-            }),
+            _ => errors.push(PromptError::Repeated { template, placeholder }),
         }
     }
     parts

@@ -70,13 +70,7 @@ impl Provider for Extractive {
             }
         };
         // The error's text may quote a panic, and that the conversation.
-        let text = work
-            .await
-            .map_err(|_| Cause::Protocol("the built-in summariser failed".to_owned()))?;
-        Ok(Completion {
-            text,
-            finish: Finish::Complete,
-            usage: Usage::default(),
-        })
+        let text = work.await.map_err(|_| Cause::Protocol("the built-in summariser failed".to_owned()))?;
+        Ok(Completion { text, finish: Finish::Complete, usage: Usage::default() })
     }
 }

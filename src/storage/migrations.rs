@@ -6,11 +6,7 @@ use std::borrow::Cow;
 
 macro_rules! migrations {
     ($store:literal) => {
-        [(
-            1,
-            "initial",
-            include_str!(concat!("../../migrations/", $store, "/0001_initial.sql")),
-        )]
+        [(1, "initial", include_str!(concat!("../../migrations/", $store, "/0001_initial.sql")))]
     };
 }
 
@@ -26,25 +22,12 @@ pub(super) fn sqlite() -> Migrator {
 
 /// The newest migration of this version.
 pub(super) fn newest(migrator: &Migrator) -> i64 {
-    migrator
-        .iter()
-        .map(|migration| migration.version)
-        .max()
-        .unwrap_or(0)
+    migrator.iter().map(|migration| migration.version).max().unwrap_or(0)
 }
 
 fn migrator<const N: usize>(files: [(i64, &'static str, &'static str); N]) -> Migrator {
     let migrations = files.map(|(version, name, sql)| {
-        Migration::new(
-            version,
-            Cow::Borrowed(name),
-            MigrationType::Simple,
-            sql.into_sql_str(),
-            false,
-        )
+        Migration::new(version, Cow::Borrowed(name), MigrationType::Simple, sql.into_sql_str(), false)
     });
-    Migrator {
-        migrations: Cow::Owned(migrations.to_vec()),
-        ..Migrator::DEFAULT
-    }
+    Migrator { migrations: Cow::Owned(migrations.to_vec()), ..Migrator::DEFAULT }
 }

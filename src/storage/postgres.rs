@@ -51,10 +51,7 @@ impl Postgres {
 #[async_trait]
 impl Store for Postgres {
     async fn migrate(&self) -> Result<(), StoreError> {
-        migrations::postgres()
-            .run(&self.pool)
-            .await
-            .map_err(StoreError::Migration)
+        migrations::postgres().run(&self.pool).await.map_err(StoreError::Migration)
     }
 
     async fn ready(&self) -> Result<(), StoreError> {
@@ -62,19 +59,9 @@ impl Store for Postgres {
         const TABLE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS found";
         let expected = migrations::newest(&migrations::postgres());
         let migrated: bool = sqlx::query(TABLE).fetch_one(&self.pool).await?.try_get("found")?;
-        let found: i64 = if migrated {
-            sqlx::query(APPLIED)
-                .fetch_one(&self.pool)
-                .await?
-                .try_get("found")?
-        } else {
-            0
-        };
-        if found == expected {
-            Ok(())
-        } else {
-            Err(StoreError::Schema { found, expected })
-        }
+        let found: i64 =
+            if migrated { sqlx::query(APPLIED).fetch_one(&self.pool).await?.try_get("found")? } else { 0 };
+        if found == expected { Ok(()) } else { Err(StoreError::Schema { found, expected }) }
     }
 
     async fn close(&self) {

@@ -8,10 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// The error of a stored value that isn't what was written.
 pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> StoreError {
-    move |why| StoreError::Corrupt {
-        what,
-        why: why.to_string(),
-    }
+    move |why| StoreError::Corrupt { what, why: why.to_string() }
 }
 
 /// The columns `opens` and `answers` of a message.
@@ -24,15 +21,8 @@ pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>
 /// The mark of a message, out of its columns.
 pub(super) fn mark(role: &str, opens: Option<&str>, answers: Option<String>) -> Result<Mark, StoreError> {
     let role = Role::parse(role).ok_or_else(|| corrupt("a role")(role))?;
-    let opens = opens
-        .map(serde_json::from_str)
-        .transpose()
-        .map_err(corrupt("a list of tool calls"))?;
-    Ok(Mark {
-        role,
-        opens: opens.unwrap_or_default(),
-        answers,
-    })
+    let opens = opens.map(serde_json::from_str).transpose().map_err(corrupt("a list of tool calls"))?;
+    Ok(Mark { role, opens: opens.unwrap_or_default(), answers })
 }
 
 /// The column `source` of a revision.
@@ -55,43 +45,15 @@ struct MetaColumn {
 
 impl From<&Source> for SourceColumn {
     fn from(source: &Source) -> Self {
-        let Source {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-        } = source.clone();
-        Self {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-        }
+        let Source { model, pool, prompt_version, input_tokens, output_tokens, duration_ms } = source.clone();
+        Self { model, pool, prompt_version, input_tokens, output_tokens, duration_ms }
     }
 }
 
 impl From<SourceColumn> for Source {
     fn from(column: SourceColumn) -> Self {
-        let SourceColumn {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-        } = column;
-        Self {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-        }
+        let SourceColumn { model, pool, prompt_version, input_tokens, output_tokens, duration_ms } = column;
+        Self { model, pool, prompt_version, input_tokens, output_tokens, duration_ms }
     }
 }
 
@@ -100,31 +62,21 @@ pub(super) fn source_column(source: Option<&Source>) -> Option<String> {
 }
 
 pub(super) fn read_source(column: Option<&str>) -> Result<Option<Source>, StoreError> {
-    let column: Option<SourceColumn> = column
-        .map(serde_json::from_str)
-        .transpose()
-        .map_err(corrupt("a revision's source"))?;
+    let column: Option<SourceColumn> =
+        column.map(serde_json::from_str).transpose().map_err(corrupt("a revision's source"))?;
     Ok(column.map(Source::from))
 }
 
 pub(super) fn meta_column(meta: Option<&Meta>) -> Option<String> {
     meta.map(|meta| {
-        json(&MetaColumn {
-            text_before: meta.text_before.clone(),
-            source: SourceColumn::from(&meta.source),
-        })
+        json(&MetaColumn { text_before: meta.text_before.clone(), source: SourceColumn::from(&meta.source) })
     })
 }
 
 pub(super) fn read_meta(column: Option<&str>) -> Result<Option<Meta>, StoreError> {
-    let column: Option<MetaColumn> = column
-        .map(serde_json::from_str)
-        .transpose()
-        .map_err(corrupt("a revision's meta"))?;
-    Ok(column.map(|column| Meta {
-        text_before: column.text_before,
-        source: column.source.into(),
-    }))
+    let column: Option<MetaColumn> =
+        column.map(serde_json::from_str).transpose().map_err(corrupt("a revision's meta"))?;
+    Ok(column.map(|column| Meta { text_before: column.text_before, source: column.source.into() }))
 }
 
 /// A page size as a count of rows.
@@ -185,9 +137,7 @@ macro_rules! read_revision {
         let source: Option<String> = row.try_get("source")?;
         Revision {
             revision: row.try_get("revision")?,
-            kind: RevisionKind::parse(&kind)
-                .ok_or(kind)
-                .map_err(corrupt("a revision's kind"))?,
+            kind: RevisionKind::parse(&kind).ok_or(kind).map_err(corrupt("a revision's kind"))?,
             range: from_seq.zip(to_seq),
             cursor: row.try_get("cursor_seq")?,
             summary: Summary {

@@ -72,33 +72,20 @@ impl Sqlite {
 #[async_trait]
 impl Store for Sqlite {
     async fn migrate(&self) -> Result<(), StoreError> {
-        migrations::sqlite()
-            .run(&self.writer)
-            .await
-            .map_err(StoreError::Migration)
+        migrations::sqlite().run(&self.writer).await.map_err(StoreError::Migration)
     }
 
     async fn ready(&self) -> Result<(), StoreError> {
         const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
         const TABLE: &str = "SELECT count(*) AS found FROM sqlite_schema WHERE name = '_sqlx_migrations'";
         let expected = migrations::newest(&migrations::sqlite());
-        let tables: i64 = sqlx::query(TABLE)
-            .fetch_one(&self.readers)
-            .await?
-            .try_get("found")?;
+        let tables: i64 = sqlx::query(TABLE).fetch_one(&self.readers).await?.try_get("found")?;
         let found: i64 = if tables > 0 {
-            sqlx::query(APPLIED)
-                .fetch_one(&self.readers)
-                .await?
-                .try_get("found")?
+            sqlx::query(APPLIED).fetch_one(&self.readers).await?.try_get("found")?
         } else {
             0
         };
-        if found == expected {
-            Ok(())
-        } else {
-            Err(StoreError::Schema { found, expected })
-        }
+        if found == expected { Ok(()) } else { Err(StoreError::Schema { found, expected }) }
     }
 
     async fn close(&self) {
@@ -122,9 +109,7 @@ fn time(row: &SqliteRow, column: &str) -> Result<OffsetDateTime, sqlx::Error> {
 }
 
 fn maybe_time(row: &SqliteRow, column: &str) -> Result<Option<OffsetDateTime>, sqlx::Error> {
-    row.try_get::<Option<i64>, _>(column)?
-        .map(from_micros)
-        .transpose()
+    row.try_get::<Option<i64>, _>(column)?.map(from_micros).transpose()
 }
 
 fn from_micros(micros: i64) -> Result<OffsetDateTime, sqlx::Error> {

@@ -91,9 +91,7 @@ fn raw_string(text: &str) -> usize {
         return 0;
     }
     let (body, end) = (hashes + 2, format!("\"{}", "#".repeat(hashes)));
-    text[body..]
-        .find(&end)
-        .map_or(text.len(), |at| body + at + end.len())
+    text[body..].find(&end).map_or(text.len(), |at| body + at + end.len())
 }
 
 /// 0 where `'` begins a lifetime.
@@ -112,19 +110,10 @@ pub(crate) fn words(text: &str) -> Vec<Word> {
     let mut words = Vec::new();
     for (number, mut rest) in text.lines().enumerate() {
         while let Some(first) = rest.chars().next() {
-            let name = rest
-                .find(|c: char| !c.is_alphanumeric() && c != '_')
-                .unwrap_or(rest.len());
-            let length = if rest.starts_with("::") {
-                2
-            } else {
-                name.max(first.len_utf8())
-            };
+            let name = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+            let length = if rest.starts_with("::") { 2 } else { name.max(first.len_utf8()) };
             if !first.is_whitespace() {
-                words.push(Word {
-                    text: rest[..length].to_owned(),
-                    line: number + 1,
-                });
+                words.push(Word { text: rest[..length].to_owned(), line: number + 1 });
             }
             rest = &rest[length..];
         }
@@ -220,12 +209,7 @@ fn tree(
         }
     }
     let line = words.get(at.saturating_sub(1)).map_or(0, |word| word.line);
-    let name = path
-        .iter()
-        .rev()
-        .find(|name| *name != "self")
-        .cloned()
-        .unwrap_or_default();
+    let name = path.iter().rev().find(|name| *name != "self").cloned().unwrap_or_default();
     if path.len() > prefix.len() {
         leaves.push((path, line, name));
     }

@@ -82,21 +82,13 @@ impl Behaviour {
     /// An error status with an error object.
     pub(crate) fn fail(status: u16, message: &str) -> Self {
         let body = json!({"error": {"message": message, "type": "test"}});
-        Self::Raw(
-            status,
-            vec![("content-type", "application/json".to_owned())],
-            body.to_string(),
-        )
+        Self::Raw(status, vec![("content-type", "application/json".to_owned())], body.to_string())
     }
 
     /// A response that is no event stream, though it says so.
     pub(crate) fn garbage() -> Self {
         let headers = vec![("content-type", "text/event-stream".to_owned())];
-        Self::Raw(
-            200,
-            headers,
-            "data: {\"choices\": oops\n\ndata: [DONE]\n\n".to_owned(),
-        )
+        Self::Raw(200, headers, "data: {\"choices\": oops\n\ndata: [DONE]\n\n".to_owned())
     }
 }
 
@@ -184,15 +176,10 @@ impl ModelServer {
             record: Mutex::default(),
             changed: watch::Sender::new(()),
         });
-        let router = Router::new()
-            .route("/v1/chat/completions", post(handle))
-            .with_state(Arc::clone(&shared));
+        let router =
+            Router::new().route("/v1/chat/completions", post(handle)).with_state(Arc::clone(&shared));
         let serving = tokio::spawn(async move { axum::serve(listener, router).await });
-        Self {
-            address,
-            shared,
-            serving,
-        }
+        Self { address, shared, serving }
     }
 
     /// What a provider's `base_url` must be.
@@ -256,10 +243,7 @@ impl Flight {
         let index = record.calls.len() - 1;
         drop(record);
         shared.changed.send_replace(());
-        Self {
-            shared: Arc::clone(shared),
-            index,
-        }
+        Self { shared: Arc::clone(shared), index }
     }
 
     fn answered(&self) {

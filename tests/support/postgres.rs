@@ -35,18 +35,11 @@ impl TestDatabase {
              Postgres server for the tests",
         );
         let server: PgConnectOptions = url.parse().expect("PRECIS_TEST_POSTGRES is a Postgres URL");
-        let mut connection = server
-            .connect()
-            .await
-            .expect("the server of PRECIS_TEST_POSTGRES answers");
+        let mut connection = server.connect().await.expect("the server of PRECIS_TEST_POSTGRES answers");
         let template = template(&server, &mut connection, schema, migrate).await;
         // Needs no lock: any number of sessions may copy a database at once, as long as none is connected to it.
         let name = format!("precis_test_{}", Uuid::new_v4().simple());
-        execute(
-            &mut connection,
-            format!("CREATE DATABASE {name} TEMPLATE {template}"),
-        )
-        .await;
+        execute(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
         connection.close().await.expect("the connection closes");
         Self { server, name }
     }
@@ -64,9 +57,7 @@ impl Drop for TestDatabase {
         let drop = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
         // The test's own runtime can't be waited for from here, and may be gone already.
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let mut connection = server.connect().await?;
                 connection.execute(AssertSqlSafe(drop)).await?;
@@ -94,27 +85,15 @@ async fn template(
     }
     // Ends with the connection at the latest, so also if `migrate` panics.
     let mut lock = server.connect().await.expect("the server answers");
-    sqlx::query(LOCK)
-        .bind(TEMPLATE_LOCK)
-        .execute(&mut lock)
-        .await
-        .expect("the lock is there in the end");
+    sqlx::query(LOCK).bind(TEMPLATE_LOCK).execute(&mut lock).await.expect("the lock is there in the end");
     if !exists(connection, &name).await {
         // Gets its name when it is complete: what exists under that name can be used without the lock.
         let draft = format!("{name}_draft");
-        execute(
-            connection,
-            format!("DROP DATABASE IF EXISTS {draft} WITH (FORCE)"),
-        )
-        .await;
+        execute(connection, format!("DROP DATABASE IF EXISTS {draft} WITH (FORCE)")).await;
         execute(connection, format!("CREATE DATABASE {draft}")).await;
         migrate(url(server, &draft)).await;
         // No new connections, and none that a pool left behind: a database in use can't be copied.
-        execute(
-            connection,
-            format!("ALTER DATABASE {draft} ALLOW_CONNECTIONS false"),
-        )
-        .await;
+        execute(connection, format!("ALTER DATABASE {draft} ALLOW_CONNECTIONS false")).await;
         sqlx::query(DISCONNECT)
             .bind(&draft)
             .execute(&mut *connection)
@@ -130,11 +109,7 @@ async fn template(
 fn fingerprint(schema: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations/postgres");
     let mut files: Vec<_> = std::fs::read_dir(&folder)
-        .map(|entries| {
-            entries
-                .map(|entry| entry.expect("the folder can be read").path())
-                .collect()
-        })
+        .map(|entries| entries.map(|entry| entry.expect("the folder can be read").path()).collect())
         .unwrap_or_default();
     files.sort();
     let mut hash = Sha256::new();
@@ -145,10 +120,7 @@ fn fingerprint(schema: &str) -> String {
         hash.update(format!("\0{}\0{}\0", file.display(), text.len()));
         hash.update(text);
     }
-    hash.finalize()
-        .iter()
-        .take(8)
-        .fold(String::new(), |name, byte| format!("{name}{byte:02x}"))
+    hash.finalize().iter().take(8).fold(String::new(), |name, byte| format!("{name}{byte:02x}"))
 }
 
 fn url(server: &PgConnectOptions, database: &str) -> String {
@@ -156,11 +128,7 @@ fn url(server: &PgConnectOptions, database: &str) -> String {
 }
 
 async fn exists(connection: &mut PgConnection, database: &str) -> bool {
-    sqlx::query_scalar(EXISTS)
-        .bind(database)
-        .fetch_one(connection)
-        .await
-        .expect("databases can be listed")
+    sqlx::query_scalar(EXISTS).bind(database).fetch_one(connection).await.expect("databases can be listed")
 }
 
 /// Statements about databases take no parameters; the names in them are made here.

@@ -70,28 +70,17 @@ impl Wire<'_> {
             ));
         }
         if matches!(role, Some(Role::User | Role::Tool)) && content.is_none() {
-            wrong.push(Invalid::new(
-                "content",
-                "missing: a string or a list of content parts",
-            ));
+            wrong.push(Invalid::new("content", "missing: a string or a list of content parts"));
         }
         if role == Some(Role::Tool) && self.tool_call_id.as_deref().is_none_or(str::is_empty) {
-            wrong.push(Invalid::new(
-                "tool_call_id",
-                "missing: a tool message names the call that it answers",
-            ));
+            wrong
+                .push(Invalid::new("tool_call_id", "missing: a tool message names the call that it answers"));
         }
         if role.is_some_and(|role| role != Role::Assistant) && !tool_calls.is_empty() {
-            wrong.push(Invalid::new(
-                "tool_calls",
-                "only an assistant message makes tool calls",
-            ));
+            wrong.push(Invalid::new("tool_calls", "only an assistant message makes tool calls"));
         }
         if role.is_some_and(|role| role != Role::Tool) && self.tool_call_id.is_some() {
-            wrong.push(Invalid::new(
-                "tool_call_id",
-                "only a tool message answers a tool call",
-            ));
+            wrong.push(Invalid::new("tool_call_id", "only a tool message answers a tool call"));
         }
         match role {
             Some(role) if wrong.is_empty() => Ok(Parts {
@@ -117,19 +106,13 @@ fn read_calls(calls: Vec<WireCall>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
         if id.is_empty() {
             wrong.push(Invalid::new(at("id"), "missing: the result of the call names it"));
         }
-        let function = call.function.unwrap_or(WireFunction {
-            name: None,
-            arguments: None,
-        });
+        let function = call.function.unwrap_or(WireFunction { name: None, arguments: None });
         let name = function.name.unwrap_or_default();
         if name.is_empty() {
             wrong.push(Invalid::new(at("function.name"), "missing: the name of the tool"));
         }
         let arguments = function.arguments.unwrap_or_else(|| {
-            wrong.push(Invalid::new(
-                at("function.arguments"),
-                "missing: a string of JSON text",
-            ));
+            wrong.push(Invalid::new(at("function.arguments"), "missing: a string of JSON text"));
             String::new()
         });
         if read.iter().any(|other: &ToolCall| other.id == id) {
@@ -151,26 +134,17 @@ impl Content {
         if raw.get().starts_with('"') {
             let text = serde_json::from_str(raw.get())
                 .map_err(|error| vec![Invalid::new("content", format!("not a valid string: {error}"))])?;
-            return Ok(Self {
-                text,
-                other: Vec::new(),
-            });
+            return Ok(Self { text, other: Vec::new() });
         }
         let parts: Vec<Part> = serde_json::from_str(raw.get()).map_err(|_| {
-            vec![Invalid::new(
-                "content",
-                "must be a string, a list of content parts or null",
-            )]
+            vec![Invalid::new("content", "must be a string, a list of content parts or null")]
         })?;
         let (mut content, mut wrong) = (Self::default(), Vec::new());
         for (index, part) in parts.into_iter().enumerate() {
             let text = match (part.r#type.as_deref(), part.text, part.refusal) {
                 (Some("text"), Some(text), _) | (Some("refusal"), _, Some(text)) => text,
                 (Some(kind @ ("text" | "refusal")), ..) => {
-                    wrong.push(Invalid::new(
-                        format!("content[{index}].{kind}"),
-                        "missing: a string",
-                    ));
+                    wrong.push(Invalid::new(format!("content[{index}].{kind}"), "missing: a string"));
                     continue;
                 }
                 (Some(kind), ..) if !kind.is_empty() => {

@@ -120,16 +120,8 @@ impl Reading {
             None if marked => Finish::Complete,
             None => return Err(Cause::BrokenOff),
         };
-        let finish = if self.refused && self.text.trim().is_empty() {
-            Finish::Filtered
-        } else {
-            finish
-        };
-        Ok(Completion {
-            text: self.text,
-            finish,
-            usage: self.usage,
-        })
+        let finish = if self.refused && self.text.trim().is_empty() { Finish::Filtered } else { finish };
+        Ok(Completion { text: self.text, finish, usage: self.usage })
     }
 }
 
@@ -193,18 +185,8 @@ mod tests {
             ],
             false,
         );
-        let usage = Usage {
-            input_tokens: Some(7),
-            output_tokens: Some(2),
-        };
-        assert_eq!(
-            read,
-            Ok(Completion {
-                text: "Ada flies.".to_owned(),
-                finish: Finish::Complete,
-                usage,
-            })
-        );
+        let usage = Usage { input_tokens: Some(7), output_tokens: Some(2) };
+        assert_eq!(read, Ok(Completion { text: "Ada flies.".to_owned(), finish: Finish::Complete, usage }));
     }
 
     #[test]
@@ -220,17 +202,10 @@ mod tests {
             ("content_filter", Finish::Filtered),
         ] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
-            assert_eq!(
-                read(&[text, &end], false).map(|read| read.finish),
-                Ok(finish),
-                "{reason}"
-            );
+            assert_eq!(read(&[text, &end], false).map(|read| read.finish), Ok(finish), "{reason}");
         }
         let refusal = r#"{"choices":[{"message":{"content":null,"refusal":"No."},"finish_reason":"stop"}]}"#;
-        assert_eq!(
-            read(&[refusal], true).map(|read| read.finish),
-            Ok(Finish::Filtered)
-        );
+        assert_eq!(read(&[refusal], true).map(|read| read.finish), Ok(Finish::Filtered));
     }
 
     #[test]
@@ -241,14 +216,8 @@ mod tests {
             (r#"{"error":{"code":5}}"#, "an error without a message"),
             (r#"{"object":"error","message":"overloaded"}"#, "overloaded"),
             (r#"{"detail":"overloaded"}"#, "overloaded"),
-            (
-                r#"{"choices":[{"delta":{},"finish_reason":"error"}]}"#,
-                "the server ended it with an error",
-            ),
-            (
-                r#"{"choices":[{"delta":{"content":{"secret":1}}}]}"#,
-                "not a chat completion",
-            ),
+            (r#"{"choices":[{"delta":{},"finish_reason":"error"}]}"#, "the server ended it with an error"),
+            (r#"{"choices":[{"delta":{"content":{"secret":1}}}]}"#, "not a chat completion"),
             ("<html>", "not a chat completion"),
             ("", "not a chat completion"),
             ("null", "not a chat completion"),
@@ -259,10 +228,7 @@ mod tests {
 
     #[test]
     fn a_flood_ends() {
-        let chunk = format!(
-            r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#,
-            "x".repeat(300_000)
-        );
+        let chunk = format!(r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#, "x".repeat(300_000));
         let chunk = chunk.as_str();
         assert!(read(&[chunk; 3], true).is_ok());
         assert_eq!(read(&[chunk; 4], true), protocol("longer than any summary"));

@@ -73,9 +73,7 @@ impl Consolidations for Postgres {
             .bind(revision)
             .fetch_optional(&self.pool)
             .await?;
-        row.as_ref()
-            .map(|row| Ok(read_session!(row, time, maybe_time)))
-            .transpose()
+        row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
     async fn renew_lease(
@@ -85,11 +83,8 @@ impl Consolidations for Postgres {
         token: Uuid,
         ttl: Duration,
     ) -> Result<bool, StoreError> {
-        let query = sqlx::query(RENEW)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(token)
-            .bind(micros(ttl));
+        let query =
+            sqlx::query(RENEW).bind(tenant.as_str()).bind(session.as_str()).bind(token).bind(micros(ttl));
         Ok(query.execute(&self.pool).await?.rows_affected() > 0)
     }
 
@@ -99,10 +94,7 @@ impl Consolidations for Postgres {
         session: &SessionId,
         token: Uuid,
     ) -> Result<(), StoreError> {
-        let query = sqlx::query(RELEASE)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(token);
+        let query = sqlx::query(RELEASE).bind(tenant.as_str()).bind(session.as_str()).bind(token);
         query.execute(&self.pool).await?;
         Ok(())
     }

@@ -90,22 +90,12 @@ impl Postgres {
             .bind(key.map(|key| key.key.as_str()))
             .bind(key.map(|key| key.fingerprint.as_slice()))
             .bind(exchange.tokens())
-            .bind(
-                messages
-                    .iter()
-                    .map(|(message, _)| message.role().as_str())
-                    .collect::<Vec<_>>(),
-            )
+            .bind(messages.iter().map(|(message, _)| message.role().as_str()).collect::<Vec<_>>())
             .bind(opens)
             .bind(answers)
             .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
             .bind(UserId::default().as_str())
-            .bind(
-                messages
-                    .iter()
-                    .map(|(message, _)| message.json())
-                    .collect::<Vec<_>>(),
-            )
+            .bind(messages.iter().map(|(message, _)| message.json()).collect::<Vec<_>>())
             .fetch_optional(&self.pool)
             .await?;
         let Some(row) = row else {

@@ -36,9 +36,7 @@ impl Memory for Postgres {
     async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, StoreError> {
         let query = sqlx::query(GET).bind(tenant.as_str()).bind(user.as_str());
         let row = query.fetch_optional(&self.pool).await?;
-        row.as_ref()
-            .map(|row| Ok(read_memory!(row, "", time)))
-            .transpose()
+        row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
     }
 
     async fn write_memory(
@@ -57,9 +55,7 @@ impl Memory for Postgres {
             .bind(expected)
             .fetch_optional(&self.pool)
             .await?;
-        row.as_ref()
-            .map(|row| Ok(read_memory!(row, "", time)))
-            .transpose()
+        row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
     }
 
     async fn memory_revisions(
@@ -69,11 +65,7 @@ impl Memory for Postgres {
         before: i64,
         limit: i64,
     ) -> Result<Vec<MemoryDocument>, StoreError> {
-        let query = sqlx::query(LIST)
-            .bind(tenant.as_str())
-            .bind(user.as_str())
-            .bind(before)
-            .bind(limit);
+        let query = sqlx::query(LIST).bind(tenant.as_str()).bind(user.as_str()).bind(before).bind(limit);
         let rows = query.fetch_all(&self.pool).await?;
         rows.iter().map(|row| Ok(read_memory!(row, "", time))).collect()
     }

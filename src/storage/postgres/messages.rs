@@ -69,23 +69,13 @@ impl Messages for Postgres {
         after_seq: i64,
         limit: i64,
     ) -> Result<Vec<Outline>, StoreError> {
-        let query = sqlx::query(OUTLINES)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(after_seq)
-            .bind(limit);
+        let query =
+            sqlx::query(OUTLINES).bind(tenant.as_str()).bind(session.as_str()).bind(after_seq).bind(limit);
         let rows = query.fetch_all(&self.pool).await?;
         rows.iter()
             .map(|row| {
-                let mark = mark(
-                    row.try_get("role")?,
-                    row.try_get("opens")?,
-                    row.try_get("answers")?,
-                )?;
-                Ok(Outline {
-                    mark,
-                    tokens: row.try_get("tokens")?,
-                })
+                let mark = mark(row.try_get("role")?, row.try_get("opens")?, row.try_get("answers")?)?;
+                Ok(Outline { mark, tokens: row.try_get("tokens")? })
             })
             .collect()
     }

@@ -66,11 +66,6 @@ impl Recall for Postgres {
             Some(_) => Some(read_memory!(row, "d_", time)),
             None => None,
         };
-        Ok(Recalled {
-            now: time(row, "now")?,
-            session,
-            memory,
-            window,
-        })
+        Ok(Recalled { now: time(row, "now")?, session, memory, window })
     }
 }

@@ -53,20 +53,13 @@ impl Revisions for Postgres {
         before: i64,
         limit: i64,
     ) -> Result<Option<Vec<Revision>>, StoreError> {
-        let query = sqlx::query(LIST)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(before)
-            .bind(limit);
+        let query = sqlx::query(LIST).bind(tenant.as_str()).bind(session.as_str()).bind(before).bind(limit);
         let rows = query.fetch_all(&self.pool).await?;
         if rows.is_empty() {
             let query = sqlx::query(EXISTS).bind(tenant.as_str()).bind(session.as_str());
             return Ok(query.fetch_optional(&self.pool).await?.map(|_| Vec::new()));
         }
-        rows.iter()
-            .map(|row| Ok(read_revision!(row, time)))
-            .collect::<Result<_, _>>()
-            .map(Some)
+        rows.iter().map(|row| Ok(read_revision!(row, time))).collect::<Result<_, _>>().map(Some)
     }
 
     async fn revision(
@@ -75,10 +68,7 @@ impl Revisions for Postgres {
         session: &SessionId,
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
-        let query = sqlx::query(GET)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(revision);
+        let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
         let row = query.fetch_optional(&self.pool).await?;
         row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
     }

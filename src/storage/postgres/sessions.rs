@@ -9,11 +9,8 @@ use crate::storage::sessions::{After, Sessions};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
-const GET: &str = concat!(
-    "SELECT ",
-    session_columns!(),
-    " FROM sessions WHERE tenant_id = $1 AND session_id = $2"
-);
+const GET: &str =
+    concat!("SELECT ", session_columns!(), " FROM sessions WHERE tenant_id = $1 AND session_id = $2");
 
 /// The hour leads, because it is what the index has; see the migration.
 const LIST: &str = concat!(
@@ -47,9 +44,7 @@ impl Sessions for Postgres {
     async fn session(&self, tenant: &TenantId, session: &SessionId) -> Result<Option<Session>, StoreError> {
         let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str());
         let row = query.fetch_optional(&self.pool).await?;
-        row.as_ref()
-            .map(|row| Ok(read_session!(row, time, maybe_time)))
-            .transpose()
+        row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
     async fn sessions(
@@ -64,15 +59,9 @@ impl Sessions for Postgres {
             .bind(after.map(|after| after.updated_at))
             .bind(after.map(|after| after.session_id.as_str()))
             .bind(limit);
-        let query = if let Some(user) = user {
-            query.bind(user.as_str())
-        } else {
-            query
-        };
+        let query = if let Some(user) = user { query.bind(user.as_str()) } else { query };
         let rows = query.fetch_all(&self.pool).await?;
-        rows.iter()
-            .map(|row| Ok(read_session!(row, time, maybe_time)))
-            .collect()
+        rows.iter().map(|row| Ok(read_session!(row, time, maybe_time))).collect()
     }
 
     async fn set_metadata(
@@ -81,14 +70,9 @@ impl Sessions for Postgres {
         session: &SessionId,
         metadata: &str,
     ) -> Result<Option<Session>, StoreError> {
-        let query = sqlx::query(SET_METADATA)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(metadata);
+        let query = sqlx::query(SET_METADATA).bind(tenant.as_str()).bind(session.as_str()).bind(metadata);
         let row = query.fetch_optional(&self.pool).await?;
-        row.as_ref()
-            .map(|row| Ok(read_session!(row, time, maybe_time)))
-            .transpose()
+        row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
     async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {

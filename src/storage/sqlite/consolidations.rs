@@ -73,9 +73,7 @@ impl Consolidations for Sqlite {
             .bind(micros(now()))
             .fetch_optional(&self.writer)
             .await?;
-        row.as_ref()
-            .map(|row| Ok(read_session!(row, time, maybe_time)))
-            .transpose()
+        row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
     async fn renew_lease(
@@ -99,10 +97,7 @@ impl Consolidations for Sqlite {
         session: &SessionId,
         token: Uuid,
     ) -> Result<(), StoreError> {
-        let query = sqlx::query(RELEASE)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(token);
+        let query = sqlx::query(RELEASE).bind(tenant.as_str()).bind(session.as_str()).bind(token);
         query.execute(&self.writer).await?;
         Ok(())
     }

@@ -51,10 +51,7 @@ impl Exchanges for Sqlite {
     ) -> Result<Append, StoreError> {
         let mut transaction = self.write().await?;
         if let Some(key) = key {
-            let query = sqlx::query(KNOWN)
-                .bind(tenant.as_str())
-                .bind(session.as_str())
-                .bind(&key.key);
+            let query = sqlx::query(KNOWN).bind(tenant.as_str()).bind(session.as_str()).bind(&key.key);
             if let Some(row) = query.fetch_optional(&mut *transaction).await? {
                 if row.try_get::<Vec<u8>, _>("fingerprint")? != key.fingerprint {
                     return Ok(Append::KeyReused);
@@ -102,10 +99,7 @@ impl Exchanges for Sqlite {
         }
         if let Some(key) = key {
             let query = sqlx::query(PRUNE).bind(tenant.as_str()).bind(session.as_str());
-            query
-                .bind(micros(created_at - KEY_LIFE))
-                .execute(&mut *transaction)
-                .await?;
+            query.bind(micros(created_at - KEY_LIFE)).execute(&mut *transaction).await?;
             sqlx::query(KEEP_KEY)
                 .bind(tenant.as_str())
                 .bind(session.as_str())
@@ -118,11 +112,6 @@ impl Exchanges for Sqlite {
                 .await?;
         }
         transaction.commit().await?;
-        Ok(Append::Recorded(Recorded {
-            first_seq,
-            last_seq,
-            created_at,
-            replayed: false,
-        }))
+        Ok(Append::Recorded(Recorded { first_seq, last_seq, created_at, replayed: false }))
     }
 }

@@ -33,9 +33,7 @@ impl Memory for Sqlite {
     async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, StoreError> {
         let query = sqlx::query(GET).bind(tenant.as_str()).bind(user.as_str());
         let row = query.fetch_optional(&self.readers).await?;
-        row.as_ref()
-            .map(|row| Ok(read_memory!(row, "", time)))
-            .transpose()
+        row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
     }
 
     async fn write_memory(
@@ -62,11 +60,7 @@ impl Memory for Sqlite {
             .bind(micros(now()))
             .fetch_one(&mut *transaction)
             .await?;
-        sqlx::query(KEEP)
-            .bind(tenant.as_str())
-            .bind(user.as_str())
-            .execute(&mut *transaction)
-            .await?;
+        sqlx::query(KEEP).bind(tenant.as_str()).bind(user.as_str()).execute(&mut *transaction).await?;
         transaction.commit().await?;
         Ok(Some(read_memory!(&row, "", time)))
     }
@@ -78,11 +72,7 @@ impl Memory for Sqlite {
         before: i64,
         limit: i64,
     ) -> Result<Vec<MemoryDocument>, StoreError> {
-        let query = sqlx::query(LIST)
-            .bind(tenant.as_str())
-            .bind(user.as_str())
-            .bind(before)
-            .bind(limit);
+        let query = sqlx::query(LIST).bind(tenant.as_str()).bind(user.as_str()).bind(before).bind(limit);
         let rows = query.fetch_all(&self.readers).await?;
         rows.iter().map(|row| Ok(read_memory!(row, "", time))).collect()
     }

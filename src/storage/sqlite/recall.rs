@@ -65,11 +65,6 @@ impl Recall for Sqlite {
             Some(_) => Some(read_memory!(row, "d_", time)),
             None => None,
         };
-        Ok(Recalled {
-            now: now(),
-            session,
-            memory,
-            window,
-        })
+        Ok(Recalled { now: now(), session, memory, window })
     }
 }

@@ -54,20 +54,13 @@ impl Revisions for Sqlite {
         before: i64,
         limit: i64,
     ) -> Result<Option<Vec<Revision>>, StoreError> {
-        let query = sqlx::query(LIST)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(before)
-            .bind(limit);
+        let query = sqlx::query(LIST).bind(tenant.as_str()).bind(session.as_str()).bind(before).bind(limit);
         let rows = query.fetch_all(&self.readers).await?;
         if rows.is_empty() {
             let query = sqlx::query(EXISTS).bind(tenant.as_str()).bind(session.as_str());
             return Ok(query.fetch_optional(&self.readers).await?.map(|_| Vec::new()));
         }
-        rows.iter()
-            .map(|row| Ok(read_revision!(row, time)))
-            .collect::<Result<_, _>>()
-            .map(Some)
+        rows.iter().map(|row| Ok(read_revision!(row, time))).collect::<Result<_, _>>().map(Some)
     }
 
     async fn revision(
@@ -76,10 +69,7 @@ impl Revisions for Sqlite {
         session: &SessionId,
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
-        let query = sqlx::query(GET)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(revision);
+        let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
         let row = query.fetch_optional(&self.readers).await?;
         row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
     }
@@ -91,10 +81,7 @@ impl Revisions for Sqlite {
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
         let mut transaction = self.write().await?;
-        let query = sqlx::query(SET_BACK)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(revision);
+        let query = sqlx::query(SET_BACK).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
         if query.execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(None);
         }

@@ -14,23 +14,14 @@ async fn the_model_server_keeps_to_its_script() {
         (Behaviour::answer("Ada flies."), "[DONE]"),
         (Behaviour::Finish("Ada".to_owned(), "length"), "\"length\""),
         (Behaviour::echo_longer(), "And so "),
-        (
-            Behaviour::Held(Arc::clone(&released), "Held.".to_owned()),
-            "Held.",
-        ),
-        (
-            Behaviour::Delayed(Duration::from_millis(1), "Late.".to_owned()),
-            "Late.",
-        ),
+        (Behaviour::Held(Arc::clone(&released), "Held.".to_owned()), "Held."),
+        (Behaviour::Delayed(Duration::from_millis(1), "Late.".to_owned()), "Late."),
         (Behaviour::Whole("Whole.".to_owned()), "\"message\""),
         (Behaviour::fail(500, "down"), "down"),
         (Behaviour::garbage(), "oops"),
         (Behaviour::BreakOff("Ada".to_owned()), "broke"),
         (Behaviour::EndEarly("Ada".to_owned()), "Ada"),
-        (
-            Behaviour::ErrorAfter("Ada".to_owned(), "overloaded"),
-            "overloaded",
-        ),
+        (Behaviour::ErrorAfter("Ada".to_owned(), "overloaded"), "overloaded"),
         (Behaviour::Hang, "timeout"),
         (Behaviour::HangAfter("Ada".to_owned()), "timeout"),
     ];
@@ -43,10 +34,8 @@ async fn the_model_server_keeps_to_its_script() {
     let calls = async {
         for (behaviour, expected) in cases.clone() {
             server.push(behaviour);
-            let request = http
-                .post(format!("{}/chat/completions", server.base_url()))
-                .header("x-test", "1")
-                .body(
+            let request =
+                http.post(format!("{}/chat/completions", server.base_url())).header("x-test", "1").body(
                     r#"{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]}"#,
                 );
             let read = async { request.send().await?.text().await };
@@ -63,11 +52,7 @@ async fn the_model_server_keeps_to_its_script() {
     tokio::join!(release, calls);
     let calls = server.calls();
     assert!(calls.is_sorted_by_key(|call| call.at) && calls.len() == cases.len());
-    assert!(
-        calls
-            .iter()
-            .all(|call| (call.system(), call.user(), call.header("x-test")) == ("S", "U", "1"))
-    );
+    assert!(calls.iter().all(|call| (call.system(), call.user(), call.header("x-test")) == ("S", "U", "1")));
     let unanswered: Vec<usize> = (0..calls.len()).filter(|&index| !calls[index].answered).collect();
     assert_eq!(unanswered, [8, 11, 12]);
     server.until_idle().await;

@@ -1,0 +1,225 @@
+//! The composition root: how the parts are put together, started and stopped.
+
+use crate::config::{self, ProviderKind, Settings};
+use crate::domain::consolidation::{Mode, Policy};
+use crate::domain::tokens;
+use crate::engine::{MemoryService, Pools as PoolNames, Rules};
+use crate::http;
+use crate::llm::Llm;
+use crate::llm::openai::{self, OpenAi};
+use crate::llm::pool::{ModelSpec, PoolSpec, Pools};
+use crate::llm::prompt::{Prompts, Templates};
+use crate::llm::provider::{Extractive, Provider};
+use crate::storage::{self, Store, StoreError};
+use axum::Router;
+use std::future::{Future, IntoFuture as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Why the service does not start, or ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The store can't be opened or brought up to date.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Models or prompts are set in a way that can't work.
+    #[error("{0}")]
+    Models(String),
+    /// The address can't be listened on.
+    #[error("can't listen on {0} (server.bind)")]
+    Bind(SocketAddr, #[source] std::io::Error),
+    /// The server ended by itself.
+    #[error("the server failed")]
+    Serve(#[source] std::io::Error),
+}
+
+/// The service with everything it needs, not yet listening.
+#[derive(Debug)]
+pub struct App {
+    service: MemoryService,
+    router: Router,
+    bind: SocketAddr,
+    grace: Duration,
+}
+
+impl App {
+    /// Puts the parts together, and brings the schema up to date if `migrate`.
+    ///
+    /// # Errors
+    /// A part can't be made.
+    pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
+        // The tokenizer takes a moment to load; the database can be asked meanwhile.
+        let tokenizer = tokio::task::spawn_blocking(tokens::warm_up);
+        let llm = models(settings)?;
+        let store = store(settings).await?;
+        if migrate {
+            store.migrate().await?;
+        }
+        let _ = tokenizer.await;
+        let service = MemoryService::new(store, llm, rules(settings));
+        let router = http::router(service.clone(), settings.server.max_body_bytes);
+        Ok(Self { service, router, bind: settings.server.bind, grace: settings.server.shutdown_grace })
+    }
+
+    /// The service behind the interface.
+    #[must_use]
+    pub fn service(&self) -> &MemoryService {
+        &self.service
+    }
+
+    /// The interface, for a test that needs no socket.
+    pub fn router(&self) -> Router {
+        self.router.clone()
+    }
+
+    /// Listens where the settings say.
+    ///
+    /// # Errors
+    /// The address is taken, or not this machine's.
+    pub async fn listen(&self) -> Result<TcpListener, AppError> {
+        TcpListener::bind(self.bind).await.map_err(|error| AppError::Bind(self.bind, error))
+    }
+
+    /// Serves until `stop` is done, and then for as long as requests need to end, but no longer than the grace;
+    /// the same for the consolidations behind them.
+    ///
+    /// # Errors
+    /// The server ended by itself.
+    pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
+        let stopping = CancellationToken::new();
+        let server =
+            axum::serve(listener, self.router).with_graceful_shutdown(stopping.clone().cancelled_owned());
+        let mut server = tokio::spawn(server.into_future());
+        let ended = tokio::select! {
+            ended = &mut server => Some(ended),
+            () = stop => None,
+        };
+        let began = tokio::time::Instant::now();
+        let ended = if let Some(ended) = ended {
+            ended.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
+        } else {
+            tracing::info!(grace = ?self.grace, "stopping: requests under way are answered first");
+            stopping.cancel();
+            if let Ok(ended) = tokio::time::timeout(self.grace, &mut server).await {
+                ended.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
+            } else {
+                tracing::warn!("requests did not end within the grace; their connections are closed");
+                server.abort();
+                Ok(())
+            }
+        };
+        self.service.shut_down(self.grace.saturating_sub(began.elapsed())).await;
+        tracing::info!(elapsed = ?began.elapsed(), "stopped");
+        ended.map_err(AppError::Serve)
+    }
+}
+
+/// The store that the settings name.
+///
+/// # Errors
+/// It can't be opened.
+pub async fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
+    let database = &settings.database;
+    let options = storage::Options {
+        max_connections: database.max_connections,
+        acquire_timeout: database.acquire_timeout,
+    };
+    storage::connect(database.url.expose(), &options).await
+}
+
+/// The pools of models that the settings name.
+fn models(settings: &Settings) -> Result<Arc<dyn Llm>, AppError> {
+    let llm = &settings.llm;
+    let mut models = Vec::new();
+    let mut wrong = Vec::new();
+    for (name, model) in &llm.models {
+        let Some(provider) = llm.providers.get(&model.provider) else {
+            continue;
+        };
+        match self::provider(provider, model.connect_timeout) {
+            Ok(provider) => models.push(ModelSpec {
+                name: name.clone(),
+                provider,
+                model: model.model.clone(),
+                timeout: model.timeout,
+                output_limit: u32::try_from(model.output_limit).unwrap_or(u32::MAX),
+                input_limit: model.input_limit,
+            }),
+            Err(error) => wrong.push(format!("llm.providers.{}.{error}", model.provider)),
+        }
+    }
+    let pools = llm.pools.iter().map(|(name, pool)| PoolSpec {
+        name: name.clone(),
+        models: pool.models.clone(),
+        deadline: pool.deadline,
+    });
+    let prompts = prompts(&settings.consolidation.prompts).map_err(AppError::Models)?;
+    if !wrong.is_empty() {
+        return Err(AppError::Models(wrong.join("; ")));
+    }
+    let pools =
+        Pools::new(models, pools.collect(), prompts).map_err(|error| AppError::Models(error.to_string()))?;
+    Ok(Arc::new(pools))
+}
+
+/// A new kind of provider is a line here.
+fn provider(provider: &config::Provider, connect_timeout: Duration) -> Result<Arc<dyn Provider>, String> {
+    match provider.kind {
+        ProviderKind::OpenAi => {
+            let http = openai::http_client(connect_timeout).map_err(|error| error.to_string())?;
+            let key = provider.api_key.as_ref().and_then(config::Secret::value).cloned();
+            let base_url = provider.base_url.as_deref().unwrap_or_default();
+            Ok(Arc::new(OpenAi::new(http, base_url, key).map_err(|error| error.to_string())?))
+        }
+        ProviderKind::Extractive => Ok(Arc::new(Extractive)),
+        ProviderKind::Anthropic => Err("kind: anthropic is not available in this version".to_owned()),
+    }
+}
+
+/// The built-in prompts, with those in their place that the settings have.
+fn prompts(set: &config::Prompts) -> Result<Prompts, String> {
+    let built_in = Templates::default();
+    let templates = Templates {
+        consolidate_system: set.consolidate_system.clone().unwrap_or(built_in.consolidate_system),
+        consolidate_user: set.consolidate_user.clone().unwrap_or(built_in.consolidate_user),
+        meta_system: set.meta_system.clone().unwrap_or(built_in.meta_system),
+        meta_user: set.meta_user.clone().unwrap_or(built_in.meta_user),
+    };
+    Prompts::new(&templates).map_err(|wrong| {
+        let wrong: Vec<String> =
+            wrong.iter().map(|error| format!("consolidation.prompts: {error}")).collect();
+        wrong.join("; ")
+    })
+}
+
+fn rules(settings: &Settings) -> Rules {
+    let set = &settings.consolidation;
+    let pools = settings.consolidation_pool().zip(settings.meta_pool());
+    Rules {
+        policy: Policy {
+            threshold: i64::try_from(set.threshold).unwrap_or(i64::MAX),
+            max_tail_tokens: set.max_tail_tokens.map(|most| i64::try_from(most).unwrap_or(i64::MAX)),
+            keep_recent: set.keep_recent,
+            summary_word_limit: set.summary_word_limit,
+            summary_sentences: set.summary_sentences,
+            max_history_messages: set.max_history_messages,
+            retry_initial: set.retry_initial,
+            retry_max: set.retry_max,
+        },
+        mode: match set.mode {
+            config::Mode::Inline => Mode::Inline,
+            config::Mode::Background => Mode::Background,
+            config::Mode::Off => Mode::Off,
+        },
+        recent_on_failure: set.on_failure == config::OnFailure::Recent,
+        pools: pools.map(|(consolidation, meta)| PoolNames {
+            consolidation: consolidation.to_owned(),
+            meta: meta.to_owned(),
+        }),
+        inline_wait: set.inline_wait,
+        memory_max_bytes: settings.memory.max_bytes,
+    }
+}

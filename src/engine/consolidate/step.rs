@@ -1,0 +1,118 @@
+//! One step: a range of messages and what models make of it. Nothing is written here.
+
+use super::{Failure, Run};
+use crate::domain::revision::{Meta, Source};
+use crate::domain::session::{Session, Summary};
+use crate::domain::transcript::{self, Entry};
+use crate::domain::{chunk, consolidation, summary, tokens};
+use crate::llm::{Answer, Task};
+use crate::storage::consolidations::Step;
+
+impl Run<'_> {
+    /// Has the entries summarised, and the summary compressed where it has grown too long.
+    pub(super) async fn step(
+        &self,
+        state: &Session,
+        entries: Vec<Entry>,
+        range_tokens: i64,
+        capacity: usize,
+    ) -> Result<Step, Failure> {
+        let count = entries.len();
+        let entries: Vec<Entry> = entries.into_iter().filter(|entry| !entry.is_empty()).collect();
+        let mut added = String::new();
+        let mut source: Option<Source> = None;
+        if !entries.is_empty() {
+            let pool = &self.pools.consolidation;
+            // The budget is for the messages of the range, those without text included.
+            let whole = entries.len();
+            for piece in chunk::pieces(entries, capacity) {
+                let sentences =
+                    consolidation::sentences(if piece.len() == whole { count } else { piece.len() });
+                let answer = self.ask(pool, Task::Consolidate { entries: &piece, sentences }).await?;
+                added = summary::append(&added, &clean(&answer.text));
+                source = Some(joined(source.as_ref(), pool, &answer));
+            }
+        }
+        let mut text = summary::append(&state.summary.text, &added);
+        let mut words = summary::words(&text);
+        let mut meta = None;
+        let policy = &self.service.rules.policy;
+        if !added.is_empty()
+            && policy.needs_meta(words)
+            && let Some((compressed, source)) = self.compress(&text).await?
+        {
+            meta = Some(Meta { text_before: std::mem::replace(&mut text, compressed), source });
+            words = summary::words(&text);
+        }
+        let words = i64::try_from(words).unwrap_or(i64::MAX);
+        let tokens = if text == state.summary.text { state.summary.tokens } else { tokens::of_text(&text) };
+        Ok(Step {
+            base_revision: state.revision,
+            base_cursor: state.cursor,
+            cursor: state.cursor + i64::try_from(count).unwrap_or(0),
+            range_tokens,
+            summary: Summary { text, words, tokens },
+            added,
+            source,
+            meta,
+        })
+    }
+
+    /// Compresses a summary. `None`: no model did, and the summary stays as long as it is; large beats lost.
+    async fn compress(&self, text: &str) -> Result<Option<(String, Source)>, Failure> {
+        let pool = &self.pools.meta;
+        let size = tokens::count(&transcript::encode_text(text));
+        let capacity = self.service.llm.capacity(pool);
+        if size > capacity {
+            tracing::warn!(
+                size,
+                capacity,
+                "the summary is larger than its models can read; it stays as it is"
+            );
+            return Ok(None);
+        }
+        let sentences = self.service.rules.policy.summary_sentences;
+        match self.ask(pool, Task::Meta { summary: text, sentences }).await {
+            Ok(answer) => Ok(Some((clean(&answer.text), joined(None, pool, &answer)))),
+            Err(Failure::Llm(error)) => {
+                tracing::warn!(error = %error, "meta-consolidation failed; the summary stays as it is");
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Asks a pool, with a lease that outlasts the call.
+    async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, Failure> {
+        let service = self.service;
+        if !service.store.renew_lease(self.tenant, self.session, self.token, self.ttl).await? {
+            return Err(Failure::Superseded);
+        }
+        tokio::select! {
+            answer = service.llm.ask(pool, task) => Ok(answer?),
+            () = service.stop.cancelled() => Err(Failure::Stopped),
+        }
+    }
+}
+
+/// Postgres can't store the NUL character, and no summary needs it.
+fn clean(text: &str) -> String {
+    text.replace('\0', "")
+}
+
+/// The model's part of a step, with that of an earlier piece of the same step.
+fn joined(earlier: Option<&Source>, pool: &str, answer: &Answer) -> Source {
+    let sum = |before: Option<i64>, now: Option<u64>| match now.and_then(|now| i64::try_from(now).ok()) {
+        Some(now) => Some(before.unwrap_or(0) + now),
+        None => before,
+    };
+    Source {
+        model: answer.model.clone(),
+        pool: pool.to_owned(),
+        prompt_version: answer.prompt_version.clone(),
+        input_tokens: sum(earlier.and_then(|source| source.input_tokens), answer.usage.input_tokens),
+        output_tokens: sum(earlier.and_then(|source| source.output_tokens), answer.usage.output_tokens),
+        duration_ms: i64::try_from(answer.duration.as_millis()).unwrap_or(i64::MAX)
+            + earlier.map_or(0, |source| source.duration_ms),
+    }
+}

@@ -1,0 +1,107 @@
+//! The service over a backend, listening on a port of its own, and a client for it.
+#![cfg(test)]
+
+use super::backend::Backend;
+use precis::app::App;
+use precis::config::{Settings, Sources};
+use reqwest::{Client, Method, RequestBuilder, Response};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A running service. It ends with the value.
+pub(crate) struct TestApp {
+    pub(crate) url: String,
+    pub(crate) client: Client,
+    stop: Option<oneshot::Sender<()>>,
+    served: Option<JoinHandle<()>>,
+}
+
+/// Settings by their paths, as the environment would give them: `("consolidation.threshold", "10")`.
+pub(crate) type Set<'a> = &'a [(&'a str, &'a str)];
+
+pub(crate) fn settings(backend: &Backend, set: Set<'_>) -> Settings {
+    let variable = |path: &str| format!("PRECIS__{}", path.replace('.', "__").to_uppercase());
+    let mut environment = vec![
+        (variable("database.url"), backend.url()),
+        (variable("server.bind"), "127.0.0.1:0".to_owned()),
+        (variable("log.filter"), "off".to_owned()),
+    ];
+    environment.extend(set.iter().map(|(path, value)| (variable(path), (*value).to_owned())));
+    let sources = Sources { environment, ..Sources::default() };
+    Settings::load(&sources).unwrap_or_else(|errors| panic!("{errors}")).settings
+}
+
+/// The settings of one model behind `base_url` as the only one of the default pool.
+pub(crate) fn one_model(base_url: &str) -> Vec<(&'static str, String)> {
+    vec![
+        ("llm.providers.scripted.base_url", base_url.to_owned()),
+        ("llm.models.small.provider", "scripted".to_owned()),
+        ("llm.models.small.model", "scripted-1".to_owned()),
+        ("llm.pools.default.models", "small".to_owned()),
+    ]
+}
+
+impl TestApp {
+    pub(crate) async fn start(backend: &Backend, set: Set<'_>) -> Self {
+        let app = App::new(&settings(backend, set), true).await.expect("an app");
+        let listener = app.listen().await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = tokio::spawn(async move {
+            let stop = async move {
+                let _ = stopped.await;
+            };
+            app.serve(listener, stop).await.expect("served");
+        });
+        let client = precis::llm::openai::http_client(std::time::Duration::from_secs(5)).expect("a client");
+        Self { url, client, stop: Some(stop), served: Some(served) }
+    }
+
+    /// Stops the service as a signal does, and waits until it has ended.
+    pub(crate) async fn stop(mut self) {
+        drop(self.stop.take());
+        if let Some(served) = self.served.take() {
+            served.await.expect("ended in good order");
+        }
+    }
+
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.url))
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Value {
+        ok(self.request(Method::GET, path).send().await.expect("an answer")).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Value {
+        ok(self.request(Method::POST, path).json(body).send().await.expect("an answer")).await
+    }
+
+    /// Persists messages as one exchange.
+    pub(crate) async fn record(&self, session: &str, messages: &[Value]) -> Value {
+        self.post(&format!("/sessions/{session}/exchanges"), &json!({ "messages": messages })).await
+    }
+
+    /// Persists `turns` turns of a question and an answer.
+    pub(crate) async fn record_turns(&self, session: &str, turns: std::ops::Range<usize>) {
+        for turn in turns {
+            let body = json!({
+                "user_message": format!("Question {turn}: what did we decide about subject {turn}?"),
+                "assistant_reply": format!("Answer {turn}: subject {turn} was decided in favour of plan {turn}."),
+            });
+            self.post(&format!("/sessions/{session}/exchanges"), &body).await;
+        }
+    }
+
+    pub(crate) async fn context(&self, session: &str, body: &Value) -> Value {
+        self.post(&format!("/sessions/{session}/context"), body).await
+    }
+}
+
+async fn ok(response: Response) -> Value {
+    let (status, url) = (response.status(), response.url().clone());
+    let text = response.text().await.expect("a body");
+    assert!(status.is_success(), "{url}: {status} {text}");
+    if text.is_empty() { Value::Null } else { serde_json::from_str(&text).expect("JSON") }
+}

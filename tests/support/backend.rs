@@ -1,0 +1,74 @@
+//! A store for a test: a fresh SQLite file or a fresh Postgres database. A test that is made by [`on_both_stores`]
+//! runs on each.
+#![cfg(test)]
+
+use super::postgres::TestDatabase;
+use precis::storage::{self, Options, Store};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A fresh, migrated database; it goes with the value.
+pub(crate) enum Backend {
+    Sqlite(TempDir),
+    Postgres(TestDatabase),
+}
+
+impl Backend {
+    pub(crate) async fn sqlite() -> Self {
+        // In memory where that is possible: a test that writes much would wait for the disk otherwise.
+        let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
+        let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
+        let backend = Self::Sqlite(folder);
+        migrate(backend.url()).await;
+        backend
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        Self::Postgres(TestDatabase::create("precis", migrate).await)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        match self {
+            Self::Sqlite(folder) => format!("sqlite://{}", folder.path().join("precis.db").display()),
+            Self::Postgres(database) => database.url().to_owned(),
+        }
+    }
+
+    /// The store over it.
+    pub(crate) async fn store(&self) -> Arc<dyn Store> {
+        connect(&self.url()).await
+    }
+}
+
+async fn connect(url: &str) -> Arc<dyn Store> {
+    let options = Options { max_connections: 8, acquire_timeout: Duration::from_secs(20) };
+    storage::connect(url, &options).await.expect("a store")
+}
+
+async fn migrate(url: String) {
+    let store = connect(&url).await;
+    store.migrate().await.expect("migrated");
+    store.close().await;
+}
+
+/// Makes two tests of each `async fn name(backend: Backend)`: `name::sqlite` and `name::postgres`.
+macro_rules! on_both_stores {
+    ($($name:ident),+ $(,)?) => {$(
+        mod $name {
+            use crate::support::backend::Backend;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                super::$name(Backend::sqlite().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                super::$name(Backend::postgres().await).await;
+            }
+        }
+    )+};
+}
+pub(crate) use on_both_stores;
