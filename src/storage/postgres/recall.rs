@@ -8,7 +8,8 @@ use crate::storage::row::{limit, read_memory, read_session};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
-/// One statement is one snapshot. Its first row has the state, all others a message each: rows, because building
+/// One statement is one snapshot. The tail's border is a scalar subquery, known before the index is asked; as a join it
+/// made both databases read the whole history. The first row has the state, all others a message each: rows, because building
 /// JSON or arrays in the database costs half its capacity.
 const RECALL: &str = "\
     WITH session AS MATERIALIZED (
@@ -23,8 +24,8 @@ const RECALL: &str = "\
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
         NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message
-    FROM session JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = $2
-        AND m.seq > greatest(session.cursor_seq, session.last_seq - $4)";
+    FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
+        AND m.seq > (SELECT greatest(cursor_seq, last_seq - $4) FROM session)";
 
 #[async_trait]
 impl Recall for Postgres {
