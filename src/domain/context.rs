@@ -7,9 +7,8 @@ pub const SUMMARY_HEADING: &str = "## Session Summary";
 /// The heading of the notice that messages will be dropped.
 pub const NOTICE_HEADING: &str = "## Notice";
 /// The notice, from 80 % of the bound on.
-pub const NOTICE: &str = "This conversation has grown almost as long as it can be sent, and its older part is not being \
-summarised. The oldest messages will soon be dropped from what you see. If anything in them matters later, save it \
-with the memory tool now.";
+pub const NOTICE: &str = "This conversation has grown almost too long to be sent whole. Its oldest messages will soon be \
+dropped from what you see. If anything in them matters later, save it with the memory tool now.";
 
 /// The parts of a system message; empty ones are left out.
 #[derive(Clone, Copy, Debug, Default)]

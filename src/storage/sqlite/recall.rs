@@ -8,8 +8,8 @@ use crate::storage::row::{limit, read_memory, read_session};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
-/// One statement is one snapshot. The tail's border is a scalar subquery, known before the index is asked; as a join it
-/// made both databases read the whole history. The first row has the state, all others a message each.
+/// One statement is one snapshot. The tail's border is a scalar subquery, known before the index is asked; as a join,
+/// it made the database read the whole history. The first row has the state, all others a message each.
 const RECALL: &str = "\
     WITH session AS MATERIALIZED (
         SELECT session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words,
