@@ -14,6 +14,7 @@ pub mod coverage;
 pub mod cut;
 pub mod exchange;
 pub mod id;
+pub(crate) mod json;
 pub mod memory;
 pub mod message;
 pub mod revision;

@@ -93,9 +93,7 @@ impl Parts {
         if !json.trim_ascii_start().starts_with('{') {
             return Err(vec![Invalid::new("", "must be an object with role and content")]);
         }
-        let wire: wire::Wire<'_> = serde_json::from_str(json)
-            .map_err(|error| vec![Invalid::new("", format!("not a message of the chat format: {error}"))])?;
-        wire.validate()
+        super::json::read::<wire::Wire<'_>>(json).map_err(|invalid| vec![invalid])?.validate()
     }
 }
 
@@ -288,10 +286,15 @@ mod tests {
         assert_eq!(fields(r#"{"role":"tool","content":"x"}"#), ["tool_call_id"]);
         assert_eq!(fields(r#"["role"]"#), [""]);
         assert_eq!(fields(r#"{"role":"user","content":7}"#), ["content"]);
+        assert_eq!(fields(r#"{"role":7,"content":"x"}"#), ["role"]);
+        let part = r#"{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":7}]}"#;
+        assert_eq!(fields(part), ["content[1].text"]);
+        let call = r#"{"role":"assistant","tool_calls":[{"id":"a","function":{"name":7,"arguments":"{}"}}]}"#;
+        assert_eq!(fields(call), ["tool_calls[0].function.name"]);
     }
 
     #[test]
     fn a_key_given_twice_is_refused() {
-        assert_eq!(fields(r#"{"role":"user","content":"a","role":"tool"}"#), [""]);
+        assert_eq!(fields(r#"{"role":"user","content":"a","role":"tool"}"#), ["role"]);
     }
 }

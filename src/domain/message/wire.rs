@@ -136,8 +136,11 @@ impl Content {
                 .map_err(|error| vec![Invalid::new("content", format!("not a valid string: {error}"))])?;
             return Ok(Self { text, other: Vec::new() });
         }
-        let parts: Vec<Part> = serde_json::from_str(raw.get()).map_err(|_| {
-            vec![Invalid::new("content", "must be a string, a list of content parts or null")]
+        if !raw.get().starts_with('[') {
+            return Err(vec![Invalid::new("content", "must be a string or a list of content parts")]);
+        }
+        let parts: Vec<Part> = super::super::json::read(raw.get()).map_err(|Invalid { field, detail }| {
+            vec![Invalid { field: format!("content{field}"), detail }]
         })?;
         let (mut content, mut wrong) = (Self::default(), Vec::new());
         for (index, part) in parts.into_iter().enumerate() {

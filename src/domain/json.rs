@@ -1,0 +1,83 @@
+//! What is wrong with JSON, in words for whoever sent it.
+//!
+//! serde's own words name Rust's types, repeat the whole value, and count columns in a text that the client never saw.
+
+use super::message::Invalid;
+use serde::Deserialize;
+
+/// Reads a value; an error names the field by its path.
+///
+/// # Errors
+/// The text is not such a value.
+pub(crate) fn read<'de, T: Deserialize<'de>>(json: &'de str) -> Result<T, Invalid> {
+    let mut deserializer = serde_json::Deserializer::from_str(json);
+    serde_path_to_error::deserialize(&mut deserializer)
+        .map_err(|error| invalid(&error.path().to_string(), &error.inner().to_string()))
+}
+
+/// serde's complaint about the field at `path`.
+pub(crate) fn invalid(path: &str, error: &str) -> Invalid {
+    let path = if path == "." { "" } else { path };
+    let text = error.rsplit_once(" at line ").map_or(error, |(text, _)| text);
+    let inside = |detail: &str| {
+        let name = text.split('`').nth(1).unwrap_or_default();
+        let field = match path.rsplit_once('.').map_or(path, |(_, last)| last) {
+            last if last == name => path.to_owned(),
+            "" => name.to_owned(),
+            _ => format!("{path}.{name}"),
+        };
+        Invalid { field, detail: detail.to_owned() }
+    };
+    if text.starts_with("missing field ") {
+        return inside("missing");
+    }
+    if text.starts_with("duplicate field ") {
+        return inside("given twice: send it once");
+    }
+    let detail = match text.rsplit_once(", expected ") {
+        Some((given, expected)) if given.starts_with("unknown field ") => {
+            format!("unknown, must be {expected}")
+        }
+        Some((_, "a sequence")) => "must be a list".to_owned(),
+        Some((_, "a borrowed string")) => "must be a string".to_owned(),
+        Some((_, "a map")) => "must be an object".to_owned(),
+        Some((_, expected)) if expected.starts_with("struct ") => "must be an object".to_owned(),
+        Some((_, expected)) => format!("must be {expected}"),
+        None => text.to_owned(),
+    };
+    Invalid { field: path.to_owned(), detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only its errors are looked at")]
+    struct Thing {
+        name: String,
+        parts: Option<Vec<Thing>>,
+    }
+
+    fn complaint(json: &str) -> (String, String) {
+        let Invalid { field, detail } = read::<Thing>(json).expect_err("wrong");
+        (field, detail)
+    }
+
+    #[test]
+    fn an_error_names_the_field_and_says_what_it_must_be() {
+        for (json, field, detail) in [
+            (r#"{"name":5}"#, "name", "must be a string"),
+            (r#"{"name":"a, expected b at line 3","parts":"x"}"#, "parts", "must be a list"),
+            (r#"{"name":"a","parts":[5]}"#, "parts[0]", "must be an object"),
+            (r#"{"name":"a","parts":[{"name":null}]}"#, "parts[0].name", "must be a string"),
+            ("{}", "name", "missing"),
+            (r#"{"name":"a","parts":[{}]}"#, "parts[0].name", "missing"),
+            (r#"{"name":"a","name":"b"}"#, "name", "given twice: send it once"),
+            (r#"{"nam":"a"}"#, "nam", "unknown, must be `name` or `parts`"),
+        ] {
+            assert_eq!(complaint(json), (field.to_owned(), detail.to_owned()), "{json}");
+        }
+    }
+}
