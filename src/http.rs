@@ -14,6 +14,7 @@ mod contexts;
 mod error;
 mod exchanges;
 mod extract;
+mod json;
 mod memory;
 mod messages;
 pub mod openapi;

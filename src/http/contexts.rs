@@ -1,10 +1,10 @@
 //! `POST /sessions/{session_id}/context`
 
 use super::error::Problem;
-use super::exchanges::at;
+use super::exchanges::{ContentBody, at};
 use super::extract::{OptionalJson, Session, Tenant, user_id};
 use crate::domain::consolidation::Mode;
-use crate::domain::message::{Message, Role};
+use crate::domain::message::{Invalid, Message, Role};
 use crate::domain::tokens::TOKENIZER;
 use crate::engine::recall::{Context, Request};
 use crate::engine::{Error, MemoryService};
@@ -21,7 +21,7 @@ pub(super) struct ContextRequest {
     /// Comes first in the system message.
     system_prompt: Option<String>,
     /// The new message, which comes last: text, or content parts. It is not persisted.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<ContentBody>)]
     user_message: Option<Box<RawValue>>,
     /// Whose memory document applies where the session doesn't exist yet.
     user_id: Option<String>,
@@ -30,7 +30,8 @@ pub(super) struct ContextRequest {
 }
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "String")]
+#[schema(rename_all = "snake_case")]
 enum RequestMode {
     /// Inside this request.
     Inline,
@@ -38,6 +39,20 @@ enum RequestMode {
     Background,
     /// Not at all.
     Off,
+}
+
+/// A derived reader would take an object for a word.
+impl TryFrom<String> for RequestMode {
+    type Error = &'static str;
+
+    fn try_from(word: String) -> Result<Self, Self::Error> {
+        match word.as_str() {
+            "inline" => Ok(Self::Inline),
+            "background" => Ok(Self::Background),
+            "off" => Ok(Self::Off),
+            _ => Err("must be inline, background or off"),
+        }
+    }
 }
 
 /// A context, ready to be sent to a model.
@@ -120,7 +135,7 @@ struct TokenCounts {
 /// Consolidates the session first where that is due. A failure of that never fails the request, and never loses a
 /// message: the answer has the summary as it is, and verbatim what it doesn't cover.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/context", tag = "memory",
+    post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "memory",
     params(("session_id" = String, Path, description = "An unknown session is an empty one; it is not created")),
     request_body = Option<ContextRequest>,
     responses(
@@ -134,15 +149,21 @@ pub(super) async fn build(
     Session(session): Session,
     OptionalJson(request): OptionalJson<ContextRequest>,
 ) -> Result<axum::Json<ContextResponse>, Problem> {
-    let user_message = request.user_message.map(|content| {
-        Message::of_content(Role::User, &content).map_err(|wrong| {
-            Problem::invalid(wrong.into_iter().map(|invalid| at("user_message", invalid)).collect())
-        })
+    let mut wrong = Vec::new();
+    let user_message = request.user_message.and_then(|content| {
+        let message = Message::of_content(Role::User, &content);
+        let complain = |errors: Vec<Invalid>| errors.into_iter().map(|invalid| at("user_message", invalid));
+        message.map_err(|errors| wrong.extend(complain(errors))).ok()
     });
+    let user_id = request.user_id.map(|id| user_id(id, "user_id")).transpose();
+    let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();
+    if !wrong.is_empty() {
+        return Err(Problem::invalid(wrong));
+    }
     let request = Request {
         system_prompt: request.system_prompt,
-        user_message: user_message.transpose()?,
-        user_id: request.user_id.map(|id| user_id(id, "user_id")).transpose()?,
+        user_message,
+        user_id,
         mode: request.mode.map(|mode| match mode {
             RequestMode::Inline => Mode::Inline,
             RequestMode::Background => Mode::Background,

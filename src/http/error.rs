@@ -108,6 +108,12 @@ impl Problem {
     }
 }
 
+impl From<FieldError> for Problem {
+    fn from(error: FieldError) -> Self {
+        Self::invalid(vec![error])
+    }
+}
+
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         use StatusCode as S;
@@ -171,8 +177,15 @@ impl Problem {
         match error {
             StoreError::Unavailable(_) | StoreError::Schema { .. } => {
                 tracing::warn!(error = %causes, "the store is not available");
-                let detail =
-                    "The database does not answer. Repeat the request, an exchange with its Idempotency-Key.";
+                let detail = match error {
+                    StoreError::Schema { .. } => {
+                        "The database's schema is not the one of this version. Whoever runs precis must run \
+                            `precis migrate`, or the newer version of the two."
+                    }
+                    _ => {
+                        "The database does not answer. Repeat the request, an exchange with its Idempotency-Key."
+                    }
+                };
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "store-unavailable", "Store unavailable", detail).retry_after(RETRY_SECONDS)
             }
@@ -206,8 +219,11 @@ impl IntoResponse for Problem {
 
 /// 404 for a path that is none of ours.
 pub(super) async fn no_route(method: Method, uri: Uri) -> Problem {
-    let detail =
-        format!("There is nothing at {method} {}. GET /openapi.json lists what there is.", uri.path());
+    let path = uri.path();
+    let mut detail = format!("There is nothing at {method} {path}. GET /openapi.json lists what there is.");
+    if path.starts_with("/sessions/") || path.starts_with("/users/") {
+        detail.push_str(" Inside an id, a slash is sent as %2F.");
+    }
     Problem::new(StatusCode::NOT_FOUND, "no-such-route", "Nothing here", detail)
 }
 
@@ -239,4 +255,29 @@ pub(super) async fn with_limits(State(most): State<MaxBody>, mut request: Reques
     }
     request.extensions_mut().insert(most);
     next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::{Body, to_bytes};
+    use axum::routing::get;
+    use tower::ServiceExt as _;
+    use tower_http::catch_panic::CatchPanicLayer;
+
+    #[tokio::test]
+    async fn a_panic_is_a_problem_without_its_text() {
+        async fn bug() -> &'static str {
+            panic!("secret inner state")
+        }
+        let router = axum::Router::new().route("/", get(bug)).layer(CatchPanicLayer::custom(panicked));
+        let request = Request::builder().uri("/").body(Body::empty()).expect("a request");
+        let response = router.oneshot(request).await.expect("an answer");
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+        let body = to_bytes(response.into_body(), 10_000).await.expect("a body");
+        let problem: Problem = serde_json::from_slice(&body).expect("a problem");
+        assert_eq!((problem.status, problem.kind.as_str()), (500, "urn:precis:problem:internal"));
+        assert!(!String::from_utf8_lossy(&body).contains("secret"));
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::error::{FieldError, Problem};
 use super::extract::{Json, Session, Tenant, user_id};
+use super::sessions::metadata;
 use crate::domain::exchange::Exchange;
 use crate::domain::message::{self, Invalid, Message, Role};
 use crate::engine::MemoryService;
@@ -16,14 +17,34 @@ use utoipa::ToSchema;
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
+/// The content of a message: text, or content parts of the OpenAI chat format (`text`, `image_url` …).
+// Stands in the document for what is read as raw JSON, to be kept as it is.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "the document needs its shape only")]
+pub(super) enum ContentBody {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+/// A content part; it has other fields by its type.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the document needs its shape only")]
+pub(super) struct ContentPart {
+    /// `text`, `image_url` or another type of the chat format.
+    r#type: String,
+    /// Of a `text` part.
+    text: Option<String>,
+}
+
 /// One turn: either `user_message` and `assistant_reply`, or `messages`.
 #[derive(Deserialize, ToSchema)]
 pub(super) struct ExchangeRequest {
     /// What the user said: text, or content parts.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<ContentBody>)]
     user_message: Option<Box<RawValue>>,
     /// What the agent replied: text, or content parts.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<ContentBody>)]
     assistant_reply: Option<Box<RawValue>>,
     /// The turn in the OpenAI chat format, with the roles `user`, `assistant`, `tool`; every field is kept.
     #[schema(value_type = Option<Vec<Object>>)]
@@ -54,7 +75,7 @@ pub(super) struct ExchangeResponse {
 /// Answered after the commit is durable. With an `Idempotency-Key`, the same request again gets the same answer
 /// and writes nothing.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/exchanges", tag = "memory",
+    post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "memory",
     params(
         ("session_id" = String, Path, description = "Chosen by the client: 1 to 256 bytes, percent-encoded"),
         ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters, new for each exchange"),
@@ -91,12 +112,14 @@ pub(super) async fn record(
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(key) = headers.get(KEY) else {
+    let mut keys = headers.get_all(KEY).iter();
+    let Some(key) = keys.next() else {
         return Ok(None);
     };
     let sound = (1..=255).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
-    match key.to_str() {
-        Ok(key) if sound => Ok(Some(key.to_owned())),
+    match (key.to_str(), keys.next()) {
+        (Ok(key), None) if sound => Ok(Some(key.to_owned())),
+        (_, Some(_)) => Err(Problem::invalid_field("Idempotency-Key", "given twice: send it once")),
         _ => Err(Problem::invalid_field("Idempotency-Key", "must have 1 to 255 visible ASCII characters")),
     }
 }
@@ -109,35 +132,43 @@ impl ExchangeRequest {
             Ok(message) => messages.push(message),
             Err(errors) => wrong.extend(errors.into_iter().map(|invalid| at(path, invalid))),
         };
+        let mut lacks = Vec::new();
         match (self.user_message, self.assistant_reply, self.messages) {
-            (None, None, Some(given)) if !given.is_empty() => {
+            (None, None, Some(given)) => {
+                if given.is_empty() {
+                    lacks.push(("messages", "must hold at least one message"));
+                }
                 for (index, message) in given.iter().enumerate() {
                     take(&format!("messages[{index}]"), Message::parse(message));
                 }
             }
-            (Some(user_message), Some(assistant_reply), None) => {
-                take("user_message", Message::of_content(Role::User, &user_message));
-                take("assistant_reply", Message::of_content(Role::Assistant, &assistant_reply));
-            }
-            (None, None, Some(_)) => {
-                return Err(Problem::invalid_field("messages", "must have a message at least"));
-            }
             (user_message, assistant_reply, None) => {
-                let given = [("user_message", user_message), ("assistant_reply", assistant_reply)];
-                let missing = given.into_iter().filter(|(_, given)| given.is_none()).map(|(field, _)| {
-                    let detail =
-                        "missing: send user_message and assistant_reply, or messages for any other turn";
-                    FieldError { field: field.to_owned(), detail: detail.to_owned() }
-                });
-                return Err(Problem::invalid(missing.collect()));
+                let missing =
+                    "missing: send user_message and assistant_reply, or messages for any other turn";
+                match user_message {
+                    Some(content) => take("user_message", Message::of_content(Role::User, &content)),
+                    None => lacks.push(("user_message", missing)),
+                }
+                match assistant_reply {
+                    Some(content) => take("assistant_reply", Message::of_content(Role::Assistant, &content)),
+                    None => lacks.push(("assistant_reply", missing)),
+                }
             }
             (_, _, Some(_)) => {
-                let detail = "goes without user_message and assistant_reply: send one form or the other";
-                return Err(Problem::invalid_field("messages", detail));
+                lacks.push((
+                    "messages",
+                    "can't stand beside user_message or assistant_reply: send one form or the other",
+                ));
             }
         }
-        let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-        let metadata = self.metadata.map(|metadata| super::sessions::metadata(&metadata)).transpose()?;
+        let lacks = lacks.into_iter();
+        wrong.extend(
+            lacks.map(|(field, detail)| FieldError { field: field.to_owned(), detail: detail.to_owned() }),
+        );
+        let user_id =
+            self.user_id.and_then(|id| user_id(id, "user_id").map_err(|error| wrong.push(error)).ok());
+        let metadata =
+            self.metadata.and_then(|given| metadata(&given).map_err(|error| wrong.push(error)).ok());
         if wrong.is_empty() {
             Ok(Exchange::new(messages, user_id, metadata))
         } else {
@@ -146,8 +177,9 @@ impl ExchangeRequest {
     }
 }
 
-/// What is wrong with a message, at its place in the request.
+/// What is wrong with a value of the request, at its place there.
 pub(super) fn at(path: &str, invalid: message::Invalid) -> FieldError {
-    let field = if invalid.field.is_empty() { path.to_owned() } else { format!("{path}.{}", invalid.field) };
-    FieldError { field, detail: invalid.detail }
+    let join =
+        if path.is_empty() || invalid.field.is_empty() || invalid.field.starts_with('[') { "" } else { "." };
+    FieldError { field: format!("{path}{join}{}", invalid.field), detail: invalid.detail }
 }

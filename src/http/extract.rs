@@ -1,11 +1,15 @@
 //! Requests as values: axum's extractors, with problem documents where axum answers in plain text.
 
 use super::error::{FieldError, MaxBody, Problem};
+use super::exchanges::at;
+use super::json;
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::json::invalid;
 use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use serde::de::DeserializeOwned;
 use std::convert::Infallible;
 
@@ -50,7 +54,7 @@ impl<S: Send + Sync> FromRequestParts<S> for User {
             user_id: String,
         }
         let params: Params = path(parts, state).await?;
-        user_id(params.user_id, "user_id").map(Self)
+        Ok(Self(user_id(params.user_id, "user_id")?))
     }
 }
 
@@ -75,15 +79,38 @@ async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
     parts: &mut Parts,
     state: &S,
 ) -> Result<T, Problem> {
-    let path = Path::<T>::from_request_parts(parts, state).await;
-    path.map(|Path(params)| params).map_err(|_| {
-        Problem::bad_request("The path must be percent-encoded UTF-8: %2F for a slash inside an id.")
-    })
+    let wrong = || {
+        Problem::bad_request(
+            "The path must be percent-encoded UTF-8: %2F for a slash, %25 for a percent sign.",
+        )
+    };
+    if !is_encoded(parts.uri.path()) {
+        return Err(wrong());
+    }
+    Path::<T>::from_request_parts(parts, state).await.map(|Path(params)| params).map_err(|_| wrong())
+}
+
+/// Whether each `%` begins an escape, and the result is UTF-8. Decoders let anything pass, and so `%zz` and `%25zz`,
+/// or any two bytes that are not UTF-8, would be one id.
+fn is_encoded(text: &str) -> bool {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    let hex = |byte: Option<u8>| u8::try_from(char::from(byte?).to_digit(16)?).ok();
+    while let Some(byte) = rest.next() {
+        decoded.push(match byte {
+            b'%' => match (hex(rest.next()), hex(rest.next())) {
+                (Some(high), Some(low)) => high * 16 + low,
+                _ => return false,
+            },
+            _ => byte,
+        });
+    }
+    std::str::from_utf8(&decoded).is_ok()
 }
 
 /// A user id out of a request.
-pub(super) fn user_id(text: String, field: &str) -> Result<UserId, Problem> {
-    UserId::new(text).map_err(|error| Problem::invalid_field(field, error.to_string()))
+pub(super) fn user_id(text: String, field: &str) -> Result<UserId, FieldError> {
+    UserId::new(text).map_err(|error| FieldError { field: field.to_owned(), detail: error.to_string() })
 }
 
 /// The parameters behind the `?`; an unknown one is an error.
@@ -93,19 +120,35 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        match Query::<T>::from_request_parts(parts, state).await {
-            Ok(Query(params)) => Ok(Self(params)),
-            Err(rejection) => {
-                let text =
-                    std::error::Error::source(&rejection).map_or_else(String::new, ToString::to_string);
-                let (field, detail) = match text.split_once(": ") {
-                    Some((field, detail)) => (field.to_owned(), detail.to_owned()),
-                    None => ("query".to_owned(), text),
-                };
-                Err(Problem::invalid(vec![FieldError { field, detail }]))
-            }
+        let query = parts.uri.query().unwrap_or_default();
+        if !is_encoded(query) {
+            let detail =
+                "The query must be percent-encoded UTF-8: %26 for &, %2B for +, %25 for a percent sign.";
+            return Err(Problem::bad_request(detail));
         }
+        // One by one, so that all that is wrong is named, not just the first.
+        let alone = |pair: &str| match format!("/?{pair}").parse::<Uri>() {
+            Ok(uri) => Query::<T>::try_from_uri(&uri).err().map(|wrong| complaint(&wrong)),
+            Err(_) => None,
+        };
+        let wrong: Vec<FieldError> = query.split('&').filter_map(alone).collect();
+        if !wrong.is_empty() {
+            return Err(Problem::invalid(wrong));
+        }
+        let whole = Query::<T>::from_request_parts(parts, state).await;
+        whole.map(|Query(params)| Self(params)).map_err(|wrong| Problem::invalid(vec![complaint(&wrong)]))
     }
+}
+
+/// A rejection's source reads `limit: invalid digit found in string`.
+fn complaint(rejection: &QueryRejection) -> FieldError {
+    let text = std::error::Error::source(rejection).map_or_else(String::new, ToString::to_string);
+    let (field, text) = text.split_once(": ").unwrap_or(("", &text));
+    let is_number = ["invalid digit", "cannot parse integer", "number too"];
+    if is_number.iter().any(|begin| text.starts_with(begin)) {
+        return FieldError { field: field.to_owned(), detail: "must be a whole number".to_owned() };
+    }
+    at("", invalid(field, text))
 }
 
 /// A JSON object as the body. All unknown fields are named; a wrong one is named with its path.
@@ -120,7 +163,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
         if !typed {
             return Err(Problem::media_type());
         }
-        read(&bytes).map(Self)
+        json::read(&bytes).map(Self)
     }
 }
 
@@ -136,7 +179,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
         match bytes.trim_ascii().is_empty() {
             true => Ok(Self(T::default())),
             false if !typed => Err(Problem::media_type()),
-            false => read(&bytes).map(Self),
+            false => json::read(&bytes).map(Self),
         }
     }
 }
@@ -154,33 +197,4 @@ fn is_json(headers: &HeaderMap) -> bool {
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
-}
-
-fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    // A derived struct would also take an array, field by field.
-    if !bytes.trim_ascii_start().starts_with(b"{")
-        && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
-    {
-        return Err(Problem::invalid_field("body", "must be a JSON object"));
-    }
-    let mut unknown = Vec::new();
-    let mut track = serde_path_to_error::Track::new();
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
-    let value = serde_ignored::deserialize(tracked, |path| unknown.push(path.to_string()));
-    let value = value.and_then(|value| json.end().map(|()| value)).map_err(|error| {
-        if error.is_data() {
-            let path = track.path().to_string();
-            let field = if path == "." { "body" } else { path.as_str() };
-            Problem::invalid_field(field, error.to_string())
-        } else {
-            Problem::malformed(format!("The body is not JSON: {error}."))
-        }
-    })?;
-    if unknown.is_empty() {
-        return Ok(value);
-    }
-    let unknown = unknown.into_iter();
-    let detail = "unknown: GET /openapi.json lists the fields of this request";
-    Err(Problem::invalid(unknown.map(|field| FieldError { field, detail: detail.to_owned() }).collect()))
 }

@@ -52,7 +52,7 @@ fn tagged(body: MemoryBody) -> Tagged {
 
 /// The user's memory document; version 0 where it was never written.
 #[utoipa::path(
-    get, path = "/users/{user_id}/memory", tag = "users",
+    get, path = "/users/{user_id}/memory", operation_id = "read_memory", tag = "users",
     params(("user_id" = String, Path, description = "The user")),
     responses(
         (status = 200, description = "The document", body = MemoryBody, headers(("ETag" = String, description = "The version, for If-Match"))),
@@ -77,7 +77,7 @@ pub(super) struct MemoryRequest {
 
 /// Replaces the memory document.
 #[utoipa::path(
-    put, path = "/users/{user_id}/memory", tag = "users",
+    put, path = "/users/{user_id}/memory", operation_id = "write_memory", tag = "users",
     params(
         ("user_id" = String, Path, description = "The user"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the change is based on; 412 if it is another now"),
@@ -121,7 +121,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 
 /// The versions of the memory document, newest first, the current one included.
 #[utoipa::path(
-    get, path = "/users/{user_id}/memory/revisions", tag = "users",
+    get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
     params(("user_id" = String, Path, description = "The user"), ListParams),
     responses(
         (status = 200, description = "Versions", body = Page<MemoryBody>),

@@ -2,7 +2,7 @@
 
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant};
-use super::page::{self, Page};
+use super::page::{self, Limit, Page};
 use crate::engine::{self, Error, MemoryService};
 use crate::storage::StoreError;
 use axum::Json;
@@ -33,7 +33,8 @@ pub(super) struct ListParams {
     /// Only messages before this `seq`.
     before_seq: Option<i64>,
     /// Items of the page, 1 to 1000; 50 where it is left out.
-    limit: Option<i64>,
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
+    limit: Option<Limit>,
     /// `asc` (oldest first), where it is left out, or `desc`.
     #[param(inline)]
     order: Option<Order>,
@@ -50,7 +51,7 @@ enum Order {
 
 /// The history, page by page.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}/messages", tag = "memory",
+    get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "memory",
     params(("session_id" = String, Path, description = "The session"), ListParams),
     responses(
         (status = 200, description = "Messages", body = Page<MessageBody>),
@@ -63,7 +64,7 @@ pub(super) async fn list(
     Session(session): Session,
     Params(params): Params<ListParams>,
 ) -> Result<Json<Page<MessageBody>>, Problem> {
-    let limit = page::limit(params.limit)?;
+    let limit = page::limit(params.limit);
     let descending = params.order == Some(Order::Desc);
     let (mut after_seq, mut before_seq) =
         (params.after_seq.unwrap_or(0), params.before_seq.unwrap_or(i64::MAX));

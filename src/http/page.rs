@@ -3,8 +3,8 @@
 use super::error::Problem;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// Items of a page where the request names no number.
@@ -21,12 +21,23 @@ pub(super) struct Page<T: ToSchema> {
     next: Option<String>,
 }
 
-/// The parameter `limit`.
-pub(super) fn limit(limit: Option<i64>) -> Result<i64, Problem> {
-    match limit.unwrap_or(DEFAULT_LIMIT) {
-        limit @ 1..=MOST => Ok(limit),
-        _ => Err(Problem::invalid_field("limit", format!("must be a number from 1 to {MOST}"))),
+/// The parameter `limit`: items of a page.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct Limit(i64);
+
+impl TryFrom<String> for Limit {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let limit = text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
+        limit.map(Self).ok_or_else(|| format!("must be a number from 1 to {MOST}"))
     }
+}
+
+/// Items of the page that a request asks for.
+pub(super) fn limit(asked: Option<Limit>) -> i64 {
+    asked.map_or(DEFAULT_LIMIT, |Limit(limit)| limit)
 }
 
 /// The parameter `cursor`: a place in a list, as an earlier page gave it.

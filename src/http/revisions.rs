@@ -2,7 +2,7 @@
 
 use super::error::Problem;
 use super::extract::{Params, RevisionNumber, Session, Tenant};
-use super::page::{self, Page};
+use super::page::{self, Limit, Page};
 use crate::domain::revision::{Meta, Revision, Source};
 use crate::engine::MemoryService;
 use axum::Json;
@@ -112,7 +112,8 @@ impl From<Revision> for RevisionBody {
 #[serde(deny_unknown_fields)]
 pub(super) struct ListParams {
     /// Items of the page, 1 to 1000; 50 where it is left out.
-    limit: Option<i64>,
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
+    limit: Option<Limit>,
     /// `next` of the page before.
     cursor: Option<String>,
 }
@@ -120,13 +121,13 @@ pub(super) struct ListParams {
 impl ListParams {
     /// The number of items, and the number that they come before.
     pub(super) fn read(&self) -> Result<(i64, i64), Problem> {
-        Ok((page::limit(self.limit)?, page::place(self.cursor.as_deref())?.unwrap_or(i64::MAX)))
+        Ok((page::limit(self.limit), page::place(self.cursor.as_deref())?.unwrap_or(i64::MAX)))
     }
 }
 
 /// How the summary came to be, newest first.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}/revisions", tag = "summary",
+    get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summary",
     params(("session_id" = String, Path, description = "The session"), ListParams),
     responses(
         (status = 200, description = "Revisions", body = Page<RevisionBody>),
@@ -146,7 +147,7 @@ pub(super) async fn list(
 
 /// One revision.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}/revisions/{revision}", tag = "summary",
+    get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summary",
     params(
         ("session_id" = String, Path, description = "The session"),
         ("revision" = i64, Path, description = "1, 2, 3 …"),
@@ -169,7 +170,7 @@ pub(super) async fn get(
 ///
 /// The history is there, so what lies behind the cursor can be summarised anew.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/revisions/{revision}/restore", tag = "summary",
+    post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summary",
     params(
         ("session_id" = String, Path, description = "The session"),
         ("revision" = i64, Path, description = "0 = no summary at all"),

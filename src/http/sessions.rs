@@ -1,8 +1,8 @@
 //! `/sessions` and `/sessions/{session_id}`
 
-use super::error::Problem;
+use super::error::{FieldError, Problem};
 use super::extract::{Json, Params, Session, Tenant, user_id};
-use super::page::{self, Page};
+use super::page::{self, Limit, Page};
 use crate::domain::id::SessionId;
 use crate::domain::message::compact;
 use crate::domain::session;
@@ -112,7 +112,8 @@ impl SessionBody {
 #[serde(deny_unknown_fields)]
 pub(super) struct ListParams {
     /// Items of the page, 1 to 1000; 50 where it is left out.
-    limit: Option<i64>,
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
+    limit: Option<Limit>,
     /// `next` of the page before.
     cursor: Option<String>,
     /// Only sessions of this user.
@@ -121,7 +122,7 @@ pub(super) struct ListParams {
 
 /// The sessions, newest activity first.
 #[utoipa::path(
-    get, path = "/sessions", tag = "memory", params(ListParams),
+    get, path = "/sessions", operation_id = "list_sessions", tag = "memory", params(ListParams),
     responses(
         (status = 200, description = "Sessions", body = Page<SessionBody>),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
@@ -132,7 +133,7 @@ pub(super) async fn list(
     Tenant(tenant): Tenant,
     Params(params): Params<ListParams>,
 ) -> Result<axum::Json<Page<SessionBody>>, Problem> {
-    let limit = page::limit(params.limit)?;
+    let limit = page::limit(params.limit);
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let after = match page::place::<(i64, String)>(params.cursor.as_deref())? {
         None => None,
@@ -155,7 +156,7 @@ fn after(micros: i64, session_id: String) -> Option<After> {
 
 /// The state of a session.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}", tag = "memory",
+    get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "memory",
     params(("session_id" = String, Path, description = "The session")),
     responses(
         (status = 200, description = "The state", body = SessionBody),
@@ -181,7 +182,7 @@ pub(super) struct SessionPatch {
 
 /// Replaces the metadata of a session.
 #[utoipa::path(
-    patch, path = "/sessions/{session_id}", tag = "memory",
+    patch, path = "/sessions/{session_id}", operation_id = "patch_session", tag = "memory",
     params(("session_id" = String, Path, description = "The session")),
     request_body = SessionPatch,
     responses(
@@ -195,24 +196,24 @@ pub(super) async fn patch(
     Session(session): Session,
     Json(patch): Json<SessionPatch>,
 ) -> Result<axum::Json<SessionBody>, Problem> {
-    let metadata = metadata(&patch.metadata)?;
+    let metadata = metadata(&patch.metadata).map_err(Problem::from)?;
     let session = service.set_metadata(&tenant, &session, &metadata).await?;
     Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
 }
 
 /// Metadata out of a request: an object, kept as it was given.
-pub(super) fn metadata(given: &RawValue) -> Result<String, Problem> {
+pub(super) fn metadata(given: &RawValue) -> Result<String, FieldError> {
     let text = compact(given.get());
     if text.starts_with('{') {
         Ok(text)
     } else {
-        Err(Problem::invalid_field("metadata", "must be a JSON object"))
+        Err(FieldError { field: "metadata".to_owned(), detail: "must be a JSON object".to_owned() })
     }
 }
 
 /// Erases a session: history, summary, revisions, keys.
 #[utoipa::path(
-    delete, path = "/sessions/{session_id}", tag = "memory",
+    delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "memory",
     params(("session_id" = String, Path, description = "The session")),
     responses(
         (status = 204, description = "Nothing of it is left"),

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 
 /// Erases a user: the memory document with its versions, and all sessions.
 #[utoipa::path(
-    delete, path = "/users/{user_id}", tag = "users",
+    delete, path = "/users/{user_id}", operation_id = "erase_user", tag = "users",
     params(("user_id" = String, Path, description = "The user")),
     responses(
         (status = 204, description = "Nothing of the user is left"),

@@ -1,0 +1,161 @@
+//! JSON bodies as values, with all that is wrong in them at once.
+
+use super::error::{FieldError, Problem};
+use super::exchanges::at;
+use crate::domain::json;
+use serde::de::{DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde_json::error::Category;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+/// Levels of lists and objects in a body. Clients' own parsers have limits too, from 127 on, and what is stored here
+/// comes back to them a level or two deeper: one message beyond that would make its whole session unreadable.
+const MOST_LEVELS: u8 = 100;
+
+/// A JSON object. All unknown fields and all fields of a wrong type are named with their paths.
+pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    let text = sound(bytes)?;
+    let mut wrong: Vec<FieldError> = Vec::new();
+    let mut rest = None;
+    loop {
+        let (value, found) = typed::<T>(rest.as_deref().unwrap_or(text));
+        let failed = found.last().filter(|_| value.is_none()).map(|error| error.field.clone());
+        for error in found {
+            if !wrong.iter().any(|known| known.field == error.field) {
+                wrong.push(error);
+            }
+        }
+        match (value, failed) {
+            (Some(value), _) if wrong.is_empty() => return Ok(value),
+            // serde stops at the first field that it can't read; the body without it shows the next one.
+            (None, Some(field)) => match without(rest.as_deref().unwrap_or(text), &field) {
+                Some(less) => rest = Some(less),
+                None => return Err(Problem::invalid(wrong)),
+            },
+            _ => return Err(Problem::invalid(wrong)),
+        }
+    }
+}
+
+/// The value, and the unknown fields; without a value, the last error is why.
+fn typed<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
+    let mut wrong = Vec::new();
+    let mut track = serde_path_to_error::Track::new();
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let tracked = serde_path_to_error::Deserializer::new(&mut deserializer, &mut track);
+    let value = serde_ignored::deserialize(tracked, |path| {
+        let detail = "unknown: GET /openapi.json lists the fields of this request".to_owned();
+        wrong.push(FieldError { field: path.to_string(), detail });
+    });
+    match value {
+        Ok(value) => (Some(value), wrong),
+        Err(error) => {
+            let invalid = json::invalid(&track.path().to_string(), &error.to_string());
+            wrong.push(if invalid.field.is_empty() { at("body", invalid) } else { at("", invalid) });
+            (None, wrong)
+        }
+    }
+}
+
+/// The object without one of its fields; `None` where it has no such field.
+fn without(text: &str, path: &str) -> Option<String> {
+    let mut fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(text).ok()?;
+    fields.remove(path.split(['.', '[']).next()?)?;
+    serde_json::to_string(&fields).ok()
+}
+
+/// The text of a body, if it is a JSON object that every client can read again. What is kept as raw JSON is checked
+/// here and nowhere else: a reader of raw values lets half a surrogate pair and any depth pass.
+fn sound(bytes: &[u8]) -> Result<&str, Problem> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        Problem::malformed(format!("The body is not UTF-8 from byte {} on.", error.valid_up_to()))
+    })?;
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let read = Sound { levels: MOST_LEVELS }.deserialize(&mut deserializer);
+    read.and_then(|()| deserializer.end()).map_err(|error| match error.classify() {
+        Category::Data => {
+            Problem::invalid_field("body", format!("is nested deeper than {MOST_LEVELS} levels"))
+        }
+        Category::Eof if text.trim_ascii().is_empty() => {
+            Problem::malformed("The body is empty. Send a JSON object.")
+        }
+        Category::Eof => Problem::malformed(format!("The JSON of the body is cut off: {error}.")),
+        _ if error.to_string().contains("hex escape") => Problem::malformed(format!(
+            "The body has a \\u escape that is incomplete, or half a surrogate pair: {error}."
+        )),
+        _ => Problem::malformed(format!("The body is not JSON: {error}.")),
+    })?;
+    // A derived struct would also take an array, field by field.
+    if text.trim_ascii_start().starts_with('{') {
+        Ok(text)
+    } else {
+        Err(Problem::invalid_field("body", "must be a JSON object"))
+    }
+}
+
+/// Any JSON value, read to its end and dropped.
+#[derive(Clone, Copy)]
+struct Sound {
+    levels: u8,
+}
+
+impl Sound {
+    fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
+        let levels = self.levels.checked_sub(1);
+        levels.map(|levels| Self { levels }).ok_or_else(|| E::custom("nested too deep"))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Sound {
+    type Value = ();
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Sound {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let inside = self.inside()?;
+        while list.next_element_seed(inside)?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
+        let inside = self.inside()?;
+        while object.next_key_seed(inside)?.is_some() {
+            object.next_value_seed(inside)?;
+        }
+        Ok(())
+    }
+}
