@@ -1,7 +1,13 @@
 //! The OpenAPI document, made of what stands at the handlers, and the page that shows it.
 
-use super::{consolidations, contexts, exchanges, memory, messages, operation, revisions, sessions, users};
+use super::{
+    consolidations, contexts, error, exchanges, memory, messages, operation, revisions, sessions, users,
+};
 use axum::Router;
+use axum::extract::Request;
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
 use utoipa::OpenApi;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
@@ -54,5 +60,15 @@ pub fn json() -> Result<String, serde_json::Error> {
 /// `/openapi.json`, and `/docs`: all of it is in the binary, so that it works without internet.
 pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let config = Config::default().validator_url("none").try_it_out_enabled(true);
-    Router::from(SwaggerUi::new("/docs").url("/openapi.json", document()).config(config))
+    let page = SwaggerUi::new("/docs").url("/openapi.json", document()).config(config);
+    Router::from(page).layer(middleware::from_fn(with_problems))
+}
+
+/// The page knows nothing of problem documents.
+async fn with_problems(method: Method, uri: Uri, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    match response.status() {
+        StatusCode::NOT_FOUND => error::no_route(method, uri).await.into_response(),
+        _ => response,
+    }
 }

@@ -18,7 +18,10 @@ const OK: Json<Health> = Json(Health { status: "ok" });
 /// Whether the process runs. Says nothing of the database: restarting precis would not help that.
 #[utoipa::path(
     get, path = "/livez", tag = "operation",
-    responses((status = 200, description = "It runs", body = Health))
+    responses(
+        (status = 200, description = "It runs", body = Health),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
 )]
 pub(super) async fn livez() -> Json<Health> {
     OK
