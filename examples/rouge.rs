@@ -1,0 +1,382 @@
+//! How much of a reference summary the built-in summariser keeps, beside four simple ones.
+//!
+//! `cargo run --release --example rouge -- DIR`, where DIR holds conversations in the format of `LoCoMo` (Maharana
+//! et al., ACL 2024): `session_N` with turns, `session_N_summary` with a reference. Each session is summarised in
+//! `max(5, turns / 10)` sentences and scored by ROUGE-1 F: lower-cased words of letters and digits, no stemming,
+//! clipped counts. A conversation's score is the mean of its sessions; the last line is the mean of those.
+//!
+//! The speakers' labels are words too. So the simple summarisers run in the same two forms: with the speakers'
+//! names before each message, and with no labels at all where the built-in one knows only roles. Exits with 1
+//! unless the built-in one is ahead of all four in both.
+#![expect(clippy::print_stdout, reason = "its results are its purpose")]
+
+use precis::domain::message::Role;
+use precis::domain::transcript::Entry;
+use precis::llm::extractive::consolidate;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+use unicode_segmentation::UnicodeSegmentation;
+
+/// One session: who said what, and what it should come down to.
+struct Session {
+    entries: Vec<Entry>,
+    reference: String,
+    sentences: usize,
+}
+
+/// One sentence as the simple summarisers see it.
+struct Sentence {
+    turn: usize,
+    text: String,
+    words: Vec<String>,
+}
+
+type Baseline = fn(&[Sentence], usize) -> Vec<usize>;
+const BASELINES: [(&str, Baseline); 4] = [
+    ("longest", longest),
+    ("TextRank", textrank),
+    ("LexRank", lexrank),
+    ("first", first),
+];
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let dir = std::env::args().nth(1).ok_or("usage: rouge DIR")?;
+    let mut files: Vec<_> = std::fs::read_dir(&dir)?
+        .map(|file| file.map(|file| file.path()))
+        .collect::<Result<_, _>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+
+    let columns = BASELINES.map(|(name, _)| name).join("  ");
+    println!("conversation  names: extractive  {columns}  |  no names: extractive  {columns}");
+    let mut rows: Vec<Vec<f64>> = Vec::new();
+    for file in &files {
+        let sessions = read(&serde_json::from_str(&std::fs::read_to_string(file)?)?)?;
+        let scores: Vec<Vec<f64>> = sessions.iter().map(score).collect();
+        let row = means(&scores);
+        let name = file.file_stem().unwrap_or_default().to_string_lossy();
+        print_row(&name, &row);
+        rows.push(row);
+    }
+    let mean = means(&rows);
+    print_row("mean", &mean);
+    for characters in [300, 2000] {
+        let entries = long_conversation(characters);
+        let start = Instant::now();
+        let summary = consolidate(&entries, 50);
+        println!(
+            "5,000 messages of {characters} characters: {:?}, {} words",
+            start.elapsed(),
+            summary.unicode_words().count()
+        );
+    }
+    let ahead = mean.chunks(1 + BASELINES.len()).all(|form| match form {
+        [ours, others @ ..] => others.iter().all(|other| ours > other),
+        [] => false,
+    });
+    println!(
+        "{}",
+        if ahead {
+            "ahead of every baseline"
+        } else {
+            "NOT ahead of every baseline"
+        }
+    );
+    Ok(if ahead {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn print_row(name: &str, row: &[f64]) {
+    let cells: Vec<String> = row.iter().map(|score| format!("{score:.4}")).collect();
+    println!("{name:>6}  {}", cells.join("  "));
+}
+
+fn means(rows: &[Vec<f64>]) -> Vec<f64> {
+    let width = rows.first().map_or(0, Vec::len);
+    (0..width)
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).sum::<f64>() / real(rows.len()))
+        .collect()
+}
+
+fn read(conversation: &Value) -> Result<Vec<Session>, Box<dyn Error>> {
+    let first_speaker = conversation.get("speaker_a").and_then(Value::as_str);
+    let mut sessions = Vec::new();
+    for number in 1.. {
+        let key = format!("session_{number}");
+        let Some(turns) = conversation.get(&key).and_then(Value::as_array) else {
+            break;
+        };
+        let Some(reference) = conversation.get(format!("{key}_summary")).and_then(Value::as_str) else {
+            continue;
+        };
+        let entries = turns
+            .iter()
+            .map(|turn| {
+                let speaker = turn
+                    .get("speaker")
+                    .and_then(Value::as_str)
+                    .ok_or("turn without speaker")?;
+                let text = turn
+                    .get("text")
+                    .and_then(Value::as_str)
+                    .ok_or("turn without text")?;
+                Ok(Entry {
+                    role: if Some(speaker) == first_speaker {
+                        Role::User
+                    } else {
+                        Role::Assistant
+                    },
+                    name: Some(speaker.to_owned()),
+                    text: text.to_owned(),
+                    calls: Vec::new(),
+                })
+            })
+            .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+        sessions.push(Session {
+            sentences: (entries.len() / 10).max(5),
+            entries,
+            reference: reference.to_owned(),
+        });
+    }
+    Ok(sessions)
+}
+
+/// ROUGE-1 F of all summarisers: with names, then without.
+fn score(session: &Session) -> Vec<f64> {
+    let sentences = split(&session.entries);
+    let nameless: Vec<Entry> = session
+        .entries
+        .iter()
+        .map(|entry| Entry {
+            name: None,
+            ..entry.clone()
+        })
+        .collect();
+    let mut scores = Vec::new();
+    for (entries, labels) in [(&session.entries, true), (&nameless, false)] {
+        scores.push(rouge(
+            &consolidate(entries, session.sentences),
+            &session.reference,
+        ));
+        for (_, baseline) in BASELINES {
+            let mut picked = baseline(&sentences, session.sentences);
+            picked.sort_unstable();
+            let mut text = String::new();
+            let mut last = None;
+            for sentence in picked.iter().filter_map(|number| sentences.get(*number)) {
+                let entry = entries.get(sentence.turn);
+                if let Some(name) = entry.and_then(|entry| entry.name.as_deref())
+                    && labels
+                    && last != Some(sentence.turn)
+                {
+                    text.push_str(name);
+                    text.push_str(": ");
+                }
+                last = Some(sentence.turn);
+                text.push_str(&sentence.text);
+                text.push(' ');
+            }
+            scores.push(rouge(&text, &session.reference));
+        }
+    }
+    scores
+}
+
+fn split(entries: &[Entry]) -> Vec<Sentence> {
+    let mut sentences = Vec::new();
+    for (turn, entry) in entries.iter().enumerate() {
+        for text in entry.text.split_sentence_bounds().map(str::trim) {
+            let words = words(text);
+            if !words.is_empty() {
+                let text = text.to_owned();
+                sentences.push(Sentence { turn, text, words });
+            }
+        }
+    }
+    sentences
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.to_lowercase()
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn counts<'a>(words: impl IntoIterator<Item = &'a String>) -> BTreeMap<&'a str, usize> {
+    let mut counts = BTreeMap::new();
+    for word in words {
+        *counts.entry(word.as_str()).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn rouge(candidate: &str, reference: &str) -> f64 {
+    let (candidate, reference) = (words(candidate), words(reference));
+    let wanted = counts(&reference);
+    let kept: usize = counts(&candidate)
+        .iter()
+        .map(|(word, count)| wanted.get(word).map_or(0, |wanted| *wanted.min(count)))
+        .sum();
+    2.0 * real(kept) / real((candidate.len() + reference.len()).max(1))
+}
+
+fn first(sentences: &[Sentence], count: usize) -> Vec<usize> {
+    (0..sentences.len().min(count)).collect()
+}
+
+fn longest(sentences: &[Sentence], count: usize) -> Vec<usize> {
+    let lengths: Vec<f64> = sentences
+        .iter()
+        .map(|sentence| real(sentence.words.len()))
+        .collect();
+    best(&lengths, count)
+}
+
+/// Mihalcea and Tarau, EMNLP 2004: overlap over the logarithms of the lengths, as weights of a graph.
+fn textrank(sentences: &[Sentence], count: usize) -> Vec<usize> {
+    let sets: Vec<BTreeSet<&String>> = sentences
+        .iter()
+        .map(|sentence| sentence.words.iter().collect())
+        .collect();
+    let rank = page_rank(sentences.len(), |a, b| {
+        let (Some(x), Some(y)) = (sets.get(a), sets.get(b)) else {
+            return 0.0;
+        };
+        let length = real(x.len()).ln() + real(y.len()).ln();
+        if length > 0.0 {
+            real(x.intersection(y).count()) / length
+        } else {
+            0.0
+        }
+    });
+    best(&rank, count)
+}
+
+/// Erkan and Radev, JAIR 2004: sentences whose tf-idf vectors have a cosine above 0.1 are neighbours.
+fn lexrank(sentences: &[Sentence], count: usize) -> Vec<usize> {
+    let mut frequency: BTreeMap<&str, usize> = BTreeMap::new();
+    for sentence in sentences {
+        for word in counts(&sentence.words).into_keys() {
+            *frequency.entry(word).or_insert(0) += 1;
+        }
+    }
+    let vectors: Vec<BTreeMap<&str, f64>> = sentences
+        .iter()
+        .map(|sentence| {
+            let weigh = |(word, count): (&'_ str, usize)| {
+                let documents = frequency.get(word).copied().unwrap_or(1);
+                real(count) * (real(sentences.len()) / real(documents)).ln()
+            };
+            counts(&sentence.words)
+                .into_iter()
+                .map(|(word, count)| (word, weigh((word, count))))
+                .collect()
+        })
+        .collect();
+    let norm = |vector: &BTreeMap<&str, f64>| vector.values().map(|value| value * value).sum::<f64>().sqrt();
+    let rank = page_rank(sentences.len(), |a, b| {
+        let (Some(x), Some(y)) = (vectors.get(a), vectors.get(b)) else {
+            return 0.0;
+        };
+        let product: f64 = x
+            .iter()
+            .filter_map(|(word, value)| y.get(word).map(|other| value * other))
+            .sum();
+        if product > 0.1 * norm(x) * norm(y) {
+            1.0
+        } else {
+            0.0
+        }
+    });
+    best(&rank, count)
+}
+
+/// Power iteration with the usual damping of 0.85.
+fn page_rank(size: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+    let edges: Vec<Vec<f64>> = (0..size)
+        .map(|a| {
+            (0..size)
+                .map(|b| if a == b { 0.0 } else { weight(a, b) })
+                .collect()
+        })
+        .collect();
+    let sums: Vec<f64> = edges.iter().map(|row| row.iter().sum()).collect();
+    let mut rank = vec![1.0; size];
+    for _ in 0..50 {
+        let shares: Vec<f64> = rank
+            .iter()
+            .zip(&sums)
+            .map(|(rank, sum)| if *sum > 0.0 { rank / sum } else { 0.0 })
+            .collect();
+        // The weights are symmetric, so a row serves as a column.
+        rank = edges
+            .iter()
+            .map(|row| {
+                0.15 + 0.85
+                    * row
+                        .iter()
+                        .zip(&shares)
+                        .map(|(edge, share)| edge * share)
+                        .sum::<f64>()
+            })
+            .collect();
+    }
+    rank
+}
+
+/// The numbers of the highest scores, the earlier first among equals.
+fn best(scores: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<(usize, &f64)> = scores.iter().enumerate().collect();
+    order.sort_by(|a, b| b.1.total_cmp(a.1));
+    order.into_iter().take(count).map(|(number, _)| number).collect()
+}
+
+/// 5,000 messages of made-up words in sentences of ten: a vocabulary of 20,000 words, the frequent ones frequent.
+fn long_conversation(characters: usize) -> Vec<Entry> {
+    let mut state: u64 = 42;
+    let mut next = |below: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    (0..5000)
+        .map(|number| {
+            let mut text = String::new();
+            let mut words = 0;
+            while text.len() < characters {
+                let range = next(20_000) + 1;
+                let mut word = next(range);
+                let begin = text.len();
+                while word > 0 || text.len() < begin + 2 {
+                    text.push(char::from(b'a' + u8::try_from(word % 26).unwrap_or(0)));
+                    word /= 26;
+                }
+                words += 1;
+                text.push_str(if words % 10 == 0 { ". " } else { " " });
+            }
+            Entry {
+                role: if number % 2 == 0 {
+                    Role::User
+                } else {
+                    Role::Assistant
+                },
+                name: None,
+                text,
+                calls: Vec::new(),
+            }
+        })
+        .collect()
+}
+
+fn real(number: usize) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
+}

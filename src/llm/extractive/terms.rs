@@ -1,0 +1,196 @@
+//! What a sentence is about: its words as numbers, each with a weight.
+//!
+//! A word weighs most when several messages share it but not all of them do: it is then neither chance nor
+//! grammar. No list of stop words is needed, so no language is favoured; that frequent words are short (Zipf's law
+//! of abbreviation, which holds for all languages examined) settles what counting alone can't in a short text.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use unicode_segmentation::UnicodeSegmentation;
+
+/// From this length on, in characters, a longer word says no more.
+const LONG_WORD: u32 = 10;
+
+/// The distinct terms of one sentence, as a range of [`Terms::of`].
+#[derive(Clone, Debug)]
+pub(super) struct Bag {
+    range: Range<usize>,
+    /// All its words, repeated ones included.
+    pub(super) words: u32,
+}
+
+/// Every term of a conversation, numbered in the order of first appearance, so that nothing ever depends on the
+/// order of a hash map.
+#[derive(Debug, Default)]
+pub(super) struct Terms {
+    ids: HashMap<String, u32>,
+    /// Per term.
+    known: Vec<Term>,
+    /// The terms of all bags, one bag after another.
+    in_bags: Vec<u32>,
+    /// How many bags there are.
+    bag: u32,
+    /// How many documents there are.
+    document: u32,
+    /// The weight of the current one.
+    document_weight: f64,
+    /// The weight of all of them.
+    documents: f64,
+}
+
+#[derive(Debug, Default)]
+struct Term {
+    /// Summed weight of the documents that have it.
+    frequency: f64,
+    characters: u32,
+    last_document: u32,
+    last_bag: u32,
+}
+
+impl Terms {
+    /// Begins a document: frequencies count those in which a term occurs, each as much as it weighs.
+    pub(super) fn begin_document(&mut self, weight: f64) {
+        self.document += 1;
+        self.document_weight = weight;
+        self.documents += weight;
+    }
+
+    /// Reads a sentence of the current document.
+    pub(super) fn read(&mut self, sentence: &str) -> Bag {
+        self.bag += 1;
+        let (begin, mut words) = (self.in_bags.len(), 0);
+        let mut term = String::new();
+        // The character before, where it belongs to a script without spaces and thus may begin a pair.
+        let mut pair: Option<char> = None;
+        let mut end = 0;
+        for (at, word) in sentence.unicode_word_indices() {
+            let first = word.chars().next().filter(|c| without_spaces(*c));
+            let previous = pair.take().filter(|_| at == end);
+            end = at + word.len();
+            if let Some(c) = first {
+                words += 1;
+                pair = Some(c);
+                let Some(previous) = previous else { continue };
+                term.clear();
+                term.push(previous);
+                term.push(c);
+            } else {
+                words += 1;
+                term.clear();
+                if word.is_ascii() {
+                    term.push_str(word);
+                    term.make_ascii_lowercase();
+                } else {
+                    term.extend(word.chars().flat_map(char::to_lowercase));
+                }
+            }
+            self.count(&term);
+        }
+        // A single character alone, such as an answer in one ideograph.
+        if let (true, Some(c)) = (self.in_bags.len() == begin, pair) {
+            self.count(c.encode_utf8(&mut [0; 4]));
+        }
+        Bag {
+            range: begin..self.in_bags.len(),
+            words,
+        }
+    }
+
+    fn count(&mut self, text: &str) {
+        let id = if let Some(id) = self.ids.get(text) {
+            *id
+        } else {
+            let id = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
+            self.ids.insert(text.to_owned(), id);
+            let characters = u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
+            self.known.push(Term {
+                characters,
+                ..Term::default()
+            });
+            id
+        };
+        let Some(term) = self.known.get_mut(index(id)) else {
+            return;
+        };
+        if term.last_document != self.document {
+            term.last_document = self.document;
+            term.frequency += self.document_weight;
+        }
+        if term.last_bag != self.bag {
+            term.last_bag = self.bag;
+            self.in_bags.push(id);
+        }
+    }
+
+    /// The distinct terms of a sentence, in order of first appearance.
+    pub(super) fn of(&self, bag: &Bag) -> &[u32] {
+        self.in_bags.get(bag.range.clone()).unwrap_or_default()
+    }
+
+    /// What each term weighs, by its number.
+    ///
+    /// `ln(1 + f) · ln(1 + N / f) · √length`: shared by many documents, but not by all.
+    pub(super) fn weights(&self) -> Vec<f64> {
+        let weight = |term: &Term| {
+            let shared = term.frequency.ln_1p();
+            let special = (self.documents / term.frequency).ln_1p();
+            shared * special * f64::from(term.characters.min(LONG_WORD)).sqrt()
+        };
+        self.known.iter().map(weight).collect()
+    }
+}
+
+/// A term's number as an index.
+pub(super) fn index(id: u32) -> usize {
+    usize::try_from(id).unwrap_or(usize::MAX)
+}
+
+/// Whether a script puts no spaces between words. Unicode's default word borders then fall between all characters
+/// (there is no dictionary), and pairs of neighbours stand in for words, as search engines have them.
+fn without_spaces(c: char) -> bool {
+    matches!(c,
+        '\u{e00}'..='\u{eff}' // Thai, Lao
+        | '\u{1000}'..='\u{109f}' // Burmese
+        | '\u{1780}'..='\u{17ff}' // Khmer
+        | '\u{3040}'..='\u{309f}' // Hiragana; Katakana comes in words
+        | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' // Han
+        | '\u{20000}'..='\u{3ffff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> (usize, u32) {
+        let mut terms = Terms::default();
+        terms.begin_document(1.0);
+        let bag = terms.read(text);
+        (terms.of(&bag).len(), bag.words)
+    }
+
+    #[test]
+    fn words_are_folded_and_characters_paired() {
+        assert_eq!(read("Straße STRASSE straße, the The"), (3, 5));
+        assert_eq!(read("数据库 数据"), (2, 5));
+        assert_eq!(read("ดี"), (1, 1));
+        assert_eq!(read("?! 😀"), (0, 0));
+    }
+
+    #[test]
+    fn shared_words_outweigh_chance_and_grammar() {
+        let mut terms = Terms::default();
+        for text in [
+            "the river rose",
+            "the river fell",
+            "the cloud sank",
+            "the stone lies",
+        ] {
+            terms.begin_document(1.0);
+            terms.read(text);
+        }
+        let weights = terms.weights();
+        let weight = |word: &str| weights[index(terms.ids[word])];
+        assert!(weight("river") > weight("cloud"), "{weights:?}");
+        assert!(weight("river") > weight("the"), "{weights:?}");
+    }
+}
