@@ -28,7 +28,7 @@ const MACHINE: f64 = 0.3;
 /// Questions ask for a fact; the answer holds it.
 const QUESTION: f64 = 0.8;
 /// What each name or figure in a sentence adds, for the first two of them.
-const FIGURE: f64 = 0.2;
+const FIGURE: f64 = 0.3;
 /// What the very beginning of a conversation adds: that is where people say what it is about.
 const LEAD: f64 = 0.3;
 /// How fast that wears off: an eighth into the conversation, a third of it is left.

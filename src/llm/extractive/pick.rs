@@ -11,10 +11,9 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 /// What is left of a term's weight each time that it was covered before.
-const AGAIN: f64 = 0.25;
-/// A sentence that has kept less than this part of its value only repeats; it must be above [`AGAIN`], which is
-/// what a sentence said twice keeps.
-const NOVEL: f64 = 0.3;
+const AGAIN: f64 = 0.4;
+/// A sentence only repeats unless at least this part of its weight is terms that no picked sentence has.
+const NOVEL: f64 = 0.15;
 /// Beyond this many words a sentence gains nothing by its length: about twice the mean of edited English prose.
 const LONG_SENTENCE: u32 = 48;
 
@@ -59,49 +58,49 @@ impl Eq for Offer {}
 pub(super) fn pick(candidates: &[Candidate], terms: &Terms, count: usize) -> Vec<usize> {
     let weights = terms.weights();
     let mut covered = vec![1.0_f64; weights.len()];
-    let gain = |candidate: &Candidate, covered: &[f64]| {
-        let sum: f64 = terms
-            .of(&candidate.bag)
-            .iter()
-            .map(|id| weights.get(index(*id)).unwrap_or(&0.0) * covered.get(index(*id)).unwrap_or(&0.0))
-            .sum();
+    let offer = |candidate: &Candidate, covered: &[f64]| {
+        let (mut whole, mut left, mut new) = (0.0, 0.0, 0.0);
+        for id in terms.of(&candidate.bag) {
+            let weight = weights.get(index(*id)).copied().unwrap_or_default();
+            let part = covered.get(index(*id)).copied().unwrap_or_default();
+            whole += weight;
+            left += weight * part;
+            new += if part < 1.0 { 0.0 } else { weight };
+        }
         let length = f64::from(LONG_SENTENCE) / f64::from(candidate.bag.words.max(LONG_SENTENCE));
-        sum * length * candidate.factor
+        let gain = left * length * candidate.factor;
+        (gain > 0.0 && new >= whole * NOVEL).then_some(gain)
     };
-    let at_first: Vec<f64> = candidates
-        .iter()
-        .map(|candidate| gain(candidate, &covered))
-        .collect();
-    let mut offers: BinaryHeap<Offer> = at_first
+    let mut offers: BinaryHeap<Offer> = candidates
         .iter()
         .enumerate()
-        .filter(|(_, gain)| **gain > 0.0)
-        .map(|(candidate, gain)| Offer {
-            gain: *gain,
-            candidate,
-            round: 0,
+        .filter_map(|(number, candidate)| {
+            offer(candidate, &covered).map(|gain| Offer {
+                gain,
+                candidate: number,
+                round: 0,
+            })
         })
         .collect();
     let mut taken = Vec::new();
     while taken.len() < count {
-        let Some(mut best) = offers.pop() else { break };
-        let (Some(candidate), Some(whole)) = (candidates.get(best.candidate), at_first.get(best.candidate))
-        else {
+        let Some(best) = offers.pop() else { break };
+        let Some(candidate) = candidates.get(best.candidate) else {
             continue;
         };
         if best.round == taken.len() {
             for id in terms.of(&candidate.bag) {
-                if let Some(left) = covered.get_mut(index(*id)) {
-                    *left *= AGAIN;
+                if let Some(part) = covered.get_mut(index(*id)) {
+                    *part *= AGAIN;
                 }
             }
             taken.push(best.candidate);
-        } else {
-            best.gain = gain(candidate, &covered);
-            best.round = taken.len();
-            if best.gain > whole * NOVEL {
-                offers.push(best);
-            }
+        } else if let Some(gain) = offer(candidate, &covered) {
+            offers.push(Offer {
+                gain,
+                round: taken.len(),
+                ..best
+            });
         }
     }
     taken

@@ -129,12 +129,12 @@ impl Terms {
 
     /// What each term weighs, by its number.
     ///
-    /// `ln(1 + f) · ln(1 + N / f) · √length`: shared by many documents, but not by all.
+    /// `ln(1 + f) · ln(1 + N / f) · length`: shared by many documents, but not by all.
     pub(super) fn weights(&self) -> Vec<f64> {
         let weight = |term: &Term| {
             let shared = term.frequency.ln_1p();
             let special = (self.documents / term.frequency).ln_1p();
-            shared * special * f64::from(term.characters.min(LONG_WORD)).sqrt()
+            shared * special * f64::from(term.characters.min(LONG_WORD))
         };
         self.known.iter().map(weight).collect()
     }
