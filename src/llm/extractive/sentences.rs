@@ -69,15 +69,45 @@ pub(super) fn closes(c: char) -> bool {
 
 fn each_sentence<'a>(line: &'a str, mut found: impl FnMut(&'a str)) {
     let mut begin = 0;
-    for (start, piece) in line.split_sentence_bound_indices() {
-        let end = start + piece.len();
+    each_border(line, |end| {
         let (head, rest) = line.split_at(end);
         let sentence = head.get(begin..).unwrap_or_default();
         if rest.is_empty() || is_border(sentence, rest) {
             found(sentence.trim());
             begin = end;
         }
+    });
+}
+
+/// Where Unicode has a sentence border within one line, its end included; in a line of ASCII only those with white
+/// space before them, as the others are none here.
+fn each_border(line: &str, mut found: impl FnMut(usize)) {
+    if !line.is_ascii() {
+        return line
+            .split_sentence_bound_indices()
+            .for_each(|(start, piece)| found(start + piece.len()));
     }
+    // The same rules for the plainest text, at a tenth of the time: with Unicode's tables, finding borders is half
+    // of the whole summariser's work.
+    let mut rest = line;
+    while let Some(at) = rest.find(['.', '!', '?']) {
+        let (_, tail) = rest.split_at(at);
+        let after = tail.trim_start_matches(['.', '!', '?']);
+        let full_stop = tail.strip_suffix(after).is_some_and(|run| run.ends_with('.'));
+        let said = after.trim_start_matches(['"', '\'', '(', ')', '[', ']', '{', '}']);
+        let next = said.trim_start_matches([' ', '\t']);
+        rest = after;
+        let goes_on = next.starts_with([',', ':', ';', '-', '.', '!', '?'])
+            || full_stop
+                && next
+                    .chars()
+                    .find(|c| c.is_ascii_alphabetic() || matches!(c, '.' | '!' | '?'))
+                    .is_some_and(|c| c.is_ascii_lowercase());
+        if next.len() < said.len() && !next.is_empty() && !goes_on {
+            found(line.len() - next.len());
+        }
+    }
+    found(line.len());
 }
 
 /// Whether one of Unicode's borders, between `sentence` and `rest`, is one here.
@@ -165,6 +195,32 @@ mod tests {
             ["今日は雨です。", "傘が要ります！", "行こう"]
         );
         assert_eq!(texts(" \n\t "), [""; 0]);
+    }
+
+    #[test]
+    fn plain_text_has_the_borders_of_unicode() {
+        let alphabet = b"aA1 ..!?,;-\"')(";
+        let mut state: u64 = 7;
+        for _ in 0..20_000 {
+            let line: String = (0..16)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    char::from(alphabet[usize::try_from(state >> 33).expect("64 bits") % alphabet.len()])
+                })
+                .collect();
+            let line = line.trim();
+            let mut ours = Vec::new();
+            each_border(line, |end| ours.push(end));
+            let mut unicode: Vec<usize> = line
+                .split_sentence_bound_indices()
+                .map(|(start, piece)| start + piece.len())
+                .filter(|end| *end == line.len() || line[..*end].ends_with(' '))
+                .collect();
+            if line.is_empty() {
+                unicode.push(0);
+            }
+            assert_eq!(ours, unicode, "{line}");
+        }
     }
 
     #[test]

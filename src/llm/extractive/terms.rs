@@ -4,6 +4,7 @@
 //! grammar. No list of stop words is needed, so no language is favoured; that frequent words are short (Zipf's law
 //! of abbreviation, which holds for all languages examined) settles what counting alone can't in a short text.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
@@ -77,6 +78,7 @@ impl Terms {
             } else {
                 words += 1;
                 term.clear();
+                let word = stem(word);
                 if word.is_ascii() {
                     term.push_str(word);
                     term.make_ascii_lowercase();
@@ -138,6 +140,16 @@ impl Terms {
         };
         self.known.iter().map(weight).collect()
     }
+}
+
+/// The longest part of a word between apostrophes: `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
+fn stem(word: &str) -> &str {
+    if !word.contains(['\'', '’']) {
+        return word;
+    }
+    // Of equals the first, which `max_by` would not take.
+    let longer = |a: &&str, b: &&str| a.len().cmp(&b.len()).then(Ordering::Greater);
+    word.split(['\'', '’']).max_by(longer).unwrap_or(word)
 }
 
 /// A term's number as an index.
