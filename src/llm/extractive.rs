@@ -152,7 +152,12 @@ pub fn compress(summary: &str, sentences: usize) -> String {
         }
         best.pop();
     }
-    shorten(&write(&found, &best), limit)
+    let text = if best.is_empty() {
+        prose::plain(summary) // nothing but labels, or not a word
+    } else {
+        write(&found, &best)
+    };
+    shorten(&text, limit)
 }
 
 fn write(found: &[(Option<&str>, usize, String)], picked: &[usize]) -> String {

@@ -93,7 +93,8 @@ fn each_border(line: &str, mut found: impl FnMut(usize)) {
     while let Some(at) = rest.find(['.', '!', '?']) {
         let (_, tail) = rest.split_at(at);
         let after = tail.trim_start_matches(['.', '!', '?']);
-        let full_stop = tail.strip_suffix(after).is_some_and(|run| run.ends_with('.'));
+        let run = tail.get(..tail.len() - after.len());
+        let full_stop = run.is_some_and(|run| run.ends_with('.'));
         let said = after.trim_start_matches(['"', '\'', '(', ')', '[', ']', '{', '}']);
         let next = said.trim_start_matches([' ', '\t']);
         rest = after;

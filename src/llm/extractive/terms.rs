@@ -6,6 +6,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
@@ -24,7 +25,8 @@ pub(super) struct Bag {
 /// order of a hash map.
 #[derive(Debug, Default)]
 pub(super) struct Terms {
-    ids: HashMap<String, u32>,
+    /// By [`key`]: an entry without a string of its own is what makes a million of terms cheap.
+    ids: HashMap<u64, u32>,
     /// Per term.
     known: Vec<Term>,
     /// The terms of all bags, one bag after another.
@@ -99,18 +101,14 @@ impl Terms {
     }
 
     fn count(&mut self, text: &str) {
-        let id = if let Some(id) = self.ids.get(text) {
-            *id
-        } else {
-            let id = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
-            self.ids.insert(text.to_owned(), id);
-            let characters = u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
+        let next = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
+        let id = *self.ids.entry(key(text)).or_insert(next);
+        if id == next {
             self.known.push(Term {
-                characters,
+                characters: u32::try_from(text.chars().count()).unwrap_or(u32::MAX),
                 ..Term::default()
             });
-            id
-        };
+        }
         let Some(term) = self.known.get_mut(index(id)) else {
             return;
         };
@@ -140,6 +138,13 @@ impl Terms {
         };
         self.known.iter().map(weight).collect()
     }
+}
+
+/// Stands for a term: should two ever share one, they count as one word, and no harm is done.
+fn key(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The longest part of a word between apostrophes: `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
@@ -201,7 +206,7 @@ mod tests {
             terms.read(text);
         }
         let weights = terms.weights();
-        let weight = |word: &str| weights[index(terms.ids[word])];
+        let weight = |word: &str| weights[index(terms.ids[&key(word)])];
         assert!(weight("river") > weight("cloud"), "{weights:?}");
         assert!(weight("river") > weight("the"), "{weights:?}");
     }

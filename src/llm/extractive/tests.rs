@@ -244,6 +244,7 @@ fn any_summary_of_two_words_gets_shorter() {
         "Same here. Same here.",
         "Key decisions: the port is 80. The host is local.",
         "数据库迁移",
+        "a: b: c: ",
         "# Heading\n\n- point one\n- point two",
     ] {
         let compressed = compress(summary, 8);
