@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
@@ -25,8 +25,11 @@ pub(super) struct Bag {
 /// order of a hash map.
 #[derive(Debug, Default)]
 pub(super) struct Terms {
-    /// By [`key`]: an entry without a string of its own is what makes a million of terms cheap.
-    ids: HashMap<u64, u32>,
+    /// By hash alone, without the string: that is what makes a million of terms cheap. Should two terms ever share
+    /// a hash, they count as one, and no harm is done.
+    ids: HashMap<u64, u32, BuildHasherDefault<AsIs>>,
+    /// Keyed at random, so that no text can be made to collide; numbers never depend on it.
+    hasher: RandomState,
     /// Per term.
     known: Vec<Term>,
     /// The terms of all bags, one bag after another.
@@ -102,7 +105,7 @@ impl Terms {
 
     fn count(&mut self, text: &str) {
         let next = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
-        let id = *self.ids.entry(key(text)).or_insert(next);
+        let id = *self.ids.entry(self.hasher.hash_one(text)).or_insert(next);
         if id == next {
             self.known.push(Term {
                 characters: u32::try_from(text.chars().count()).unwrap_or(u32::MAX),
@@ -140,11 +143,23 @@ impl Terms {
     }
 }
 
-/// Stands for a term: should two ever share one, they count as one word, and no harm is done.
-fn key(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+/// Takes a hash for what it is.
+#[derive(Debug, Default)]
+struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        // Not called for the keys of this map; right for any other all the same.
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 /// The longest part of a word between apostrophes: `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
@@ -206,7 +221,7 @@ mod tests {
             terms.read(text);
         }
         let weights = terms.weights();
-        let weight = |word: &str| weights[index(terms.ids[&key(word)])];
+        let weight = |word: &str| weights[index(terms.ids[&terms.hasher.hash_one(word)])];
         assert!(weight("river") > weight("cloud"), "{weights:?}");
         assert!(weight("river") > weight("the"), "{weights:?}");
     }
