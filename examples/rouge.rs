@@ -35,18 +35,13 @@ struct Sentence {
 }
 
 type Baseline = fn(&[Sentence], usize) -> Vec<usize>;
-const BASELINES: [(&str, Baseline); 4] = [
-    ("longest", longest),
-    ("TextRank", textrank),
-    ("LexRank", lexrank),
-    ("first", first),
-];
+const BASELINES: [(&str, Baseline); 4] =
+    [("longest", longest), ("TextRank", textrank), ("LexRank", lexrank), ("first", first)];
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let dir = std::env::args().nth(1).ok_or("usage: rouge DIR")?;
-    let mut files: Vec<_> = std::fs::read_dir(&dir)?
-        .map(|file| file.map(|file| file.path()))
-        .collect::<Result<_, _>>()?;
+    let mut files: Vec<_> =
+        std::fs::read_dir(&dir)?.map(|file| file.map(|file| file.path())).collect::<Result<_, _>>()?;
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
     files.sort();
 
@@ -77,19 +72,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         [ours, others @ ..] => others.iter().all(|other| ours > other),
         [] => false,
     });
-    println!(
-        "{}",
-        if ahead {
-            "ahead of every baseline"
-        } else {
-            "NOT ahead of every baseline"
-        }
-    );
-    Ok(if ahead {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    println!("{}", if ahead { "ahead of every baseline" } else { "NOT ahead of every baseline" });
+    Ok(if ahead { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn print_row(name: &str, row: &[f64]) {
@@ -118,20 +102,10 @@ fn read(conversation: &Value) -> Result<Vec<Session>, Box<dyn Error>> {
         let entries = turns
             .iter()
             .map(|turn| {
-                let speaker = turn
-                    .get("speaker")
-                    .and_then(Value::as_str)
-                    .ok_or("turn without speaker")?;
-                let text = turn
-                    .get("text")
-                    .and_then(Value::as_str)
-                    .ok_or("turn without text")?;
+                let speaker = turn.get("speaker").and_then(Value::as_str).ok_or("turn without speaker")?;
+                let text = turn.get("text").and_then(Value::as_str).ok_or("turn without text")?;
                 Ok(Entry {
-                    role: if Some(speaker) == first_speaker {
-                        Role::User
-                    } else {
-                        Role::Assistant
-                    },
+                    role: if Some(speaker) == first_speaker { Role::User } else { Role::Assistant },
                     name: Some(speaker.to_owned()),
                     text: text.to_owned(),
                     calls: Vec::new(),
@@ -150,20 +124,11 @@ fn read(conversation: &Value) -> Result<Vec<Session>, Box<dyn Error>> {
 /// ROUGE-1 F of all summarisers: with names, then without.
 fn score(session: &Session) -> Vec<f64> {
     let sentences = split(&session.entries);
-    let nameless: Vec<Entry> = session
-        .entries
-        .iter()
-        .map(|entry| Entry {
-            name: None,
-            ..entry.clone()
-        })
-        .collect();
+    let nameless: Vec<Entry> =
+        session.entries.iter().map(|entry| Entry { name: None, ..entry.clone() }).collect();
     let mut scores = Vec::new();
     for (entries, labels) in [(&session.entries, true), (&nameless, false)] {
-        scores.push(rouge(
-            &consolidate(entries, session.sentences),
-            &session.reference,
-        ));
+        scores.push(rouge(&consolidate(entries, session.sentences), &session.reference));
         for (_, baseline) in BASELINES {
             let mut picked = baseline(&sentences, session.sentences);
             picked.sort_unstable();
@@ -233,29 +198,20 @@ fn first(sentences: &[Sentence], count: usize) -> Vec<usize> {
 }
 
 fn longest(sentences: &[Sentence], count: usize) -> Vec<usize> {
-    let lengths: Vec<f64> = sentences
-        .iter()
-        .map(|sentence| real(sentence.words.len()))
-        .collect();
+    let lengths: Vec<f64> = sentences.iter().map(|sentence| real(sentence.words.len())).collect();
     best(&lengths, count)
 }
 
 /// Mihalcea and Tarau, EMNLP 2004: overlap over the logarithms of the lengths, as weights of a graph.
 fn textrank(sentences: &[Sentence], count: usize) -> Vec<usize> {
-    let sets: Vec<BTreeSet<&String>> = sentences
-        .iter()
-        .map(|sentence| sentence.words.iter().collect())
-        .collect();
+    let sets: Vec<BTreeSet<&String>> =
+        sentences.iter().map(|sentence| sentence.words.iter().collect()).collect();
     let rank = page_rank(sentences.len(), |a, b| {
         let (Some(x), Some(y)) = (sets.get(a), sets.get(b)) else {
             return 0.0;
         };
         let length = real(x.len()).ln() + real(y.len()).ln();
-        if length > 0.0 {
-            real(x.intersection(y).count()) / length
-        } else {
-            0.0
-        }
+        if length > 0.0 { real(x.intersection(y).count()) / length } else { 0.0 }
     });
     best(&rank, count)
 }
@@ -275,10 +231,7 @@ fn lexrank(sentences: &[Sentence], count: usize) -> Vec<usize> {
                 let documents = frequency.get(word).copied().unwrap_or(1);
                 real(count) * (real(sentences.len()) / real(documents)).ln()
             };
-            counts(&sentence.words)
-                .into_iter()
-                .map(|(word, count)| (word, weigh((word, count))))
-                .collect()
+            counts(&sentence.words).into_iter().map(|(word, count)| (word, weigh((word, count)))).collect()
         })
         .collect();
     let norm = |vector: &BTreeMap<&str, f64>| vector.values().map(|value| value * value).sum::<f64>().sqrt();
@@ -286,47 +239,25 @@ fn lexrank(sentences: &[Sentence], count: usize) -> Vec<usize> {
         let (Some(x), Some(y)) = (vectors.get(a), vectors.get(b)) else {
             return 0.0;
         };
-        let product: f64 = x
-            .iter()
-            .filter_map(|(word, value)| y.get(word).map(|other| value * other))
-            .sum();
-        if product > 0.1 * norm(x) * norm(y) {
-            1.0
-        } else {
-            0.0
-        }
+        let product: f64 = x.iter().filter_map(|(word, value)| y.get(word).map(|other| value * other)).sum();
+        if product > 0.1 * norm(x) * norm(y) { 1.0 } else { 0.0 }
     });
     best(&rank, count)
 }
 
 /// Power iteration with the usual damping of 0.85.
 fn page_rank(size: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<f64> {
-    let edges: Vec<Vec<f64>> = (0..size)
-        .map(|a| {
-            (0..size)
-                .map(|b| if a == b { 0.0 } else { weight(a, b) })
-                .collect()
-        })
-        .collect();
+    let edges: Vec<Vec<f64>> =
+        (0..size).map(|a| (0..size).map(|b| if a == b { 0.0 } else { weight(a, b) }).collect()).collect();
     let sums: Vec<f64> = edges.iter().map(|row| row.iter().sum()).collect();
     let mut rank = vec![1.0; size];
     for _ in 0..50 {
-        let shares: Vec<f64> = rank
-            .iter()
-            .zip(&sums)
-            .map(|(rank, sum)| if *sum > 0.0 { rank / sum } else { 0.0 })
-            .collect();
+        let shares: Vec<f64> =
+            rank.iter().zip(&sums).map(|(rank, sum)| if *sum > 0.0 { rank / sum } else { 0.0 }).collect();
         // The weights are symmetric, so a row serves as a column.
         rank = edges
             .iter()
-            .map(|row| {
-                0.15 + 0.85
-                    * row
-                        .iter()
-                        .zip(&shares)
-                        .map(|(edge, share)| edge * share)
-                        .sum::<f64>()
-            })
+            .map(|row| 0.15 + 0.85 * row.iter().zip(&shares).map(|(edge, share)| edge * share).sum::<f64>())
             .collect();
     }
     rank
@@ -343,9 +274,7 @@ fn best(scores: &[f64], count: usize) -> Vec<usize> {
 fn long_conversation(characters: usize) -> Vec<Entry> {
     let mut state: u64 = 42;
     let mut next = |below: u64| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     (0..5000)
@@ -364,11 +293,7 @@ fn long_conversation(characters: usize) -> Vec<Entry> {
                 text.push_str(if words % 10 == 0 { ". " } else { " " });
             }
             Entry {
-                role: if number % 2 == 0 {
-                    Role::User
-                } else {
-                    Role::Assistant
-                },
+                role: if number % 2 == 0 { Role::User } else { Role::Assistant },
                 name: None,
                 text,
                 calls: Vec::new(),

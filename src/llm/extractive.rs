@@ -55,29 +55,13 @@ pub fn consolidate(entries: &[Entry], sentences: usize) -> String {
         let place = 1.0 + LEAD * (-LEAD_DECAY * ratio(entry, entries.len())).exp();
         terms.begin_document(source);
         for sentence in sentences::split(&message.text) {
-            let form = if sentence.code {
-                MACHINE
-            } else {
-                form(sentence.text)
-            };
-            candidates.push(Candidate {
-                bag: terms.read(sentence.text),
-                factor: source * place * form,
-            });
-            found.push(Found {
-                entry,
-                text: Cow::Borrowed(sentence.text),
-            });
+            let form = if sentence.code { MACHINE } else { form(sentence.text) };
+            candidates.push(Candidate { bag: terms.read(sentence.text), factor: source * place * form });
+            found.push(Found { entry, text: Cow::Borrowed(sentence.text) });
         }
         for call in &message.calls {
-            candidates.push(Candidate {
-                bag: terms.read(call),
-                factor: MACHINE * place,
-            });
-            found.push(Found {
-                entry,
-                text: Cow::Owned(format!("called {call}")),
-            });
+            candidates.push(Candidate { bag: terms.read(call), factor: MACHINE * place });
+            found.push(Found { entry, text: Cow::Owned(format!("called {call}")) });
         }
     }
     let mut picked = pick(&candidates, &terms, sentences.max(1));
@@ -133,10 +117,7 @@ pub fn compress(summary: &str, sentences: usize) -> String {
             source += 1;
             for sentence in sentences::split(part) {
                 terms.begin_document(1.0);
-                candidates.push(Candidate {
-                    bag: terms.read(sentence.text),
-                    factor: form(sentence.text),
-                });
+                candidates.push(Candidate { bag: terms.read(sentence.text), factor: form(sentence.text) });
                 found.push((label, source, prose::plain(sentence.text)));
             }
         }
@@ -162,14 +143,11 @@ pub fn compress(summary: &str, sentences: usize) -> String {
 
 fn write(found: &[(Option<&str>, usize, String)], picked: &[usize]) -> String {
     prose::join(
-        picked
-            .iter()
-            .filter_map(|number| found.get(*number))
-            .map(|(label, source, text)| Statement {
-                label: *label,
-                source: *source,
-                text,
-            }),
+        picked.iter().filter_map(|number| found.get(*number)).map(|(label, source, text)| Statement {
+            label: *label,
+            source: *source,
+            text,
+        }),
     )
 }
 
@@ -192,11 +170,7 @@ fn form(sentence: &str) -> f64 {
         .filter(|word| is_figure(word))
         .take(2)
         .fold(1.0, |sum, _| sum + FIGURE);
-    if prose::is_question(sentence) {
-        QUESTION * figures
-    } else {
-        figures
-    }
+    if prose::is_question(sentence) { QUESTION * figures } else { figures }
 }
 
 /// Whether a word is a name or a figure: it has a digit, or begins with a capital and is not just one letter

@@ -37,9 +37,7 @@ struct Offer {
 impl Ord for Offer {
     fn cmp(&self, other: &Self) -> Ordering {
         // Among equals the earliest, so that the result depends on nothing else.
-        self.gain
-            .total_cmp(&other.gain)
-            .then(other.candidate.cmp(&self.candidate))
+        self.gain.total_cmp(&other.gain).then(other.candidate.cmp(&self.candidate))
     }
 }
 impl PartialOrd for Offer {
@@ -75,11 +73,7 @@ pub(super) fn pick(candidates: &[Candidate], terms: &Terms, count: usize) -> Vec
         .iter()
         .enumerate()
         .filter_map(|(number, candidate)| {
-            offer(candidate, &covered).map(|gain| Offer {
-                gain,
-                candidate: number,
-                round: 0,
-            })
+            offer(candidate, &covered).map(|gain| Offer { gain, candidate: number, round: 0 })
         })
         .collect();
     let mut taken = Vec::new();
@@ -96,11 +90,7 @@ pub(super) fn pick(candidates: &[Candidate], terms: &Terms, count: usize) -> Vec
             }
             taken.push(best.candidate);
         } else if let Some(gain) = offer(candidate, &covered) {
-            offers.push(Offer {
-                gain,
-                round: taken.len(),
-                ..best
-            });
+            offers.push(Offer { gain, round: taken.len(), ..best });
         }
     }
     taken

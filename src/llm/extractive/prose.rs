@@ -58,17 +58,9 @@ pub(super) fn label(entry: &Entry) -> String {
         .map(|c| if fits_label(c) { c } else { ' ' })
         .take(LABEL_CHARS)
         .collect();
-    let name = name
-        .split_whitespace()
-        .take(LABEL_WORDS)
-        .collect::<Vec<_>>()
-        .join(" ");
+    let name = name.split_whitespace().take(LABEL_WORDS).collect::<Vec<_>>().join(" ");
     // Nobody speaks under another role's name.
-    if name.is_empty() || Role::parse(&name.to_lowercase()).is_some() {
-        role.to_owned()
-    } else {
-        name
-    }
+    if name.is_empty() || Role::parse(&name.to_lowercase()).is_some() { role.to_owned() } else { name }
 }
 
 /// Whether a character may be part of a label: most do, for names are written in all scripts.
@@ -143,9 +135,7 @@ pub(super) fn plain(sentence: &str) -> String {
 
 /// Gives a sentence an end that shows, in place of whatever it was to go on with.
 pub(super) fn end(mut sentence: String) -> String {
-    let kept = sentence
-        .trim_end_matches([':', ',', ';', '–', '—', '-', ' '])
-        .len();
+    let kept = sentence.trim_end_matches([':', ',', ';', '–', '—', '-', ' ']).len();
     sentence.truncate(kept);
     if !sentence.is_empty() && !is_finished(&sentence) {
         let wide = |c| ('\u{3040}'..='\u{9fff}').contains(&c);
@@ -156,11 +146,7 @@ pub(super) fn end(mut sentence: String) -> String {
 
 fn push_word(out: &mut String, word: &str) {
     // Headings and quotes open with these; a hashtag inside the sentence stays.
-    let word = if out.is_empty() {
-        word.trim_start_matches(['#', '>'])
-    } else {
-        word
-    };
+    let word = if out.is_empty() { word.trim_start_matches(['#', '>']) } else { word };
     let (word, colon) = match word.strip_suffix([':', '：']) {
         Some(_) if word.ends_with("\":") => (word, false),
         Some(stem) => (stem.trim_end_matches([':', '：']), true),
@@ -240,10 +226,7 @@ mod tests {
             ("Assistant: I agree!", "Assistant – I agree!"),
             ("ok, note:", "ok, note."),
             ("注意：端口是八", "注意–端口是八。"),
-            (
-                "{\"port\": 80, \"url\": \"http://a:1\"}",
-                "{\"port\":80, \"url\":\"http://a:1\"}.",
-            ),
+            ("{\"port\": 80, \"url\": \"http://a:1\"}", "{\"port\":80, \"url\":\"http://a:1\"}."),
             ("| a | b |", "a b."),
             ("he said \"yes.\"", "he said \"yes.\""),
             ("a\u{202e}b\u{0}c", "ab c."),

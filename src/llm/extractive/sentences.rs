@@ -29,11 +29,7 @@ pub(super) struct Sentence<'a> {
 pub(super) fn split(text: &str) -> Vec<Sentence<'_>> {
     let mut sentences = Vec::new();
     let mut code = false;
-    for line in text
-        .split(is_line_break)
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-    {
+    for line in text.split(is_line_break).map(str::trim).filter(|line| !line.is_empty()) {
         if line.starts_with("```") || line.starts_with("~~~") {
             code = !code;
         } else if code {
@@ -48,10 +44,7 @@ pub(super) fn split(text: &str) -> Vec<Sentence<'_>> {
 }
 
 fn is_line_break(c: char) -> bool {
-    matches!(
-        c,
-        '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}'
-    )
+    matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
 /// Whether a character ends a sentence in scripts that put no space after it.
@@ -61,10 +54,7 @@ fn ends_without_space(c: char) -> bool {
 
 /// Whether a character may follow the full stop inside the sentence: quotes and brackets that close.
 pub(super) fn closes(c: char) -> bool {
-    matches!(
-        c,
-        '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '»' | '」' | '』' | '）' | '】'
-    )
+    matches!(c, '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '»' | '」' | '』' | '）' | '】')
 }
 
 fn each_sentence<'a>(line: &'a str, mut found: impl FnMut(&'a str)) {
@@ -83,9 +73,7 @@ fn each_sentence<'a>(line: &'a str, mut found: impl FnMut(&'a str)) {
 /// space before them, as the others are none here.
 fn each_border(line: &str, mut found: impl FnMut(usize)) {
     if !line.is_ascii() {
-        return line
-            .split_sentence_bound_indices()
-            .for_each(|(start, piece)| found(start + piece.len()));
+        return line.split_sentence_bound_indices().for_each(|(start, piece)| found(start + piece.len()));
     }
     // The same rules for the plainest text, at a tenth of the time: with Unicode's tables, finding borders is half
     // of the whole summariser's work.
@@ -130,10 +118,7 @@ fn is_border(sentence: &str, rest: &str) -> bool {
 }
 
 fn is_abbreviation(text: &str) -> bool {
-    let word = text
-        .rsplit(|c: char| c.is_whitespace() || c == '(')
-        .next()
-        .unwrap_or_default();
+    let word = text.rsplit(|c: char| c.is_whitespace() || c == '(').next().unwrap_or_default();
     let mut chars = word.chars();
     match (chars.next(), chars.next()) {
         // Initials, and the numbers of a list; `I.` is more often the end of a sentence.
@@ -172,20 +157,11 @@ mod tests {
 
     #[test]
     fn borders_of_print_and_chat() {
-        assert_eq!(
-            texts("It works. Does it?! Yes!"),
-            ["It works.", "Does it?!", "Yes!"]
-        );
-        assert_eq!(
-            texts("no punctuation\nbut two lines\r\n"),
-            ["no punctuation", "but two lines"]
-        );
+        assert_eq!(texts("It works. Does it?! Yes!"), ["It works.", "Does it?!", "Yes!"]);
+        assert_eq!(texts("no punctuation\nbut two lines\r\n"), ["no punctuation", "but two lines"]);
         assert_eq!(
             texts("See https://example.org/a?b=c!d for it. Dr. Ng and J. Doe agree, e.g. on 3.5 percent."),
-            [
-                "See https://example.org/a?b=c!d for it.",
-                "Dr. Ng and J. Doe agree, e.g. on 3.5 percent."
-            ]
+            ["See https://example.org/a?b=c!d for it.", "Dr. Ng and J. Doe agree, e.g. on 3.5 percent."]
         );
         assert_eq!(
             texts("\"Really?\" she asked. (Yes.) Good."),
@@ -227,14 +203,8 @@ mod tests {
     #[test]
     fn code_is_told_from_prose() {
         let found = split("Run this:\n```sh\nmake all\n```\nThen rest.");
-        let code: Vec<_> = found
-            .iter()
-            .map(|sentence| (sentence.text, sentence.code))
-            .collect();
-        assert_eq!(
-            code,
-            [("Run this:", false), ("make all", true), ("Then rest.", false)]
-        );
+        let code: Vec<_> = found.iter().map(|sentence| (sentence.text, sentence.code)).collect();
+        assert_eq!(code, [("Run this:", false), ("make all", true), ("Then rest.", false)]);
     }
 
     #[test]
@@ -244,10 +214,6 @@ mod tests {
         assert_eq!(found.concat(), line);
         assert!(found.iter().all(|piece| piece.chars().count() <= MAX_CHARS));
         let words = "word ".repeat(1000);
-        assert!(
-            texts(&words)
-                .iter()
-                .all(|piece| piece.ends_with("word") && piece.len() <= MAX_CHARS)
-        );
+        assert!(texts(&words).iter().all(|piece| piece.ends_with("word") && piece.len() <= MAX_CHARS));
     }
 }

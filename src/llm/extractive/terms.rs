@@ -97,10 +97,7 @@ impl Terms {
         if let (true, Some(c)) = (self.in_bags.len() == begin, pair) {
             self.count(c.encode_utf8(&mut [0; 4]));
         }
-        Bag {
-            range: begin..self.in_bags.len(),
-            words,
-        }
+        Bag { range: begin..self.in_bags.len(), words }
     }
 
     fn count(&mut self, text: &str) {
@@ -211,12 +208,7 @@ mod tests {
     #[test]
     fn shared_words_outweigh_chance_and_grammar() {
         let mut terms = Terms::default();
-        for text in [
-            "the river rose",
-            "the river fell",
-            "the cloud sank",
-            "the stone lies",
-        ] {
+        for text in ["the river rose", "the river fell", "the cloud sank", "the stone lies"] {
             terms.begin_document(1.0);
             terms.read(text);
         }

@@ -3,12 +3,7 @@
 use super::*;
 
 fn said(role: Role, name: Option<&str>, text: &str) -> Entry {
-    Entry {
-        role,
-        name: name.map(str::to_owned),
-        text: text.to_owned(),
-        calls: Vec::new(),
-    }
+    Entry { role, name: name.map(str::to_owned), text: text.to_owned(), calls: Vec::new() }
 }
 
 fn user(text: &str) -> Entry {
@@ -17,14 +12,7 @@ fn user(text: &str) -> Entry {
 
 /// Thirty different statements, none of them long.
 fn statements() -> Vec<Entry> {
-    let subjects = [
-        "harbour",
-        "orchard",
-        "library",
-        "workshop",
-        "observatory",
-        "bakery",
-    ];
+    let subjects = ["harbour", "orchard", "library", "workshop", "observatory", "bakery"];
     let events = ["reopened", "flooded", "expanded", "closed", "moved"];
     let mut entries = Vec::new();
     for (day, event) in events.iter().enumerate() {
@@ -41,10 +29,7 @@ fn statements() -> Vec<Entry> {
 
 /// A label in lower case hides the border before it from Unicode, but not from us.
 fn sentence_count(text: &str) -> usize {
-    prose::labelled(text)
-        .into_iter()
-        .map(|(_, part)| sentences::split(part).len())
-        .sum()
+    prose::labelled(text).into_iter().map(|(_, part)| sentences::split(part).len()).sum()
 }
 
 fn words(text: &str) -> usize {
@@ -70,10 +55,7 @@ fn the_same_input_gives_the_same_bytes() {
 #[test]
 fn the_order_is_kept() {
     let summary = consolidate(&statements(), 12);
-    let places: Vec<usize> = statements()
-        .iter()
-        .filter_map(|entry| summary.find(&entry.text))
-        .collect();
+    let places: Vec<usize> = statements().iter().filter_map(|entry| summary.find(&entry.text)).collect();
     assert_eq!(places.len(), 12);
     assert!(places.is_sorted(), "{summary}");
 }
@@ -86,11 +68,7 @@ fn speakers_are_kept_by_name_or_role() {
             Some("Ada"),
             "The analytical engine needs new bearings. They cost 40 pounds in Bristol.",
         ),
-        said(
-            Role::Assistant,
-            None,
-            "I ordered twelve bearings from the foundry.",
-        ),
+        said(Role::Assistant, None, "I ordered twelve bearings from the foundry."),
         said(Role::Tool, None, "Order 1871 confirmed by the foundry."),
     ];
     assert_eq!(
@@ -115,17 +93,10 @@ fn facts_come_before_greetings_questions_and_machine_output() {
     let entries = [
         user("Hello there, good to see you again! How are you doing today?"),
         said(Role::Assistant, None, "Hi! I am doing great, thanks for asking!"),
-        said(
-            Role::Tool,
-            None,
-            "status ok rows 17 elapsed 3ms cache warm region west shard 4",
-        ),
+        said(Role::Tool, None, "status ok rows 17 elapsed 3ms cache warm region west shard 4"),
         user("My daughter Mira was born in Lisbon in 2019. Isn't that lovely?"),
     ];
-    assert_eq!(
-        consolidate(&entries, 1),
-        "User: My daughter Mira was born in Lisbon in 2019."
-    );
+    assert_eq!(consolidate(&entries, 1), "User: My daughter Mira was born in Lisbon in 2019.");
 }
 
 #[test]
@@ -136,17 +107,11 @@ fn scripts_without_spaces_are_read() {
     ];
     let summary = consolidate(&chinese, 2);
     assert_eq!(sentence_count(&summary), 2, "{summary}");
-    assert!(
-        summary.contains("数据库") && !summary.contains("你好"),
-        "{summary}"
-    );
+    assert!(summary.contains("数据库") && !summary.contains("你好"), "{summary}");
     let thai = [user("ฉันอยากไปเชียงใหม่ในเดือนธันวาคม"), user("สวัสดี")];
     assert_eq!(consolidate(&thai, 1), "User: ฉันอยากไปเชียงใหม่ในเดือนธันวาคม.");
     let japanese = [user("会議は金曜日の午後三時に東京で行われます。はい。")];
-    assert_eq!(
-        consolidate(&japanese, 1),
-        "User: 会議は金曜日の午後三時に東京で行われます。"
-    );
+    assert_eq!(consolidate(&japanese, 1), "User: 会議は金曜日の午後三時に東京で行われます。");
 }
 
 #[test]
@@ -165,10 +130,7 @@ fn nothing_gives_nothing_and_anything_gives_something() {
     }
     let mut call = said(Role::Assistant, None, "");
     call.calls.push("read({\"path\": \"a b\"})".to_owned());
-    assert_eq!(
-        consolidate(&[call], 5),
-        "Assistant: called read({\"path\":\"a b\"})."
-    );
+    assert_eq!(consolidate(&[call], 5), "Assistant: called read({\"path\":\"a b\"}).");
     assert_eq!(compress("", 8), "");
     assert_eq!(compress("\n\n", 8), "");
 }
@@ -184,22 +146,15 @@ fn what_is_said_can_not_pass_for_structure() {
     ];
     let summary = consolidate(&hostile, 20);
     assert!(!summary.contains(['\n', '#', '\u{2028}']), "{summary}");
-    let labels: Vec<_> = prose::labelled(&summary)
-        .into_iter()
-        .filter_map(|(label, _)| label)
-        .collect();
+    let labels: Vec<_> = prose::labelled(&summary).into_iter().filter_map(|(label, _)| label).collect();
     assert_eq!(labels, ["User", "User", "Eve x Root"], "{summary}");
     assert_eq!(summary.matches(": ").count(), 3, "{summary}");
 }
 
 #[test]
 fn huge_lines_are_cut() {
-    for line in [
-        "word ".repeat(200_000),
-        "x".repeat(1_000_000),
-        "字".repeat(300_000),
-        "!".repeat(1_000_000),
-    ] {
+    for line in ["word ".repeat(200_000), "x".repeat(1_000_000), "字".repeat(300_000), "!".repeat(1_000_000)]
+    {
         let summary = consolidate(&[user("short fact 7"), user(&line)], 5);
         assert!(summary.chars().count() < 5 * 420, "{}", summary.len());
         assert!(!summary.is_empty());
@@ -211,15 +166,9 @@ fn a_compressed_summary_is_shorter_and_keeps_its_speakers() {
     let mut entries = statements();
     for (number, entry) in entries.iter_mut().enumerate() {
         entry.name = Some(format!("person_{}", number % 3));
-        entry
-            .text
-            .push_str(" It surprised the neighbours of the square a lot.");
+        entry.text.push_str(" It surprised the neighbours of the square a lot.");
     }
-    let summary = format!(
-        "{}\n\n{}",
-        consolidate(&entries, 30),
-        consolidate(&statements(), 5)
-    );
+    let summary = format!("{}\n\n{}", consolidate(&entries, 30), consolidate(&statements(), 5));
     let compressed = compress(&summary, 8);
     assert_eq!(sentence_count(&compressed), 8, "{compressed}");
     assert!(words(&compressed) < words(&summary) && !compressed.contains('\n'));
@@ -257,8 +206,5 @@ fn any_summary_of_two_words_gets_shorter() {
 #[test]
 fn attribution_survives_a_pick_from_the_middle() {
     let summary = "Ada: Fine. Well. The turbine in hall 4 runs at 3000 revolutions. Bob: Okay then.";
-    assert_eq!(
-        compress(summary, 1),
-        "Ada: The turbine in hall 4 runs at 3000 revolutions."
-    );
+    assert_eq!(compress(summary, 1), "Ada: The turbine in hall 4 runs at 3000 revolutions.");
 }
