@@ -1,20 +1,24 @@
 //! The built-in summariser: it picks the sentences that carry most of a conversation. No key, no network.
 //!
-//! Messages are cut into [`sentences`]; sentences are read as weighted [`terms`]; [`pick`] takes those that cover
-//! most of the weight, again and again; [`prose`] writes them down in their order with who said them. Everything
-//! that is language-specific in it is a short list of abbreviations; everything that is tuned is a constant in one
-//! of these files, or below. `examples/rouge.rs` measures what a change of them does.
+//! Messages are cut into [`sentences`]; neighbouring ones make a [`passage`], and a passage is one sentence of what
+//! comes out; sentences are read as weighted [`terms`]; [`pick`] takes the passages that cover most of the weight,
+//! again and again; [`prose`] writes them down in their order with who said them. Everything that is
+//! language-specific in it is a short list of abbreviations; everything that is tuned is a constant in one of these
+//! files, or below. `examples/rouge.rs` measures what a change of them does.
 //!
 //! Pure functions: the same input gives the same bytes, on every machine.
 
 use crate::domain::message::Role;
 use crate::domain::transcript::Entry;
-use pick::{Candidate, pick};
+use passage::Neighbour;
+use pick::{Part, pick};
 use prose::Statement;
 use std::borrow::Cow;
+use std::ops::Range;
 use terms::Terms;
 use unicode_segmentation::UnicodeSegmentation;
 
+mod passage;
 mod pick;
 mod prose;
 mod sentences;
@@ -34,54 +38,50 @@ const LEAD: f64 = 0.3;
 /// How fast that wears off: an eighth into the conversation, a third of it is left.
 const LEAD_DECAY: f64 = 8.0;
 
-/// One sentence of a message, and where it comes from.
+/// One sentence, and where it comes from.
 #[derive(Debug)]
 struct Found<'a> {
-    entry: usize,
+    /// Who says it, where that is known.
+    label: Option<&'a str>,
+    /// The message, or the part of a summary under one label.
+    source: usize,
     text: Cow<'a, str>,
 }
 
-/// What carries most of a conversation: at most `sentences` of its sentences (at least one), in their order, as one
+/// What carries most of a conversation: at most `sentences` sentences (at least one), in their order, as one
 /// paragraph of plain prose with who said them: `Ada: … Assistant: …`.
 ///
-/// Sentences are verbatim but for white space, markup, and colons that could be taken for a speaker's. The result
-/// is empty only if the entries are ([`Entry::is_empty`]).
+/// Each is a sentence of a message or up to three neighbouring ones, with semicolons between them; verbatim but for
+/// white space, markup, punctuation that could be taken for an end, and colons that could be taken for a speaker's.
+/// The result is empty only if the entries are ([`Entry::is_empty`]).
 #[must_use]
 pub fn consolidate(entries: &[Entry], sentences: usize) -> String {
+    let labels: Vec<String> = entries.iter().map(prose::label).collect();
     let mut terms = Terms::default();
-    let (mut found, mut candidates) = (Vec::new(), Vec::new());
-    for (entry, message) in entries.iter().enumerate() {
+    let (mut found, mut parts, mut neighbours) = (Vec::new(), Vec::new(), Vec::new());
+    for (entry, (message, label)) in entries.iter().zip(&labels).enumerate() {
         let source = if message.role == Role::Tool { MACHINE } else { 1.0 };
         let place = 1.0 + LEAD * (-LEAD_DECAY * ratio(entry, entries.len())).exp();
         terms.begin_document(source);
-        for sentence in sentences::split(&message.text) {
-            let form = if sentence.code { MACHINE } else { form(sentence.text) };
-            candidates.push(Candidate { bag: terms.read(sentence.text), factor: source * place * form });
-            found.push(Found { entry, text: Cow::Borrowed(sentence.text) });
-        }
-        for call in &message.calls {
-            candidates.push(Candidate { bag: terms.read(call), factor: MACHINE * place });
-            found.push(Found { entry, text: Cow::Owned(format!("called {call}")) });
+        let said = sentences::split(&message.text)
+            .into_iter()
+            .map(|sentence| (Cow::Borrowed(sentence.text), !sentence.code));
+        let done = message.calls.iter().map(|call| (Cow::Owned(format!("called {call}")), false));
+        for (text, prose) in said.chain(done) {
+            let bag = terms.read(&text);
+            let form = if prose { form(&text) } else { MACHINE };
+            let asks = prose::is_question(&text);
+            neighbours.push(Neighbour { message: entry, words: bag.words, prose, asks });
+            parts.push(Part { bag, factor: source * place * form });
+            found.push(Found { label: Some(label), source: entry, text });
         }
     }
-    let mut picked = pick(&candidates, &terms, sentences.max(1));
-    picked.sort_unstable();
-    let picked: Vec<(usize, String, String)> = picked
-        .into_iter()
-        .filter_map(|number| found.get(number))
-        .filter_map(|found| {
-            let speaker = entries.get(found.entry)?;
-            Some((found.entry, prose::label(speaker), prose::plain(&found.text)))
-        })
-        .collect();
+    let passages = passage::all(&neighbours);
+    let picked = pick(&parts, &passages, &terms, sentences.max(1), |passage| size(&found, passage));
     if picked.is_empty() {
         return wordless(entries);
     }
-    prose::join(picked.iter().map(|(source, label, text)| Statement {
-        label: Some(label),
-        source: *source,
-        text,
-    }))
+    write(&found, picked)
 }
 
 /// Stands in for a summary where nobody said a word: the longest of the emoji, or of the punctuation.
@@ -105,7 +105,7 @@ fn wordless(entries: &[Entry]) -> String {
 #[must_use]
 pub fn compress(summary: &str, sentences: usize) -> String {
     let mut terms = Terms::default();
-    let (mut found, mut candidates) = (Vec::new(), Vec::new());
+    let (mut found, mut parts) = (Vec::new(), Vec::new());
     let (mut label, mut source) = (None, 0);
     for line in summary.lines() {
         if line.trim().is_empty() {
@@ -117,17 +117,17 @@ pub fn compress(summary: &str, sentences: usize) -> String {
             source += 1;
             for sentence in sentences::split(part) {
                 terms.begin_document(1.0);
-                candidates.push(Candidate { bag: terms.read(sentence.text), factor: form(sentence.text) });
-                found.push((label, source, prose::plain(sentence.text)));
+                parts.push(Part { bag: terms.read(sentence.text), factor: form(sentence.text) });
+                found.push(Found { label, source, text: Cow::Borrowed(sentence.text) });
             }
         }
     }
+    // What has been written as a summary's sentence is a passage already.
+    let passages: Vec<_> = (0..parts.len()).map(|number| number..number + 1).collect();
     let limit = summary.unicode_words().count();
-    let mut best = pick(&candidates, &terms, sentences.max(1));
+    let mut best = pick(&parts, &passages, &terms, sentences.max(1), |passage| size(&found, passage));
     while best.len() > 1 {
-        let mut picked = best.clone();
-        picked.sort_unstable();
-        let text = write(&found, &picked);
+        let text = write(&found, best.clone());
         if text.unicode_words().count() < limit {
             return text;
         }
@@ -136,19 +136,34 @@ pub fn compress(summary: &str, sentences: usize) -> String {
     let text = if best.is_empty() {
         prose::plain(summary) // nothing but labels, or not a word
     } else {
-        write(&found, &best)
+        write(&found, best)
     };
     shorten(&text, limit)
 }
 
-fn write(found: &[(Option<&str>, usize, String)], picked: &[usize]) -> String {
-    prose::join(
-        picked.iter().filter_map(|number| found.get(*number)).map(|(label, source, text)| Statement {
-            label: *label,
-            source: *source,
-            text,
-        }),
-    )
+/// Writes passages down, in their order.
+fn write(found: &[Found<'_>], mut passages: Vec<Range<usize>>) -> String {
+    passages.sort_unstable_by_key(|passage| passage.start);
+    let statements: Vec<_> = passages
+        .iter()
+        .filter_map(|passage| found.get(passage.start).map(|first| (first, text(found, passage))))
+        .collect();
+    prose::join(statements.iter().map(|(first, text)| Statement {
+        label: first.label,
+        source: first.source,
+        text,
+    }))
+}
+
+/// The text of a passage.
+fn text(found: &[Found<'_>], passage: &Range<usize>) -> String {
+    let sentences = found.get(passage.clone()).unwrap_or_default();
+    passage::write(sentences.iter().map(|sentence| sentence.text.as_ref()))
+}
+
+/// How much of a budget a passage takes up.
+fn size(found: &[Found<'_>], passage: &Range<usize>) -> usize {
+    passage::count(&text(found, passage))
 }
 
 /// One sentence: as it is if that has fewer words than `limit`, else its first two thirds.

@@ -5,7 +5,7 @@
 //! labels trustworthy: a colon with a space after it ends a label and stands nowhere else, so nothing that was
 //! said can pass for a speaker; and everything is on one line, so nothing can pass for a heading or a list.
 
-use super::sentences::closes;
+use super::sentences::{closes, is_abbreviation};
 use crate::domain::message::Role;
 use crate::domain::transcript::Entry;
 
@@ -114,7 +114,7 @@ fn is_label(name: &str) -> bool {
         && name.split_whitespace().count() <= LABEL_WORDS
 }
 
-/// A sentence as plain prose: one line, no markup, no label, with an end.
+/// A sentence as plain prose: one line, no markup, no label, with an end, and with no other end before it.
 pub(super) fn plain(sentence: &str) -> String {
     let mut out = String::with_capacity(sentence.len() + 1);
     let mut glue = true;
@@ -130,7 +130,32 @@ pub(super) fn plain(sentence: &str) -> String {
         glue = word.ends_with("\":");
         push_word(&mut out, word);
     }
-    end(out)
+    end(unbroken(out))
+}
+
+/// Takes away what a reader who looks at punctuation alone would take for an end: `Dr. Ng` is `Dr Ng`, and who
+/// writes all in lower case has semicolons.
+fn unbroken(sentence: String) -> String {
+    let mut out = String::new();
+    let mut rest = sentence.as_str();
+    while let Some(space) = rest.find(' ') {
+        let (word, after) = rest.split_at(space);
+        let core = word.trim_end_matches(closes);
+        let stem = core.trim_end_matches(ends_sentence);
+        let run = core.get(stem.len()..).unwrap_or_default();
+        out.push_str(stem);
+        out.push_str(match run {
+            "" => "",
+            _ if run.contains('…') || run.contains("..") => "…",
+            _ if core.len() < word.len() || (run == "." && is_abbreviation(stem)) => "",
+            _ => ";",
+        });
+        out.push_str(word.get(core.len()..).unwrap_or_default());
+        out.push(' ');
+        rest = after.get(1..).unwrap_or_default();
+    }
+    out.push_str(rest);
+    out
 }
 
 /// Gives a sentence an end that shows, in place of whatever it was to go on with.
@@ -138,10 +163,14 @@ pub(super) fn end(mut sentence: String) -> String {
     let kept = sentence.trim_end_matches([':', ',', ';', '–', '—', '-', ' ']).len();
     sentence.truncate(kept);
     if !sentence.is_empty() && !is_finished(&sentence) {
-        let wide = |c| ('\u{3040}'..='\u{9fff}').contains(&c);
-        sentence.push(if sentence.ends_with(wide) { '。' } else { '.' });
+        sentence.push(if sentence.ends_with(is_wide) { '。' } else { '.' });
     }
     sentence
+}
+
+/// Whether a character belongs to a script whose punctuation is as wide as its characters.
+pub(super) fn is_wide(c: char) -> bool {
+    ('\u{3040}'..='\u{9fff}').contains(&c)
 }
 
 fn push_word(out: &mut String, word: &str) {
@@ -182,7 +211,7 @@ fn is_format(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{feff}')
 }
 
-fn ends_sentence(c: char) -> bool {
+pub(super) fn ends_sentence(c: char) -> bool {
     matches!(
         c,
         '.' | '!'
@@ -208,9 +237,11 @@ fn is_finished(text: &str) -> bool {
     text.trim_end_matches(closes).ends_with(ends_sentence)
 }
 
-/// Whether a sentence asks.
+/// Whether a sentence asks, be it in surprise.
 pub(super) fn is_question(sentence: &str) -> bool {
-    sentence.trim_end_matches(closes).ends_with(['?', '？', '؟'])
+    let said = sentence.trim_end_matches(closes);
+    let run = said.get(said.trim_end_matches(ends_sentence).len()..).unwrap_or_default();
+    run.contains(['?', '？', '؟', '⁇', '⁈', '⁉'])
 }
 
 #[cfg(test)]

@@ -117,7 +117,8 @@ fn is_border(sentence: &str, rest: &str) -> bool {
     !core.strip_suffix('.').is_some_and(is_abbreviation)
 }
 
-fn is_abbreviation(text: &str) -> bool {
+/// Whether a full stop after this text abbreviates its last word.
+pub(super) fn is_abbreviation(text: &str) -> bool {
     let word = text.rsplit(|c: char| c.is_whitespace() || c == '(').next().unwrap_or_default();
     let mut chars = word.chars();
     match (chars.next(), chars.next()) {
