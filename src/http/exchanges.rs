@@ -15,6 +15,8 @@ use time::OffsetDateTime;
 use utoipa::ToSchema;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Reading and counting more bytes than this takes milliseconds: not on a thread that serves requests.
+const LARGE: usize = 64 * 1024;
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The content of a message: text, or content parts of the OpenAI chat format (`text`, `image_url` …).
@@ -95,7 +97,12 @@ pub(super) async fn record(
     Json(request): Json<ExchangeRequest>,
 ) -> Result<Response, Problem> {
     let key = idempotency_key(&headers)?;
-    let exchange = request.into_exchange()?;
+    let exchange = if request.bytes() > LARGE {
+        let read = tokio::task::spawn_blocking(move || request.into_exchange()).await;
+        read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?
+    } else {
+        request.into_exchange()?
+    };
     let recorded = service.record(&tenant, &session, exchange, key).await?;
     let body = ExchangeResponse {
         session_id: session.as_str().to_owned(),
@@ -125,6 +132,12 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
 }
 
 impl ExchangeRequest {
+    /// Bytes of its messages.
+    fn bytes(&self) -> usize {
+        let single = [&self.user_message, &self.assistant_reply].into_iter().flatten();
+        single.chain(self.messages.iter().flatten()).map(|message| message.get().len()).sum()
+    }
+
     fn into_exchange(self) -> Result<Exchange, Problem> {
         let mut wrong = Vec::new();
         let mut messages = Vec::new();

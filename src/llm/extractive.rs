@@ -27,6 +27,9 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
+/// What revisions keep as their prompt version; to be raised with each change of what is picked.
+pub const VERSION: &str = "extractive-1";
+
 /// What tool results, calls and code blocks weigh beside what people and models say: they show how, seldom what.
 const MACHINE: f64 = 0.3;
 /// Questions ask for a fact; the answer holds it.

@@ -143,7 +143,7 @@ impl Llm for Pools {
                     return Ok(Answer {
                         text: completion.text,
                         model: model.name.clone(),
-                        prompt_version: self.prompts.version().to_owned(),
+                        prompt_version: model.provider.prompt_version(&self.prompts).to_owned(),
                         usage: completion.usage,
                         duration: started.elapsed(),
                     });

@@ -48,6 +48,11 @@ pub struct Completion {
 pub trait Provider: Send + Sync + fmt::Debug {
     /// Asks once, and returns only an answer that came to its end.
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause>;
+
+    /// What a revision says about the wording behind a summary of this provider.
+    fn prompt_version<'a>(&self, prompts: &'a Prompts) -> &'a str {
+        prompts.version()
+    }
 }
 
 /// The built-in summariser as a provider: no key, no network, no prompt.
@@ -72,5 +77,10 @@ impl Provider for Extractive {
         // The error's text may quote a panic, and that the conversation.
         let text = work.await.map_err(|_| Cause::Protocol("the built-in summariser failed".to_owned()))?;
         Ok(Completion { text, finish: Finish::Complete, usage: Usage::default() })
+    }
+
+    /// It has no prompt; what may change is its choice.
+    fn prompt_version<'a>(&self, _: &'a Prompts) -> &'a str {
+        extractive::VERSION
     }
 }
