@@ -44,7 +44,10 @@ pub(crate) fn one_model(base_url: &str) -> Vec<(&'static str, String)> {
 
 impl TestApp {
     pub(crate) async fn start(backend: &Backend, set: Set<'_>) -> Self {
-        let app = App::new(&settings(backend, set), true).await.expect("an app");
+        Self::serve(App::new(&settings(backend, set), true).await.expect("an app")).await
+    }
+
+    pub(crate) async fn serve(app: App) -> Self {
         let listener = app.listen().await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let (stop, stopped) = oneshot::channel::<()>();

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// A fresh, migrated database; it goes with the value.
 pub(crate) enum Backend {
     Sqlite(TempDir),
-    Postgres(TestDatabase),
+    Postgres(Box<TestDatabase>),
 }
 
 impl Backend {
@@ -26,13 +26,13 @@ impl Backend {
     }
 
     pub(crate) async fn postgres() -> Self {
-        Self::Postgres(TestDatabase::create("precis", migrate).await)
+        Self::Postgres(Box::new(TestDatabase::create("precis", migrate).await))
     }
 
     pub(crate) fn url(&self) -> String {
         match self {
             Self::Sqlite(folder) => format!("sqlite://{}", folder.path().join("precis.db").display()),
-            Self::Postgres(database) => database.url().to_owned(),
+            Self::Postgres(database) => database.url(),
         }
     }
 
