@@ -1,0 +1,168 @@
+//! Requests, and answers that have been checked: an error that is no sound problem document fails any test.
+
+use crate::support::app::{Set, TestApp};
+use crate::support::backend::Backend;
+use reqwest::header::HeaderMap;
+use reqwest::{Method, RequestBuilder};
+use serde_json::Value;
+use std::ops::Deref;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// A service over a store of its own.
+pub(crate) struct Running {
+    app: TestApp,
+    _backend: Backend,
+}
+
+impl Deref for Running {
+    type Target = TestApp;
+
+    fn deref(&self) -> &TestApp {
+        &self.app
+    }
+}
+
+/// A service for tests that are about the protocol and not about the store.
+pub(crate) async fn on_sqlite(set: Set<'_>) -> Running {
+    let backend = Backend::sqlite().await;
+    Running { app: TestApp::start(&backend, set).await, _backend: backend }
+}
+
+/// An answer; if it is an error, a sound one.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    /// `to_head`: the answer to a HEAD, which has no body whatever it is.
+    fn checked(self, to_head: bool) -> Self {
+        let id = self.header("x-request-id").unwrap_or_default();
+        assert!(!id.is_empty(), "no x-request-id: {self:?}");
+        assert!(!to_head || self.text.is_empty(), "{self:?}");
+        if self.status >= 400 {
+            assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
+            if to_head {
+                return self;
+            }
+            let problem = self.json();
+            let text = |field: &str| problem[field].as_str().unwrap_or_default().to_owned();
+            assert!(text("type").starts_with("urn:precis:problem:"), "{self:?}");
+            assert_eq!(problem["status"], self.status, "{self:?}");
+            assert!(!text("detail").is_empty() && !text("title").is_empty(), "{self:?}");
+            for error in problem["errors"].as_array().into_iter().flatten() {
+                assert!(!error["field"].as_str().unwrap_or_default().is_empty(), "{self:?}");
+                let detail = error["detail"].as_str().unwrap_or_default();
+                let noise = [" at line ", "invalid type", "digit found", "target type", "struct ", "variant"];
+                assert!(!detail.is_empty() && !noise.iter().any(|noise| detail.contains(noise)), "{self:?}");
+            }
+        }
+        self
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body of a success.
+    pub(crate) fn ok(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{self:?}");
+        if self.text.is_empty() { Value::Null } else { self.json() }
+    }
+
+    /// The detail of an error of this kind.
+    pub(crate) fn problem(&self, status: u16, kind: &str) -> String {
+        assert_eq!(self.status, status, "{self:?}");
+        let problem = self.json();
+        assert_eq!(problem["type"], format!("urn:precis:problem:{kind}"), "{self:?}");
+        problem["detail"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The fields that a 422 names.
+    pub(crate) fn fields(&self) -> Vec<String> {
+        let detail = self.problem(422, "invalid-input");
+        let problem = self.json();
+        let errors = problem["errors"].as_array().unwrap_or_else(|| panic!("no fields: {self:?}"));
+        let field = |error: &Value| error["field"].as_str().unwrap_or_default().to_owned();
+        let fields: Vec<String> = errors.iter().map(field).collect();
+        assert!(fields.iter().all(|field| detail.contains(field)), "{self:?}");
+        fields
+    }
+}
+
+pub(crate) async fn send(request: RequestBuilder) -> Answer {
+    let (client, request) = request.build_split();
+    let request = request.expect("a request");
+    let to_head = request.method() == Method::HEAD;
+    let response = client.execute(request).await.expect("an answer");
+    let status = response.status().as_u16();
+    let headers = texts(response.headers());
+    Answer { status, headers, text: response.text().await.expect("a body") }.checked(to_head)
+}
+
+fn texts(headers: &HeaderMap) -> Vec<(String, String)> {
+    let text = |value: &reqwest::header::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
+}
+
+/// A request with a body of JSON text, however wrong it is.
+pub(crate) fn with_json(
+    app: &TestApp,
+    method: Method,
+    path: &str,
+    body: impl Into<String>,
+) -> RequestBuilder {
+    app.request(method, path).header("content-type", "application/json").body(body.into())
+}
+
+pub(crate) async fn get(app: &TestApp, path: &str) -> Answer {
+    send(app.request(Method::GET, path)).await
+}
+
+pub(crate) async fn delete(app: &TestApp, path: &str) -> Answer {
+    send(app.request(Method::DELETE, path)).await
+}
+
+pub(crate) async fn post(app: &TestApp, path: &str, body: impl Into<String>) -> Answer {
+    send(with_json(app, Method::POST, path, body)).await
+}
+
+pub(crate) async fn put(app: &TestApp, path: &str, body: impl Into<String>) -> Answer {
+    send(with_json(app, Method::PUT, path, body)).await
+}
+
+/// A request byte by byte, for what no client would send: `head` is the request line with its headers.
+pub(crate) async fn raw(app: &TestApp, head: &str, body: &[u8]) -> Answer {
+    let to_head = head.starts_with("HEAD ");
+    let address = app.url.strip_prefix("http://").expect("an address");
+    let mut stream = TcpStream::connect(address).await.expect("connected");
+    let head = format!("{head}\r\nhost: precis\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    stream.write_all(body).await.expect("sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("an answer");
+    let answer = String::from_utf8(answer).expect("UTF-8");
+    let (head, text) = answer.split_once("\r\n\r\n").expect("a head");
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)).expect("a status");
+    let header = |line: &str| {
+        let (name, value) = line.split_once(": ").expect("a header");
+        (name.to_lowercase(), value.to_owned())
+    };
+    let headers = lines.map(header).collect();
+    Answer { status: status.parse().expect("a number"), headers, text: text.to_owned() }.checked(to_head)
+}
+
+/// As [`raw`], with a body of JSON.
+pub(crate) async fn raw_json(app: &TestApp, target: &str, body: &[u8]) -> Answer {
+    let length = body.len();
+    let head = format!("{target} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {length}");
+    raw(app, &head, body).await
+}

@@ -1,0 +1,181 @@
+//! Bodies that are wrong: every fault has an answer that says what to do, and names every field at fault.
+
+use crate::answer::{get, on_sqlite, post, put, raw, raw_json, send};
+use futures_util::stream;
+use reqwest::{Body, Method};
+
+const PATH: &str = "/sessions/s/exchanges";
+const GOOD: &str = r#"{"user_message":"a","assistant_reply":"b"}"#;
+
+#[tokio::test]
+async fn every_wrong_field_of_an_exchange_is_named() {
+    let app = on_sqlite(&[]).await;
+    let cases: &[(&str, &[&str])] = &[
+        ("{}", &["user_message", "assistant_reply"]),
+        (r#"{"user_message":"a"}"#, &["assistant_reply"]),
+        (r#"{"user_message":null,"assistant_reply":"b"}"#, &["user_message"]),
+        (r#"{"messages":[]}"#, &["messages"]),
+        (r#"{"messages":null}"#, &["user_message", "assistant_reply"]),
+        (r#"{"messages":[{"role":"user","content":"a"}],"user_message":"b"}"#, &["messages"]),
+        (
+            r#"{"user_message":5,"user_id":"","metadata":[]}"#,
+            &["user_message", "assistant_reply", "user_id", "metadata"],
+        ),
+        (r#"{"messages":"x","zz":1,"user_id":5,"y":{"z":2}}"#, &["messages", "user_id", "y", "zz"]),
+        (r#"{"user_message":"a","assistant_reply":"b","x":1,"y":2}"#, &["x", "y"]),
+        (r#"{"user_message":"a","user_message":"b","assistant_reply":"c"}"#, &["user_message"]),
+        (
+            r#"{"user_message":[{"type":"text"},{}],"assistant_reply":{}}"#,
+            &["assistant_reply", "user_message[0].text", "user_message[1].type"],
+        ),
+        (
+            r#"{"messages":[7,{"role":5},{"role":"system","content":"x"},{"content":"x"},{"role":"user"},
+                {"role":"tool","content":"x"},{"role":"user","content":[{"type":"text","text":7}]},
+                {"role":"assistant","content":null},{"role":"user","content":"a","role":"tool"},
+                {"role":"assistant","tool_calls":[{"id":"a","function":{"name":"f","arguments":"{}"}},
+                    {"id":"a","type":"x","function":{}}]},{"role":"user","content":"x","tool_call_id":"a"}]}"#,
+            &[
+                "messages[0]",
+                "messages[10].tool_call_id",
+                "messages[1].role",
+                "messages[2].role",
+                "messages[3].role",
+                "messages[4].content",
+                "messages[5].tool_call_id",
+                "messages[6].content[0].text",
+                "messages[7].content",
+                "messages[8].role",
+                "messages[9].tool_calls[1].function.arguments",
+                "messages[9].tool_calls[1].function.name",
+                "messages[9].tool_calls[1].id",
+                "messages[9].tool_calls[1].type",
+            ],
+        ),
+    ];
+    for (body, expected) in cases {
+        let (mut fields, mut expected) = (post(&app, PATH, *body).await.fields(), expected.to_vec());
+        fields.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(fields, expected, "{body}");
+    }
+    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+}
+
+#[tokio::test]
+async fn the_error_does_not_repeat_what_was_sent() {
+    let app = on_sqlite(&[]).await;
+    let answer = post(&app, PATH, format!(r#"{{"messages":"{}"}}"#, "x".repeat(100_000))).await;
+    assert_eq!(answer.fields(), ["messages"]);
+    assert!(answer.text.len() < 1000);
+}
+
+#[tokio::test]
+async fn what_is_no_json_object_is_refused() {
+    let app = on_sqlite(&[]).await;
+    for body in ["[]", "5", "\"x\"", "null", "true", &format!("[{GOOD}]")] {
+        assert_eq!(post(&app, PATH, body).await.fields(), ["body"], "{body}");
+        assert_eq!(put(&app, "/users/u/memory", body).await.fields(), ["body"], "{body}");
+        assert_eq!(post(&app, "/sessions/s/context", body).await.fields(), ["body"], "{body}");
+    }
+    for (body, hint) in [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        (r#"{"user_message":"a"#, "cut off"),
+        ("{", "cut off"),
+        ("user_message=a", "not JSON"),
+        ("{'user_message':'a'}", "not JSON"),
+        (r#"{"user_message":"a",}"#, "not JSON"),
+        (r#"{"user_message":"a","assistant_reply":"b"} x"#, "not JSON"),
+        (r#"{"user_message":"a","assistant_reply":NaN}"#, "not JSON"),
+        (r#"{"user_message":"\ud800","assistant_reply":"b"}"#, "surrogate"),
+        (r#"{"messages":[{"role":"user","content":"a","x":"\udc00"}]}"#, "surrogate"),
+        (r#"{"user_message":"a","assistant_reply":"b","metadata":{"\ud800":1}}"#, "surrogate"),
+    ] {
+        let detail = post(&app, PATH, body).await.problem(400, "malformed-json");
+        assert!(detail.contains(hint), "{body}: {detail}");
+    }
+    let detail = raw_json(&app, &format!("POST {PATH}"), b"{\"user_message\":\"\xff\"}").await;
+    assert!(detail.problem(400, "malformed-json").contains("UTF-8 from byte 17"));
+    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+}
+
+/// Clients' parsers have limits, and one message beyond them would make all of the session unreadable.
+#[tokio::test]
+async fn deep_nesting_is_refused_wherever_it_is() {
+    let app = on_sqlite(&[]).await;
+    let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
+    let deep = nested(10_000);
+    for body in [
+        deep.clone(),
+        format!(r#"{{"user_message":{deep},"assistant_reply":"b"}}"#),
+        format!(r#"{{"user_message":"a","assistant_reply":"b","metadata":{{"a":{deep}}}}}"#),
+        format!(r#"{{"user_message":"a","assistant_reply":"b","unknown":{deep}}}"#),
+        format!(r#"{{"messages":[{{"role":"user","content":"a","x":{deep}}}]}}"#),
+        format!(r#"{{"messages":[{{"role":"user","content":"a","x":{}}}]}}"#, nested(98)),
+    ] {
+        assert_eq!(post(&app, PATH, body).await.fields(), ["body"]);
+    }
+    post(&app, PATH, "{\"a\":".repeat(10_000)).await.fields();
+    post(&app, PATH, "[".repeat(10_000)).await.fields();
+    let body = format!(r#"{{"messages":[{{"role":"user","content":"a","x":{}}}]}}"#, nested(97));
+    post(&app, PATH, body).await.ok(201);
+    // Read by a parser that stops at 128 levels.
+    assert_eq!(app.get("/sessions/s/messages").await["items"][0]["message"]["content"], "a");
+    assert_eq!(app.context("s", &serde_json::json!({})).await["messages"][0]["content"], "a");
+}
+
+#[tokio::test]
+async fn the_body_must_say_that_it_is_json() {
+    let app = on_sqlite(&[]).await;
+    let request = || app.request(Method::POST, PATH).body(GOOD);
+    send(request()).await.problem(415, "unsupported-media-type");
+    for wrong in [
+        "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "application/jsonx",
+        "json",
+        "text/json; x=application/json",
+    ] {
+        send(request().header("content-type", wrong)).await.problem(415, "unsupported-media-type");
+    }
+    let memory = app.request(Method::PUT, "/users/u/memory").body(r#"{"content":"a"}"#);
+    send(memory).await.problem(415, "unsupported-media-type");
+    let good = [
+        "application/json",
+        "application/json; charset=utf-8",
+        "Application/JSON ;charset=UTF-8",
+        "application/x+json",
+    ];
+    for good in good {
+        send(request().header("content-type", good)).await.ok(201);
+    }
+    assert_eq!(app.get("/sessions/s").await["last_seq"], 8);
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_with_the_limit() {
+    let app = on_sqlite(&[("server.max_body_bytes", "1000")]).await;
+    let body = |bytes: usize| {
+        let around = r#"{"user_message":"","assistant_reply":"b"}"#.len();
+        format!(r#"{{"user_message":"{}","assistant_reply":"b"}}"#, "x".repeat(bytes - around))
+    };
+    post(&app, PATH, body(1000)).await.ok(201);
+    let detail = post(&app, PATH, body(1001)).await.problem(413, "body-too-large");
+    assert!(detail.contains("1000 bytes") && detail.contains("server.max_body_bytes"), "{detail}");
+    // Refused by what it says, before any of it is sent.
+    let head =
+        format!("POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 99999999999");
+    raw(&app, &head, b"").await.problem(413, "body-too-large");
+    // A stream says nothing of its length.
+    let streamed = |bytes: usize| {
+        let text = body(bytes).into_bytes();
+        let chunks: Vec<_> = text.chunks(100).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect();
+        let request = app.request(Method::POST, PATH).header("content-type", "application/json");
+        send(request.body(Body::wrap_stream(stream::iter(chunks))))
+    };
+    streamed(1000).await.ok(201);
+    let detail = streamed(1001).await.problem(413, "body-too-large");
+    assert!(detail.contains("1000 bytes"), "{detail}");
+    assert_eq!(app.get("/sessions/s").await["last_seq"], 4);
+}

@@ -1,0 +1,104 @@
+//! Ids as one percent-encoded segment of the path. Two different ids never share anything.
+
+use crate::answer::{Answer, on_sqlite, raw, raw_json};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use serde_json::json;
+use std::fmt::Write as _;
+
+on_both_stores!(different_ids_share_nothing);
+
+fn encoded(id: &str) -> String {
+    id.bytes().fold(String::new(), |mut text, byte| {
+        write!(text, "%{byte:02X}").expect("a String takes all");
+        text
+    })
+}
+
+/// Past every client that would tidy the path up: `..` is an id.
+async fn get(app: &TestApp, path: &str) -> Answer {
+    raw(app, &format!("GET {path} HTTP/1.1"), b"").await
+}
+
+async fn different_ids_share_nothing(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let long = "x".repeat(256);
+    let ids = [
+        "a",
+        "A",
+        "a ",
+        " a",
+        "a/b",
+        "a%2Fb",
+        "a%2fb",
+        "a//b",
+        "/",
+        "%",
+        "%41",
+        "..",
+        ".",
+        "a+b",
+        "a b",
+        "a?b=c",
+        "a#b",
+        "matrix:!room:host",
+        "é",
+        "e\u{301}",
+        "日本語",
+        "😀",
+        "a\\b",
+        "'; --",
+        "\"",
+        "null",
+        "0",
+        "00",
+        &long,
+        &long[1..],
+    ];
+    for id in ids {
+        let encoded = encoded(id);
+        let body = json!({"user_message": id, "assistant_reply": "b", "user_id": id}).to_string();
+        let answer = raw_json(&app, &format!("POST /sessions/{encoded}/exchanges"), body.as_bytes()).await;
+        assert_eq!(answer.ok(201)["session_id"], id);
+        let body = json!({"content": id}).to_string();
+        raw_json(&app, &format!("PUT /users/{encoded}/memory"), body.as_bytes()).await.ok(200);
+    }
+    for id in ids {
+        let encoded = encoded(id);
+        let session = get(&app, &format!("/sessions/{encoded}")).await.ok(200);
+        assert_eq!((&session["session_id"], &session["user_id"]), (&json!(id), &json!(id)));
+        let messages = get(&app, &format!("/sessions/{encoded}/messages")).await.ok(200);
+        assert_eq!(messages["items"].as_array().map(Vec::len), Some(2));
+        assert_eq!(messages["items"][0]["message"]["content"], id);
+        assert_eq!(get(&app, &format!("/users/{encoded}/memory")).await.ok(200)["content"], id);
+        let of_user = get(&app, &format!("/sessions?user_id={encoded}")).await.ok(200);
+        assert_eq!(of_user["items"].as_array().map(Vec::len), Some(1), "{id}");
+        assert_eq!(of_user["items"][0]["session_id"], id);
+    }
+    raw(&app, "DELETE /sessions/a HTTP/1.1", b"").await.ok(204);
+    for id in ids.iter().filter(|id| **id != "a") {
+        get(&app, &format!("/sessions/{}", encoded(id))).await.ok(200);
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_id_is_refused() {
+    let app = on_sqlite(&[]).await;
+    for id in ["%00", "a%0Ab", "%7F", "%C2%85", &"x".repeat(257), &encoded(&"é".repeat(129))] {
+        assert_eq!(get(&app, &format!("/sessions/{id}")).await.fields(), ["session_id"], "{id}");
+        assert_eq!(get(&app, &format!("/users/{id}/memory")).await.fields(), ["user_id"], "{id}");
+        let body = br#"{"user_message":"a","assistant_reply":"b"}"#;
+        let answer = raw_json(&app, &format!("POST /sessions/{id}/exchanges"), body).await;
+        assert_eq!(answer.fields(), ["session_id"], "{id}");
+    }
+    assert_eq!(get(&app, "/sessions//messages").await.fields(), ["session_id"]);
+    // Lenient decoders make `%zz` of `%zz`, and the replacement character of any bytes that are not UTF-8.
+    for id in ["%zz", "%4", "%", "a%", "%+1", "%ff", "%C3", "%ED%A0%80", "%C0%AF"] {
+        get(&app, &format!("/sessions/{id}")).await.problem(400, "bad-request");
+        get(&app, &format!("/users/{id}/memory")).await.problem(400, "bad-request");
+        get(&app, &format!("/sessions?user_id={id}")).await.problem(400, "bad-request");
+    }
+    let detail = get(&app, "/sessions/a/b").await.problem(404, "no-such-route");
+    assert!(detail.contains("%2F"), "{detail}");
+    assert_eq!(get(&app, "/sessions").await.ok(200)["items"], json!([]));
+}

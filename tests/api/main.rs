@@ -1,0 +1,29 @@
+//! The service as its clients meet it: real requests over real sockets, through the router that `src/http.rs` draws.
+//!
+//! Each module has the name of its file in `src/http/`. What touches the store runs on both; what is the protocol's
+//! alone runs on SQLite. Every answer comes in through [`answer`], which refuses an error that is no problem document.
+#![cfg(test)]
+
+mod answer;
+mod bodies;
+mod consolidations;
+mod contexts;
+mod errors;
+mod exchanges;
+mod ids;
+mod memory;
+mod messages;
+mod openapi;
+mod operation;
+mod revisions;
+mod sessions;
+mod users;
+
+#[path = "../support"]
+mod support {
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod app;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod backend;
+    pub(crate) mod postgres;
+}

@@ -1,0 +1,152 @@
+//! `/openapi.json` and `/docs`
+
+use crate::answer::{get, on_sqlite};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+fn committed() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi/openapi.json");
+    std::fs::read_to_string(path).expect("the committed document")
+}
+
+fn document() -> Value {
+    serde_json::from_str(&committed()).expect("JSON")
+}
+
+/// Every operation with its path and method.
+fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
+    let paths = document["paths"].as_object().expect("paths").iter();
+    let operations = paths.flat_map(|(path, item)| {
+        let item = item.as_object().expect("a path item").iter();
+        item.map(|(method, operation)| (path.as_str(), method.as_str(), operation))
+    });
+    let operations: Vec<_> = operations.collect();
+    assert!(operations.len() >= 17);
+    operations
+}
+
+#[tokio::test]
+async fn the_service_shows_the_committed_document() {
+    let app = on_sqlite(&[]).await;
+    let answer = get(&app, "/openapi.json").await;
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    assert_eq!(answer.json(), document());
+    let current = precis::http::openapi::json().expect("JSON");
+    assert!(committed() == current, "outdated: cargo run -q -- openapi > openapi/openapi.json");
+}
+
+#[test]
+fn every_reference_leads_somewhere() {
+    fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
+        match value {
+            Value::Object(fields) => {
+                found.extend(fields.get("$ref").and_then(Value::as_str));
+                fields.values().for_each(|value| references(value, found));
+            }
+            Value::Array(items) => items.iter().for_each(|value| references(value, found)),
+            _ => {}
+        }
+    }
+    let document = document();
+    let mut found = BTreeSet::new();
+    references(&document, &mut found);
+    for reference in &found {
+        let pointer = reference.strip_prefix('#').expect("a reference inside the document");
+        assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+    assert!(found.len() >= 20, "{found:?}");
+}
+
+#[test]
+fn every_operation_is_complete() {
+    let document = document();
+    assert!(document["openapi"].as_str().expect("a version").starts_with("3.1."));
+    assert!(document["info"]["title"].is_string() && document["info"]["version"].is_string());
+    let tags = document["tags"].as_array().expect("tags");
+    let mut ids = BTreeSet::new();
+    for (path, method, operation) in operations(&document) {
+        let at = format!("{method} {path}");
+        assert!(
+            ids.insert(operation["operationId"].as_str().expect("an id")),
+            "{at}: its id is another's too"
+        );
+        assert!(!operation["summary"].as_str().expect("a summary").is_empty(), "{at}");
+        let tag = &operation["tags"][0];
+        assert!(tags.iter().any(|known| known["name"] == *tag), "{at}: {tag}");
+        let responses = operation["responses"].as_object().expect("responses");
+        assert!(responses.keys().any(|status| status.starts_with('2')), "{at}: no success");
+        for (status, response) in responses {
+            assert!(status == "default" || status.parse::<u16>().is_ok(), "{at}: {status}");
+            assert!(response["description"].is_string(), "{at}: {status}");
+        }
+        let problem = &responses["default"]["content"]["application/problem+json"]["schema"]["$ref"];
+        assert_eq!(*problem, "#/components/schemas/Problem", "{at}");
+        let takes_body =
+            matches!(method, "put" | "patch") || path.ends_with("/exchanges") || path.ends_with("/context");
+        assert_eq!(
+            operation["requestBody"]["content"]["application/json"]["schema"].is_object(),
+            takes_body,
+            "{at}"
+        );
+    }
+}
+
+#[test]
+fn every_parameter_is_declared() {
+    let document = document();
+    for (path, method, operation) in operations(&document) {
+        let at = format!("{method} {path}");
+        let in_path: BTreeSet<_> =
+            path.split('{').skip(1).filter_map(|rest| rest.split('}').next()).collect();
+        let parameters: Vec<_> = operation["parameters"].as_array().into_iter().flatten().collect();
+        let mut names = BTreeSet::new();
+        for parameter in &parameters {
+            let (name, place) = (parameter["name"].as_str().expect("a name"), &parameter["in"]);
+            assert!(names.insert((name, place.as_str())), "{at}: {name} twice");
+            assert!(parameter["schema"].is_object() && parameter["description"].is_string(), "{at}: {name}");
+            assert_eq!(parameter["required"] == true, place == "path", "{at}: {name}");
+        }
+        let declared = parameters.iter().filter(|parameter| parameter["in"] == "path");
+        let declared: BTreeSet<_> = declared.filter_map(|parameter| parameter["name"].as_str()).collect();
+        assert_eq!(declared, in_path, "{at}");
+    }
+}
+
+#[test]
+fn content_is_text_or_parts() {
+    let document = document();
+    let content = &document["components"]["schemas"]["ContentBody"]["oneOf"];
+    assert_eq!((&content[0]["type"], &content[1]["type"]), (&"string".into(), &"array".into()));
+    for (request, field) in [
+        ("ExchangeRequest", "user_message"),
+        ("ExchangeRequest", "assistant_reply"),
+        ("ContextRequest", "user_message"),
+    ] {
+        let schema = &document["components"]["schemas"][request]["properties"][field];
+        assert!(
+            schema.to_string().contains("#/components/schemas/ContentBody"),
+            "{request}.{field}: {schema}"
+        );
+    }
+}
+
+/// All of it is in the binary: it works without internet.
+#[tokio::test]
+async fn the_page_loads_nothing_from_elsewhere() {
+    let app = on_sqlite(&[]).await;
+    let page = get(&app, "/docs/").await;
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html")));
+    let mut loaded = 0;
+    for tag in page.text.split('<').filter(|tag| tag.starts_with("script") || tag.starts_with("link")) {
+        let source = ["src=\"", "href=\""].iter().find_map(|attribute| tag.split_once(attribute));
+        let source = source.and_then(|(_, rest)| rest.split('"').next());
+        let source = source.unwrap_or_else(|| panic!("<{tag} loads what?"));
+        assert!(!source.contains("//"), "{source}");
+        let file = get(&app, &format!("/docs/{}", source.trim_start_matches("./"))).await;
+        assert_eq!(file.status, 200, "{source}");
+        loaded += 1;
+    }
+    assert!(loaded >= 4, "{loaded}");
+    let start = get(&app, "/docs/swagger-initializer.js").await;
+    assert!(start.text.contains("\"/openapi.json\"") && !start.text.contains("https://"), "{}", start.text);
+}

@@ -1,0 +1,59 @@
+//! `/livez`, `/readyz`, and the id of each request.
+
+use crate::answer::{get, on_sqlite, raw, send};
+use crate::support::app::{TestApp, settings};
+use crate::support::backend::{Backend, on_both_stores};
+use precis::app::App;
+use reqwest::Method;
+use serde_json::json;
+use tempfile::TempDir;
+
+on_both_stores!(a_service_over_its_database_is_ready);
+
+async fn a_service_over_its_database_is_ready(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(get(&app, path).await.ok(200), json!({"status": "ok"}));
+    }
+}
+
+#[tokio::test]
+async fn without_the_schema_it_lives_but_is_not_ready() {
+    let empty = Backend::Sqlite(TempDir::new().expect("a folder"));
+    let app = App::new(&settings(&empty, &[]), false).await.expect("an app");
+    let app = TestApp::serve(app).await;
+    get(&app, "/livez").await.ok(200);
+    let answer = get(&app, "/readyz").await;
+    let detail = answer.problem(503, "store-unavailable");
+    assert!(detail.contains("precis migrate"), "{detail}");
+    assert!(answer.header("retry-after").expect("a time").parse::<u32>().is_ok());
+    let answer = get(&app, "/sessions").await;
+    assert!(answer.status >= 500, "{answer:?}");
+    assert!(!answer.text.to_lowercase().contains("table"), "no SQL: {answer:?}");
+}
+
+#[tokio::test]
+async fn a_request_has_an_id() {
+    let app = on_sqlite(&[]).await;
+    let with = |path: &str, id: &str| send(app.request(Method::GET, path).header("x-request-id", id));
+    let longest = "x".repeat(128);
+    for path in ["/livez", "/sessions", "/sessions/none", "/nothing", "/sessions?limit=x", "/sessions/%zz"] {
+        for id in ["abc-1", "{}", &longest] {
+            assert_eq!(with(path, id).await.header("x-request-id"), Some(id), "{path}");
+        }
+        let mut made = vec![get(&app, path).await.header("x-request-id").expect("an id").to_owned()];
+        for garbage in ["", "a b", "é", "a\tb", &"x".repeat(129)] {
+            made.push(with(path, garbage).await.header("x-request-id").expect("an id").to_owned());
+            assert_ne!(made.last().map(String::as_str), Some(garbage), "{path}");
+        }
+        assert!(made.iter().all(|id| id.len() == 36), "{made:?}");
+        made.sort_unstable();
+        made.dedup();
+        assert_eq!(made.len(), 6, "{path}: each its own");
+    }
+    let wrong_method = send(app.request(Method::PUT, "/livez").header("x-request-id", "m")).await;
+    assert_eq!((wrong_method.status, wrong_method.header("x-request-id")), (405, Some("m")));
+    let too_large = "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-length: 99999999999\r\nx-request-id: big";
+    let answer = raw(&app, too_large, b"").await;
+    assert_eq!((answer.status, answer.header("x-request-id")), (413, Some("big")));
+}
