@@ -179,8 +179,8 @@ impl Problem {
                 tracing::warn!(error = %causes, "the store is not available");
                 let detail = match error {
                     StoreError::Schema { .. } => {
-                        "The database's schema is not the one of this version. Whoever runs precis must run \
-                            `precis migrate`, or the newer version of the two."
+                        "The database's schema is not the one of this version of precis. Run `precis migrate`, or \
+                            the version that migrated it last."
                     }
                     _ => {
                         "The database does not answer. Repeat the request, an exchange with its Idempotency-Key."

@@ -148,7 +148,8 @@ fn complaint(rejection: &QueryRejection) -> FieldError {
     if is_number.iter().any(|begin| text.starts_with(begin)) {
         return FieldError { field: field.to_owned(), detail: "must be a whole number".to_owned() };
     }
-    at("", invalid(field, text))
+    let invalid = invalid(field, text);
+    at(if invalid.field.is_empty() { "query" } else { "" }, invalid)
 }
 
 /// A JSON object as the body. All unknown fields are named; a wrong one is named with its path.

@@ -83,6 +83,8 @@ async fn every_wrong_parameter_is_named() {
         ("order=up", &["order"]),
         ("order=ASC", &["order"]),
         ("cursor=zzz", &["cursor"]),
+        ("=5", &["query"]),
+        ("x", &["x"]),
         ("order=up&limit=x&foo=7&after_seq=", &["order", "limit", "foo", "after_seq"]),
     ];
     for (query, expected) in cases {
