@@ -5,13 +5,14 @@
 
 use crate::domain::consolidation::{Mode, Policy};
 use crate::llm::Llm;
-use crate::storage::{Store, StoreError};
+use crate::storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use crate::storage::StoreError;
 pub use crate::storage::messages::{Page, StoredMessage};
 pub use crate::storage::sessions::After;
 

@@ -3,8 +3,7 @@
 //!
 //! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
 
-use crate::engine::Error;
-use crate::storage::StoreError;
+use crate::engine::{Error, StoreError};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};

@@ -3,8 +3,7 @@
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant};
 use super::page::{self, Limit, Page};
-use crate::engine::{self, Error, MemoryService};
-use crate::storage::StoreError;
+use crate::engine::{self, Error, MemoryService, StoreError};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
