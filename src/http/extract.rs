@@ -186,6 +186,16 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
 }
 
 async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
+    // A `user_id` there would be passed over in silence.
+    let query = request.uri().query().unwrap_or_default();
+    let misplaced = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| FieldError {
+        field: format!("?{}", pair.split('=').next().unwrap_or_default()),
+        detail: "unknown: this request takes its fields in the body".to_owned(),
+    });
+    let misplaced: Vec<FieldError> = misplaced.collect();
+    if !misplaced.is_empty() {
+        return Err(Problem::invalid(misplaced));
+    }
     let most = request.extensions().get::<MaxBody>().map_or(0, |most| most.0);
     Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(most),

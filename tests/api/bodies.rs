@@ -70,6 +70,16 @@ async fn the_error_does_not_repeat_what_was_sent() {
 }
 
 #[tokio::test]
+async fn fields_of_a_body_are_not_taken_from_the_query() {
+    let app = on_sqlite(&[]).await;
+    for path in [PATH, "/sessions/s/context"] {
+        let answer = post(&app, &format!("{path}?user_id=ada&mode"), GOOD).await;
+        assert_eq!(answer.fields(), ["?user_id", "?mode"]);
+    }
+    post(&app, &format!("{PATH}?"), GOOD).await.ok(201);
+}
+
+#[tokio::test]
 async fn what_is_no_json_object_is_refused() {
     let app = on_sqlite(&[]).await;
     for body in ["[]", "5", "\"x\"", "null", "true", &format!("[{GOOD}]")] {
