@@ -178,6 +178,7 @@ fn capacity(models: &[Arc<ModelSpec>], overhead: usize) -> usize {
 mod tests {
     use super::super::prompt::Templates;
     use super::super::provider::Extractive;
+    use super::super::extractive;
     use super::*;
     use crate::domain::message::Role;
     use crate::domain::tokens;
@@ -263,7 +264,7 @@ mod tests {
         let entries = [entry("Ada lives in Berlin. She has two cats.")];
         let task = Task::Consolidate { entries: &entries, sentences: 5 };
         let answer = pools.ask("default", task).await.expect("an answer");
-        assert_eq!((answer.model.as_str(), answer.prompt_version.as_str()), ("extractive", "1"));
+        assert_eq!((answer.model.as_str(), answer.prompt_version.as_str()), ("extractive", extractive::VERSION));
         assert!(answer.text.contains("Berlin"));
         assert_eq!(pools.deadline("default"), Duration::from_secs(20));
     }

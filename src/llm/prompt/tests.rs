@@ -1,3 +1,5 @@
+//! What prompts promise: the structure holds whatever is in them, and mistakes in templates are found at start.
+
 use super::*;
 use crate::domain::message::Role;
 
