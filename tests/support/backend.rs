@@ -21,11 +21,12 @@ impl Backend {
         let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
         let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
         let backend = Self::Sqlite(folder);
-        migrate(backend.url()).await;
+        migrate(backend.store().await).await;
         backend
     }
 
     pub(crate) async fn postgres() -> Self {
+        let migrate = async |url: String| migrate(connect(&url).await).await;
         Self::Postgres(Box::new(TestDatabase::create("precis", migrate).await))
     }
 
@@ -47,8 +48,7 @@ async fn connect(url: &str) -> Arc<dyn Store> {
     storage::connect(url, &options).await.expect("a store")
 }
 
-async fn migrate(url: String) {
-    let store = connect(&url).await;
+async fn migrate(store: Arc<dyn Store>) {
     store.migrate().await.expect("migrated");
     store.close().await;
 }

@@ -1,0 +1,45 @@
+//! The first run: an empty folder, nothing in the environment, three calls.
+
+use crate::service::{Precis, messages, ok, outcome};
+use reqwest::Method;
+use serde_json::json;
+
+#[tokio::test]
+async fn the_service_does_its_whole_job_after_the_first_command() {
+    let service = Precis::new().start().await;
+    let hint = service.until_logged("a real model writes better ones").await;
+    assert!(hint["message"].as_str().expect("text").contains("precis.example.toml"));
+
+    let exchange =
+        json!({"user_message": "I fly to Zürich on 3 May.", "assistant_reply": "Noted: Zürich, 3 May."});
+    let answer = service.request(Method::POST, "/sessions/demo/exchanges").json(&exchange).send().await;
+    let answer = ok(answer.expect("an answer")).await;
+    assert_eq!((&answer["first_seq"], &answer["last_seq"]), (&json!(1), &json!(2)));
+    for exchange in messages(98).chunks(2) {
+        service.record("demo", exchange).await;
+    }
+    let context = service.context("demo", &json!({})).await;
+    assert_eq!(outcome(&context, 100), "not_due", "100 messages are not more than 100");
+
+    service.record("demo", &messages(2)).await;
+    let body = json!({"system_prompt": "You are a helpful assistant.", "user_message": "When do I fly?"});
+    let request = service.context_request("demo", &body).send().await.expect("an answer");
+    let context = ok(request).await;
+    assert_eq!(context["consolidation"]["outcome"], "consolidated");
+    assert_eq!(context["consolidation"]["model"], "extractive");
+    assert_eq!(context["coverage"]["summary_through"], 82);
+    let sent = context["messages"].as_array().expect("a list");
+    assert_eq!(sent.len(), 22, "system message, the last 20, the new one");
+    let system = sent[0]["content"].as_str().expect("text");
+    assert!(system.starts_with("You are a helpful assistant.\n\n## Session Summary\n\n"), "{system}");
+    assert_eq!(sent[21], json!({"role": "user", "content": "When do I fly?"}));
+
+    let revision = service.get("/sessions/demo/revisions/1").await;
+    assert_eq!((&revision["from_seq"], &revision["to_seq"]), (&json!(1), &json!(82)));
+    assert!(system.ends_with(revision["text"].as_str().expect("text")));
+
+    let files = std::fs::read_dir(service.folder.path()).expect("readable");
+    let mut files: Vec<_> = files.map(|file| file.expect("readable").file_name()).collect();
+    files.sort();
+    assert_eq!(files, ["precis.db", "precis.db-shm", "precis.db-wal"]);
+}

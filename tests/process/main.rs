@@ -1,0 +1,21 @@
+//! The binary itself, as processes: what its command line says and prints, how it starts, what it logs, how it ends,
+//! and what several of them do over one database.
+//!
+//! How a process is started, watched and ended is in `service`. A test waits for what it is about, a line of the log
+//! or a state, and never just for time to pass.
+#![cfg(test)]
+
+mod first_run;
+mod logs;
+mod replicas;
+mod service;
+mod settings;
+mod shutdown;
+mod start;
+
+#[path = "../support"]
+mod support {
+    pub(crate) mod backend;
+    pub(crate) mod model_server;
+    pub(crate) mod postgres;
+}

@@ -1,0 +1,108 @@
+//! Several processes over one database.
+
+use crate::service::{Precis, Process, SOON, messages, ok, outcome};
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, ModelServer};
+use reqwest::Method;
+use serde_json::json;
+use sqlx::{Connection as _, PgConnection, SqliteConnection};
+use std::sync::Arc;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
+
+async fn start(backend: &Backend, model: &ModelServer) -> Process {
+    Precis::new().env("DATABASE_URL", &backend.url()).model(&model.base_url()).start().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_requests_over_two_processes_are_one_consolidation() {
+    let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
+    let released = Arc::new(Semaphore::new(0));
+    model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
+    let processes = [start(&backend, &model).await, start(&backend, &model).await];
+    processes[0].record("s", &messages(102)).await;
+
+    let (answered, mut answers) = mpsc::unbounded_channel();
+    for index in 0..50 {
+        let (request, answered) = (processes[index % 2].context_request("s", &json!({})), answered.clone());
+        tokio::spawn(async move {
+            answered.send(ok(request.send().await.expect("an answer")).await).expect("awaited");
+        });
+    }
+    // The model says nothing until all others have their answers: whoever waited for it would hang here.
+    for _ in 0..49 {
+        let context =
+            timeout(SOON, answers.recv()).await.expect("no request waits for another's").expect("sent");
+        assert_eq!(outcome(&context, 102), "in_progress");
+        assert_eq!(context["coverage"]["verbatim_from"], 1);
+    }
+    assert!(answers.try_recv().is_err());
+    released.add_permits(50);
+    let context = timeout(SOON, answers.recv()).await.expect("answered").expect("sent");
+    assert_eq!(outcome(&context, 102), "consolidated");
+    assert_eq!(context["consolidation"]["messages"], 82);
+
+    assert_eq!(model.calls().len(), 1);
+    for process in &processes {
+        assert_eq!(process.get("/sessions/s/revisions").await["items"].as_array().map(Vec::len), Some(1));
+        let context = process.context("s", &json!({})).await;
+        assert_eq!(outcome(&context, 102), "not_due");
+        assert_eq!(context["coverage"]["summary_through"], 82);
+    }
+    assert_eq!(model.calls().len(), 1);
+}
+
+/// Makes the leases end a second ago, as if their time had passed; how many there were.
+async fn expire_leases(backend: &Backend) -> u64 {
+    const POSTGRES: &str =
+        "UPDATE sessions SET lease_until = now() - interval '1 second' WHERE lease_until > now()";
+    const SQLITE: &str = "UPDATE sessions SET lease_until = 1 WHERE lease_until > 1";
+    match backend {
+        Backend::Postgres(database) => {
+            let mut connection = PgConnection::connect(&database.url()).await.expect("connected");
+            sqlx::query(POSTGRES).execute(&mut connection).await.expect("updated").rows_affected()
+        }
+        Backend::Sqlite(_) => {
+            let mut connection = SqliteConnection::connect(&backend.url()).await.expect("connected");
+            sqlx::query(SQLITE).execute(&mut connection).await.expect("updated").rows_affected()
+        }
+    }
+}
+
+on_both_stores!(a_killed_process_loses_nothing_and_its_lease_expires);
+
+async fn a_killed_process_loses_nothing_and_its_lease_expires(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.push(Behaviour::Hang);
+    model.default(Behaviour::answer("Ada flies."));
+    let mut killed = start(&backend, &model).await;
+    let messages = messages(102);
+    killed.record("s", &messages).await;
+    let asked = killed.context_request("s", &json!({})).send();
+    let asked = tokio::spawn(asked);
+    model.until_calls(1).await;
+    killed.signal("KILL");
+    assert_eq!(killed.ended().await.0, None);
+    assert!(asked.await.expect("no panic").is_err());
+
+    let heir = start(&backend, &model).await;
+    assert_eq!(heir.history("s").await, messages);
+    let context = heir.context("s", &json!({})).await;
+    assert_eq!(
+        outcome(&context, 102),
+        "in_progress",
+        "the lease outlives its holder, for as long as it lasts"
+    );
+    assert_eq!(model.calls().len(), 1);
+
+    assert_eq!(expire_leases(&backend).await, 1);
+    let context = heir.context("s", &json!({})).await;
+    assert_eq!(outcome(&context, 102), "consolidated");
+    assert_eq!(context["coverage"]["summary_through"], 82);
+    assert_eq!(model.calls().len(), 2);
+    let revisions = heir.get("/sessions/s/revisions").await;
+    assert_eq!(revisions["items"].as_array().map(Vec::len), Some(1));
+    assert_eq!(heir.history("s").await, messages);
+    let erased = heir.request(Method::DELETE, "/sessions/s").send().await.expect("an answer");
+    assert!(erased.status().is_success(), "nothing of the lost run is in the way");
+}

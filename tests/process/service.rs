@@ -1,0 +1,289 @@
+//! The binary as a child process, with an environment of the test's making and a folder of its own.
+
+use reqwest::{Client, Method, RequestBuilder, Response};
+use serde_json::{Value, json};
+use std::io::{BufRead as _, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+/// For what must come and takes no time by itself; machines that run tests are busy.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// What to start.
+pub(crate) struct Precis {
+    folder: TempDir,
+    command: Command,
+}
+
+impl Precis {
+    /// The binary in an empty folder, with nothing in its environment.
+    pub(crate) fn new() -> Self {
+        let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
+        let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_precis"));
+        command.env_clear().current_dir(folder.path()).stdin(Stdio::null());
+        Self { folder, command }
+    }
+
+    /// Where it runs.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn args<'a>(mut self, args: impl IntoIterator<Item = &'a str>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// A setting by its path, by way of the environment.
+    pub(crate) fn set(self, path: &str, value: &str) -> Self {
+        let name = format!("PRECIS__{}", path.replace('.', "__").to_uppercase());
+        self.env(&name, value)
+    }
+
+    /// A file in its folder.
+    pub(crate) fn file(self, name: &str, text: &str) -> Self {
+        std::fs::write(self.folder().join(name), text).expect("written");
+        self
+    }
+
+    /// One model behind `base_url`, and no other.
+    pub(crate) fn model(self, base_url: &str) -> Self {
+        self.set("llm.providers.scripted.base_url", base_url)
+            .set("llm.models.small.provider", "scripted")
+            .set("llm.models.small.model", "scripted-1")
+            .set("llm.pools.default.models", "small")
+    }
+
+    /// Runs it to its end.
+    pub(crate) async fn run(&mut self) -> Ended {
+        let mut child = Running::start(&mut self.command);
+        let (code, _) = child.ended().await;
+        Ended { code, stdout: child.stdout.lines().join("\n"), stderr: child.stderr.lines().join("\n") }
+    }
+
+    /// Starts it on a free port, and waits until it listens.
+    pub(crate) async fn start(self) -> Process {
+        let mut precis = self.env("PRECIS__SERVER__BIND", "127.0.0.1:0");
+        let child = Running::start(&mut precis.command);
+        let client = precis::llm::openai::http_client(Duration::from_secs(5)).expect("a client");
+        let mut process = Process { child, url: String::new(), client, folder: precis.folder };
+        let listening = process.until_logged("listening on ").await;
+        let message = listening["message"].as_str().expect("a message");
+        process.url = message.trim_start_matches("listening on ").to_owned();
+        process
+    }
+}
+
+/// What a process writes, line by line, as it comes.
+#[derive(Clone)]
+struct Lines {
+    lines: Arc<Mutex<Vec<String>>>,
+    /// Changes with each line; true at the end.
+    ended: watch::Sender<bool>,
+}
+
+impl Lines {
+    fn read(from: impl Read + Send + 'static) -> Self {
+        let read = Self { lines: Arc::default(), ended: watch::Sender::new(false) };
+        let lines = read.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                lines.lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                lines.ended.send_replace(false);
+            }
+            lines.ended.send_replace(true);
+        });
+        read
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A child process. It is killed with the value, where it has not ended by itself.
+struct Running {
+    child: Child,
+    stdout: Lines,
+    stderr: Lines,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let stdout = Lines::read(child.stdout.take().expect("piped"));
+        let stderr = Lines::read(child.stderr.take().expect("piped"));
+        Self { child, stdout, stderr }
+    }
+
+    /// Waits until it has ended; its exit status, `None` after a signal that it did not catch, and the time it took.
+    async fn ended(&mut self) -> (Option<i32>, Duration) {
+        let began = Instant::now();
+        for lines in [&self.stdout, &self.stderr] {
+            // The pipes close with the process, and then it is there to be waited for.
+            let mut ended = lines.ended.subscribe();
+            let ended = timeout(SOON, ended.wait_for(|ended| *ended)).await;
+            assert!(ended.is_ok(), "it has not ended:\n{}", self.stderr.lines().join("\n"));
+        }
+        (self.child.wait().expect("waited for").code(), began.elapsed())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a run ended, and what it printed.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    /// What it printed, of a run that must have gone well.
+    pub(crate) fn printed(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    /// What it said, of a run that must have failed and said nothing on standard output.
+    pub(crate) fn refused(self) -> String {
+        assert_eq!((self.code, self.stdout.as_str()), (Some(1), ""), "{}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        self.stderr
+    }
+}
+
+/// A running service. It ends with the value.
+pub(crate) struct Process {
+    child: Running,
+    pub(crate) url: String,
+    pub(crate) client: Client,
+    pub(crate) folder: TempDir,
+}
+
+impl Process {
+    /// Its log so far, line by line.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.child.stderr.lines()
+    }
+
+    /// Waits for a line with this text in its message.
+    pub(crate) async fn until_logged(&self, text: &str) -> Value {
+        let has = |line: &Value| line["message"].as_str().is_some_and(|message| message.contains(text));
+        self.until_line(text, has).await
+    }
+
+    /// Waits for a line of this kind; `name` is what is said where none comes.
+    pub(crate) async fn until_line(&self, name: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+        let find = || {
+            let lines = self.log().into_iter().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
+            lines.into_iter().find(&is_it)
+        };
+        let mut seen = self.child.stderr.ended.subscribe();
+        let found = timeout(SOON, async {
+            loop {
+                let ended = *seen.borrow_and_update();
+                match find() {
+                    Some(line) => return Some(line),
+                    None if ended => return None,
+                    None => seen.changed().await.expect("the sender is ours"),
+                }
+            }
+        });
+        let found = found.await.ok().flatten();
+        found.unwrap_or_else(|| panic!("no {name:?} in the log:\n{}", self.log().join("\n")))
+    }
+
+    /// Sends a signal: `TERM`, `INT`, `KILL`.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.child.id().to_string();
+        let sent = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status();
+        assert!(sent.expect("a shell").success());
+    }
+
+    /// Waits until it has ended; its exit status, `None` after a signal that it did not catch, and the time it took.
+    pub(crate) async fn ended(&mut self) -> (Option<i32>, Duration) {
+        self.child.ended().await
+    }
+
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.url)).timeout(SOON)
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Value {
+        ok(self.request(Method::GET, path).send().await.expect("an answer")).await
+    }
+
+    /// A request for a context, not yet sent.
+    pub(crate) fn context_request(&self, session: &str, body: &Value) -> RequestBuilder {
+        self.request(Method::POST, &format!("/sessions/{session}/context")).json(body)
+    }
+
+    pub(crate) async fn context(&self, session: &str, body: &Value) -> Value {
+        ok(self.context_request(session, body).send().await.expect("an answer")).await
+    }
+
+    /// Persists messages as one exchange.
+    pub(crate) async fn record(&self, session: &str, messages: &[Value]) -> Value {
+        let request = self.request(Method::POST, &format!("/sessions/{session}/exchanges"));
+        ok(request.json(&json!({ "messages": messages })).send().await.expect("an answer")).await
+    }
+
+    /// What is stored, as it was given.
+    pub(crate) async fn history(&self, session: &str) -> Vec<Value> {
+        let page = self.get(&format!("/sessions/{session}/messages?limit=500")).await;
+        assert_eq!(page["next"], Value::Null);
+        page["items"].as_array().expect("a list").iter().map(|item| item["message"].clone()).collect()
+    }
+}
+
+/// `count` messages of a conversation: questions and answers in turn.
+pub(crate) fn messages(count: usize) -> Vec<Value> {
+    let message = |index| match index % 2 {
+        0 => {
+            json!({"role": "user", "content": format!("Question {index}: which plan do we take for subject {index}?")})
+        }
+        _ => {
+            json!({"role": "assistant", "content": format!("Answer {index}: the team of subject {index} took plan {index}.")})
+        }
+    };
+    (0..count).map(message).collect()
+}
+
+/// The body of an answer that must be a success.
+pub(crate) async fn ok(response: Response) -> Value {
+    let (status, url) = (response.status(), response.url().clone());
+    let text = response.text().await.expect("a body");
+    assert!(status.is_success(), "{url}: {status} {text}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// What an answer says of consolidation; in passing, that nothing is missing in it and nothing double.
+pub(crate) fn outcome(context: &Value, last_seq: u64) -> &str {
+    let coverage = &context["coverage"];
+    assert_eq!(coverage["last_seq"], last_seq, "{coverage}");
+    assert_eq!(coverage["omitted"], json!([]), "{coverage}");
+    let through = coverage["summary_through"].as_u64().expect("a number");
+    assert_eq!(coverage["verbatim_from"], through + 1, "{coverage}");
+    let messages = context["messages"].as_array().expect("a list");
+    let system = messages.iter().filter(|message| message["role"] == "system").count();
+    assert_eq!(messages.len() - system, usize::try_from(last_seq - through).expect("small"));
+    context["consolidation"]["outcome"].as_str().expect("a word")
+}

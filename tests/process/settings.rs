@@ -1,0 +1,155 @@
+//! `precis config`, and how wrong settings are refused.
+
+use crate::service::Precis;
+use ::config::{Config, File, FileFormat};
+use std::collections::BTreeMap;
+
+/// What `precis config` printed: for each key its value, and where that came from.
+fn read(printed: &str) -> BTreeMap<String, (String, String)> {
+    let parsed = Config::builder().add_source(File::from_str(printed, FileFormat::Toml)).build();
+    let parsed = parsed.unwrap_or_else(|error| panic!("not TOML: {error}\n{printed}"));
+    let lines = printed.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let key = line.split(" = ").next().expect("a key");
+            let origin = line.rsplit("  # ").next().expect("an origin");
+            let value = parsed.get::<::config::Value>(key).unwrap_or_else(|error| panic!("{key}: {error}"));
+            (key.to_owned(), (value.to_string(), origin.to_owned()))
+        })
+        .collect()
+}
+
+fn shown<'a>(settings: &'a BTreeMap<String, (String, String)>, key: &str) -> (&'a str, &'a str) {
+    let (value, origin) = settings.get(key).unwrap_or_else(|| panic!("{key} is not there: {settings:#?}"));
+    (value, origin)
+}
+
+#[tokio::test]
+async fn config_prints_what_is_in_force_and_where_it_came_from() {
+    let file = "[server]\nbind = '127.0.0.1:1001'\nshutdown_grace = '7s'\n\
+        [consolidation]\nthreshold = 50\nkeep_recent = 10\n[database]\nurl = 'sqlite://file.db'\n";
+    let precis = || Precis::new().file("precis.toml", file);
+    let settings = read(&precis().args(["config"]).run().await.printed());
+    assert_eq!(shown(&settings, "server.bind"), ("127.0.0.1:1001", "precis.toml"));
+    assert_eq!(shown(&settings, "consolidation.threshold"), ("50", "precis.toml"));
+    assert_eq!(shown(&settings, "consolidation.summary_word_limit"), ("600", "default"));
+    assert_eq!(shown(&settings, "database.url"), ("sqlite://file.db", "precis.toml"));
+
+    let over = |precis: Precis| {
+        precis
+            .set("server.bind", "127.0.0.1:1002")
+            .set("consolidation.threshold", "60")
+            .env("DATABASE_URL", "sqlite://environment.db")
+    };
+    let settings = read(&over(precis()).args(["config"]).run().await.printed());
+    assert_eq!(shown(&settings, "server.bind"), ("127.0.0.1:1002", "environment PRECIS__SERVER__BIND"));
+    assert_eq!(
+        shown(&settings, "consolidation.threshold"),
+        ("60", "environment PRECIS__CONSOLIDATION__THRESHOLD")
+    );
+    assert_eq!(shown(&settings, "consolidation.keep_recent"), ("10", "precis.toml"));
+    assert_eq!(shown(&settings, "database.url"), ("sqlite://environment.db", "environment DATABASE_URL"));
+
+    let flags = ["config", "--bind", "127.0.0.1:1003", "--database-url", "sqlite://flag.db"];
+    let printed = over(precis()).set("database.url", "sqlite://named.db").args(flags).run().await.printed();
+    let settings = read(&printed);
+    assert_eq!(shown(&settings, "server.bind"), ("127.0.0.1:1003", "flag --bind"));
+    assert_eq!(shown(&settings, "database.url"), ("sqlite://flag.db", "flag --database-url"));
+    assert_eq!(shown(&settings, "server.shutdown_grace"), ("7s", "precis.toml"));
+
+    // What it printed is a settings file that means the same.
+    let again = Precis::new().file("other.toml", &printed).args(["config", "--config", "other.toml"]);
+    let again = read(&{ again }.run().await.printed());
+    assert_eq!(again.len(), settings.len());
+    for (key, (value, _)) in &settings {
+        assert_eq!(shown(&again, key), (value.as_str(), "other.toml"), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn secrets_are_not_printed() {
+    let pools = "[llm.models.small]\nprovider = 'p'\nmodel = 'm'\n[llm.pools.default]\nmodels = ['small']\n";
+    for (key, variable) in [
+        ("'hunter2'", "UNUSED"),
+        ("{ env = 'A_KEY' }", "A_KEY"),
+        ("{ file = 'key' }", "UNUSED"),
+        ("{ env = 'UNUSED' }", "PRECIS__LLM__PROVIDERS__P__API_KEY"),
+    ] {
+        let file = format!("[llm.providers.p]\napi_key = {key}\n{pools}");
+        let mut precis = Precis::new()
+            .file("precis.toml", &file)
+            .file("key", "hunter2\n")
+            .env(variable, "hunter2")
+            .env("DATABASE_URL", "postgres://precis:hunter2@localhost/precis?sslpassword=hunter2")
+            .args(["config"]);
+        let ended = precis.run().await;
+        assert!(!format!("{ended:?}").contains("hunter2"), "{ended:?}");
+        let settings = read(&ended.printed());
+        assert_eq!(shown(&settings, "llm.providers.p.api_key").0, "[redacted]", "{key}");
+        let url = shown(&settings, "database.url").0;
+        assert_eq!(url, "postgres://precis:[redacted]@localhost/precis?sslpassword=[redacted]");
+    }
+}
+
+#[tokio::test]
+async fn all_that_is_wrong_is_said_at_once() {
+    let file = "[server]\nbnd = '127.0.0.1:1'\n[consolidation]\nthreshold = 'many'\nmode = 'sometimes'\n\
+        [llm]\ndefault_pool = 'absent'\n[llm.providers.p]\napi_key = { env = 'ABSENT' }\n\
+        [llm.models.m]\nprovider = 'nobody'\nmodel = 'm'\n";
+    let wrong = [
+        "server.bnd (precis.toml)",
+        "consolidation.threshold (precis.toml)",
+        "consolidation.mode (precis.toml)",
+        "llm.default_pool (precis.toml)",
+        "llm.models.m.provider (precis.toml)",
+        "consolidation.keep_recent (environment PRECIS__CONSOLIDATION__KEEP_RECENT)",
+        "log.level (environment PRECIS__LOG__LEVEL)",
+        "database.url (flag --database-url)",
+    ];
+    // The same whatever was to be done.
+    for command in [&["config"][..], &["migrate"], &["health"], &["serve"], &[]] {
+        let mut precis = Precis::new()
+            .file("precis.toml", file)
+            .set("consolidation.keep_recent", "-1")
+            .set("log.level", "debug")
+            .args(["--database-url", "mysql://u:hunter2@h/d"])
+            .args(command.iter().copied());
+        let said = precis.run().await.refused();
+        for wrong in wrong {
+            assert_eq!(said.matches(wrong).count(), 1, "{wrong} in {command:?}:\n{said}");
+        }
+        assert_eq!(said.lines().count(), 1 + wrong.len(), "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+        assert!(!precis.folder().join("precis.db").exists());
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_was_named_must_be_there() {
+    let said = Precis::new().args(["config", "--config", "absent.toml"]).run().await.refused();
+    assert!(said.contains("absent.toml: cannot read this file"), "{said}");
+    let said = Precis::new().file("precis.toml", "[server").args(["config"]).run().await.refused();
+    assert!(said.contains("precis.toml: TOML parse error at line 1"), "{said}");
+}
+
+#[tokio::test]
+async fn an_address_open_to_others_needs_a_word() {
+    for open in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
+        let said = Precis::new().args(["--bind", open]).run().await.refused();
+        assert!(said.contains("server.bind (flag --bind)"), "{said}");
+        assert!(said.contains("server.allow_without_keys"), "{said}");
+        let mut allowed = Precis::new().args(["config", "--bind", open]);
+        allowed = allowed.set("server.allow_without_keys", "true");
+        allowed.run().await.printed();
+    }
+}
+
+#[tokio::test]
+async fn the_openapi_document_is_the_committed_one() {
+    let printed = Precis::new().args(["openapi"]).run().await.printed();
+    // Not `assert_eq!`: two documents of thousands of lines help nobody.
+    assert!(
+        printed == include_str!("../../openapi/openapi.json").trim_end(),
+        "run: cargo run -- openapi > openapi/openapi.json"
+    );
+}
