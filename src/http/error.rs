@@ -174,17 +174,20 @@ impl Problem {
     fn from_store(error: &StoreError) -> Self {
         let causes = crate::engine::Chain(error);
         match error {
-            StoreError::Unavailable(_) | StoreError::Schema { .. } => {
+            StoreError::Schema { found, expected } => {
                 tracing::warn!(error = %causes, "the store is not available");
-                let detail = match error {
-                    StoreError::Schema { .. } => {
-                        "The database's schema is not the one of this version of precis. Run `precis migrate`, or \
-                            the version that migrated it last."
-                    }
-                    _ => {
-                        "The database does not answer. Repeat the request, an exchange with its Idempotency-Key."
-                    }
-                };
+                let way_out =
+                    if found < expected { "Run `precis migrate`." } else { "Run a newer version of precis." };
+                let detail = format!(
+                    "The schema of the database is at migration {found}, this version works with {expected}. {way_out}"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "other-schema", "Other schema", detail)
+                    .retry_after(RETRY_SECONDS)
+            }
+            StoreError::Unavailable(_) => {
+                tracing::warn!(error = %causes, "the store is not available");
+                let detail =
+                    "The database does not answer. Repeat the request, an exchange with its Idempotency-Key.";
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "store-unavailable", "Store unavailable", detail).retry_after(RETRY_SECONDS)
             }
@@ -209,6 +212,10 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(self)).into_response();
         let problem = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, problem);
+        if status == StatusCode::PAYLOAD_TOO_LARGE {
+            // The rest of the body is not read: the client must not send its next request after it.
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -278,5 +285,12 @@ mod tests {
         let problem: Problem = serde_json::from_slice(&body).expect("a problem");
         assert_eq!((problem.status, problem.kind.as_str()), (500, "urn:precis:problem:internal"));
         assert!(!String::from_utf8_lossy(&body).contains("secret"));
+    }
+
+    #[test]
+    fn a_connection_ends_with_a_body_that_was_not_read() {
+        let headers = |problem: Problem| problem.into_response().headers().clone();
+        assert_eq!(headers(Problem::too_large(1))[header::CONNECTION], "close");
+        assert!(!headers(Problem::media_type()).contains_key(header::CONNECTION));
     }
 }

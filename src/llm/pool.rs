@@ -176,9 +176,9 @@ fn capacity(models: &[Arc<ModelSpec>], overhead: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::extractive;
     use super::super::prompt::Templates;
     use super::super::provider::Extractive;
-    use super::super::extractive;
     use super::*;
     use crate::domain::message::Role;
     use crate::domain::tokens;
@@ -264,7 +264,10 @@ mod tests {
         let entries = [entry("Ada lives in Berlin. She has two cats.")];
         let task = Task::Consolidate { entries: &entries, sentences: 5 };
         let answer = pools.ask("default", task).await.expect("an answer");
-        assert_eq!((answer.model.as_str(), answer.prompt_version.as_str()), ("extractive", extractive::VERSION));
+        assert_eq!(
+            (answer.model.as_str(), answer.prompt_version.as_str()),
+            ("extractive", extractive::VERSION)
+        );
         assert!(answer.text.contains("Berlin"));
         assert_eq!(pools.deadline("default"), Duration::from_secs(20));
     }
