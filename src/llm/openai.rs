@@ -22,6 +22,7 @@ use std::fmt;
 use std::time::Duration;
 
 mod answer;
+mod quote;
 
 /// The most that is read of an error's body.
 const ERROR_BYTES: usize = 64 * 1024;
@@ -109,22 +110,26 @@ impl OpenAi {
         Ok(Self { http, endpoint, authorization, key })
     }
 
-    async fn send(&self, request: &Request<'_>) -> Result<Response, Cause> {
-        let prompt = request.prompts.render(&request.task);
+    async fn send(&self, request: &Request<'_>, prompt: &Prompt) -> Result<Response, Cause> {
         let mut call = self
             .http
             .post(self.endpoint.clone())
             .header(ACCEPT, "text/event-stream, application/json")
-            .json(&Body::new(request, &prompt));
+            .json(&Body::new(request, prompt));
         if let Some(authorization) = &self.authorization {
             call = call.header(AUTHORIZATION, authorization.clone());
         }
-        call.send().await.map_err(|error| Cause::Connection(self.clean(&chain(&error.without_url()))))
+        let sent = call.send().await;
+        sent.map_err(|error| Cause::Connection(self.clean(&chain(&error.without_url()), prompt)))
     }
 
-    /// A text of the server's that may go into an error: on one line, short, without the key. In this order, since
-    /// what is taken out could have parted the key, and what is cut off could be half of it.
-    fn clean(&self, message: &str) -> String {
+    /// A text of the server's that may go into an error: on one line, short, without the key and without a word of
+    /// the conversation. In this order, since what is taken out could have parted the key, and what is cut off could
+    /// be half of it.
+    fn clean(&self, message: &str, prompt: &Prompt) -> String {
+        if quote::is_in(message, &prompt.user) {
+            return "[left out: it quotes the conversation]".to_owned();
+        }
         let mut message: String = message
             .chars()
             .map(|c| if c.is_whitespace() { ' ' } else { c })
@@ -140,13 +145,13 @@ impl OpenAi {
         }
     }
 
-    async fn refusal(&self, response: Response) -> Cause {
+    async fn refusal(&self, response: Response, prompt: &Prompt) -> Cause {
         let status = response.status();
         // What was said before the connection broke is still the best there is to say.
         let body = body(response, ERROR_BYTES).await.0;
         let text = String::from_utf8_lossy(&body);
-        let message =
-            answer::error_message(&text).map_or_else(|| self.clean(&text), |said| self.clean(&said));
+        let said = answer::error_message(&text);
+        let message = self.clean(said.as_deref().unwrap_or(&text), prompt);
         Cause::Status {
             status: status.as_u16(),
             message: if message.is_empty() {
@@ -161,9 +166,10 @@ impl OpenAi {
 #[async_trait]
 impl Provider for OpenAi {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause> {
-        let response = self.send(request).await?;
+        let prompt = request.prompts.render(&request.task);
+        let response = self.send(request, &prompt).await?;
         if !response.status().is_success() {
-            return Err(self.refusal(response).await);
+            return Err(self.refusal(response, &prompt).await);
         }
         let kind = response
             .headers()
@@ -178,7 +184,7 @@ impl Provider for OpenAi {
         };
         read.map_err(|cause| match cause {
             // Here the server's own words may be in it.
-            Cause::Protocol(message) => Cause::Protocol(self.clean(&message)),
+            Cause::Protocol(message) => Cause::Protocol(self.clean(&message, &prompt)),
             cause => cause,
         })
     }
@@ -343,9 +349,12 @@ mod tests {
     #[test]
     fn a_servers_words_are_cleaned() {
         let provider = provider("https://host/v1?key=in-query", "sk-secret").expect("valid");
-        assert_eq!(provider.clean(" bad key\r\nsk-secret\u{7}! "), "bad key  [key]!");
-        assert_eq!(provider.clean("split: sk-se\u{0}cret"), "split: [key]");
-        let long = provider.clean(&format!("{}sk-secret", "ä".repeat(297)));
+        let prompt = Prompt { system: String::new(), user: "Ada flies to Zürich.".to_owned() };
+        let clean = |message: &str| provider.clean(message, &prompt);
+        assert_eq!(clean(" bad key\r\nsk-secret\u{7}! "), "bad key  [key]!");
+        assert_eq!(clean("split: sk-se\u{0}cret"), "split: [key]");
+        assert_eq!(clean("not \"ada flies\nto Zürich\""), "[left out: it quotes the conversation]");
+        let long = clean(&format!("{}sk-secret", "ä".repeat(297)));
         assert_eq!(long, format!("{}[ke…", "ä".repeat(297)));
         let debug = format!("{provider:?}");
         assert!(!debug.contains("sk-secret") && !debug.contains("in-query"), "{debug}");
