@@ -1,6 +1,6 @@
 //! The composition root: how the parts are put together, started and stopped.
 
-use crate::config::{self, ProviderKind, Settings};
+use crate::config::{self, DatabaseUrl, ProviderKind, Settings};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::tokens;
 use crate::engine::{MemoryService, Pools as PoolNames, Rules};
@@ -23,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
     /// The store can't be opened or brought up to date.
-    #[error(transparent)]
-    Store(#[from] StoreError),
+    #[error("can't work with the database {0} (database.url)")]
+    Store(DatabaseUrl, #[source] StoreError),
     /// Models or prompts are set in a way that can't work.
     #[error("{0}")]
     Models(String),
@@ -54,10 +54,7 @@ impl App {
         // The tokenizer takes a moment to load; the database can be asked meanwhile.
         let tokenizer = tokio::task::spawn_blocking(tokens::warm_up);
         let llm = models(settings)?;
-        let store = store(settings).await?;
-        if migrate {
-            store.migrate().await?;
-        }
+        let store = store(settings, migrate).await?;
         let _ = tokenizer.await;
         let service = MemoryService::new(store, llm, rules(settings));
         let router = http::router(service.clone(), settings.server.max_body_bytes);
@@ -98,12 +95,23 @@ impl App {
             () = stop => None,
         };
         let began = tokio::time::Instant::now();
+        // The last quarter of the grace is for the requests that wait for a consolidation: they answer without it.
+        let patience = self.grace * 3 / 4;
         let ended = if let Some(ended) = ended {
             ended.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
         } else {
             tracing::info!(grace = ?self.grace, "stopping: requests under way are answered first");
             stopping.cancel();
-            if let Ok(ended) = tokio::time::timeout(self.grace, &mut server).await {
+            let drained = tokio::time::timeout(self.grace, &mut server);
+            tokio::pin!(drained);
+            let drained = tokio::select! {
+                drained = &mut drained => drained,
+                () = tokio::time::sleep(patience) => {
+                    self.service.stop_consolidations();
+                    drained.await
+                }
+            };
+            if let Ok(ended) = drained {
                 ended.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
             } else {
                 tracing::warn!("requests did not end within the grace; their connections are closed");
@@ -111,23 +119,28 @@ impl App {
                 Ok(())
             }
         };
-        self.service.shut_down(self.grace.saturating_sub(began.elapsed())).await;
+        self.service.shut_down(patience.saturating_sub(began.elapsed())).await;
         tracing::info!(elapsed = ?began.elapsed(), "stopped");
         ended.map_err(AppError::Serve)
     }
 }
 
-/// The store that the settings name.
+/// The store that the settings name, its schema brought up to date if `migrate`.
 ///
 /// # Errors
-/// It can't be opened.
-pub async fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
+/// It can't be opened, or not brought up to date.
+pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>, AppError> {
     let database = &settings.database;
+    let named = |error| AppError::Store(database.url.clone(), error);
     let options = storage::Options {
         max_connections: database.max_connections,
         acquire_timeout: database.acquire_timeout,
     };
-    storage::connect(database.url.expose(), &options).await
+    let store = storage::connect(database.url.expose(), &options).await.map_err(named)?;
+    if migrate {
+        store.migrate().await.map_err(named)?;
+    }
+    Ok(store)
 }
 
 /// The pools of models that the settings name.

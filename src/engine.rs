@@ -97,6 +97,9 @@ pub enum Error {
     Store(#[from] StoreError),
 }
 
+/// How long the end of the service waits for the statements that are still to be done, and for the connections.
+const LAST_STATEMENTS: Duration = Duration::from_secs(2);
+
 /// The memory service.
 #[derive(Clone, Debug)]
 pub struct MemoryService {
@@ -120,20 +123,25 @@ impl MemoryService {
         Ok(self.store.ready().await?)
     }
 
-    /// Waits until running consolidations have ended, for `grace` at most; those that have not are stopped and give
-    /// their leases back, so that another replica can begin at once.
-    pub async fn shut_down(&self, grace: Duration) {
+    /// Stops running consolidations: they give their leases back, so that another replica can begin at once, and the
+    /// requests that wait for them are answered without them.
+    pub fn stop_consolidations(&self) {
+        self.stop.cancel();
+    }
+
+    /// Waits until running consolidations have ended, for `patience` at most; those that have not are stopped.
+    pub async fn shut_down(&self, patience: Duration) {
         self.tasks.close();
-        if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
-            self.stop.cancel();
-            // What is left to do is one statement per session.
-            if tokio::time::timeout(Duration::from_secs(5), self.tasks.wait()).await.is_err() {
-                tracing::warn!(
-                    tasks = self.tasks.len(),
-                    "consolidations did not end; their leases will expire"
-                );
-            }
+        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
+            self.stop_consolidations();
         }
-        self.store.close().await;
+        // What is left to do is one statement per session.
+        if tokio::time::timeout(LAST_STATEMENTS, self.tasks.wait()).await.is_err() {
+            tracing::warn!(tasks = self.tasks.len(), "consolidations did not end; their leases will expire");
+        }
+        // A connection in use is waited for, and a database that hangs keeps it in use.
+        if tokio::time::timeout(LAST_STATEMENTS, self.store.close()).await.is_err() {
+            tracing::warn!("the database did not let go; its connections are cut");
+        }
     }
 }

@@ -78,21 +78,24 @@ impl SettingsArgs {
     }
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Cli::parse()).await {
-        Ok(code) => code,
-        Err(error) => {
-            let mut text = error.to_string();
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                text = format!("{text}: {error}");
-                cause = error.source();
-            }
-            eprintln!("precis: {text}");
-            ExitCode::FAILURE
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let ended = tokio::runtime::Runtime::new().map_err(Into::into).and_then(|runtime| {
+        let ended = runtime.block_on(run(cli));
+        // The look-up of a model's host name has a thread of its own that nobody can stop: it must not hold the end.
+        runtime.shutdown_background();
+        ended
+    });
+    ended.unwrap_or_else(|error| {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
         }
-    }
+        eprintln!("precis: {text}");
+        ExitCode::FAILURE
+    })
 }
 
 async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
@@ -102,9 +105,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
         Some(Command::Migrate) => {
             let settings = cli.settings.load()?.settings;
             telemetry::start(&settings.log)?;
-            let store = app::store(&settings).await?;
-            store.migrate().await?;
-            store.close().await;
+            app::store(&settings, true).await?.close().await;
         }
         Some(Command::Config) => print!("{}", cli.settings.load()?),
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),

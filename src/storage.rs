@@ -71,9 +71,7 @@ pub enum StoreError {
     #[error("the database URL can't be used: {0}")]
     Url(String),
     /// The schema is older or newer than this version.
-    #[error(
-        "the schema is at migration {found}, this version of precis works with {expected}: run `precis migrate`"
-    )]
+    #[error("the schema is at migration {found}, this version of precis works with {expected}")]
     Schema {
         /// The newest migration that was carried out; 0 = none.
         found: i64,

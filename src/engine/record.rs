@@ -4,6 +4,7 @@ use super::{Error, MemoryService};
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId};
 use crate::storage::exchanges::Append;
+use tracing::Instrument as _;
 
 impl MemoryService {
     /// Persists an exchange; when this returns, it is durable. The write goes on if the caller goes away: the client
@@ -17,8 +18,8 @@ impl MemoryService {
     ) -> Result<Recorded, Error> {
         let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
         let (store, tenant, session) = (self.store.clone(), tenant.clone(), session.clone());
-        let write =
-            tokio::spawn(async move { store.append(&tenant, &session, &exchange, key.as_ref()).await });
+        let write = async move { store.append(&tenant, &session, &exchange, key.as_ref()).await };
+        let write = tokio::spawn(write.in_current_span());
         match write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))? {
             Append::Recorded(recorded) => Ok(recorded),
             Append::OtherUser => Err(Error::OtherUser),

@@ -5,8 +5,9 @@
 
 use super::{Options, Store, StoreError, migrations};
 use async_trait::async_trait;
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgRow};
-use sqlx::{ConnectOptions as _, Row as _};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow};
+use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+use std::io;
 use std::str::FromStr as _;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -46,11 +47,23 @@ impl Postgres {
             .connect_lazy_with(connect);
         Ok(Self { pool })
     }
+
+    /// Connects once, to learn why that fails: the pool tries until its time is over, and then knows only that.
+    async fn reach(&self) -> Result<(), sqlx::Error> {
+        let (options, limit) = (self.pool.connect_options(), self.pool.options().get_acquire_timeout());
+        match tokio::time::timeout(limit, PgConnection::connect_with(&options)).await {
+            Ok(connected) => connected?.close().await,
+            Err(_) => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into())
+            }
+        }
+    }
 }
 
 #[async_trait]
 impl Store for Postgres {
     async fn migrate(&self) -> Result<(), StoreError> {
+        self.reach().await.map_err(StoreError::Unavailable)?;
         migrations::postgres().run(&self.pool).await.map_err(StoreError::Migration)
     }
 
