@@ -4,7 +4,7 @@ use crate::service::{Precis, SOON};
 use crate::support::backend::{Backend, on_both_stores};
 use crate::support::postgres::TestDatabase;
 use reqwest::{Method, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::net::{Ipv4Addr, TcpListener};
 use tokio::time::{Duration, Instant, timeout};
 
@@ -32,10 +32,6 @@ async fn migrations_are_run_at_start_or_by_hand(backend: Backend) {
     let problem: Value = response.json().await.expect("JSON");
     assert!(problem["detail"].as_str().expect("text").contains("`precis migrate`"), "{problem}");
     service.get("/livez").await;
-    let response = service.context_request("s", &json!({})).send().await.expect("an answer");
-    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    let problem: Value = response.json().await.expect("JSON");
-    assert!(problem["detail"].as_str().expect("text").contains("`precis migrate`"), "{problem}");
     let address = service.url.trim_start_matches("http://").to_owned();
     let health = || Precis::new().args(["health", "--bind", &address]);
     assert_eq!(health().run().await.code, Some(1));
