@@ -1,0 +1,264 @@
+//! A model that misbehaves: the request is answered all the same, nothing is lost, and nothing is summarised twice.
+
+use crate::harness::{
+    Answer, PATIENCE, consolidate, covering, is_meta, named, plain, record, revisions, seen, start, state,
+    turns, until,
+};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, Call, ModelServer};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant, SystemTime};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+on_both_stores!(
+    whatever_a_model_does_the_request_is_answered_and_nothing_changes,
+    it_is_tried_again_and_each_message_is_summarised_once,
+    the_wait_doubles_up_to_its_bound,
+    a_compression_that_fails_leaves_the_summary_long,
+    the_next_model_of_the_pool_steps_in,
+    after_a_failure_the_recent_messages_may_do,
+);
+
+fn text() -> String {
+    "HALF of a summary".to_owned()
+}
+
+fn misbehaviours() -> Vec<(&'static str, Behaviour)> {
+    vec![
+        ("fails", Behaviour::fail(500, "down")),
+        ("hangs", Behaviour::Hang),
+        ("hangs-later", Behaviour::HangAfter(text())),
+        ("empty", Behaviour::answer(" \n")),
+        ("none", Behaviour::answer("None.")),
+        ("breaks-off", Behaviour::BreakOff(text())),
+        ("ends-early", Behaviour::EndEarly(text())),
+        ("filtered", Behaviour::Finish(text(), "content_filter")),
+        ("cut-off", Behaviour::Finish(text(), "length")),
+        ("errs", Behaviour::ErrorAfter(text(), "overloaded")),
+        ("garbage", Behaviour::garbage()),
+    ]
+}
+
+/// A session with 82 messages summarised and 102 in its tail: due.
+async fn due(app: &TestApp, model: &ModelServer, session: &str) -> Vec<String> {
+    model.push(Behaviour::reply(covering));
+    let mut given = turns(1..=102);
+    record(app, session, &given).await;
+    assert_eq!(plain(app, session, &given).await.outcome(), "consolidated");
+    given.extend(turns(103..=184));
+    record(app, session, &given[102..]).await;
+    given
+}
+
+fn at(time: &Value) -> OffsetDateTime {
+    OffsetDateTime::parse(time.as_str().expect("a time"), &Rfc3339).unwrap()
+}
+
+/// The old summary and the whole tail, and the time of the next attempt.
+fn assert_unharmed(what: &str, answer: &Answer, old: &Value) {
+    assert_eq!(answer.outcome(), "failed", "{what}");
+    assert_eq!((answer.coverage.summary_through, answer.verbatim().len()), (82, 102), "{what}");
+    assert!(answer.coverage.omitted.is_empty(), "{what}");
+    assert!(answer.system().contains(old["summary"]["text"].as_str().unwrap()), "{what}");
+    assert_eq!((answer.consolidation.messages, answer.summary.revision), (0, 1), "{what}");
+}
+
+async fn whatever_a_model_does_the_request_is_answered_and_nothing_changes(backend: Backend) {
+    let model = ModelServer::start().await;
+    let set = [
+        ("llm.models.small.timeout", "500ms"),
+        ("consolidation.retry_initial", "1h"),
+        ("consolidation.retry_max", "2h"),
+    ];
+    let app = start(&backend, &model, &set).await;
+    for (session, behaviour) in misbehaviours() {
+        let given = due(&app, &model, session).await;
+        let (old, calls) = (state(&app, session).await, model.calls().len());
+        model.default(behaviour);
+        let began = Instant::now();
+        let answer = plain(&app, session, &given).await;
+        assert!(began.elapsed() < PATIENCE / 2, "{session}: {:?}", began.elapsed());
+        assert_unharmed(session, &answer, &old);
+        let retry_at = json!(answer.consolidation.retry_at);
+        let wait = at(&retry_at) - OffsetDateTime::from(SystemTime::now());
+        assert!((50..=60).contains(&wait.whole_minutes()), "{session}: {wait}");
+        assert_eq!(model.calls().len(), calls + 1, "{session}");
+        let now = state(&app, session).await;
+        for unchanged in ["cursor", "last_seq", "summary", "tokens", "tail_messages", "updated_at"] {
+            assert_eq!(now[unchanged], old[unchanged], "{session}");
+        }
+        assert_eq!(now["consolidation"]["state"], "waiting", "{session}");
+        assert_eq!(
+            (&now["consolidation"]["failures"], &now["consolidation"]["retry_at"]),
+            (&json!(1), &retry_at)
+        );
+        let why = now["consolidation"]["last_failure"].as_str().unwrap();
+        assert!(why.contains("small: ") && !why.contains("m103"), "{session}: {why}");
+        // Whoever comes before that time gets the same answer, and no model is asked.
+        let again = plain(&app, session, &given).await;
+        assert_unharmed(session, &again, &old);
+        assert_eq!(json!(again.consolidation.retry_at), retry_at, "{session}");
+        assert_eq!(model.calls().len(), calls + 1, "{session}");
+        assert_eq!(revisions(&app, session).await.len(), 1, "{session}");
+    }
+}
+
+async fn it_is_tried_again_and_each_message_is_summarised_once(backend: Backend) {
+    let model = ModelServer::start().await;
+    let set = [
+        ("llm.models.small.timeout", "500ms"),
+        ("consolidation.retry_initial", "20ms"),
+        ("consolidation.retry_max", "40ms"),
+        ("consolidation.summary_word_limit", "10000"),
+    ];
+    let app = start(&backend, &model, &set).await;
+    model.default(Behaviour::reply(covering));
+    let mut given = Vec::new();
+    let mut failures = 0;
+    for (_, behaviour) in misbehaviours() {
+        let from = given.len();
+        // Only so many that they are due once.
+        given.extend(turns(from + 1..=if from == 0 { 102 } else { from + 82 }));
+        record(&app, "s", &given[from..]).await;
+        model.push(behaviour.clone());
+        model.push(behaviour);
+        let began = Instant::now();
+        loop {
+            let answer = plain(&app, "s", &given).await;
+            if answer.outcome() == "consolidated" {
+                break;
+            }
+            assert_eq!(answer.outcome(), "failed");
+            assert!(began.elapsed() < PATIENCE, "never tried again");
+        }
+        failures += 2;
+        assert_eq!(state(&app, "s").await["consolidation"]["failures"], 0);
+    }
+    let calls = model.calls();
+    assert_eq!(calls.len(), failures + misbehaviours().len(), "one call an attempt");
+    let through = given.len() - 20;
+    let successes: Vec<usize> = calls.iter().skip(2).step_by(3).flat_map(seen).collect();
+    assert_eq!(successes, (1..=through).collect::<Vec<_>>());
+    let text = state(&app, "s").await["summary"]["text"].clone();
+    assert_eq!(named(text.as_str().unwrap()), successes, "and nothing of a failed answer");
+    assert!(!text.as_str().unwrap().contains("HALF"));
+}
+
+async fn the_wait_doubles_up_to_its_bound(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::fail(503, "busy"));
+    let set = [("consolidation.retry_initial", "1h"), ("consolidation.retry_max", "7h")];
+    let app = start(&backend, &model, &set).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "failed");
+    for (failures, hours) in [(1, 1), (2, 2), (3, 4), (4, 7), (5, 7)] {
+        let now = state(&app, "s").await["consolidation"].clone();
+        assert_eq!(now["failures"], failures);
+        let wait = at(&now["retry_at"]) - OffsetDateTime::from(SystemTime::now());
+        assert_eq!((wait + Duration::from_mins(10)).whole_hours(), hours, "{failures}: {wait}");
+        // Who asks for it need not wait; the wait for all others gets longer.
+        let (status, problem) = consolidate(&app, "s").await;
+        assert_eq!(status, StatusCode::BAD_GATEWAY, "{problem}");
+        assert_eq!(model.calls().len(), failures + 1);
+    }
+    model.default(Behaviour::reply(covering));
+    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
+    let now = until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
+    assert_eq!(
+        now["consolidation"],
+        json!({"state": "idle", "failures": 0, "last_failure": null, "retry_at": null})
+    );
+    plain(&app, "s", &given).await;
+}
+
+/// Large beats lost: the new part is there, appended, whatever becomes of the compression.
+async fn a_compression_that_fails_leaves_the_summary_long(backend: Backend) {
+    let model = ModelServer::start().await;
+    let set = [("llm.models.small.timeout", "500ms"), ("consolidation.summary_word_limit", "1")];
+    let app = start(&backend, &model, &set).await;
+    let as_long = |call: &Call| {
+        let (_, block) = call.user().split_once("\n<summary>\n").unwrap();
+        serde_json::from_str::<String>(block.lines().next().unwrap()).unwrap()
+    };
+    let mut cases = misbehaviours();
+    cases.push(("longer", Behaviour::echo_longer()));
+    cases.push(("as-long", Behaviour::reply(as_long)));
+    for (session, behaviour) in cases {
+        let before = model.calls().len();
+        let mut given = Vec::new();
+        for last in [102, 184] {
+            let from = given.len();
+            given.extend(turns(from + 1..=last));
+            record(&app, session, &given[from..]).await;
+            model.push(Behaviour::reply(covering));
+            model.push(behaviour.clone());
+            let answer = plain(&app, session, &given).await;
+            assert_eq!((answer.outcome(), answer.consolidation.meta), ("consolidated", false), "{session}");
+            assert_eq!((answer.verbatim().len(), answer.consolidation.retry_at), (20, None), "{session}");
+        }
+        let calls = model.calls().split_off(before);
+        assert_eq!(calls.iter().map(is_meta).collect::<Vec<_>>(), [false, true, false, true], "{session}");
+        let revisions = revisions(&app, session).await;
+        assert!(revisions.iter().all(|revision| revision["meta"].is_null()), "{session}");
+        let whole =
+            [&revisions[0], &revisions[1]].map(|revision| revision["added"].as_str().unwrap()).join("\n\n");
+        assert_eq!(state(&app, session).await["summary"]["text"], whole, "{session}");
+        assert_eq!(named(&whole), (1..=164).collect::<Vec<_>>(), "{session}");
+    }
+}
+
+async fn the_next_model_of_the_pool_steps_in(backend: Backend) {
+    let (broken, works) = (ModelServer::start().await, ModelServer::start().await);
+    works.default(Behaviour::reply(covering));
+    let base_url = works.base_url();
+    let set = [
+        ("llm.providers.second.base_url", base_url.as_str()),
+        ("llm.models.large.provider", "second"),
+        ("llm.models.large.model", "scripted-2"),
+        ("llm.pools.both.models", "small,large"),
+        ("consolidation.pool", "both"),
+        ("llm.models.small.timeout", "500ms"),
+    ];
+    let app = start(&backend, &broken, &set).await;
+    for (session, behaviour) in misbehaviours() {
+        broken.default(behaviour);
+        let given = turns(1..=102);
+        record(&app, session, &given).await;
+        let answer = plain(&app, session, &given).await;
+        assert_eq!(answer.outcome(), "consolidated", "{session}");
+        assert_eq!(answer.consolidation.model.as_deref(), Some("large"), "{session}");
+        assert_eq!(named(&answer.system()), (1..=82).collect::<Vec<_>>(), "{session}");
+    }
+    assert_eq!(broken.calls().len(), works.calls().len());
+}
+
+async fn after_a_failure_the_recent_messages_may_do(backend: Backend) {
+    let model = ModelServer::start().await;
+    let set = [
+        ("consolidation.on_failure", "recent"),
+        ("consolidation.retry_initial", "1m"),
+        ("server.shutdown_grace", "1s"),
+    ];
+    let app = start(&backend, &model, &set).await;
+    let given = due(&app, &model, "s").await;
+    model.default(Behaviour::fail(500, "down"));
+    // At the failure itself, and while the next attempt waits.
+    for _ in 0..2 {
+        let answer = plain(&app, "s", &given).await;
+        assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 20));
+        let omitted = &answer.coverage.omitted[..];
+        assert_eq!(
+            json!(omitted.iter().map(|o| (o.from_seq, o.to_seq, &o.reason)).collect::<Vec<_>>()),
+            json!([[83, 164, "on_failure"]])
+        );
+    }
+    model.default(Behaviour::reply(covering));
+    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!(named(&answer.system()), (1..=164).collect::<Vec<_>>(), "what was left out was not lost");
+    assert_eq!(answer.verbatim().len(), 20);
+}

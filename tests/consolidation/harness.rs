@@ -1,0 +1,203 @@
+//! What a test gives to a session, what it gets back, and what has to hold in every answer.
+//!
+//! Messages are JSON text here, not values: they have to come back to the letter.
+
+use crate::support::app::{Set, TestApp, one_model};
+use crate::support::backend::Backend;
+use crate::support::model_server::{Call, ModelServer};
+use reqwest::{Method, StatusCode};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A service with this model as its only one.
+pub(crate) async fn start(backend: &Backend, model: &ModelServer, set: Set<'_>) -> TestApp {
+    let model = one_model(&model.base_url());
+    let model = model.iter().map(|(path, value)| (*path, value.as_str()));
+    TestApp::start(backend, &model.chain(set.iter().copied()).collect::<Vec<_>>()).await
+}
+
+/// A context as it came over the wire, as far as the tests look at it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) messages: Vec<Box<RawValue>>,
+    pub(crate) coverage: Coverage,
+    pub(crate) summary: SummaryRef,
+    pub(crate) consolidation: Report,
+}
+
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Coverage {
+    pub(crate) last_seq: usize,
+    pub(crate) summary_through: usize,
+    pub(crate) verbatim_from: usize,
+    pub(crate) omitted: Vec<Omitted>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Omitted {
+    pub(crate) from_seq: usize,
+    pub(crate) to_seq: usize,
+    pub(crate) reason: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct SummaryRef {
+    pub(crate) revision: usize,
+    pub(crate) words: usize,
+}
+
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) outcome: String,
+    pub(crate) messages: usize,
+    pub(crate) meta: bool,
+    pub(crate) model: Option<String>,
+    pub(crate) retry_at: Option<String>,
+}
+
+impl Answer {
+    pub(crate) fn outcome(&self) -> &str {
+        &self.consolidation.outcome
+    }
+
+    /// The text of the system message; empty without one.
+    pub(crate) fn system(&self) -> String {
+        let message: Value =
+            self.messages.first().map_or(Value::Null, |first| serde_json::from_str(first.get()).unwrap());
+        let of_system = message["role"] == "system";
+        of_system.then(|| message["content"].as_str().unwrap().to_owned()).unwrap_or_default()
+    }
+
+    /// The messages of the tail, as text.
+    pub(crate) fn verbatim(&self) -> Vec<&str> {
+        let messages = self.messages.iter().map(|message| message.get());
+        messages.skip(usize::from(!self.system().is_empty())).collect()
+    }
+
+    /// **The promise**: summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once, and the
+    /// verbatim part is to the letter what was given.
+    pub(crate) fn verify(&self, given: &[String]) {
+        let coverage = &self.coverage;
+        assert_eq!(coverage.last_seq, given.len(), "{coverage:?}");
+        let mut next = coverage.summary_through + 1;
+        for omitted in &coverage.omitted {
+            assert_eq!(omitted.from_seq, next, "a hole or a double: {coverage:?}");
+            assert!(omitted.to_seq >= omitted.from_seq, "{coverage:?}");
+            next = omitted.to_seq + 1;
+        }
+        assert_eq!(coverage.verbatim_from, next, "a hole or a double: {coverage:?}");
+        assert!(next <= given.len() + 1, "{coverage:?}");
+        assert_eq!(self.verbatim(), given[next - 1..], "verbatim from {next} on");
+    }
+}
+
+/// A user message that says its place in the session, and holds what a careless re-encoding would change.
+pub(crate) fn user(seq: usize) -> String {
+    format!(
+        r#"{{"x-n":1.0,"role":"user","content":"m{seq} a \u0022question\u0022 <é>\u2028","big":12345678901234567890123}}"#
+    )
+}
+
+/// An assistant message that says its place in the session.
+pub(crate) fn assistant(seq: usize) -> String {
+    format!(r#"{{"content":[{{"text":"m{seq} an answer","type":"text"}}],"role":"assistant"}}"#)
+}
+
+/// Messages by turns, a user message first, for these places in the session.
+pub(crate) fn turns(seqs: std::ops::RangeInclusive<usize>) -> Vec<String> {
+    seqs.map(|seq| if seq % 2 == 1 { user(seq) } else { assistant(seq) }).collect()
+}
+
+/// Persists messages as one exchange.
+pub(crate) async fn record(app: &TestApp, session: &str, messages: &[String]) {
+    let body = format!("{{\"messages\":[{}]}}", messages.join(","));
+    let request = app.request(Method::POST, &format!("/sessions/{session}/exchanges"));
+    let response = request.header("content-type", "application/json").body(body).send().await.unwrap();
+    let status = response.status();
+    assert_eq!(status, StatusCode::CREATED, "{}", response.text().await.unwrap());
+}
+
+/// Asks for a context, and checks that it covers what was given.
+pub(crate) async fn context(app: &TestApp, session: &str, body: &Value, given: &[String]) -> Answer {
+    let request = app.request(Method::POST, &format!("/sessions/{session}/context")).json(body);
+    let response = request.send().await.unwrap();
+    let (status, text) = (response.status(), response.text().await.unwrap());
+    assert_eq!(status, StatusCode::OK, "{text}");
+    let answer: Answer = serde_json::from_str(&text).unwrap();
+    answer.verify(given);
+    answer
+}
+
+/// [`context`] with nothing in the request.
+pub(crate) async fn plain(app: &TestApp, session: &str, given: &[String]) -> Answer {
+    context(app, session, &json!({}), given).await
+}
+
+pub(crate) async fn state(app: &TestApp, session: &str) -> Value {
+    app.get(&format!("/sessions/{session}")).await
+}
+
+/// Waits until the session is as wanted.
+pub(crate) async fn until(app: &TestApp, session: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let poll = async {
+        loop {
+            let state = state(app, session).await;
+            if wanted(&state) {
+                return state;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, poll).await.expect("the session gets to where it should")
+}
+
+/// The revisions of a session, oldest first.
+pub(crate) async fn revisions(app: &TestApp, session: &str) -> Vec<Value> {
+    let list = app.get(&format!("/sessions/{session}/revisions?limit=1000")).await;
+    let mut revisions = list["items"].as_array().unwrap().clone();
+    revisions.reverse();
+    revisions
+}
+
+/// Consolidates now.
+pub(crate) async fn consolidate(app: &TestApp, session: &str) -> (StatusCode, Value) {
+    let request = app.request(Method::POST, &format!("/sessions/{session}/consolidations"));
+    let response = request.send().await.unwrap();
+    (response.status(), response.json().await.unwrap())
+}
+
+/// The lines of the data block that a model saw.
+pub(crate) fn lines(call: &Call) -> Vec<Value> {
+    let user = call.user();
+    let (_, block) = user.split_once("\n<conversation>\n").expect("the block begins");
+    let (block, _) = block.split_once("\n</conversation>\n").expect("the block ends");
+    block.lines().map(|line| serde_json::from_str(line).expect("one JSON value per line")).collect()
+}
+
+/// The places in the session that messages of [`user`] and the like name in a text: `m1 …`.
+pub(crate) fn named(text: &str) -> Vec<usize> {
+    let seqs = text.split_whitespace().filter_map(|word| word.strip_prefix('m')?.parse().ok());
+    seqs.collect()
+}
+
+/// The places in the session of the messages that a model saw, each at the beginning of its line's text.
+pub(crate) fn seen(call: &Call) -> Vec<usize> {
+    let lines = lines(call);
+    let first = |line: &Value| named(line["text"].as_str().unwrap_or_default()).first().copied();
+    lines.iter().filter_map(first).collect()
+}
+
+pub(crate) fn is_meta(call: &Call) -> bool {
+    call.user().starts_with("Compress this summary")
+}
+
+/// A summary that names the messages it covers: what is summarised twice or never shows in the text.
+pub(crate) fn covering(call: &Call) -> String {
+    let seqs = seen(call).iter().map(|seq| format!("m{seq}")).collect::<Vec<_>>();
+    format!("It covers {} .", seqs.join(" "))
+}

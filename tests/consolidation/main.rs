@@ -1,0 +1,19 @@
+//! Contexts and consolidation through the interface, on both stores, with a model that does what the test says.
+//!
+//! One file for each promise of point 3 of the contract. What the tests give and what they check in every answer is
+//! in `harness`.
+#![cfg(test)]
+
+#[path = "../support"]
+mod support {
+    pub(crate) mod app;
+    pub(crate) mod backend;
+    pub(crate) mod model_server;
+    pub(crate) mod postgres;
+}
+
+mod borders;
+mod failures;
+mod harness;
+mod saving;
+mod sawtooth;

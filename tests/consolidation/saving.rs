@@ -1,0 +1,113 @@
+//! A save that fails: as if the model had failed, and the next success summarises each message once.
+
+use crate::harness::{
+    consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
+};
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, ModelServer};
+use reqwest::StatusCode;
+use sqlx::{Connection as _, Executor as _, PgConnection, SqliteConnection};
+
+on_both_stores!(a_save_that_fails_is_a_failure_and_no_loss, a_store_that_takes_nothing_loses_nothing);
+
+/// Where a statement of the commit fails: its first, or one that comes when something is written already.
+const PLACES: [(&str, &str); 2] = [("INSERT", "revisions"), ("UPDATE OF cursor_seq", "sessions")];
+
+/// Makes a kind of write fail, as a full disk would.
+async fn break_writes(backend: &Backend, event: &str, table: &str) {
+    run(
+        backend,
+        &format!(
+            "CREATE TRIGGER broken BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+        ),
+        &[
+            "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'disk full'; END $$",
+            &format!("CREATE TRIGGER broken BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION fail()"),
+        ],
+    )
+    .await;
+}
+
+async fn mend(backend: &Backend, table: &str) {
+    run(backend, "DROP TRIGGER broken", &[&format!("DROP TRIGGER broken ON {table}")]).await;
+}
+
+async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
+    match backend {
+        Backend::Sqlite(_) => {
+            let mut connection = SqliteConnection::connect(&backend.url()).await.unwrap();
+            connection.execute(sqlx::AssertSqlSafe(sqlite.to_owned())).await.unwrap();
+        }
+        Backend::Postgres(_) => {
+            let mut connection = PgConnection::connect(&backend.url()).await.unwrap();
+            for &statement in postgres {
+                connection.execute(sqlx::AssertSqlSafe(statement.to_owned())).await.unwrap();
+            }
+        }
+    }
+}
+
+async fn a_save_that_fails_is_a_failure_and_no_loss(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = start(&backend, &model, &[("consolidation.retry_initial", "1m")]).await;
+    for (event, table) in PLACES {
+        let session = format!("on-{table}");
+        let mut given = turns(1..=102);
+        record(&app, &session, &given).await;
+        plain(&app, &session, &given).await;
+        given.extend(turns(103..=184));
+        record(&app, &session, &given[102..]).await;
+        let (old, before) = (state(&app, &session).await, model.calls().len());
+
+        break_writes(&backend, event, table).await;
+        let answer = plain(&app, &session, &given).await;
+        assert_eq!(
+            (answer.outcome(), answer.verbatim().len(), answer.coverage.summary_through),
+            ("failed", 102, 82)
+        );
+        assert!(answer.consolidation.retry_at.is_some(), "{table}");
+        let now = state(&app, &session).await;
+        for unchanged in ["cursor", "last_seq", "summary", "tokens"] {
+            assert_eq!(now[unchanged], old[unchanged], "{table}");
+        }
+        assert_eq!(now["consolidation"]["failures"], 1, "{table}");
+        assert_eq!(plain(&app, &session, &given).await.outcome(), "failed");
+        assert_eq!(model.calls().len(), before + 1, "{table}: no second call before its time");
+        assert_eq!(consolidate(&app, &session).await.0, StatusCode::BAD_GATEWAY, "{table}");
+
+        mend(&backend, table).await;
+        let (status, revision) = consolidate(&app, &session).await;
+        assert_eq!((status, revision["revision"].as_u64()), (StatusCode::CREATED, Some(2)), "{table}");
+        let calls = model.calls().split_off(before);
+        assert!(calls.len() == 3 && calls.iter().all(|call| seen(call) == (83..=164).collect::<Vec<_>>()));
+        let answer = plain(&app, &session, &given).await;
+        assert_eq!(named(&answer.system()), (1..=164).collect::<Vec<_>>(), "{table}");
+        assert_eq!(revisions(&app, &session).await.len(), 2, "{table}");
+        assert_eq!(state(&app, &session).await["consolidation"]["failures"], 0, "{table}");
+    }
+}
+
+/// Not even the failure can be noted: the lease is what keeps others from trying at once.
+async fn a_store_that_takes_nothing_loses_nothing(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = start(&backend, &model, &[]).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    break_writes(&backend, "UPDATE OF failures", "sessions").await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 102));
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "in_progress");
+    assert_eq!(model.calls().len(), 1);
+    mend(&backend, "sessions").await;
+    // The way out is open to whoever knows it; the others wait until the lease is over.
+    app.post("/sessions/s/revisions/0/restore", &serde_json::Value::Null).await;
+    assert_eq!(state(&app, "s").await["cursor"], 0);
+    let free = "UPDATE sessions SET lease_token = NULL, lease_until = NULL";
+    run(&backend, free, &[free]).await;
+    until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!(named(&answer.system()), (1..=82).collect::<Vec<_>>());
+}
