@@ -15,5 +15,8 @@ mod support {
 mod borders;
 mod failures;
 mod harness;
+mod leases;
+mod modes;
 mod saving;
 mod sawtooth;
+mod shutdown;

@@ -1,0 +1,203 @@
+//! One consolidation of a session at a time, whoever asks, and what becomes of it when the world changes meanwhile.
+
+use crate::harness::{
+    PATIENCE, consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
+};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, ModelServer};
+use precis::domain::id::{SessionId, TenantId};
+use precis::storage::consolidations::Claim;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+on_both_stores!(
+    fifty_requests_make_one_call_and_none_waits_for_another,
+    what_is_erased_meanwhile_does_not_come_back,
+    a_restore_meanwhile_wins,
+    what_is_written_meanwhile_is_kept,
+    a_client_that_goes_away_takes_nothing_with_it,
+    a_lease_whose_holder_is_gone_expires,
+);
+
+/// A model that answers when it is told to.
+async fn held() -> (ModelServer, Arc<Semaphore>) {
+    let model = ModelServer::start().await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
+    model.default(Behaviour::reply(covering));
+    (model, release)
+}
+
+/// Waits for a task, but not for ever: what waits where it must not would hang the test.
+async fn ended<T>(task: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, task).await.expect("it must not wait for this")
+}
+
+async fn fifty_requests_make_one_call_and_none_waits_for_another(backend: Backend) {
+    let (model, release) = held().await;
+    let one = Arc::new(start(&backend, &model, &[]).await);
+    let mut apps = vec![Arc::clone(&one)];
+    if matches!(backend, Backend::Postgres(_)) {
+        apps.push(Arc::new(start(&backend, &model, &[]).await));
+    }
+    let given = Arc::new(turns(1..=102));
+    record(&one, "s", &given).await;
+    let mut requests = JoinSet::new();
+    for index in 0..50 {
+        let (app, given) = (Arc::clone(&apps[index % apps.len()]), Arc::clone(&given));
+        requests.spawn(async move { plain(&app, "s", &given).await });
+    }
+    for _ in 0..49 {
+        let answer = ended(requests.join_next()).await.unwrap().unwrap();
+        assert_eq!((answer.outcome(), answer.verbatim().len()), ("in_progress", 102));
+    }
+    release.add_permits(1);
+    let answer = ended(requests.join_next()).await.unwrap().unwrap();
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("consolidated", 20));
+    assert_eq!((model.calls().len(), model.most_in_flight()), (1, 1));
+    assert_eq!(revisions(&one, "s").await.len(), 1);
+    for app in &apps {
+        assert_eq!(plain(app, "s", &given).await.outcome(), "not_due");
+    }
+}
+
+async fn what_is_erased_meanwhile_does_not_come_back(backend: Backend) {
+    for anew in [false, true] {
+        let (model, release) = held().await;
+        let app = Arc::new(start(&backend, &model, &[]).await);
+        let given = turns(1..=102);
+        record(&app, "s", &given).await;
+        let other = Arc::clone(&app);
+        let request = tokio::spawn(async move { other.context("s", &json!({})).await });
+        model.until_calls(1).await;
+        let erased = app.request(Method::DELETE, "/sessions/s").send().await.unwrap();
+        assert_eq!(erased.status(), StatusCode::NO_CONTENT);
+        if anew {
+            record(&app, "s", &given[..4]).await;
+        }
+        release.add_permits(1);
+        let answer = ended(request).await.unwrap();
+        let left = if anew { 4 } else { 0 };
+        let coverage = json!({"last_seq": left, "summary_through": 0, "verbatim_from": 1, "omitted": []});
+        assert_eq!(
+            (&answer["consolidation"]["outcome"], &answer["coverage"]),
+            (&json!("not_due"), &coverage)
+        );
+        assert_eq!(answer["messages"].as_array().unwrap().len(), left);
+        if anew {
+            let state = state(&app, "s").await;
+            assert_eq!(
+                (&state["summary"]["text"], &state["consolidation"]["state"]),
+                (&json!(""), &json!("idle"))
+            );
+            assert!(revisions(&app, "s").await.is_empty());
+            app.request(Method::DELETE, "/sessions/s").send().await.unwrap();
+        }
+        let gone = app.request(Method::GET, "/sessions/s").send().await.unwrap();
+        assert_eq!(gone.status(), StatusCode::NOT_FOUND);
+    }
+}
+
+async fn a_restore_meanwhile_wins(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = Arc::new(start(&backend, &model, &[]).await);
+    let given = Arc::new(turns(1..=184));
+    record(&app, "s", &given[..102]).await;
+    plain(&app, "s", &given[..102]).await;
+    record(&app, "s", &given[102..]).await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "Too late.".to_owned()));
+    let (other, all) = (Arc::clone(&app), Arc::clone(&given));
+    let request = tokio::spawn(async move { plain(&other, "s", &all).await });
+    model.until_calls(2).await;
+    // To nothing, and to where it stands: also that makes a revision, and the result is another's.
+    app.post("/sessions/s/revisions/0/restore", &Value::Null).await;
+    app.post("/sessions/s/revisions/1/restore", &Value::Null).await;
+    app.post("/sessions/s/revisions/0/restore", &Value::Null).await;
+    release.add_permits(1);
+    let answer = ended(request).await.unwrap();
+    assert_eq!((answer.coverage.summary_through, answer.verbatim().len()), (0, 184));
+    let now = until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
+    assert_eq!(
+        (&now["cursor"], &now["summary"]["text"], &now["summary"]["revision"]),
+        (&json!(0), &json!(""), &json!(4))
+    );
+    assert_eq!(now["consolidation"]["failures"], 0, "nothing has failed");
+    // The history is there: it is summarised anew, all of it.
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!(answer.outcome(), "consolidated");
+    assert_eq!(named(&answer.system()), (1..=164).collect::<Vec<_>>());
+    assert_eq!(revisions(&app, "s").await.len(), 5);
+}
+
+/// Also a restore to where it stands and a second request to consolidate change nothing of what was written.
+async fn what_is_written_meanwhile_is_kept(backend: Backend) {
+    let (model, release) = held().await;
+    let app = Arc::new(start(&backend, &model, &[]).await);
+    let mut given = turns(1..=102);
+    record(&app, "s", &given).await;
+    let (other, before) = (Arc::clone(&app), given.clone());
+    // The answer is as of its end, so it has what was written meanwhile.
+    let request = tokio::spawn(async move { other.context("s", &json!({})).await });
+    model.until_calls(1).await;
+    given.extend(turns(103..=110));
+    record(&app, "s", &given[102..]).await;
+    let (status, problem) = consolidate(&app, "s").await;
+    assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+    release.add_permits(1);
+    let answer = ended(request).await.unwrap();
+    assert_eq!(
+        answer["coverage"],
+        json!({"last_seq": 110, "summary_through": 82, "verbatim_from": 83, "omitted": []})
+    );
+    assert_eq!(seen(&model.calls()[0]), (1..=82).collect::<Vec<_>>());
+    assert_eq!(plain(&app, "s", &given).await.verbatim().len(), given.len() - before.len() + 20);
+}
+
+async fn a_client_that_goes_away_takes_nothing_with_it(backend: Backend) {
+    let (model, release) = held().await;
+    let app = start(&backend, &model, &[]).await;
+    let given = turns(1..=102);
+    for path in ["context", "consolidations"] {
+        let session = format!("by-{path}");
+        record(&app, &session, &given).await;
+        model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
+        let calls = model.calls().len();
+        let request = app.request(Method::POST, &format!("/sessions/{session}/{path}"));
+        let client = tokio::spawn(request.send());
+        model.until_calls(calls + 1).await;
+        client.abort();
+        assert!(client.await.unwrap_err().is_cancelled());
+        assert_eq!(state(&app, &session).await["consolidation"]["state"], "running");
+        release.add_permits(1);
+        let done = until(&app, &session, |state| state["cursor"] == 82).await;
+        assert_eq!(done["summary"]["text"], "They met.");
+        until(&app, &session, |state| state["consolidation"]["state"] == "idle").await;
+        assert_eq!(model.calls().len(), calls + 1);
+    }
+}
+
+async fn a_lease_whose_holder_is_gone_expires(backend: Backend) {
+    let model = ModelServer::start().await;
+    let app: TestApp = start(&backend, &model, &[]).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    let store = backend.store().await;
+    let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());
+    let ttl = Duration::from_secs(1);
+    let taken = store.take_lease(&tenant, &session, Uuid::new_v4(), Claim::Asked, ttl).await.unwrap();
+    assert!(taken.is_some());
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "in_progress");
+    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CONFLICT);
+    assert_eq!(model.calls().len(), 0);
+    until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "consolidated");
+    store.close().await;
+}

@@ -1,0 +1,147 @@
+//! When consolidation happens: in the request, after it, or not at all; and what bounds the tail where it doesn't.
+
+use crate::harness::{
+    Answer, PATIENCE, consolidate, context, covering, named, plain, record, revisions, start, state, turns,
+    until,
+};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, ModelServer};
+use reqwest::StatusCode;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::Semaphore;
+
+on_both_stores!(
+    in_the_background_the_answer_comes_first,
+    off_is_off_but_for_those_who_ask,
+    without_a_pool_the_bound_holds_and_the_agent_is_told,
+    while_a_model_fails_the_bound_holds_and_the_agent_is_told,
+    a_request_waits_only_so_long,
+);
+
+async fn in_the_background_the_answer_comes_first(backend: Backend) {
+    let model = ModelServer::start().await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
+    let app = start(&backend, &model, &[("consolidation.mode", "background")]).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("scheduled", 102));
+    model.until_calls(1).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("in_progress", 102));
+    assert_eq!(state(&app, "s").await["consolidation"]["state"], "running");
+    release.add_permits(1);
+    let done = until(&app, "s", |state| state["cursor"] == 82).await;
+    assert_eq!(done["summary"]["text"], "They met.");
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len(), answer.summary.words), ("not_due", 20, 2));
+    assert_eq!((model.calls().len(), revisions(&app, "s").await.len()), (1, 1));
+}
+
+async fn off_is_off_but_for_those_who_ask(backend: Backend) {
+    let model = ModelServer::start().await;
+    let app = start(&backend, &model, &[("consolidation.mode", "off")]).await;
+    let given = turns(1..=102);
+    for session in ["inline", "background", "now"] {
+        record(&app, session, &given).await;
+        let answer = plain(&app, session, &given).await;
+        assert_eq!((answer.outcome(), answer.verbatim().len()), ("disabled", 102));
+    }
+    assert_eq!(model.calls().len(), 0);
+    let answer = context(&app, "inline", &json!({"mode": "inline"}), &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("consolidated", 20));
+    let answer = context(&app, "background", &json!({"mode": "background"}), &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("scheduled", 102));
+    until(&app, "background", |state| state["cursor"] == 82).await;
+    assert_eq!(consolidate(&app, "now").await.0, StatusCode::CREATED);
+    // And the other way round.
+    let inline = start(&backend, &model, &[]).await;
+    record(&inline, "off", &given).await;
+    let answer = context(&inline, "off", &json!({"mode": "off"}), &given).await;
+    assert_eq!((answer.outcome(), model.calls().len()), ("disabled", 3));
+}
+
+/// All of the tail up to the bound, then the newest messages that it allows; from 80 % of it on, a notice.
+fn assert_bounded(answer: &Answer, tail: usize) {
+    let noticed = answer.system().ends_with("save it with the memory tool now.");
+    assert_eq!(noticed, tail >= 160, "a tail of {tail}");
+    let cursor = answer.coverage.summary_through;
+    let omitted: Vec<_> =
+        answer.coverage.omitted.iter().map(|o| (o.from_seq, o.to_seq, &*o.reason)).collect();
+    if tail > 200 {
+        // The cut is before a user message.
+        let first = cursor + (tail - 200).next_multiple_of(2);
+        assert_eq!(omitted, [(cursor + 1, first, "max_history_messages")]);
+    } else {
+        assert!(omitted.is_empty(), "{omitted:?}");
+        assert_eq!(answer.verbatim().len(), tail);
+    }
+}
+
+async fn grow(app: &TestApp, given: &mut Vec<String>, outcome: &str) {
+    let cursor = state(app, "s").await["cursor"].as_u64().unwrap();
+    let cursor = usize::try_from(cursor).unwrap();
+    for tail in [158, 159, 160, 161, 199, 200, 201, 202, 250] {
+        let from = given.len();
+        given.extend(turns(from + 1..=cursor + tail));
+        record(app, "s", &given[from..]).await;
+        let answer = plain(app, "s", given).await;
+        assert_eq!(answer.outcome(), outcome);
+        assert_bounded(&answer, tail);
+    }
+}
+
+async fn without_a_pool_the_bound_holds_and_the_agent_is_told(backend: Backend) {
+    let app = TestApp::start(&backend, &[("llm.default_pool", "")]).await;
+    let mut given = turns(1..=100);
+    record(&app, "s", &given).await;
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "disabled");
+    grow(&app, &mut given, "disabled").await;
+    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CONFLICT);
+    // With a pool all of it is summarised, what was left out too.
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = start(&backend, &model, &[]).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("consolidated", 20));
+    assert_eq!(named(&answer.system()), (1..=230).collect::<Vec<_>>());
+}
+
+async fn while_a_model_fails_the_bound_holds_and_the_agent_is_told(backend: Backend) {
+    let model = ModelServer::start().await;
+    let app = start(&backend, &model, &[("consolidation.retry_initial", "1m")]).await;
+    let mut given = turns(1..=102);
+    record(&app, "s", &given).await;
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "consolidated");
+    model.default(Behaviour::fail(500, "down"));
+    grow(&app, &mut given, "failed").await;
+    model.default(Behaviour::reply(covering));
+    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
+    let answer = plain(&app, "s", &given).await;
+    assert!(answer.coverage.omitted.is_empty() && !answer.system().contains("## Notice"));
+    assert_eq!(named(&answer.system()), (83..=312).collect::<Vec<_>>());
+}
+
+async fn a_request_waits_only_so_long(backend: Backend) {
+    let model = ModelServer::start().await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
+    let app = start(&backend, &model, &[("consolidation.inline_wait", "100ms")]).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    let began = Instant::now();
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("in_progress", 102));
+    assert!(began.elapsed() < PATIENCE / 2);
+    model.until_calls(1).await;
+    assert!(!model.calls()[0].answered, "the answer came before the model's");
+    release.add_permits(1);
+    until(&app, "s", |state| state["cursor"] == 82).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("not_due", 20));
+    assert_eq!(model.calls().len(), 1);
+}

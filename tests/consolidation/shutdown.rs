@@ -1,0 +1,70 @@
+//! The end of a service while a consolidation runs: it ends in good order, or gives its lease back.
+
+use crate::harness::{PATIENCE, plain, record, revisions, start, state, turns};
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, ModelServer};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+on_both_stores!(
+    within_the_grace_it_is_carried_through,
+    after_the_grace_another_can_begin_at_once,
+    a_request_that_waits_does_not_hold_up_the_end,
+);
+
+async fn within_the_grace_it_is_carried_through(backend: Backend) {
+    let model = ModelServer::start().await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
+    let app = start(&backend, &model, &[("consolidation.mode", "background")]).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "scheduled");
+    model.until_calls(1).await;
+    let stop = tokio::spawn(app.stop());
+    release.add_permits(1);
+    tokio::time::timeout(PATIENCE, stop).await.expect("it ends").unwrap();
+    let next = start(&backend, &model, &[]).await;
+    assert_eq!(plain(&next, "s", &given).await.coverage.summary_through, 82);
+    assert_eq!(state(&next, "s").await["consolidation"]["state"], "idle");
+    assert_eq!(model.calls().len(), 1);
+}
+
+async fn after_the_grace_another_can_begin_at_once(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.push(Behaviour::Hang);
+    let set = [("consolidation.mode", "background"), ("server.shutdown_grace", "200ms")];
+    let app = start(&backend, &model, &set).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "scheduled");
+    model.until_calls(1).await;
+    let next = start(&backend, &model, &[]).await;
+    assert_eq!(plain(&next, "s", &given).await.outcome(), "in_progress");
+    tokio::time::timeout(PATIENCE / 2, app.stop()).await.expect("it ends");
+    model.until_idle().await;
+    let after = state(&next, "s").await;
+    assert_eq!(
+        after["consolidation"],
+        json!({"state": "idle", "failures": 0, "last_failure": null, "retry_at": null})
+    );
+    assert_eq!(plain(&next, "s", &given).await.outcome(), "consolidated");
+    assert_eq!((model.calls().len(), revisions(&next, "s").await.len()), (2, 1));
+}
+
+async fn a_request_that_waits_does_not_hold_up_the_end(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.push(Behaviour::Hang);
+    let app = start(&backend, &model, &[("server.shutdown_grace", "200ms")]).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    let request = app.request(reqwest::Method::POST, "/sessions/s/context").timeout(Duration::from_secs(20));
+    let client = tokio::spawn(request.send());
+    model.until_calls(1).await;
+    tokio::time::timeout(PATIENCE / 2, app.stop()).await.expect("it ends");
+    let next = start(&backend, &model, &[]).await;
+    assert_eq!(plain(&next, "s", &given).await.outcome(), "consolidated", "the lease was given back");
+    client.abort();
+}
