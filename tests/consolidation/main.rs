@@ -13,6 +13,7 @@ mod support {
 }
 
 mod borders;
+mod coverage;
 mod failures;
 mod harness;
 mod leases;
