@@ -158,7 +158,7 @@ fn behaviour(trouble: Trouble) -> Behaviour {
         Behaviour::reply(move |call| if is_meta(call) { text.to_owned() } else { covering(call) })
     };
     match trouble {
-        Trouble::No => meta(oracle::COMPRESSED),
+        Trouble::No => Behaviour::reply(covering),
         Trouble::Status => Behaviour::fail(500, "down"),
         Trouble::Hang => Behaviour::Hang,
         Trouble::Empty => Behaviour::answer(""),

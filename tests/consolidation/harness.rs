@@ -192,12 +192,19 @@ pub(crate) fn seen(call: &Call) -> Vec<usize> {
     lines.iter().filter_map(first).collect()
 }
 
+/// What [`covering`] makes of a summary.
+pub(crate) const COMPRESSED: &str = "So far.";
+
 pub(crate) fn is_meta(call: &Call) -> bool {
     call.user().starts_with("Compress this summary")
 }
 
-/// A summary that names the messages it covers: what is summarised twice or never shows in the text.
+/// A summary that names the messages it covers: what is summarised twice or never shows in the text. A summary that
+/// has grown too long becomes [`COMPRESSED`].
 pub(crate) fn covering(call: &Call) -> String {
+    if is_meta(call) {
+        return COMPRESSED.to_owned();
+    }
     let seqs = seen(call).iter().map(|seq| format!("m{seq}")).collect::<Vec<_>>();
     format!("It covers {} .", seqs.join(" "))
 }

@@ -3,7 +3,6 @@
 use crate::harness::{
     PATIENCE, consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
 };
-use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
 use crate::support::model_server::{Behaviour, ModelServer};
 use precis::domain::id::{SessionId, TenantId};
@@ -117,7 +116,7 @@ async fn a_restore_meanwhile_wins(backend: Backend) {
     let (other, all) = (Arc::clone(&app), Arc::clone(&given));
     let request = tokio::spawn(async move { plain(&other, "s", &all).await });
     model.until_calls(2).await;
-    // To nothing, and to where it stands: also that makes a revision, and the result is another's.
+    // There and back: even where the cursor is as it was, the result belongs to another state.
     app.post("/sessions/s/revisions/0/restore", &Value::Null).await;
     app.post("/sessions/s/revisions/1/restore", &Value::Null).await;
     app.post("/sessions/s/revisions/0/restore", &Value::Null).await;
@@ -137,7 +136,6 @@ async fn a_restore_meanwhile_wins(backend: Backend) {
     assert_eq!(revisions(&app, "s").await.len(), 5);
 }
 
-/// Also a restore to where it stands and a second request to consolidate change nothing of what was written.
 async fn what_is_written_meanwhile_is_kept(backend: Backend) {
     let (model, release) = held().await;
     let app = Arc::new(start(&backend, &model, &[]).await);
@@ -162,7 +160,8 @@ async fn what_is_written_meanwhile_is_kept(backend: Backend) {
 }
 
 async fn a_client_that_goes_away_takes_nothing_with_it(backend: Backend) {
-    let (model, release) = held().await;
+    let model = ModelServer::start().await;
+    let release = Arc::new(Semaphore::new(0));
     let app = start(&backend, &model, &[]).await;
     let given = turns(1..=102);
     for path in ["context", "consolidations"] {
@@ -186,7 +185,7 @@ async fn a_client_that_goes_away_takes_nothing_with_it(backend: Backend) {
 
 async fn a_lease_whose_holder_is_gone_expires(backend: Backend) {
     let model = ModelServer::start().await;
-    let app: TestApp = start(&backend, &model, &[]).await;
+    let app = start(&backend, &model, &[]).await;
     let given = turns(1..=102);
     record(&app, "s", &given).await;
     let store = backend.store().await;

@@ -13,10 +13,13 @@ mod support {
 }
 
 mod borders;
+mod chunks;
 mod coverage;
 mod failures;
 mod harness;
+mod hostile;
 mod leases;
+mod memory;
 mod modes;
 mod saving;
 mod sawtooth;

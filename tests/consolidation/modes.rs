@@ -19,6 +19,7 @@ on_both_stores!(
     without_a_pool_the_bound_holds_and_the_agent_is_told,
     while_a_model_fails_the_bound_holds_and_the_agent_is_told,
     a_request_waits_only_so_long,
+    without_any_setting_the_built_in_model_does_it,
 );
 
 async fn in_the_background_the_answer_comes_first(backend: Backend) {
@@ -144,4 +145,23 @@ async fn a_request_waits_only_so_long(backend: Backend) {
     let answer = plain(&app, "s", &given).await;
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("not_due", 20));
     assert_eq!(model.calls().len(), 1);
+}
+
+async fn without_any_setting_the_built_in_model_does_it(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let nobody = plain(&app, "s", &[]).await;
+    assert_eq!((nobody.outcome(), nobody.messages.len()), ("not_due", 0));
+    let unknown = app.request(reqwest::Method::GET, "/sessions/s").send().await.unwrap();
+    assert_eq!(unknown.status(), StatusCode::NOT_FOUND, "reading creates nothing");
+    app.record_turns("s", 0..50).await;
+    app.record("s", &[json!({"role": "user", "content": "And now?"})]).await;
+    let answer = app.context("s", &json!({"user_message": "Well?"})).await;
+    assert_eq!(answer["consolidation"]["model"], "extractive", "{}", answer["consolidation"]);
+    assert_eq!(
+        answer["coverage"],
+        json!({"last_seq": 101, "summary_through": 80, "verbatim_from": 81, "omitted": []})
+    );
+    let messages = answer["messages"].as_array().unwrap();
+    assert_eq!((messages.len(), &messages[22]), (23, &json!({"role": "user", "content": "Well?"})));
+    assert!(messages[0]["content"].as_str().unwrap().contains("Question"));
 }

@@ -23,7 +23,13 @@ async fn within_the_grace_it_is_carried_through(backend: Backend) {
     record(&app, "s", &given).await;
     assert_eq!(plain(&app, "s", &given).await.outcome(), "scheduled");
     model.until_calls(1).await;
+    let (url, client) = (app.url.clone(), app.client.clone());
     let stop = tokio::spawn(app.stop());
+    // It has begun to stop when it takes no more requests.
+    while client.get(format!("{url}/livez")).header("connection", "close").send().await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!model.calls()[0].answered && !stop.is_finished());
     release.add_permits(1);
     tokio::time::timeout(PATIENCE, stop).await.expect("it ends").unwrap();
     let next = start(&backend, &model, &[]).await;

@@ -1,14 +1,11 @@
 //! What has to come out, by the contract: the slow and plain way, message by message.
 
 use super::story::{Mode, Piece, Setup, Trouble};
-use crate::harness::{assistant, user};
+use crate::harness::{COMPRESSED, assistant, user};
 use precis::domain::message::Message;
 use precis::domain::{summary, tokens};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-
-/// What the model makes of a summary that has grown too long.
-pub(super) const COMPRESSED: &str = "So far.";
 
 /// The conversation, as the client gave it.
 #[derive(Default)]

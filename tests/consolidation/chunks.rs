@@ -1,0 +1,205 @@
+//! More text than a model can take: in parts, each within the limit and each committed before the next.
+
+use crate::harness::{
+    assistant, consolidate, covering, lines, named, plain, record, revisions, seen, start, state, turns, user,
+};
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, Call, ModelServer};
+use precis::domain::tokens;
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+on_both_stores!(
+    five_thousand_long_messages_at_once,
+    what_was_committed_stands_when_a_later_part_fails,
+    a_message_larger_than_the_limit_is_read_in_pieces,
+    a_unit_larger_than_the_limit_is_never_parted,
+    a_part_without_text_needs_no_model,
+);
+
+fn assert_within(calls: &[Call], limit: usize) {
+    for call in calls {
+        let tokens = tokens::count(call.system()) + tokens::count(call.user());
+        assert!(tokens <= limit, "{tokens} tokens, {limit} allowed");
+    }
+}
+
+/// The ranges follow each other without a hole; each revision keeps what was there before it.
+fn assert_contiguous(revisions: &[Value], through: usize) {
+    let (mut next, mut text) = (1, String::new());
+    for revision in revisions {
+        assert_eq!(revision["from_seq"], next, "{revision}");
+        next = usize::try_from(revision["to_seq"].as_u64().unwrap()).unwrap() + 1;
+        let now = revision["text"].as_str().unwrap();
+        assert!(now.starts_with(&text) && now.ends_with(revision["added"].as_str().unwrap()));
+        now.clone_into(&mut text);
+    }
+    assert_eq!(next, through + 1);
+}
+
+/// 2,000 characters.
+pub(crate) fn long(seq: usize) -> String {
+    let role = if seq % 2 == 1 { "user" } else { "assistant" };
+    let mut text = format!("m{seq} ");
+    let mut word = seq;
+    while text.len() < 2000 {
+        word = (word * 31 + 7) % 9973;
+        text.push_str(["plan ", "Zürich ", "budget of ", "42 ", "agreed, ", "not "][word % 6]);
+        text.push_str(&word.to_string());
+        text.push(' ');
+    }
+    let text: String = text.chars().take(2000).collect();
+    json!({"role": role, "content": text}).to_string()
+}
+
+async fn five_thousand_long_messages_at_once(backend: Backend) {
+    const LIMIT: usize = 100_000; // the default of a model's input_limit
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = start(&backend, &model, &[("consolidation.summary_word_limit", "100000")]).await;
+    let given: Vec<String> = (1..=5000).map(long).collect();
+    record(&app, "s", &given).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.consolidation.messages), ("consolidated", 4980));
+    assert_eq!((answer.verbatim().len(), answer.coverage.omitted.len()), (20, 0));
+    let calls = model.calls();
+    assert_within(&calls, LIMIT);
+    let read: Vec<Vec<usize>> = calls.iter().map(seen).collect();
+    assert_eq!(read.concat(), (1..=4980).collect::<Vec<_>>());
+    let total = state(&app, "s").await["tokens"]["history"].as_u64().unwrap();
+    assert!(calls.len() as u64 <= total / 80_000 + 1, "{} calls for {total} tokens", calls.len());
+    let revisions = revisions(&app, "s").await;
+    assert_eq!(revisions.len(), calls.len(), "each committed before the next");
+    assert_contiguous(&revisions, 4980);
+    assert_eq!(named(revisions.last().unwrap()["text"].as_str().unwrap()).len(), 4980);
+    for ((call, read), revision) in calls.iter().zip(read).zip(&revisions) {
+        let asked = format!("in about {} sentences.\n", (read.len() / 10).clamp(5, 50));
+        assert!(call.user().contains(&asked));
+        assert_eq!(named(revision["added"].as_str().unwrap()), read);
+    }
+}
+
+async fn what_was_committed_stands_when_a_later_part_fails(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let set = [
+        ("llm.models.small.input_limit", "4000"),
+        ("consolidation.retry_initial", "1h"),
+        ("consolidation.retry_max", "1h"),
+    ];
+    let app = start(&backend, &model, &set).await;
+    let given: Vec<String> = (1..=120).map(|seq| if seq > 100 { user(seq) } else { long(seq) }).collect();
+    record(&app, "s", &given).await;
+    model.push(Behaviour::reply(covering));
+    model.push(Behaviour::reply(covering));
+    model.push(Behaviour::BreakOff("HALF".to_owned()));
+    let answer = plain(&app, "s", &given).await;
+    let through = seen(&model.calls()[1]).pop().unwrap();
+    assert_eq!((answer.outcome(), answer.coverage.summary_through), ("failed", through));
+    assert_eq!((answer.consolidation.messages, answer.summary.revision), (through, 2));
+    assert!(answer.consolidation.retry_at.is_some());
+    assert_eq!(state(&app, "s").await["consolidation"]["failures"], 1);
+    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
+    let mut calls = model.calls();
+    assert_within(&calls, 4000);
+    calls.remove(2);
+    assert_eq!(calls.iter().flat_map(seen).collect::<Vec<_>>(), (1..=100).collect::<Vec<_>>());
+    let revisions = revisions(&app, "s").await;
+    assert_contiguous(&revisions, 100);
+    assert_eq!(revisions.len(), calls.len());
+}
+
+async fn a_message_larger_than_the_limit_is_read_in_pieces(backend: Backend) {
+    let model = ModelServer::start().await;
+    let app = start(
+        &backend,
+        &model,
+        &[("llm.models.small.input_limit", "3000"), ("consolidation.keep_recent", "1")],
+    )
+    .await;
+    let words: Vec<String> = (0..6000).map(|word| format!("<{word}> \"语\" 😀")).collect();
+    let text = words.join("\n");
+    let given = [json!({"role": "user", "content": text, "name": "Ada"}).to_string(), assistant(2), user(3)];
+    record(&app, "s", &given).await;
+    for failing in [true, false] {
+        let before = model.calls().len();
+        model.push(Behaviour::answer("Part 1."));
+        model.push(if failing { Behaviour::answer("none") } else { Behaviour::answer("Part 2.") });
+        let (status, revision) = consolidate(&app, "s").await;
+        if failing {
+            // Half of a message can't be committed.
+            assert_eq!((status, &state(&app, "s").await["cursor"]), (StatusCode::BAD_GATEWAY, &json!(0)));
+            continue;
+        }
+        assert_eq!(
+            (status, revisions(&app, "s").await.len()),
+            (StatusCode::CREATED, revision["revision"].as_u64().map_or(0, |r| usize::try_from(r).unwrap()))
+        );
+        let calls = model.calls().split_off(before);
+        assert_within(&calls, 3000);
+        assert!(calls.len() > 10, "{}", calls.len());
+        let read = calls.iter().flat_map(lines).filter(|line| line["name"] == "Ada");
+        let read: String = read.map(|line| line["text"].as_str().unwrap().to_owned()).collect();
+        assert!(read == text, "all of it, once and in order");
+        let whole = revision["text"].as_str().unwrap();
+        assert!(whole.starts_with("Part 1.\n\nPart 2.\n\n"), "{whole}");
+    }
+    assert_contiguous(&revisions(&app, "s").await, 2);
+}
+
+/// A call with three hundred results: parted for the model, never for the cursor.
+async fn a_unit_larger_than_the_limit_is_never_parted(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let set = [
+        ("llm.models.small.input_limit", "3000"),
+        ("consolidation.keep_recent", "2"),
+        ("consolidation.summary_word_limit", "10000"),
+    ];
+    let app = start(&backend, &model, &set).await;
+    let ids: Vec<String> = (0..300).map(|call| format!("call-{call}")).collect();
+    let call = |id| json!({"id": id, "type": "function", "function": {"name": "read", "arguments": "{\"file\": 1}"}});
+    let calls: Vec<Value> = ids.iter().map(call).collect();
+    let mut given = turns(1..=4);
+    given.push(user(5));
+    given.push(json!({"role": "assistant", "content": "m6 reads", "tool_calls": calls}).to_string());
+    for (seq, id) in (7..).zip(&ids) {
+        given.push(
+            json!({"role": "tool", "tool_call_id": id, "content": format!("m{seq} {}", "line ".repeat(100))})
+                .to_string(),
+        );
+    }
+    let last = given.len();
+    given.extend([assistant(last + 1), user(last + 2), assistant(last + 3)]);
+    record(&app, "s", &given).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.coverage.summary_through), ("consolidated", last + 1));
+    let model_calls = model.calls();
+    assert_within(&model_calls, 3000);
+    assert_eq!(model_calls.iter().flat_map(seen).collect::<Vec<_>>(), (1..=last + 1).collect::<Vec<_>>());
+    let revisions = revisions(&app, "s").await;
+    assert_contiguous(&revisions, last + 1);
+    let cuts: Vec<u64> = revisions.iter().map(|revision| revision["to_seq"].as_u64().unwrap()).collect();
+    assert!(cuts.iter().all(|&cut| cut <= 5 || cut >= last as u64), "{cuts:?}");
+    assert!(model_calls.len() > revisions.len());
+}
+
+async fn a_part_without_text_needs_no_model(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::fail(500, "nobody is asked"));
+    let app = start(&backend, &model, &[]).await;
+    let given = vec![r#"{"role":"user","content":" \n"}"#.to_owned(); 120];
+    record(&app, "s", &given).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.coverage.summary_through), ("consolidated", 100));
+    assert_eq!(
+        (answer.consolidation.messages, &answer.consolidation.model, answer.system().len()),
+        (100, &None, 0)
+    );
+    let revision = revisions(&app, "s").await.remove(0);
+    assert_eq!(
+        (&revision["model"], &revision["text"], &revision["added"]),
+        (&Value::Null, &json!(""), &json!(""))
+    );
+    assert_eq!(model.calls().len(), 0);
+}

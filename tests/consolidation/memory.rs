@@ -1,0 +1,86 @@
+//! What a long consolidation takes of a machine's memory: as much as one part of it, however many there are.
+//!
+//! Measured on the real binary, in a process of its own: a test's process holds the conversation itself.
+#![cfg(target_os = "linux")]
+
+use crate::chunks::long;
+use crate::harness::{covering, plain, record, start};
+use crate::support::app::{TestApp, one_model};
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, ModelServer};
+use serde_json::{Value, json};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+on_both_stores!(ten_times_the_messages_take_no_more_memory);
+
+/// What may come on top for other reasons: pages that the allocator keeps, a thread, a connection. All of the
+/// conversation in a single call would take far more.
+const SLACK_KB: u64 = 24 * 1024;
+
+/// The service as it is installed; killed with the value.
+struct Service {
+    child: Child,
+    url: String,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Service {
+    fn start(backend: &Backend, model: &ModelServer) -> Self {
+        let variable = |path: &str| format!("PRECIS__{}", path.replace('.', "__").to_uppercase());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_precis"));
+        command.env_clear().env("DATABASE_URL", backend.url()).env(variable("server.bind"), "127.0.0.1:0");
+        let model = one_model(&model.base_url());
+        command.envs(model.iter().map(|(path, value)| (variable(path), value)));
+        // Where there is no settings file.
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = command.current_dir(folder.path()).stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut lines = stderr.lines().map(|line| line.expect("a line of the log"));
+        let listening = lines.find_map(|line| {
+            let line: Value = serde_json::from_str(&line).expect("a log in JSON");
+            Some(line["message"].as_str()?.strip_prefix("listening on ")?.to_owned())
+        });
+        // The rest of the log is for nobody, but somebody must read it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, url: listening.expect("it says where it listens") }
+    }
+
+    /// The most memory that the process has had so far.
+    fn peak_kb(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    async fn consolidate(&self, app: &TestApp, session: &str, messages: usize) {
+        let request = app.client.post(format!("{}/sessions/{session}/context", self.url));
+        let answer: Value = request.send().await.unwrap().json().await.unwrap();
+        assert_eq!(answer["consolidation"]["outcome"], json!("consolidated"), "{answer}");
+        assert_eq!(answer["coverage"]["summary_through"], messages - 20);
+    }
+}
+
+async fn ten_times_the_messages_take_no_more_memory(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = start(&backend, &model, &[("consolidation.mode", "off")]).await;
+    for (session, messages) in [("few", 500), ("many", 5000)] {
+        let given: Vec<String> = (1..=messages).map(long).collect();
+        record(&app, session, &given).await;
+        assert_eq!(plain(&app, session, &given).await.outcome(), "disabled");
+    }
+    let service = Service::start(&backend, &model);
+    service.consolidate(&app, "few", 500).await;
+    let few = service.peak_kb();
+    service.consolidate(&app, "many", 5000).await;
+    let many = service.peak_kb();
+    assert!(model.calls().len() > 20);
+    assert!(many < few + SLACK_KB, "{few} kB for 500 messages, {many} kB for 5,000");
+}
