@@ -37,18 +37,13 @@ fn assert_contiguous(revisions: &[Value], through: usize) {
     assert_eq!(next, through + 1);
 }
 
-/// 2,000 characters.
+/// 2,000 characters. Of long words: what takes the time here is the counting of tokens.
 pub(crate) fn long(seq: usize) -> String {
+    const WORDS: [&str; 6] =
+        ["international ", "Zürich ", "budget ", "responsibility ", "recommendation ", "agreement, "];
     let role = if seq % 2 == 1 { "user" } else { "assistant" };
-    let mut text = format!("m{seq} ");
-    let mut word = seq;
-    while text.len() < 2000 {
-        word = (word * 31 + 7) % 9973;
-        text.push_str(["plan ", "Zürich ", "budget of ", "42 ", "agreed, ", "not "][word % 6]);
-        text.push_str(&word.to_string());
-        text.push(' ');
-    }
-    let text: String = text.chars().take(2000).collect();
+    let words = (seq..).flat_map(|word| WORDS[word * 31 % 6].chars());
+    let text: String = format!("m{seq} ").chars().chain(words).take(2000).collect();
     json!({"role": role, "content": text}).to_string()
 }
 
