@@ -50,7 +50,9 @@ async fn tell(backend: &Backend, session: &str, story: Story) {
         match op {
             Op::Write(pieces) => {
                 let from = teller.oracle.history.len();
-                pieces.into_iter().for_each(|piece| teller.oracle.history.push(piece));
+                for piece in pieces {
+                    teller.oracle.history.push(piece);
+                }
                 let written = &teller.oracle.history.texts()[from..];
                 record(&teller.app, session, written).await;
             }

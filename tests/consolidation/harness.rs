@@ -69,8 +69,11 @@ impl Answer {
     pub(crate) fn system(&self) -> String {
         let message: Value =
             self.messages.first().map_or(Value::Null, |first| serde_json::from_str(first.get()).unwrap());
-        let of_system = message["role"] == "system";
-        of_system.then(|| message["content"].as_str().unwrap().to_owned()).unwrap_or_default()
+        if message["role"] == "system" {
+            message["content"].as_str().unwrap().to_owned()
+        } else {
+            String::new()
+        }
     }
 
     /// The messages of the tail, as text.

@@ -11,6 +11,7 @@ pub(super) struct Story {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "four independent choices")]
 pub(super) struct Setup {
     pub(super) keep_recent: usize,
     pub(super) threshold: usize,
