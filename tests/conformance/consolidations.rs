@@ -1,0 +1,311 @@
+//! Consolidating a session: the lease that makes it one at a time, and the commit.
+
+use crate::conversation::{Conversation, LONG, summary};
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::session::{ConsolidationState, Session};
+use precis::storage::StoreError;
+use precis::storage::consolidations::{Claim, Step};
+use std::sync::Arc;
+use std::time::Duration;
+use time::OffsetDateTime;
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+on_both_stores!(
+    a_lease_has_one_holder,
+    a_lease_ends_by_itself,
+    only_the_holder_renews_and_releases,
+    a_due_claim_needs_its_revision_and_has_to_wait,
+    a_commit_advances_all_together,
+    a_commit_needs_lease_revision_and_cursor,
+    a_commit_beyond_the_history_is_refused,
+    a_commit_after_a_restore_is_discarded,
+    a_commit_after_an_erasure_is_discarded,
+    steps_follow_each_other_under_one_lease,
+    failures_are_noted_and_forgotten,
+    commits_and_restores_at_once_leave_one_story,
+);
+
+async fn demo(backend: &Backend) -> Conversation {
+    let demo = Conversation::on(backend).await;
+    demo.say(&["x"; 10]).await;
+    demo
+}
+
+async fn renew(demo: &Conversation, token: Uuid, ttl: Duration) -> bool {
+    demo.store.renew_lease(&demo.tenant, &demo.session, token, ttl).await.unwrap()
+}
+
+async fn fail(demo: &Conversation, token: Uuid, wait: Duration, why: &str) -> Option<OffsetDateTime> {
+    demo.store.fail(&demo.tenant, &demo.session, token, wait, why).await.unwrap()
+}
+
+/// Within a minute: clocks of test machines are one, but busy.
+fn about(time: OffsetDateTime, expected: OffsetDateTime) -> bool {
+    (time - expected).abs() < time::Duration::minutes(1)
+}
+
+async fn a_lease_has_one_holder(backend: Backend) {
+    const TAKERS: usize = 30;
+    let demo = demo(&backend).await;
+    let replicas = [demo.clone(), Conversation::on(&backend).await];
+    for claim in [Claim::Asked, Claim::Due { revision: 0 }] {
+        let barrier = Arc::new(Barrier::new(TAKERS));
+        let mut takers = JoinSet::new();
+        for at in 0..TAKERS {
+            let (demo, barrier, token) = (replicas[at % 2].clone(), barrier.clone(), Uuid::new_v4());
+            takers.spawn(async move {
+                barrier.wait().await;
+                demo.take(token, claim, LONG).await.map(|session| (token, session))
+            });
+        }
+        let holders: Vec<_> = takers.join_all().await.into_iter().flatten().collect();
+        let [(token, session)] = &holders[..] else { panic!("{} holders", holders.len()) };
+        assert_eq!(*session, demo.state().await);
+        assert!(about(session.consolidation.lease_until.unwrap(), OffsetDateTime::now_utc() + LONG));
+        // Not even the holder takes it twice.
+        assert_eq!(demo.take(*token, Claim::Asked, LONG).await, None);
+        demo.release(*token).await;
+        assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
+    }
+    let other = demo.session("other");
+    assert_eq!(other.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+    assert_eq!(other.find().await, None);
+}
+
+async fn a_lease_ends_by_itself(backend: Backend) {
+    let demo = demo(&backend).await;
+    let (first, second) = (Uuid::new_v4(), Uuid::new_v4());
+    assert!(demo.take(first, Claim::Asked, Duration::ZERO).await.is_some());
+    assert!(demo.take(second, Claim::Due { revision: 0 }, LONG).await.is_some());
+    let step = demo.step(5, "late").await;
+    assert!(!renew(&demo, first, LONG).await);
+    assert_eq!(fail(&demo, first, LONG, "late").await, None);
+    assert_eq!(demo.commit(first, &step).await, None);
+    demo.release(first).await;
+    assert_eq!(demo.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+
+    let mut sql = Sql::on(&backend).await;
+    let past = sql.time(OffsetDateTime::now_utc() - time::Duration::seconds(1));
+    sql.run(&format!("UPDATE sessions SET lease_until = {past}")).await;
+    assert!(demo.take(first, Claim::Asked, LONG).await.is_some());
+    assert_eq!(demo.commit(second, &step).await, None);
+    assert!(demo.commit(first, &step).await.is_some());
+}
+
+async fn only_the_holder_renews_and_releases(backend: Backend) {
+    let demo = demo(&backend).await;
+    let (holder, other) = (Uuid::new_v4(), Uuid::new_v4());
+    assert!(!renew(&demo, holder, LONG).await);
+    demo.release(holder).await;
+    assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
+    demo.take(holder, Claim::Asked, LONG).await.unwrap();
+    let before = demo.state().await;
+    assert!(!renew(&demo, other, LONG * 2).await);
+    assert_eq!(fail(&demo, other, LONG, "not mine").await, None);
+    demo.release(other).await;
+    assert_eq!(demo.state().await, before);
+    assert!(renew(&demo, holder, LONG * 2).await);
+    let until = demo.state().await.consolidation.lease_until.unwrap();
+    assert!(about(until, OffsetDateTime::now_utc() + LONG * 2));
+    assert!(renew(&demo, holder, Duration::ZERO).await);
+    assert!(demo.take(other, Claim::Asked, LONG).await.is_some());
+    let elsewhere = demo.session("other");
+    assert!(!renew(&elsewhere, other, LONG).await);
+    elsewhere.release(other).await;
+    assert!(renew(&demo, other, LONG).await);
+}
+
+async fn a_due_claim_needs_its_revision_and_has_to_wait(backend: Backend) {
+    let demo = demo(&backend).await;
+    demo.consolidate(2, "two").await;
+    for revision in [0, 2, -1] {
+        assert_eq!(demo.take(Uuid::new_v4(), Claim::Due { revision }, LONG).await, None);
+    }
+    let token = Uuid::new_v4();
+    assert!(demo.take(token, Claim::Due { revision: 1 }, LONG).await.is_some());
+    fail(&demo, token, LONG, "down").await.unwrap();
+    assert_eq!(demo.take(token, Claim::Due { revision: 1 }, LONG).await, None);
+    assert!(demo.take(token, Claim::Asked, LONG).await.is_some());
+    demo.release(token).await;
+    let mut sql = Sql::on(&backend).await;
+    let past = sql.time(OffsetDateTime::now_utc() - time::Duration::seconds(1));
+    sql.run(&format!("UPDATE sessions SET retry_at = {past}")).await;
+    assert_eq!(demo.take(token, Claim::Due { revision: 0 }, LONG).await, None);
+    assert!(demo.take(token, Claim::Due { revision: 1 }, LONG).await.is_some());
+}
+
+async fn a_commit_advances_all_together(backend: Backend) {
+    let demo = demo(&backend).await;
+    demo.session("other").say(&["x"; 10]).await;
+    let other = demo.session("other").state().await;
+    let token = demo.lease().await;
+    let (before, step) = (demo.state().await, demo.step(4, "four").await);
+    demo.say(&["written", "meanwhile"]).await;
+    let revision = demo.commit(token, &step).await.unwrap();
+    assert_eq!((revision.revision, revision.range, revision.cursor), (1, Some((1, 4)), 4));
+    let state = demo.state().await;
+    let expected = Session {
+        cursor: 4,
+        cursor_tokens: step.range_tokens,
+        summary: summary("four"),
+        revision: 1,
+        last_seq: 12,
+        tokens: state.tokens,
+        updated_at: state.updated_at,
+        ..before
+    };
+    assert_eq!(state, expected);
+    let tail: i64 = demo.history().await[4..].iter().map(|stored| stored.json.len() as i64).sum();
+    assert_eq!((state.tail_len(), state.tail_tokens()), (8, tail));
+    assert_eq!(demo.session("other").state().await, other);
+}
+
+async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
+    let demo = demo(&backend).await;
+    demo.consolidate(2, "two").await;
+    let step = demo.step(5, "five").await;
+    let mut sql = Sql::on(&backend).await;
+    assert_eq!(demo.commit(Uuid::new_v4(), &step).await, None);
+    let token = demo.lease().await;
+    let rows = sql.rows().await;
+    assert_eq!(demo.commit(Uuid::new_v4(), &step).await, None);
+    for (base_revision, base_cursor) in [(0, 2), (2, 2), (1, 0), (1, 3)] {
+        let stale = Step { base_revision, base_cursor, ..step.clone() };
+        assert_eq!(demo.commit(token, &stale).await, None);
+    }
+    assert_eq!(demo.session("other").commit(token, &step).await, None);
+    assert_eq!(sql.rows().await, rows);
+    assert!(demo.commit(token, &step).await.is_some());
+    // Once only.
+    assert_eq!(demo.commit(token, &step).await, None);
+    assert_eq!(demo.state().await.revision, 2);
+    demo.release(token).await;
+    let step = demo.step(6, "six").await;
+    assert_eq!(demo.commit(token, &step).await, None);
+}
+
+async fn a_commit_beyond_the_history_is_refused(backend: Backend) {
+    let demo = demo(&backend).await;
+    let token = demo.lease().await;
+    let step = Step { cursor: 11, ..demo.step(10, "ten").await };
+    let mut sql = Sql::on(&backend).await;
+    let rows = sql.rows().await;
+    let error = demo.store.commit(&demo.tenant, &demo.session, token, &step).await.unwrap_err();
+    assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
+    assert_eq!(sql.rows().await, rows);
+    assert!(demo.commit(token, &Step { cursor: 10, ..step }).await.is_some());
+}
+
+/// Also where the restore leads to the very cursor that the step builds on.
+async fn a_commit_after_a_restore_is_discarded(backend: Backend) {
+    let demo = demo(&backend).await;
+    for target in [0, 1] {
+        let token = demo.lease().await;
+        let step = demo.step(5, "five").await;
+        let restored = demo.restore(target).await.unwrap();
+        let state = demo.state().await;
+        assert_eq!(demo.commit(token, &step).await, None);
+        assert_eq!(demo.state().await, state);
+        assert_eq!((state.cursor, state.revision), (restored.cursor, restored.revision));
+        demo.release(token).await;
+    }
+    assert_eq!(demo.state().await.revision, 2);
+    assert_eq!(demo.consolidate(5, "five").await.range, Some((1, 5)));
+}
+
+async fn a_commit_after_an_erasure_is_discarded(backend: Backend) {
+    let demo = demo(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let token = demo.lease().await;
+    let step = demo.step(5, "five").await;
+    assert!(demo.erase().await);
+    assert_eq!(demo.commit(token, &step).await, None);
+    assert_eq!(fail(&demo, token, LONG, "why").await, None);
+    assert!(!renew(&demo, token, LONG).await);
+    assert_eq!(sql.rows().await, []);
+    // The same id, the same revision, the same cursor: but another session.
+    demo.say(&["x"; 10]).await;
+    let rows = sql.rows().await;
+    assert_eq!(demo.commit(token, &step).await, None);
+    assert_eq!(fail(&demo, token, LONG, "why").await, None);
+    assert!(!renew(&demo, token, LONG).await);
+    assert_eq!(sql.rows().await, rows);
+    demo.lease().await;
+    assert_eq!(demo.commit(token, &step).await, None);
+}
+
+async fn steps_follow_each_other_under_one_lease(backend: Backend) {
+    let demo = demo(&backend).await;
+    let token = demo.lease().await;
+    let mut from = 1;
+    for (at, cursor) in [3, 4, 9, 10].into_iter().enumerate() {
+        let step = demo.step(cursor, &cursor.to_string()).await;
+        let revision = demo.commit(token, &step).await.unwrap();
+        assert_eq!((revision.revision, revision.range), (at as i64 + 1, Some((from, cursor))));
+        assert_eq!(demo.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+        from = cursor + 1;
+    }
+    let state = demo.state().await;
+    assert_eq!((state.cursor_tokens, state.tail_len(), state.tail_tokens()), (state.tokens, 0, 0));
+}
+
+async fn failures_are_noted_and_forgotten(backend: Backend) {
+    let demo = demo(&backend).await;
+    let before = demo.state().await;
+    for (failures, why) in [(1, "the pool is down"), (2, "é \" ' still"), (3, "")] {
+        let token = demo.lease().await;
+        let retry_at = fail(&demo, token, LONG * u32::try_from(failures).unwrap(), why).await.unwrap();
+        assert!(about(retry_at, OffsetDateTime::now_utc() + LONG * u32::try_from(failures).unwrap()));
+        let state = ConsolidationState {
+            lease_until: None,
+            failures,
+            retry_at: Some(retry_at),
+            last_failure: Some(why.to_owned()),
+        };
+        assert_eq!(demo.state().await, Session { consolidation: state, ..before.clone() });
+        // The lease is gone with it.
+        assert_eq!(fail(&demo, token, LONG, "again").await, None);
+        assert!(!renew(&demo, token, LONG).await);
+    }
+    assert_eq!(demo.say(&["goes", "on"]).await.last_seq, 12);
+    assert_eq!(demo.state().await.consolidation.failures, 3);
+    demo.consolidate(5, "at last").await;
+    assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
+    let token = demo.lease().await;
+    fail(&demo, token, LONG, "down").await.unwrap();
+    demo.restore(0).await.unwrap();
+    assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
+}
+
+/// Summary, cursor and revision of the session are always those of its newest revision.
+async fn commits_and_restores_at_once_leave_one_story(backend: Backend) {
+    let demo = demo(&backend).await;
+    let restorer = tokio::spawn({
+        let demo = demo.clone();
+        async move {
+            for _ in 0..30 {
+                demo.restore(0).await.unwrap();
+            }
+        }
+    });
+    let mut committed = 0;
+    for cursor in (1..=10).cycle().take(30) {
+        let token = demo.lease().await;
+        let step = demo.step(cursor, "s").await;
+        committed += i64::from(step.base_cursor < cursor && demo.commit(token, &step).await.is_some());
+        demo.release(token).await;
+    }
+    restorer.await.unwrap();
+    let (state, revisions) = (demo.state().await, demo.revisions().await.unwrap());
+    assert_eq!((state.revision, revisions.len() as i64), (committed + 30, committed + 30));
+    assert!(revisions.iter().rev().map(|revision| revision.revision).eq(1..=state.revision));
+    assert_eq!((state.cursor, &state.summary), (revisions[0].cursor, &revisions[0].summary));
+    let mut cursor = 0;
+    for revision in revisions.iter().rev() {
+        assert!(revision.range.is_none_or(|range| range == (cursor + 1, revision.cursor)), "{revision:?}");
+        cursor = revision.cursor;
+    }
+}

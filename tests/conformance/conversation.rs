@@ -1,0 +1,184 @@
+//! Short words for what most tests do: one session of one tenant, written, consolidated and read back.
+
+use crate::support::backend::Backend;
+use precis::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use precis::domain::id::{SessionId, TenantId, UserId};
+use precis::domain::message::{Message, Role};
+use precis::domain::revision::Revision;
+use precis::domain::session::{Session, Summary};
+use precis::storage::Store;
+use precis::storage::consolidations::{Claim, Step};
+use precis::storage::exchanges::Append;
+use precis::storage::memory::NewMemory;
+use precis::storage::messages::{Page, StoredMessage};
+use serde_json::value::RawValue;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Longer than any test.
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
+
+/// The whole history, oldest first.
+pub(crate) const ALL: Page = Page { after_seq: 0, before_seq: i64::MAX, descending: false, limit: i64::MAX };
+
+#[derive(Clone)]
+pub(crate) struct Conversation {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) tenant: TenantId,
+    pub(crate) session: SessionId,
+}
+
+impl Conversation {
+    /// The session `demo` of the tenant `default`, in which nothing was said yet.
+    pub(crate) async fn on(backend: &Backend) -> Self {
+        Self { store: backend.store().await, tenant: TenantId::default(), session: session_id("demo") }
+    }
+
+    /// Another session of the same tenant.
+    pub(crate) fn session(&self, id: &str) -> Self {
+        Self { session: session_id(id), ..self.clone() }
+    }
+
+    /// The session of the same id of another tenant.
+    pub(crate) fn tenant(&self, id: &str) -> Self {
+        Self { tenant: TenantId::new(id).unwrap(), ..self.clone() }
+    }
+
+    pub(crate) async fn append(&self, exchange: &Exchange, key: Option<&IdempotencyKey>) -> Append {
+        self.store.append(&self.tenant, &self.session, exchange, key).await.unwrap()
+    }
+
+    pub(crate) async fn record(&self, exchange: &Exchange) -> Recorded {
+        recorded(self.append(exchange, None).await)
+    }
+
+    pub(crate) async fn say(&self, texts: &[&str]) -> Recorded {
+        self.record(&exchange(texts)).await
+    }
+
+    pub(crate) async fn find(&self) -> Option<Session> {
+        self.store.session(&self.tenant, &self.session).await.unwrap()
+    }
+
+    pub(crate) async fn state(&self) -> Session {
+        self.find().await.expect("the session exists")
+    }
+
+    pub(crate) async fn page(&self, page: Page) -> Option<Vec<StoredMessage>> {
+        self.store.messages(&self.tenant, &self.session, page).await.unwrap()
+    }
+
+    pub(crate) async fn history(&self) -> Vec<StoredMessage> {
+        self.page(ALL).await.expect("the session exists")
+    }
+
+    pub(crate) async fn take(&self, token: Uuid, claim: Claim, ttl: Duration) -> Option<Session> {
+        self.store.take_lease(&self.tenant, &self.session, token, claim, ttl).await.unwrap()
+    }
+
+    /// A lease that nobody else holds.
+    pub(crate) async fn lease(&self) -> Uuid {
+        let token = Uuid::new_v4();
+        self.take(token, Claim::Asked, LONG).await.expect("the lease is free");
+        token
+    }
+
+    /// The step from here to that cursor.
+    pub(crate) async fn step(&self, cursor: i64, text: &str) -> Step {
+        let state = self.state().await;
+        let all = self.store.outlines(&self.tenant, &self.session, state.cursor, cursor - state.cursor);
+        Step {
+            base_revision: state.revision,
+            base_cursor: state.cursor,
+            cursor,
+            range_tokens: all.await.unwrap().iter().map(|outline| outline.tokens).sum(),
+            summary: summary(text),
+            added: format!("+{text}"),
+            source: None,
+            meta: None,
+        }
+    }
+
+    pub(crate) async fn commit(&self, token: Uuid, step: &Step) -> Option<Revision> {
+        self.store.commit(&self.tenant, &self.session, token, step).await.unwrap()
+    }
+
+    /// A whole consolidation, up to that cursor.
+    pub(crate) async fn consolidate(&self, cursor: i64, text: &str) -> Revision {
+        let token = self.lease().await;
+        let step = self.step(cursor, text).await;
+        let revision = self.commit(token, &step).await.expect("committed");
+        self.release(token).await;
+        revision
+    }
+
+    pub(crate) async fn release(&self, token: Uuid) {
+        self.store.release_lease(&self.tenant, &self.session, token).await.unwrap();
+    }
+
+    pub(crate) async fn restore(&self, revision: i64) -> Option<Revision> {
+        self.store.restore(&self.tenant, &self.session, revision).await.unwrap()
+    }
+
+    /// All revisions, newest first.
+    pub(crate) async fn revisions(&self) -> Option<Vec<Revision>> {
+        self.store.revisions(&self.tenant, &self.session, i64::MAX, i64::MAX).await.unwrap()
+    }
+
+    pub(crate) async fn erase(&self) -> bool {
+        self.store.erase_session(&self.tenant, &self.session).await.unwrap()
+    }
+
+    pub(crate) async fn remember(&self, user: &UserId, content: &str) {
+        let new = NewMemory { content, words: 2, tokens: 3 };
+        self.store.write_memory(&self.tenant, user, new, None).await.unwrap().expect("written");
+    }
+}
+
+pub(crate) fn session_id(id: &str) -> SessionId {
+    SessionId::new(id).unwrap()
+}
+
+pub(crate) fn user_id(id: &str) -> UserId {
+    UserId::new(id).unwrap()
+}
+
+pub(crate) fn summary(text: &str) -> Summary {
+    let words = i64::try_from(text.split_whitespace().count()).unwrap();
+    Summary { text: text.to_owned(), words, tokens: words * 2 }
+}
+
+/// A message of the chat format, as a client gives it.
+pub(crate) fn message(json: &str) -> Message {
+    Message::parse(&RawValue::from_string(json.to_owned()).unwrap()).unwrap()
+}
+
+/// A message with the tokens that it counts here: the bytes of its JSON, which needs no tokenizer.
+pub(crate) fn counted(message: Message) -> (Message, i64) {
+    let tokens = i64::try_from(message.json().len()).unwrap();
+    (message, tokens)
+}
+
+/// User and agent by turns.
+pub(crate) fn exchange(texts: &[&str]) -> Exchange {
+    let roles = [Role::User, Role::Assistant].into_iter().cycle();
+    let messages = roles.zip(texts).map(|(role, text)| counted(Message::text(role, text))).collect();
+    Exchange { messages, user_id: None, metadata: None }
+}
+
+pub(crate) fn exchange_of(user: &str, texts: &[&str]) -> Exchange {
+    Exchange { user_id: Some(user_id(user)), ..exchange(texts) }
+}
+
+pub(crate) fn recorded(append: Append) -> Recorded {
+    match append {
+        Append::Recorded(recorded) => recorded,
+        other => panic!("not recorded: {other:?}"),
+    }
+}
+
+/// A key for that exchange, as the engine makes it.
+pub(crate) fn key(key: &str, exchange: &Exchange) -> IdempotencyKey {
+    IdempotencyKey { key: key.to_owned(), fingerprint: exchange.fingerprint() }
+}

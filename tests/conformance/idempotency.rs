@@ -1,0 +1,152 @@
+//! Idempotency keys: the same request twice is one exchange.
+
+use crate::conversation::{Conversation, exchange, exchange_of, key, recorded};
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::exchange::{Exchange, Recorded};
+use precis::storage::exchanges::Append;
+use std::sync::Arc;
+use time::{Duration, OffsetDateTime};
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+on_both_stores!(
+    a_replay_gets_the_first_answer_and_writes_nothing,
+    a_key_is_good_for_one_exchange,
+    one_of_many_at_once_is_recorded,
+    different_exchanges_with_one_key_at_once,
+    keys_are_the_sessions_own,
+    keys_are_kept_for_a_day,
+    old_keys_are_removed,
+);
+
+const AT_ONCE: usize = 20;
+
+async fn a_replay_gets_the_first_answer_and_writes_nothing(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let first = Exchange { metadata: Some(r#"{"v":1}"#.to_owned()), ..exchange_of("ada", &["a", "b"]) };
+    let key = key("k", &first);
+    let answer = recorded(demo.append(&first, Some(&key)).await);
+    assert!(!answer.replayed);
+    demo.store.set_metadata(&demo.tenant, &demo.session, r#"{"v":2}"#).await.unwrap().unwrap();
+    demo.say(&["c", "d"]).await;
+    let mut sql = Sql::on(&backend).await;
+    let rows = sql.rows().await;
+    for _ in 0..3 {
+        let again = recorded(demo.append(&first, Some(&key)).await);
+        assert_eq!(again, Recorded { replayed: true, ..answer.clone() });
+    }
+    assert_eq!(sql.rows().await, rows);
+    assert_eq!(recorded(demo.append(&first, None).await).first_seq, 5);
+}
+
+async fn a_key_is_good_for_one_exchange(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let first = exchange(&["a", "b"]);
+    demo.append(&first, Some(&key("k", &first))).await;
+    let mut sql = Sql::on(&backend).await;
+    let rows = sql.rows().await;
+    let with_metadata = Exchange { metadata: Some("{}".to_owned()), ..first.clone() };
+    for other in [exchange(&["a"]), exchange(&["a", "c"]), exchange_of("bo", &["a", "b"]), with_metadata] {
+        assert_eq!(demo.append(&other, Some(&key("k", &other))).await, Append::KeyReused);
+    }
+    assert_eq!(sql.rows().await, rows);
+    for other in ["K", "k ", " k", "kk"] {
+        assert!(!recorded(demo.append(&first, Some(&key(other, &first))).await).replayed, "{other:?}");
+    }
+    assert_eq!(demo.state().await.last_seq, 10);
+}
+
+/// On a session that doesn't exist yet, and on one that does.
+async fn one_of_many_at_once_is_recorded(backend: Backend) {
+    let replicas = [Conversation::on(&backend).await, Conversation::on(&backend).await];
+    for round in 0..5 {
+        let (barrier, exchange) = (Arc::new(Barrier::new(AT_ONCE)), exchange(&["a", "b", "c"]));
+        let before = round * 3;
+        let mut requests = JoinSet::new();
+        for at in 0..AT_ONCE {
+            let (demo, barrier, exchange) = (replicas[at % 2].clone(), barrier.clone(), exchange.clone());
+            let key = key(&format!("k{round}"), &exchange);
+            requests.spawn(async move {
+                barrier.wait().await;
+                recorded(demo.append(&exchange, Some(&key)).await)
+            });
+        }
+        let answers = requests.join_all().await;
+        assert_eq!(answers.iter().filter(|answer| !answer.replayed).count(), 1);
+        for answer in &answers {
+            assert_eq!((answer.first_seq, answer.last_seq), (before + 1, before + 3));
+            assert_eq!(answer.created_at, answers[0].created_at);
+        }
+        let state = replicas[0].state().await;
+        assert_eq!((state.last_seq, state.tokens), (before + 3, exchange.tokens() * (round + 1)));
+    }
+}
+
+async fn different_exchanges_with_one_key_at_once(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let barrier = Arc::new(Barrier::new(AT_ONCE));
+    let mut requests = JoinSet::new();
+    for at in 0..AT_ONCE {
+        let (demo, barrier) = (demo.clone(), barrier.clone());
+        requests.spawn(async move {
+            let exchange = exchange(&[&format!("body {at}")]);
+            barrier.wait().await;
+            demo.append(&exchange, Some(&key("k", &exchange))).await
+        });
+    }
+    let answers = requests.join_all().await;
+    assert_eq!(answers.iter().filter(|answer| **answer == Append::KeyReused).count(), AT_ONCE - 1);
+    assert_eq!(demo.state().await.last_seq, 1);
+}
+
+async fn keys_are_the_sessions_own(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let exchange = exchange(&["a"]);
+    for conversation in [demo.clone(), demo.session("Demo"), demo.session("demo/k"), demo.tenant("acme")] {
+        let key = key("k", &exchange);
+        assert!(!recorded(conversation.append(&exchange, Some(&key)).await).replayed);
+        assert!(recorded(conversation.append(&exchange, Some(&key)).await).replayed);
+    }
+}
+
+async fn age(sql: &mut Sql, key: &str, by: Duration) {
+    let time = sql.time(OffsetDateTime::now_utc() - by);
+    sql.run(&format!("UPDATE idempotency_keys SET created_at = {time} WHERE key = '{key}'")).await;
+}
+
+/// However much is written meanwhile.
+async fn keys_are_kept_for_a_day(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let first = exchange(&["a", "b"]);
+    demo.append(&first, Some(&key("first", &first))).await;
+    age(&mut sql, "first", Duration::hours(24) - Duration::minutes(5)).await;
+    for at in 0..140 {
+        demo.append(&first, Some(&key(&format!("k{at}"), &first))).await;
+    }
+    assert_eq!(sql.figure("SELECT count(*) FROM idempotency_keys").await, 141);
+    assert!(recorded(demo.append(&first, Some(&key("first", &first))).await).replayed);
+}
+
+/// Of the session that is written to, within so many exchanges; those of others wait for theirs.
+async fn old_keys_are_removed(backend: Backend) {
+    let (demo, mut sql) = (Conversation::on(&backend).await, Sql::on(&backend).await);
+    let (other, first) = (demo.session("other"), exchange(&["a", "b"]));
+    for conversation in [&demo, &other, &demo.tenant("acme")] {
+        conversation.append(&first, Some(&key("old", &first))).await;
+    }
+    age(&mut sql, "old", Duration::hours(24) + Duration::minutes(5)).await;
+    for at in 0..32 {
+        demo.append(&first, Some(&key(&format!("k{at}"), &first))).await;
+    }
+    let old = "SELECT count(*) FROM idempotency_keys WHERE key = 'old'";
+    assert_eq!(sql.figure(old).await, 2);
+    assert_eq!(sql.figure("SELECT count(*) FROM idempotency_keys").await, 34);
+    assert_eq!(
+        sql.texts("SELECT session_id FROM idempotency_keys WHERE key = 'old' ORDER BY 1").await,
+        ["demo", "other"]
+    );
+    let anew = recorded(demo.append(&first, Some(&key("old", &first))).await);
+    assert_eq!((anew.replayed, anew.first_seq), (false, 67));
+}

@@ -1,0 +1,114 @@
+//! Reading all that a context is made of.
+
+use crate::conversation::{Conversation, exchange_of, user_id};
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::id::UserId;
+use precis::storage::recall::Recalled;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use time::OffsetDateTime;
+
+on_both_stores!(
+    an_unknown_session_is_empty_and_is_not_created,
+    the_memory_is_the_sessions_users,
+    the_window_is_the_newest_of_the_tail,
+    state_and_window_are_of_one_moment,
+);
+
+async fn recall(conversation: &Conversation, user: &UserId, most: usize) -> Recalled {
+    conversation.store.recall(&conversation.tenant, &conversation.session, user, most).await.unwrap()
+}
+
+fn seqs(recalled: &Recalled) -> Vec<i64> {
+    recalled.window.iter().map(|message| message.seq).collect()
+}
+
+async fn an_unknown_session_is_empty_and_is_not_created(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let recalled = recall(&demo, &UserId::default(), 200).await;
+    assert!(recalled.session.is_none() && recalled.memory.is_none() && recalled.window.is_empty());
+    assert!((OffsetDateTime::now_utc() - recalled.now).abs() < time::Duration::minutes(1));
+    assert_eq!(demo.find().await, None);
+}
+
+async fn the_memory_is_the_sessions_users(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let (ada, bo, cy) = (user_id("ada"), user_id("bo"), user_id("cy"));
+    demo.remember(&ada, "# Ada's\n\nlikes tea 🍵").await;
+    demo.remember(&bo, "Bo's").await;
+    let of = async |user| recall(&demo, user, 10).await.memory.map(|memory| memory.content);
+    assert_eq!(of(&bo).await.as_deref(), Some("Bo's"));
+    assert_eq!(of(&cy).await, None);
+    demo.record(&exchange_of("ada", &["a", "b"])).await;
+    for asking in [&ada, &bo, &cy] {
+        let memory = recall(&demo, asking, 10).await.memory;
+        assert_eq!(memory, demo.store.memory(&demo.tenant, &ada).await.unwrap());
+        assert_eq!(memory.unwrap().content, "# Ada's\n\nlikes tea 🍵");
+    }
+    let other = demo.session("other");
+    other.record(&exchange_of("cy", &["a"])).await;
+    assert_eq!(recall(&other, &ada, 10).await.memory, None);
+}
+
+async fn the_window_is_the_newest_of_the_tail(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["x"; 30]).await;
+    demo.session("other").say(&["y"; 40]).await;
+    let history = demo.history().await;
+    for (cursor, summary) in [(0, ""), (7, "seven"), (29, "all but one"), (30, "all")] {
+        if cursor > 0 {
+            demo.consolidate(cursor, summary).await;
+        }
+        for most in [0, 1, 5, 22, 23, 24, 30, 31, 1000, usize::MAX] {
+            let recalled = recall(&demo, &UserId::default(), most).await;
+            let first = (cursor + 1).max(31_i64.saturating_sub_unsigned(most as u64));
+            assert_eq!(seqs(&recalled), (first..=30).collect::<Vec<_>>(), "{cursor} {most}");
+            let session = recalled.session.unwrap();
+            assert_eq!(session, demo.state().await);
+            assert_eq!((session.cursor, session.summary.text.as_str()), (cursor, summary));
+            for message in &recalled.window {
+                assert_eq!(message.json, history[usize::try_from(message.seq).unwrap() - 1].json);
+                assert_eq!(message.tokens, message.json.len() as i64);
+            }
+        }
+    }
+}
+
+/// One writes and consolidates, others read: cursor, window and counts fit together at all times.
+async fn state_and_window_are_of_one_moment(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["x", "y"]).await;
+    let written = Arc::new(AtomicBool::new(false));
+    let readers: Vec<_> = (0..3)
+        .map(|_| {
+            let (demo, written) = (demo.clone(), written.clone());
+            tokio::spawn(async move {
+                let mut seen = std::collections::BTreeSet::new();
+                while !written.load(Ordering::Relaxed) {
+                    let recalled = recall(&demo, &UserId::default(), 1000).await;
+                    let session = recalled.session.as_ref().unwrap();
+                    let expected: Vec<_> = (session.cursor + 1..=session.last_seq).collect();
+                    assert_eq!(seqs(&recalled), expected);
+                    let tokens: i64 = recalled.window.iter().map(|message| message.tokens).sum();
+                    assert_eq!(session.tail_tokens(), tokens);
+                    assert_eq!(
+                        session.summary.text,
+                        if session.cursor == 0 { String::new() } else { session.cursor.to_string() }
+                    );
+                    seen.insert((session.cursor, session.last_seq));
+                }
+                seen.len()
+            })
+        })
+        .collect();
+    for round in 1..=60 {
+        demo.say(&["x", "y", "z"]).await;
+        if round % 3 == 0 {
+            demo.consolidate(round * 2, &(round * 2).to_string()).await;
+        }
+    }
+    written.store(true, Ordering::Relaxed);
+    for reader in readers {
+        assert!(reader.await.unwrap() > 1, "the reader saw nothing of it");
+    }
+}

@@ -1,0 +1,109 @@
+//! A connection past the store, for what the store must not be able to do: age rows, break writes, look everywhere.
+
+use crate::support::backend::Backend;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteConnection};
+use time::OffsetDateTime;
+
+const TABLES_OF_SQLITE: &str = "\
+    SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> '_sqlx_migrations' AND name NOT LIKE 'sqlite%'
+    ORDER BY name";
+
+const TABLES_OF_POSTGRES: &str = "\
+    SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' AND tablename <> '_sqlx_migrations'
+    ORDER BY tablename";
+
+pub(crate) enum Sql {
+    Sqlite(SqliteConnection),
+    Postgres(PgConnection),
+}
+
+/// A row of any table, as text.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Row {
+    pub(crate) table: String,
+    text: String,
+}
+
+impl Row {
+    /// Whether the text stands in any column, be it in one of bytes.
+    pub(crate) fn contains(&self, needle: &str) -> bool {
+        let hex = needle.bytes().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
+        self.text.contains(needle) || self.text.to_lowercase().contains(&hex)
+    }
+}
+
+impl Sql {
+    pub(crate) async fn on(backend: &Backend) -> Self {
+        match backend {
+            Backend::Sqlite(_) => Self::Sqlite(SqliteConnection::connect(&backend.url()).await.unwrap()),
+            Backend::Postgres(_) => Self::Postgres(PgConnection::connect(&backend.url()).await.unwrap()),
+        }
+    }
+
+    pub(crate) async fn try_run(&mut self, statement: &str) -> Result<(), sqlx::Error> {
+        let statement = sqlx::raw_sql(AssertSqlSafe(statement.to_owned()));
+        match self {
+            Self::Sqlite(connection) => connection.execute(statement).await.map(|_| ()),
+            Self::Postgres(connection) => connection.execute(statement).await.map(|_| ()),
+        }
+    }
+
+    pub(crate) async fn run(&mut self, statement: &str) {
+        self.try_run(statement).await.unwrap_or_else(|error| panic!("{statement}: {error}"));
+    }
+
+    /// What the database says when it refuses the statement.
+    pub(crate) async fn refusal(&mut self, statement: &str) -> String {
+        let error = self.try_run(statement).await.expect_err(statement);
+        error.as_database_error().expect("refused by the database").message().to_owned()
+    }
+
+    pub(crate) async fn figure(&mut self, query: &str) -> i64 {
+        let query = AssertSqlSafe(query.to_owned());
+        match self {
+            Self::Sqlite(connection) => sqlx::query_scalar(query).fetch_one(connection).await.unwrap(),
+            Self::Postgres(connection) => sqlx::query_scalar(query).fetch_one(connection).await.unwrap(),
+        }
+    }
+
+    pub(crate) async fn texts(&mut self, query: &str) -> Vec<String> {
+        let query = AssertSqlSafe(query.to_owned());
+        match self {
+            Self::Sqlite(connection) => sqlx::query_scalar(query).fetch_all(connection).await.unwrap(),
+            Self::Postgres(connection) => sqlx::query_scalar(query).fetch_all(connection).await.unwrap(),
+        }
+    }
+
+    /// A time, as this database writes it.
+    pub(crate) fn time(&self, time: OffsetDateTime) -> String {
+        let micros = time.unix_timestamp_nanos() / 1000;
+        match self {
+            Self::Sqlite(_) => micros.to_string(),
+            Self::Postgres(_) => format!("('epoch'::timestamptz + {micros} * interval '1 microsecond')"),
+        }
+    }
+
+    /// Every table of the schema.
+    pub(crate) async fn tables(&mut self) -> Vec<String> {
+        let query = if matches!(self, Self::Sqlite(_)) { TABLES_OF_SQLITE } else { TABLES_OF_POSTGRES };
+        self.texts(query).await
+    }
+
+    /// Every row of every table.
+    pub(crate) async fn rows(&mut self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for table in self.tables().await {
+            let query = if matches!(self, Self::Sqlite(_)) {
+                let columns = format!("SELECT 'quote(' || name || ')' FROM pragma_table_info('{table}')");
+                let columns = self.texts(&columns).await.join(" || ',' || ");
+                format!("SELECT {columns} FROM {table}")
+            } else {
+                format!("SELECT row_of::text FROM {table} AS row_of")
+            };
+            let texts = self.texts(&query).await;
+            rows.extend(texts.into_iter().map(|text| Row { table: table.clone(), text }));
+        }
+        rows.sort();
+        rows
+    }
+}

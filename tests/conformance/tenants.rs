@@ -1,0 +1,85 @@
+//! The border between tenants: the same ids, and nothing in common. Every method of the store is called here for a
+//! tenant that has nothing; a new method gets its line.
+
+use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, user_id};
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::id::UserId;
+use precis::storage::consolidations::{Claim, Step};
+use uuid::Uuid;
+
+on_both_stores!(a_tenant_without_anything_sees_and_does_nothing, the_same_ids_are_another_tenants_own);
+
+/// A session with a held lease and a memory document; the token, and a step that could be committed.
+async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, Step) {
+    let exchange = exchange_of(user.as_str(), &["a", "b", "c", "d"]);
+    recorded(demo.append(&exchange, Some(&key("k", &exchange))).await);
+    demo.consolidate(1, "one").await;
+    demo.remember(user, "memory").await;
+    let token = demo.lease().await;
+    (token, demo.step(3, "three").await)
+}
+
+async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
+    let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
+    let (token, step) = fill(&acme, &ada).await;
+    let mut sql = Sql::on(&backend).await;
+    let rows = sql.rows().await;
+    for name in ["Acme", "acme ", "default", "ACME"] {
+        let other = acme.tenant(name);
+        let (store, tenant, session) = (&other.store, &other.tenant, &other.session);
+        // Reading.
+        assert_eq!(other.find().await, None);
+        assert_eq!(other.page(ALL).await, None);
+        assert_eq!(store.outlines(tenant, session, 0, 9).await.unwrap(), []);
+        let recalled = store.recall(tenant, session, &ada, 9).await.unwrap();
+        assert!(recalled.session.is_none() && recalled.memory.is_none() && recalled.window.is_empty());
+        for user in [None, Some(&ada)] {
+            assert_eq!(store.sessions(tenant, user, None, 9).await.unwrap(), []);
+        }
+        assert_eq!(other.revisions().await, None);
+        assert_eq!(store.revision(tenant, session, 1).await.unwrap(), None);
+        assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);
+        assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9).await.unwrap(), []);
+        // Writing to what it doesn't have.
+        assert_eq!(store.set_metadata(tenant, session, r#"{"x":1}"#).await.unwrap(), None);
+        assert_eq!(other.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+        assert!(!store.renew_lease(tenant, session, token, LONG).await.unwrap());
+        other.release(token).await;
+        assert_eq!(other.commit(token, &step).await, None);
+        assert_eq!(store.fail(tenant, session, token, LONG, "why").await.unwrap(), None);
+        assert_eq!((other.restore(0).await, other.restore(1).await), (None, None));
+        assert!(!other.erase().await);
+        assert!(!store.erase_user(tenant, &ada).await.unwrap());
+        assert_eq!(sql.rows().await, rows, "{name}");
+    }
+    assert!(acme.commit(token, &step).await.is_some());
+}
+
+async fn the_same_ids_are_another_tenants_own(backend: Backend) {
+    let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
+    let mut sql = Sql::on(&backend).await;
+    fill(&acme, &ada).await;
+    let rows = sql.rows().await;
+    let state = acme.state().await;
+    let other = acme.tenant("other");
+    // `fill` itself sees to it that the key is new, that the revision is the first and that the lease is free.
+    let (token, step) = fill(&other, &ada).await;
+    assert_eq!(other.commit(token, &step).await.unwrap().revision, 2);
+    other.restore(0).await.unwrap();
+    other.store.fail(&other.tenant, &other.session, token, LONG, "why").await.unwrap().unwrap();
+    other.remember(&ada, "their own").await;
+    other.store.set_metadata(&other.tenant, &other.session, r#"{"x":1}"#).await.unwrap().unwrap();
+    assert_eq!(acme.state().await, state);
+    for tenant in [&acme, &other] {
+        assert_eq!(
+            tenant.store.sessions(&tenant.tenant, None, None, 9).await.unwrap(),
+            [tenant.state().await]
+        );
+    }
+    assert!(other.store.erase_user(&other.tenant, &ada).await.unwrap());
+    assert_eq!(sql.rows().await, rows);
+    other.say(&["again"]).await;
+    assert!(other.erase().await);
+    assert_eq!(sql.rows().await, rows);
+}

@@ -1,0 +1,73 @@
+//! Users as a whole: erasure.
+
+use crate::conversation::{Conversation, exchange_of, key, recorded, user_id};
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::id::UserId;
+use std::collections::BTreeSet;
+
+on_both_stores!(
+    erasure_takes_all_of_a_user_and_of_no_other,
+    either_half_of_a_user_is_something_to_erase,
+    an_erased_user_starts_anew,
+);
+
+async fn erase(demo: &Conversation, user: &UserId) -> bool {
+    demo.store.erase_user(&demo.tenant, user).await.unwrap()
+}
+
+/// A memory document of two versions, and two sessions with all that sessions have.
+async fn fill(demo: &Conversation, user: &UserId) {
+    demo.remember(user, "first").await;
+    demo.remember(user, "second").await;
+    for id in ["one", "two"] {
+        let conversation = demo.session(&format!("{id} of {user}"));
+        let exchange = exchange_of(user.as_str(), &["a", "b", "c"]);
+        recorded(conversation.append(&exchange, Some(&key("k", &exchange))).await);
+        conversation.consolidate(2, "s").await;
+    }
+}
+
+async fn erasure_takes_all_of_a_user_and_of_no_other(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let ada = user_id("ada");
+    for other in ["Ada", "ada ", "bo", "default"] {
+        fill(&demo, &user_id(other)).await;
+    }
+    fill(&demo.tenant("acme"), &ada).await;
+    let kept = sql.rows().await;
+    fill(&demo, &ada).await;
+    let theirs: BTreeSet<_> =
+        sql.rows().await.into_iter().filter(|row| !kept.contains(row)).map(|row| row.table).collect();
+    assert_eq!(theirs, sql.tables().await.into_iter().collect(), "a new table? Fill it in `fill`.");
+    assert!(erase(&demo, &ada).await);
+    assert_eq!(sql.rows().await, kept);
+    assert!(!erase(&demo, &ada).await);
+    assert!(!erase(&demo, &user_id("nobody")).await);
+    assert_eq!(sql.rows().await, kept);
+}
+
+async fn either_half_of_a_user_is_something_to_erase(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let ada = user_id("ada");
+    demo.remember(&ada, "only a memory").await;
+    assert!(erase(&demo, &ada).await);
+    demo.record(&exchange_of("ada", &["only", "a session"])).await;
+    assert!(erase(&demo, &ada).await);
+    assert_eq!(sql.rows().await, []);
+    assert!(!erase(&demo, &ada).await);
+}
+
+async fn an_erased_user_starts_anew(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let ada = user_id("ada");
+    fill(&demo, &ada).await;
+    assert!(erase(&demo, &ada).await);
+    assert_eq!(demo.store.memory(&demo.tenant, &ada).await.unwrap(), None);
+    demo.remember(&ada, "anew").await;
+    let versions = demo.store.memory_revisions(&demo.tenant, &ada, i64::MAX, 9).await.unwrap();
+    assert_eq!(versions.iter().map(|version| version.version).collect::<Vec<_>>(), [1]);
+    assert_eq!(demo.session("one of ada").record(&exchange_of("bo", &["a"])).await.first_seq, 1);
+}
