@@ -38,7 +38,7 @@ CREATE TABLE messages (
     seq        bigint NOT NULL CHECK (seq >= 1),
     role       text NOT NULL,
     opens      text,          -- JSON list of the ids of its tool calls
-    answers    text,          -- the id of the tool call that it answers
+    answers    text,          -- JSON: the id of the tool call that it answers
     tokens     bigint NOT NULL,
     message    text NOT NULL, -- JSON, as the client gave it; jsonb would reorder it and refuse \u0000
     created_at timestamptz NOT NULL,

@@ -34,7 +34,7 @@ CREATE TABLE messages (
     seq        INTEGER NOT NULL CHECK (seq >= 1),
     role       TEXT NOT NULL,
     opens      TEXT,          -- JSON list of the ids of its tool calls
-    answers    TEXT,          -- the id of the tool call that it answers
+    answers    TEXT,          -- JSON: the id of the tool call that it answers
     tokens     INTEGER NOT NULL,
     message    TEXT NOT NULL, -- JSON, as the client gave it
     created_at INTEGER NOT NULL,

@@ -11,17 +11,18 @@ pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) ->
     move |why| StoreError::Corrupt { what, why: why.to_string() }
 }
 
-/// The columns `opens` and `answers` of a message.
+/// The columns `opens` and `answers` of a message: JSON, because an id is any text, and Postgres can't store NUL.
 pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>) {
     let ids: Vec<&str> = message.tool_calls().iter().map(|call| call.id.as_str()).collect();
     let opens = (!ids.is_empty()).then(|| json(&ids));
-    (opens, message.tool_call_id().map(str::to_owned))
+    (opens, message.tool_call_id().map(|id| json(&id)))
 }
 
 /// The mark of a message, out of its columns.
-pub(super) fn mark(role: &str, opens: Option<&str>, answers: Option<String>) -> Result<Mark, StoreError> {
+pub(super) fn mark(role: &str, opens: Option<&str>, answers: Option<&str>) -> Result<Mark, StoreError> {
     let role = Role::parse(role).ok_or_else(|| corrupt("a role")(role))?;
     let opens = opens.map(serde_json::from_str).transpose().map_err(corrupt("a list of tool calls"))?;
+    let answers = answers.map(serde_json::from_str).transpose().map_err(corrupt("the id of a tool call"))?;
     Ok(Mark { role, opens: opens.unwrap_or_default(), answers })
 }
 
