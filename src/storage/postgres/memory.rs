@@ -12,19 +12,25 @@ use sqlx::Row as _;
 const GET: &str = "\
     SELECT version, content, words, tokens, created_at FROM memories WHERE tenant_id = $1 AND user_id = $2";
 
-/// Without a document yet, 0 is the version that is expected; with one, its own.
+/// Two ways, of which one applies: an expected version is replaced and never made, for its document may be erased
+/// meanwhile; without one, or with 0, the document is made, and replaced only if no version was named.
 const WRITE: &str = "\
-    WITH current AS (
+    WITH replaced AS (
+        UPDATE memories SET version = version + 1, content = $3, words = $4, tokens = $5,
+            created_at = greatest(clock_timestamp(), created_at)
+        WHERE tenant_id = $1 AND user_id = $2 AND version = $6::bigint
+        RETURNING version, content, words, tokens, created_at
+    ), written AS (
         INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at)
-        SELECT $1, $2, 1, $3, $4, $5, clock_timestamp()
-        WHERE coalesce($6, 0) = 0 OR EXISTS (SELECT FROM memories WHERE tenant_id = $1 AND user_id = $2)
+        SELECT $1, $2, 1, $3, $4, $5, clock_timestamp() WHERE coalesce($6, 0) = 0
         ON CONFLICT (tenant_id, user_id) DO UPDATE SET version = m.version + 1, content = $3, words = $4, tokens = $5,
             created_at = greatest(clock_timestamp(), m.created_at)
-        WHERE $6::bigint IS NULL OR m.version = $6
+        WHERE $6 IS NULL
         RETURNING version, content, words, tokens, created_at
     )
     INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
-    SELECT $1, $2, version, content, words, tokens, created_at FROM current
+    SELECT $1, $2, version, content, words, tokens, created_at
+    FROM (TABLE replaced UNION ALL TABLE written) AS current
     RETURNING version, content, words, tokens, created_at";
 
 const LIST: &str = "\
