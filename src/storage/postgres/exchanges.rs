@@ -10,8 +10,9 @@ use async_trait::async_trait;
 use sqlx::Row as _;
 
 /// One statement, so that one round trip does all of it or nothing. `known` finds an earlier request with the key;
-/// `session` takes the row's lock, which is what makes `seq` free of holes and doubles; old keys of the session go
-/// about every 64th message, so that they need no job of their own.
+/// `session` takes the row's lock, which is what makes `seq` free of holes and doubles. The clock is read once: read
+/// twice about the turn of an hour, a session's time and its hour could differ, and the list would miss a session.
+/// Old keys of the session go about every 64th message, so that they need no job of their own.
 const APPEND: &str = "\
     WITH known AS (
         SELECT fingerprint, first_seq, last_seq, created_at FROM idempotency_keys
@@ -27,8 +28,8 @@ const APPEND: &str = "\
             last_seq = s.last_seq + excluded.last_seq,
             tokens = s.tokens + excluded.tokens,
             metadata = coalesce($4, s.metadata),
-            updated_at = greatest(clock_timestamp(), s.updated_at),
-            activity_hour = floor(extract(epoch FROM greatest(clock_timestamp(), s.updated_at)) / 3600)
+            updated_at = greatest(excluded.updated_at, s.updated_at),
+            activity_hour = greatest(excluded.activity_hour, s.activity_hour)
         WHERE $3 IS NULL OR s.user_id = $3
         RETURNING s.last_seq, s.updated_at
     ), stored AS (
