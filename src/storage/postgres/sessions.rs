@@ -12,13 +12,14 @@ use sqlx::Row as _;
 const GET: &str =
     concat!("SELECT ", session_columns!(), " FROM sessions WHERE tenant_id = $1 AND session_id = $2");
 
-/// The hour leads, because it is what the index has; see the migration.
+/// The hour leads, because it is what the index has; see the migration. It is compared whether or not there is a
+/// place to begin behind, so that any plan of the statement begins there.
 const LIST: &str = concat!(
     "SELECT ",
     session_columns!(),
     " FROM sessions WHERE tenant_id = $1
-        AND ($2::timestamptz IS NULL OR (activity_hour <= floor(extract(epoch FROM $2) / 3600)::bigint
-            AND (updated_at, session_id) < ($2, $3)))
+        AND activity_hour <= coalesce(floor(extract(epoch FROM $2::timestamptz) / 3600)::bigint, 9223372036854775807)
+        AND ($2 IS NULL OR (updated_at, session_id) < ($2, $3))
     ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $4"
 );
 
@@ -26,8 +27,8 @@ const LIST_OF_USER: &str = concat!(
     "SELECT ",
     session_columns!(),
     " FROM sessions WHERE tenant_id = $1
-        AND ($2::timestamptz IS NULL OR (activity_hour <= floor(extract(epoch FROM $2) / 3600)::bigint
-            AND (updated_at, session_id) < ($2, $3)))
+        AND activity_hour <= coalesce(floor(extract(epoch FROM $2::timestamptz) / 3600)::bigint, 9223372036854775807)
+        AND ($2 IS NULL OR (updated_at, session_id) < ($2, $3))
         AND user_id = $5
     ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $4"
 );
