@@ -17,7 +17,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 /// Longer than any test.
-pub(crate) const LONG: Duration = Duration::from_secs(3600);
+pub(crate) const LONG: Duration = Duration::from_hours(1);
 
 /// The whole history, oldest first.
 pub(crate) const ALL: Page = Page { after_seq: 0, before_seq: i64::MAX, descending: false, limit: i64::MAX };
@@ -87,7 +87,8 @@ impl Conversation {
     /// The step from here to that cursor.
     pub(crate) async fn step(&self, cursor: i64, text: &str) -> Step {
         let state = self.state().await;
-        let all = self.store.outlines(&self.tenant, &self.session, state.cursor, cursor - state.cursor);
+        let count = (cursor - state.cursor).max(0);
+        let all = self.store.outlines(&self.tenant, &self.session, state.cursor, count);
         Step {
             base_revision: state.revision,
             base_cursor: state.cursor,

@@ -1,9 +1,11 @@
 //! Every method of the store, on both stores: one suite, so that they can't drift apart.
 //!
-//! Each trait of `src/storage` has a file of its name here; [`schema`] is about the store as a whole, [`tenants`] about
-//! the border between tenants, [`plans`] about what Postgres does at size. A new trait needs a file here and a line in
+//! Each trait of `src/storage` has a file of its name here, and idempotency keys have one of their own; [`schema`] is
+//! about the store as a whole, [`tenants`] about the border between tenants, [`waits`] and [`plans`] about what only
+//! Postgres does: let writers wait for each other, and be large. A new trait needs a file here and lines in
 //! [`tenants`]; a new table is covered by the erasure tests as it is, for they read the catalogue.
 #![cfg(test)]
+#![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 
 mod consolidations;
 mod conversation;
@@ -19,6 +21,7 @@ mod sessions;
 mod sql;
 mod tenants;
 mod users;
+mod waits;
 
 #[path = "../support"]
 mod support {

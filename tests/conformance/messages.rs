@@ -122,8 +122,7 @@ async fn the_database_refuses_to_change_a_message(backend: Backend) {
         "DELETE FROM messages".to_owned(),
         "DELETE FROM messages WHERE seq = 2".to_owned(),
     ];
-    let copy =
-        format!("SELECT tenant_id, session_id, seq, role, 0, '{{}}', created_at FROM messages WHERE seq = 2");
+    let copy = "SELECT tenant_id, session_id, seq, role, 0, '{}', created_at FROM messages WHERE seq = 2";
     match backend {
         Backend::Sqlite(_) => {
             statements.push(format!("INSERT OR REPLACE INTO messages ({columns}) {copy}"));

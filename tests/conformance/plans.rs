@@ -1,1 +1,159 @@
+//! Postgres at size: what a statement reads must not grow with what is stored. Postgres counts that itself, so the
+//! plans are judged by what they did, not by what they look like.
 
+use crate::conversation::{Conversation, session_id, user_id};
+use crate::sql::Sql;
+use crate::support::backend::Backend;
+use precis::domain::id::UserId;
+use precis::storage::messages::Page;
+use precis::storage::sessions::After;
+use precis::storage::{self, Options};
+use std::time::Duration;
+use time::OffsetDateTime;
+
+/// One session of 200,000 messages, and 20,000 sessions of one, a minute apart.
+const FILL: &str = "\
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour)
+    SELECT 'default', 's' || n, 'u' || n % 50, '{}', 1, 1, t, t, floor(extract(epoch FROM t) / 3600)
+    FROM (SELECT n, now() - n * interval '1 minute' AS t FROM generate_series(1, 20000) AS n) AS minutes;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour)
+    SELECT 'default', 'demo', 'u1', '{}', 200000, 200000, now(), now(), floor(extract(epoch FROM now()) / 3600);
+    INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
+    SELECT 'default', 'demo', n, 'user', 1, '{\"role\":\"user\",\"content\":\"' || repeat(md5(n::text), 4) || '\"}', now()
+    FROM generate_series(1, 200000) AS n;
+    INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at)
+    SELECT 'default', 'u' || n, 1, 'x', 1, 1, now() FROM generate_series(1, 20000) AS n";
+
+const STATISTICS: &str = "\
+    SELECT seq_tup_read::bigint AS whole, idx_tup_fetch::bigint AS fetched FROM pg_stat_user_tables WHERE relname = ";
+
+/// The statistics of a connection are complete when it is gone.
+const OURS: &str = "\
+    SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'precis'";
+
+async fn settle(sql: &mut Sql) {
+    let settled = async {
+        while sql.figure(OURS).await > 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), settled)
+        .await
+        .expect("connections end when the store is closed");
+}
+
+/// Rows read so far: by scans of the whole table, and by an index.
+async fn read(sql: &mut Sql, table: &str) -> (i64, i64) {
+    let of = |column| format!("SELECT {column} FROM ({STATISTICS}'{table}') AS statistics");
+    (sql.figure(&of("whole")).await, sql.figure(&of("fetched")).await)
+}
+
+/// The store over one connection, so that its statements come to be planned in each way that Postgres has.
+async fn connect(backend: &Backend) -> Conversation {
+    let options = Options { max_connections: 1, acquire_timeout: Duration::from_secs(20) };
+    Conversation {
+        store: storage::connect(&backend.url(), &options).await.unwrap(),
+        ..Conversation::on(backend).await
+    }
+}
+
+/// What is called, the table that matters, and how many rows of it a call may read: a page of the list reads the
+/// hours that it touches to their end.
+const CALLS: &[(&str, &str, i64)] = &[
+    ("recall", "messages", 200),
+    ("recall", "memories", 1),
+    ("messages", "messages", 50),
+    ("messages, newest first", "messages", 50),
+    ("outlines", "messages", 50),
+    ("sessions", "sessions", 130),
+    ("sessions, far down", "sessions", 190),
+    ("sessions of a user", "sessions", 130),
+    ("sessions of a user, far down", "sessions", 190),
+    ("append", "messages", 0),
+];
+
+async fn call(demo: &Conversation, what: &str) {
+    let (store, tenant, session, ada) = (&demo.store, &demo.tenant, &demo.session, user_id("u1"));
+    let far = After {
+        updated_at: OffsetDateTime::now_utc() - time::Duration::days(6),
+        session_id: session_id("x"),
+    };
+    let page = Page { after_seq: 100_000, before_seq: i64::MAX, descending: false, limit: 50 };
+    let sessions = async |user, after| {
+        assert_eq!(store.sessions(tenant, user, after, 51).await.unwrap().len(), 51);
+    };
+    match what {
+        "recall" => {
+            let recalled = store.recall(tenant, session, &UserId::default(), 200).await.unwrap();
+            assert_eq!((recalled.window.len(), recalled.memory.unwrap().version), (200, 1));
+        }
+        "messages" => assert_eq!(demo.page(page).await.unwrap().len(), 50),
+        "messages, newest first" => {
+            assert_eq!(demo.page(Page { descending: true, ..page }).await.unwrap().len(), 50);
+        }
+        "outlines" => assert_eq!(store.outlines(tenant, session, 100_000, 50).await.unwrap().len(), 50),
+        "sessions" => sessions(None, None).await,
+        "sessions, far down" => sessions(None, Some(&far)).await,
+        "sessions of a user" => sessions(Some(&ada), None).await,
+        "sessions of a user, far down" => sessions(Some(&ada), Some(&far)).await,
+        "append" => {
+            demo.say(&["a", "b"]).await;
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn what_is_read_does_not_grow_with_what_is_stored() {
+    const TIMES: i64 = 8;
+    let backend = Backend::postgres().await;
+    let mut sql = Sql::on(&backend).await;
+    sql.run(FILL).await;
+    sql.run("ANALYZE").await;
+    let database = sql.texts("SELECT current_database()::text").await.remove(0);
+    for mode in ["auto", "force_custom_plan", "force_generic_plan"] {
+        sql.run(&format!("ALTER DATABASE {database} SET plan_cache_mode = {mode}")).await;
+        for &(what, table, most) in CALLS {
+            let before = read(&mut sql, table).await;
+            let demo = connect(&backend).await;
+            for _ in 0..TIMES {
+                call(&demo, what).await;
+            }
+            demo.store.close().await;
+            settle(&mut sql).await;
+            let after = read(&mut sql, table).await;
+            assert_eq!(after.0 - before.0, 0, "{what}, {mode}: all of {table} was read");
+            let fetched = after.1 - before.1;
+            assert!(fetched <= most * TIMES, "{what}, {mode}: {fetched} rows of {table} were read");
+            // Figures that don't come would satisfy any bound.
+            assert!(fetched >= most.min(50) * TIMES, "{what}, {mode}: {fetched} rows of {table} were read");
+        }
+    }
+}
+
+/// An update that touches no index leaves nothing behind in one; a list ordered by the time itself would.
+#[tokio::test]
+async fn exchanges_and_consolidations_touch_no_index_of_sessions() {
+    const EXCHANGES: i64 = 200;
+    let backend = Backend::postgres().await;
+    let mut sql = Sql::on(&backend).await;
+    let demo = connect(&backend).await;
+    for exchange in 1..=EXCHANGES {
+        demo.say(&["user", "assistant"]).await;
+        if exchange % 20 == 0 {
+            demo.consolidate(exchange, "a summary of some length").await;
+        }
+    }
+    demo.store.close().await;
+    settle(&mut sql).await;
+    let statistics = async |sql: &mut Sql, column| {
+        sql.figure(&format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = 'sessions'")).await
+    };
+    let (all, hot) = (statistics(&mut sql, "n_tup_upd").await, statistics(&mut sql, "n_tup_hot_upd").await);
+    // A consolidation takes the lease, commits and gives it back.
+    assert_eq!(all, EXCHANGES - 1 + EXCHANGES / 20 * 3);
+    // The hour may turn, and Postgres may look at the table in the background and hold up the pruning of a page.
+    assert!(hot * 20 >= all * 19, "{hot} of {all}");
+}

@@ -2,8 +2,7 @@
 
 use crate::conversation::Conversation;
 use crate::sql::Sql;
-use crate::support::backend::Backend;
-use crate::support::backend::on_both_stores;
+use crate::support::backend::{Backend, on_both_stores};
 use crate::support::postgres::TestDatabase;
 use precis::storage::{self, Options, StoreError};
 use std::time::Duration;
@@ -25,7 +24,9 @@ async fn empty(backend: Backend) -> Backend {
             }
             Backend::Sqlite(folder)
         }
-        Backend::Postgres(_) => Backend::Postgres(TestDatabase::create("empty", async |_| {}).await),
+        Backend::Postgres(_) => {
+            Backend::Postgres(Box::new(TestDatabase::create("empty", async |_| {}).await))
+        }
     }
 }
 

@@ -193,7 +193,7 @@ async fn pages_meet_at_the_borders_of_hours(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let (micro, hour) = (Duration::MICROSECOND, datetime!(2026-01-01 00:00:00 UTC));
-    let mut times = vec![datetime!(1969-12-31 23:59:59.999999 UTC), datetime!(1970-01-01 00:00 UTC)];
+    let mut times = Vec::new();
     for hours in 0..3 {
         let border = hour + Duration::hours(hours);
         times.extend([border - micro, border, border + micro, border + Duration::minutes(30)]);

@@ -1,0 +1,183 @@
+//! Postgres: a statement that had to wait for another transaction must not act on what it saw before it waited.
+//!
+//! The other transaction is held open by the test until the store's statement waits for it, so each race is run in
+//! the one order that hurts. SQLite has one writer; there is nothing to wait in the middle of.
+
+use crate::conversation::{Conversation, LONG, exchange, key, recorded, user_id};
+use crate::sql::Sql;
+use crate::support::backend::Backend;
+use precis::storage::consolidations::Claim;
+use precis::storage::memory::NewMemory;
+use std::time::Duration;
+use uuid::Uuid;
+
+const WAITING: &str = "\
+    SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
+struct Scene {
+    backend: Backend,
+    demo: Conversation,
+    other: Sql,
+}
+
+/// Ten messages, the first two summarised, and a document.
+async fn scene() -> Scene {
+    let backend = Backend::postgres().await;
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["x"; 10]).await;
+    demo.consolidate(2, "two").await;
+    demo.remember(&user_id("ada"), "first").await;
+    let other = Sql::on(&backend).await;
+    Scene { backend, demo, other }
+}
+
+impl Scene {
+    /// Lets the store's call run into the other transaction, then commits that one.
+    async fn meet<T>(&mut self, other: &str, call: impl Future<Output = T>) -> T {
+        let mut observer = Sql::on(&self.backend).await;
+        self.other.run("BEGIN").await;
+        self.other.run(other).await;
+        let commit = async {
+            while observer.figure(WAITING).await == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            self.other.run("COMMIT").await;
+        };
+        let meeting = async { tokio::join!(call, commit).0 };
+        tokio::time::timeout(Duration::from_secs(20), meeting)
+            .await
+            .expect("the call waits, and then goes on")
+    }
+}
+
+const ERASE: &str = "DELETE FROM sessions";
+
+const ERASE_AND_CREATE: &str = "\
+    DELETE FROM sessions;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour)
+    VALUES ('default', 'demo', 'default', '{}', 0, 0, now(), now(), 0)";
+
+#[tokio::test]
+async fn an_exchange_that_waits_for_an_erasure_begins_a_session() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let exchange = exchange(&["a", "b"]);
+    let key = key("k", &exchange);
+    let recorded = recorded(scene.meet(ERASE, demo.append(&exchange, Some(&key))).await);
+    assert_eq!((recorded.first_seq, recorded.last_seq), (1, 2));
+    let state = demo.state().await;
+    assert_eq!((state.last_seq, state.tokens, state.cursor, state.revision), (2, exchange.tokens(), 0, 0));
+}
+
+#[tokio::test]
+async fn an_exchange_that_waits_for_another_of_the_same_key_is_a_replay() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let exchange = exchange(&["a"]);
+    let key = key("k", &exchange);
+    let fingerprint = key.fingerprint.iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
+    let first = format!(
+        "UPDATE sessions SET last_seq = 11;
+         INSERT INTO messages SELECT tenant_id, session_id, 11, role, opens, answers, tokens, message, created_at
+            FROM messages WHERE seq = 1;
+         INSERT INTO idempotency_keys VALUES ('default', 'demo', 'k', '\\x{fingerprint}', 11, 11, now())"
+    );
+    let replay = recorded(scene.meet(&first, demo.append(&exchange, Some(&key))).await);
+    assert_eq!((replay.first_seq, replay.last_seq, replay.replayed), (11, 11, true));
+    assert_eq!(demo.history().await.len(), 11);
+}
+
+#[tokio::test]
+async fn an_erasure_that_waits_for_an_exchange_takes_it_along() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let write = "UPDATE sessions SET last_seq = 11;
+        INSERT INTO messages SELECT tenant_id, session_id, 11, role, opens, answers, tokens, message, created_at
+            FROM messages WHERE seq = 1";
+    assert!(scene.meet(write, demo.erase()).await);
+    assert_eq!(scene.other.figure("SELECT count(*) FROM messages").await, 0);
+}
+
+#[tokio::test]
+async fn a_commit_that_waits_for_an_erasure_or_a_restore_is_discarded() {
+    for other in [ERASE, ERASE_AND_CREATE, "UPDATE sessions SET revision = revision + 1"] {
+        let mut scene = scene().await;
+        let demo = scene.demo.clone();
+        let token = demo.lease().await;
+        let step = demo.step(5, "five").await;
+        assert_eq!(scene.meet(other, demo.commit(token, &step)).await, None, "{other}");
+        assert_eq!(scene.other.figure("SELECT count(*) FROM revisions WHERE revision > 1").await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_restore_that_waits_for_an_erasure_restores_nothing() {
+    for other in [ERASE, ERASE_AND_CREATE] {
+        let mut scene = scene().await;
+        let demo = scene.demo.clone();
+        assert_eq!(scene.meet(other, demo.restore(1)).await, None, "{other}");
+        assert_eq!(scene.other.figure("SELECT count(*) FROM revisions").await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_restore_that_waits_for_a_commit_follows_it() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let commit = "UPDATE sessions SET revision = 2, cursor_seq = 5, summary = 'five';
+        INSERT INTO revisions SELECT tenant_id, session_id, 2, kind, 3, 5, 5, 'five', summary_words, summary_tokens,
+            added, meta, source, created_at FROM revisions WHERE revision = 1";
+    let restored = scene.meet(commit, demo.restore(1)).await.unwrap();
+    assert_eq!((restored.revision, restored.cursor, restored.summary.text.as_str()), (3, 2, "two"));
+    let sizes = demo.history().await.iter().take(2).map(|stored| stored.json.len() as i64).sum::<i64>();
+    assert_eq!(demo.state().await.cursor_tokens, sizes);
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_took_meanwhile_is_not_taken() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let other =
+        "UPDATE sessions SET lease_token = gen_random_uuid(), lease_until = now() + interval '1 hour'";
+    assert_eq!(scene.meet(other, demo.take(Uuid::new_v4(), Claim::Asked, LONG)).await, None);
+}
+
+#[tokio::test]
+async fn a_lease_for_a_decision_that_no_longer_holds_is_not_taken() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let due = Claim::Due { revision: 1 };
+    let other = "UPDATE sessions SET revision = revision + 1";
+    assert_eq!(scene.meet(other, demo.take(Uuid::new_v4(), due, LONG)).await, None);
+}
+
+#[tokio::test]
+async fn a_document_that_is_erased_meanwhile_is_not_the_version_expected() {
+    for (expected, version) in [(Some(1), None), (Some(0), Some(1)), (None, Some(1))] {
+        let mut scene = scene().await;
+        let demo = scene.demo.clone();
+        let new = NewMemory { content: "second", words: 1, tokens: 1 };
+        let ada = user_id("ada");
+        let write = demo.store.write_memory(&demo.tenant, &ada, new, expected);
+        let written = scene.meet("DELETE FROM memories", write).await.unwrap();
+        assert_eq!(written.map(|document| document.version), version, "{expected:?}");
+        let versions = demo.store.memory_revisions(&demo.tenant, &ada, i64::MAX, 9).await.unwrap();
+        assert_eq!(versions.len(), usize::from(version.is_some()));
+    }
+}
+
+#[tokio::test]
+async fn a_document_that_is_written_meanwhile_is_not_the_version_expected() {
+    let write = "UPDATE memories SET version = 2, content = 'other';
+        INSERT INTO memory_revisions SELECT tenant_id, user_id, version, content, words, tokens, created_at FROM memories";
+    for (expected, version) in [(Some(1), None), (None, Some(3))] {
+        let mut scene = scene().await;
+        let demo = scene.demo.clone();
+        let new = NewMemory { content: "mine", words: 1, tokens: 1 };
+        let ada = user_id("ada");
+        let written =
+            scene.meet(write, demo.store.write_memory(&demo.tenant, &ada, new, expected)).await.unwrap();
+        assert_eq!(written.map(|document| document.version), version, "{expected:?}");
+    }
+}
