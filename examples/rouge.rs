@@ -58,15 +58,17 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     }
     let mean = means(&rows);
     print_row("mean", &mean);
-    for characters in [300, 2000] {
-        let entries = long_conversation(characters);
+    for (script, write, characters) in [
+        ("Latin", latin as Write, 300),
+        ("Latin", latin, 2000),
+        ("Chinese", chinese, 300),
+        ("Chinese", chinese, 2000),
+    ] {
+        let entries = long_conversation(characters, write);
         let start = Instant::now();
         let summary = consolidate(&entries, 50);
-        println!(
-            "5,000 messages of {characters} characters: {:?}, {} words",
-            start.elapsed(),
-            summary.unicode_words().count()
-        );
+        let (time, words) = (start.elapsed(), summary.unicode_words().count());
+        println!("5,000 messages of {characters} characters, {script}: {time:?}, {words} words");
     }
     let ahead = mean.chunks(1 + BASELINES.len()).all(|form| match form {
         [ours, others @ ..] => others.iter().all(|other| ours > other),
@@ -270,34 +272,45 @@ fn best(scores: &[f64], count: usize) -> Vec<usize> {
     order.into_iter().take(count).map(|(number, _)| number).collect()
 }
 
+/// Writes the word of that number, after the given number of others.
+type Write = fn(u32, usize, &mut String);
+
+fn latin(mut word: u32, before: usize, text: &mut String) {
+    let begin = text.len();
+    while word > 0 || text.len() < begin + 2 {
+        text.push(char::from(b'a' + u8::try_from(word % 26).unwrap_or(0)));
+        word /= 26;
+    }
+    text.push_str(if before % 10 == 9 { ". " } else { " " });
+}
+
+/// Words of two of 3,500 characters, about as many as are in use.
+fn chinese(word: u32, before: usize, text: &mut String) {
+    text.extend([word, word * 7919].map(|number| char::from_u32(0x4e00 + number % 3500).unwrap_or('字')));
+    if before % 10 == 9 {
+        text.push('。');
+    }
+}
+
 /// 5,000 messages of made-up words in sentences of ten: a vocabulary of 20,000 words, the frequent ones frequent.
-fn long_conversation(characters: usize) -> Vec<Entry> {
+fn long_conversation(characters: usize, write: Write) -> Vec<Entry> {
     let mut state: u64 = 42;
-    let mut next = |below: u64| {
+    let mut next = |below: u32| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
+        u32::try_from((state >> 33) % u64::from(below)).unwrap_or(0)
     };
     (0..5000)
         .map(|number| {
             let mut text = String::new();
             let mut words = 0;
-            while text.len() < characters {
+            // A character of these has as many bytes as the first: one, or three.
+            while text.len() < characters * text.chars().next().map_or(1, char::len_utf8) {
                 let range = next(20_000) + 1;
-                let mut word = next(range);
-                let begin = text.len();
-                while word > 0 || text.len() < begin + 2 {
-                    text.push(char::from(b'a' + u8::try_from(word % 26).unwrap_or(0)));
-                    word /= 26;
-                }
+                write(next(range), words, &mut text);
                 words += 1;
-                text.push_str(if words % 10 == 0 { ". " } else { " " });
             }
-            Entry {
-                role: if number % 2 == 0 { Role::User } else { Role::Assistant },
-                name: None,
-                text,
-                calls: Vec::new(),
-            }
+            let role = if number % 2 == 0 { Role::User } else { Role::Assistant };
+            Entry { role, name: None, text, calls: Vec::new() }
         })
         .collect()
 }

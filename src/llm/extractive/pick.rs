@@ -91,13 +91,11 @@ pub(super) fn pick(
             }
             continue;
         }
-        match left.checked_sub(size(passage)) {
-            Some(rest) => left = rest,
-            None => {
-                too_large = too_large.or(Some(passage.clone()));
-                continue;
-            }
-        }
+        let Some(rest) = left.checked_sub(size(passage)) else {
+            too_large = too_large.or(Some(passage.clone()));
+            continue;
+        };
+        left = rest;
         coverage.take(inside);
         used.iter_mut().take(passage.end).skip(passage.start).for_each(|used| *used = true);
         taken.push(passage.clone());

@@ -130,14 +130,14 @@ pub(super) fn plain(sentence: &str) -> String {
         glue = word.ends_with("\":");
         push_word(&mut out, word);
     }
-    end(unbroken(out))
+    end(unbroken(&out))
 }
 
 /// Takes away what a reader who looks at punctuation alone would take for an end: `Dr. Ng` is `Dr Ng`, and who
 /// writes all in lower case has semicolons.
-fn unbroken(sentence: String) -> String {
+fn unbroken(sentence: &str) -> String {
     let mut out = String::new();
-    let mut rest = sentence.as_str();
+    let mut rest = sentence;
     while let Some(space) = rest.find(' ') {
         let (word, after) = rest.split_at(space);
         let core = word.trim_end_matches(closes);

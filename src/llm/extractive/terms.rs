@@ -21,6 +21,12 @@ pub(super) struct Bag {
     pub(super) words: u32,
 }
 
+/// How many terms the pairs of characters share, as a power of two: few enough for the table of them to stay in a
+/// processor's cache, which makes a million of characters cheap; enough for nine in ten of the pairs of a long
+/// conversation (100,000 characters) to have one of their own. Pairs that share a term count as one, like
+/// homonyms.
+const PAIR_BITS: u32 = 18;
+
 /// Every term of a conversation, numbered in the order of first appearance, so that nothing ever depends on the
 /// order of a hash map.
 #[derive(Debug, Default)]
@@ -30,6 +36,8 @@ pub(super) struct Terms {
     ids: HashMap<u64, u32, BuildHasherDefault<AsIs>>,
     /// Keyed at random, so that no text can be made to collide; numbers never depend on it.
     hasher: RandomState,
+    /// By a hash of the two characters, the number plus one; 0: none yet. Empty until there is a pair.
+    pairs: Vec<u32>,
     /// Per term.
     known: Vec<Term>,
     /// The terms of all bags, one bag after another.
@@ -65,49 +73,86 @@ impl Terms {
     pub(super) fn read(&mut self, sentence: &str) -> Bag {
         self.bag += 1;
         let (begin, mut words) = (self.in_bags.len(), 0);
-        let mut term = String::new();
-        // The character before, where it belongs to a script without spaces and thus may begin a pair.
-        let mut pair: Option<char> = None;
-        let mut end = 0;
-        for (at, word) in sentence.unicode_word_indices() {
-            let first = word.chars().next().filter(|c| without_spaces(*c));
-            let previous = pair.take().filter(|_| at == end);
-            end = at + word.len();
-            if let Some(c) = first {
+        // The character before, where it belongs to a script without spaces and thus may begin a pair; and the last.
+        let (mut pair, mut lone) = (None::<char>, None);
+        let mut text = String::new();
+        let mut rest = sentence;
+        while let Some(first) = rest.chars().next() {
+            if is_ideographic(first) {
+                // The most frequent case of what follows, without Unicode's tables.
                 words += 1;
-                pair = Some(c);
-                let Some(previous) = previous else { continue };
-                term.clear();
-                term.push(previous);
-                term.push(c);
+                lone = Some(first);
+                if let Some(previous) = pair.replace(first) {
+                    self.count_pair(previous, first);
+                }
+                rest = rest.get(first.len_utf8()..).unwrap_or_default();
+                continue;
+            }
+            let (piece, after) = if rest.is_ascii() {
+                (rest, "")
             } else {
+                rest.split_at(rest.find(is_ideographic).unwrap_or(rest.len()))
+            };
+            rest = after;
+            let mut end = 0;
+            for (at, word) in piece.unicode_word_indices() {
                 words += 1;
-                term.clear();
+                let previous = pair.take().filter(|_| at == end);
+                end = at + word.len();
+                if let Some(c) = word.chars().next().filter(|c| without_spaces(*c)) {
+                    (pair, lone) = (Some(c), Some(c));
+                    if let Some(previous) = previous {
+                        self.count_pair(previous, c);
+                    }
+                    continue;
+                }
+                text.clear();
                 let word = stem(word);
                 if word.is_ascii() {
-                    term.push_str(word);
-                    term.make_ascii_lowercase();
+                    text.push_str(word);
+                    text.make_ascii_lowercase();
                 } else {
-                    term.extend(word.chars().flat_map(char::to_lowercase));
+                    text.extend(word.chars().flat_map(char::to_lowercase));
                 }
+                self.count_word(&text);
             }
-            self.count(&term);
+            pair = pair.filter(|_| end == piece.len());
         }
         // A single character alone, such as an answer in one ideograph.
-        if let (true, Some(c)) = (self.in_bags.len() == begin, pair) {
-            self.count(c.encode_utf8(&mut [0; 4]));
+        if let (true, Some(c)) = (self.in_bags.len() == begin, lone) {
+            self.count_word(c.encode_utf8(&mut [0; 4]));
         }
         Bag { range: begin..self.in_bags.len(), words }
     }
 
-    fn count(&mut self, text: &str) {
+    fn count_word(&mut self, text: &str) {
         let next = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
         let id = *self.ids.entry(self.hasher.hash_one(text)).or_insert(next);
-        if id == next {
-            self.known.push(Term {
-                characters: u32::try_from(text.chars().count()).unwrap_or(u32::MAX),
-                ..Term::default()
-            });
+        let characters = || u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
+        self.count(id, characters);
+    }
+
+    fn count_pair(&mut self, first: char, second: char) {
+        if self.pairs.is_empty() {
+            self.pairs = vec![0; 1 << PAIR_BITS];
+        }
+        // Fibonacci hashing of both code points. The key is fixed: what shares a term must not depend on chance.
+        let both = (u64::from(u32::from(first)) << 32) | u64::from(u32::from(second));
+        let hash = (both ^ (both >> 27)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PAIR_BITS);
+        let next = u32::try_from(self.known.len()).unwrap_or(u32::MAX - 1);
+        let slot = usize::try_from(hash).ok().and_then(|slot| self.pairs.get_mut(slot));
+        let Some(slot) = slot else { return };
+        if *slot == 0 {
+            *slot = next + 1;
+        }
+        let id = *slot - 1;
+        self.count(id, || 2);
+    }
+
+    /// Counts a term of that number, which may be the next new one.
+    fn count(&mut self, id: u32, characters: impl Fn() -> u32) {
+        if index(id) == self.known.len() {
+            self.known.push(Term { characters: characters(), ..Term::default() });
         }
         let Some(term) = self.known.get_mut(index(id)) else {
             return;
@@ -172,6 +217,11 @@ fn stem(word: &str) -> &str {
 /// A term's number as an index.
 pub(super) fn index(id: u32) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX)
+}
+
+/// Whether a character is one of the ideographs and syllables that are a word to Unicode each.
+fn is_ideographic(c: char) -> bool {
+    matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{3041}'..='\u{3096}' | '\u{3400}'..='\u{4dbf}')
 }
 
 /// Whether a script puts no spaces between words. Unicode's default word borders then fall between all characters
