@@ -23,7 +23,6 @@ mod users;
 mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
-    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod backend;
     pub(crate) mod postgres;
 }
