@@ -5,8 +5,10 @@
 
 use super::{Options, Store, StoreError, migrations};
 use async_trait::async_trait;
+use sqlx::query::Query;
 use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
+    SqliteSynchronous,
 };
 use sqlx::{ConnectOptions as _, Row as _, Sqlite as Driver, Transaction};
 use std::str::FromStr as _;
@@ -62,6 +64,15 @@ impl Sqlite {
         let writer = pool(1).connect_with(connect.clone()).await?;
         let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
         Ok(Self { writer, readers })
+    }
+
+    /// The row of a statement that writes one row at most. It is read to its end: the statement commits after its rows,
+    /// and what goes wrong then (a full disk) would be lost with the first row.
+    async fn written(
+        &self,
+        query: Query<'_, Driver, SqliteArguments>,
+    ) -> Result<Option<SqliteRow>, sqlx::Error> {
+        Ok(query.fetch_all(&self.writer).await?.pop())
     }
 
     async fn write(&self) -> Result<Transaction<'static, Driver>, sqlx::Error> {

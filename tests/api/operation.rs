@@ -24,7 +24,7 @@ async fn without_the_schema_it_lives_but_is_not_ready() {
     let app = TestApp::serve(app).await;
     get(&app, "/livez").await.ok(200);
     let answer = get(&app, "/readyz").await;
-    let detail = answer.problem(503, "store-unavailable");
+    let detail = answer.problem(503, "other-schema");
     assert!(detail.contains("precis migrate"), "{detail}");
     assert!(answer.header("retry-after").expect("a time").parse::<u32>().is_ok());
     let answer = get(&app, "/sessions").await;

@@ -64,15 +64,14 @@ impl Consolidations for Sqlite {
             Claim::Due { revision } => Some(revision),
             Claim::Asked => None,
         };
-        let row = sqlx::query(TAKE)
+        let query = sqlx::query(TAKE)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(token)
             .bind(micros(now() + ttl))
             .bind(revision)
-            .bind(micros(now()))
-            .fetch_optional(&self.writer)
-            .await?;
+            .bind(micros(now()));
+        let row = self.written(query).await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
@@ -149,14 +148,13 @@ impl Consolidations for Sqlite {
         retry_in: Duration,
         why: &str,
     ) -> Result<Option<OffsetDateTime>, StoreError> {
-        let row = sqlx::query(FAIL)
+        let query = sqlx::query(FAIL)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(token)
             .bind(micros(now() + retry_in))
-            .bind(why)
-            .fetch_optional(&self.writer)
-            .await?;
+            .bind(why);
+        let row = self.written(query).await?;
         Ok(row.as_ref().map(|row| time(row, "retry_at")).transpose()?)
     }
 }

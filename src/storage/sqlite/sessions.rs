@@ -72,7 +72,7 @@ impl Sessions for Sqlite {
         metadata: &str,
     ) -> Result<Option<Session>, StoreError> {
         let query = sqlx::query(SET_METADATA).bind(tenant.as_str()).bind(session.as_str()).bind(metadata);
-        let row = query.fetch_optional(&self.writer).await?;
+        let row = self.written(query).await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
