@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-on_both_stores!(ten_times_the_messages_take_no_more_memory);
+on_both_stores!(many_times_the_messages_take_no_more_memory);
 
 /// What may come on top for other reasons: pages that the allocator keeps, a thread, a connection. All of the
 /// conversation in a single call would take far more.
-const SLACK_KB: u64 = 24 * 1024;
+const SLACK_KB: u64 = 40 * 1024;
 
 /// The service as it is installed; killed with the value.
 struct Service {
@@ -67,11 +67,11 @@ impl Service {
     }
 }
 
-async fn ten_times_the_messages_take_no_more_memory(backend: Backend) {
+async fn many_times_the_messages_take_no_more_memory(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[("consolidation.mode", "off")]).await;
-    for (session, messages) in [("few", 300), ("many", 3000)] {
+    for (session, messages) in [("few", 300), ("many", 5000)] {
         let given: Vec<String> = (1..=messages).map(long).collect();
         record(&app, session, &given).await;
         assert_eq!(plain(&app, session, &given).await.outcome(), "disabled");
@@ -79,8 +79,8 @@ async fn ten_times_the_messages_take_no_more_memory(backend: Backend) {
     let service = Service::start(&backend, &model);
     service.consolidate(&app, "few", 300).await;
     let few = service.peak_kb();
-    service.consolidate(&app, "many", 3000).await;
+    service.consolidate(&app, "many", 5000).await;
     let many = service.peak_kb();
     assert!(model.calls().len() > 10);
-    assert!(many < few + SLACK_KB, "{few} kB for 300 messages, {many} kB for 3,000");
+    assert!(many < few + SLACK_KB, "{few} kB for 300 messages, {many} kB for 5,000");
 }
