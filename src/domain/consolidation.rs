@@ -79,9 +79,13 @@ impl Policy {
     pub fn plan(&self, marks: &[Mark], tail_len: usize) -> Option<Plan> {
         let limit = tail_len.saturating_sub(self.keep_recent).min(marks.len());
         // A call that never gets its result would hold the cursor for ever. It does so until messages would have to
-        // be left out of the context; from then on, a call that the user has gone on from is taken as given up.
-        let given_up = (tail_len > self.max_history_messages).then_some(Unanswered::OpenUntilUser);
-        [Some(Unanswered::Open), given_up].into_iter().flatten().find_map(|unanswered| {
+        // be left out of the context; from then on, a call that the user has gone on from is taken as given up, and
+        // any call where there is none of these: an agent may work for long without a user.
+        let mut waiting = vec![Unanswered::Open];
+        if tail_len > self.max_history_messages {
+            waiting.extend([Unanswered::OpenUntilUser, Unanswered::Closed]);
+        }
+        waiting.into_iter().find_map(|unanswered| {
             let end = cut::latest(marks, limit, unanswered)?;
             Some(Plan { end, parts: cut::all_until(marks, end, unanswered) })
         })
@@ -180,6 +184,15 @@ mod tests {
         let mut longer = rest(1);
         longer.extend(turns(200));
         assert_eq!(policy().plan(&longer, 201).map(|plan| plan.end), Some(181));
+    }
+
+    #[test]
+    fn a_call_that_no_user_has_gone_on_from_holds_it_no_longer() {
+        let said = |_| Mark { role: Role::Assistant, opens: Vec::new(), answers: None };
+        let mut marks: Vec<Mark> = (0..201).map(said).collect();
+        marks[0].opens.push("lost".to_owned());
+        assert_eq!(policy().plan(&marks[..200], 200), None);
+        assert_eq!(policy().plan(&marks, 201).map(|plan| plan.end), Some(181));
     }
 
     #[test]
