@@ -85,6 +85,7 @@ async fn no_message_leaves_its_line_of_the_prompt(backend: Backend) {
     assert_eq!(harmless, hostile, "all that is ours is as ever");
     assert_eq!(lines.len(), count, "a line a message");
     for (index, line) in lines.iter().enumerate() {
+        assert!(!line.contains(['<', '>']), "{line}");
         let line: Value = serde_json::from_str(line).expect("one JSON value");
         let text = HOSTILE[index / 4];
         let expected = match index % 4 {

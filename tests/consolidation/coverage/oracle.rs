@@ -89,15 +89,27 @@ impl History {
     }
 
     /// Whether a cut behind message `seq` parts a call that was made after `cursor` from its result, or from the
-    /// one that may still come. If `gone_on`, none is waited for where the user has gone on without it.
-    fn parts(&self, cursor: usize, seq: usize, gone_on: bool) -> bool {
+    /// one that may still come and that is waited for.
+    fn parts(&self, cursor: usize, seq: usize, wait: Wait) -> bool {
         let is_user = |seq: usize| self.messages.get(seq - 1).is_some_and(|told| told.user);
         let mut calls = self.calls().into_iter().filter(|call| call.seq > cursor && call.seq <= seq);
         calls.any(|call| match call.result {
             Some(result) => result > seq,
-            None => !(gone_on && (call.seq + 1..=seq + 1).any(is_user)),
+            None => match wait {
+                Wait::ForAll => true,
+                Wait::UnlessUserWentOn => !(call.seq + 1..=seq + 1).any(is_user),
+                Wait::ForNone => false,
+            },
         })
     }
+}
+
+/// Which results are waited for.
+#[derive(Clone, Copy)]
+enum Wait {
+    ForAll,
+    UnlessUserWentOn,
+    ForNone,
 }
 
 /// A tool call, with the places of its message and of its result.
@@ -179,12 +191,14 @@ impl Oracle {
     /// Where a summary of what follows the cursor has to end.
     ///
     /// A call without a result holds it back, but only until messages would be left out of contexts: from then on
-    /// one that the user has gone on from is given up. Its result, should it still come, stands alone.
+    /// one that the user has gone on from is given up, or if there is none, any. Its result, should it still come,
+    /// stands alone.
     fn cut(&self, cursor: usize) -> Option<usize> {
         let last = self.history.len();
         let too_long = last - cursor > self.setup.most;
-        [false, true].into_iter().filter(|gone_on| !gone_on || too_long).find_map(|gone_on| {
-            let safe = |seq: &usize| !self.history.parts(cursor, *seq, gone_on);
+        let waits = [Wait::ForAll, Wait::UnlessUserWentOn, Wait::ForNone];
+        waits.into_iter().take(if too_long { 3 } else { 1 }).find_map(|wait| {
+            let safe = |seq: &usize| !self.history.parts(cursor, *seq, wait);
             let cuts: Vec<usize> =
                 (cursor + 1..=last.saturating_sub(self.setup.keep_recent)).filter(safe).collect();
             let before_user = cuts.iter().rfind(|seq| self.history.messages[**seq].user);
