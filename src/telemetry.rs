@@ -5,12 +5,15 @@ use std::io::IsTerminal as _;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
+/// Postgres' notices are no news ("relation already exists, skipping", at each start). The settings can say otherwise.
+const QUIET: &str = "sqlx::postgres::notice=warn";
+
 /// Starts logging to standard error, so that standard output stays free for what a command prints.
 ///
 /// # Errors
 /// The filter can't be read.
 pub fn start(log: &Log) -> Result<(), ParseError> {
-    let filter = EnvFilter::try_new(&log.filter)?;
+    let filter = EnvFilter::try_new(format!("{QUIET},{}", log.filter))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let terminal = std::io::stderr().is_terminal();
     // A second start is a test's: the first one stays.
