@@ -101,7 +101,11 @@ fn main() -> ExitCode {
 async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
     match cli.command {
         None => serve(&cli.settings.load()?.settings, &cli.serve).await?,
-        Some(Command::Serve(args)) => serve(&cli.settings.load()?.settings, &args).await?,
+        Some(Command::Serve(args)) => {
+            // The flag may stand before the command as well as after it.
+            let args = ServeArgs { no_migrate: cli.serve.no_migrate || args.no_migrate };
+            serve(&cli.settings.load()?.settings, &args).await?;
+        }
         Some(Command::Migrate) => {
             let settings = cli.settings.load()?.settings;
             telemetry::start(&settings.log)?;
