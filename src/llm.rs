@@ -70,6 +70,12 @@ pub struct Attempt {
     pub duration: Duration,
 }
 
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} (after {:?})", self.model, self.cause, self.duration)
+    }
+}
+
 /// Why an attempt failed. The texts are for logs: they hold no key and no text of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
@@ -132,7 +138,7 @@ impl fmt::Display for LlmError {
         write!(f, "no model of pool \"{}\" brought a summary", self.pool)?;
         for (index, attempt) in self.attempts.iter().enumerate() {
             let separator = if index == 0 { ": " } else { "; " };
-            write!(f, "{separator}{}: {} (after {:?})", attempt.model, attempt.cause, attempt.duration)?;
+            write!(f, "{separator}{attempt}")?;
         }
         Ok(())
     }
