@@ -161,8 +161,8 @@ impl From<Error> for Problem {
                     .retry_after(RETRY_SECONDS)
             }
             Error::ConsolidationFailed { .. } => {
-                let detail = "No model brought a summary that could be saved; nothing was changed. \
-                    GET the session for the reason (consolidation.last_failure).";
+                let detail = "No model brought a summary that could be saved. The history is untouched, and what was \
+                    summarised before stands. GET the session for the reason (consolidation.last_failure).";
                 Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
             }
             Error::Store(error) => Self::from_store(&error),
