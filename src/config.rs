@@ -123,7 +123,7 @@ pub enum Mode {
     Inline,
     /// After the answer.
     Background,
-    /// Never.
+    /// Only when asked for.
     Off,
 }
 
