@@ -294,6 +294,16 @@ mod tests {
     }
 
     #[test]
+    fn tens_of_thousands_of_tool_calls_are_read_in_no_time() {
+        let call = |id: usize| format!(r#"{{"id":"{id}","function":{{"name":"f","arguments":"{{}}"}}}}"#);
+        let calls: Vec<String> = (0..100_000).chain([7]).map(call).collect();
+        let json = format!(r#"{{"role":"assistant","tool_calls":[{}]}}"#, calls.join(","));
+        let began = std::time::Instant::now();
+        assert_eq!(fields(&json), ["tool_calls[100000].id"], "used twice");
+        assert!(began.elapsed().as_secs() < 5, "{:?}", began.elapsed());
+    }
+
+    #[test]
     fn a_key_given_twice_is_refused() {
         assert_eq!(fields(r#"{"role":"user","content":"a","role":"tool"}"#), ["role"]);
     }

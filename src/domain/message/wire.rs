@@ -4,6 +4,7 @@ use super::{Content, Invalid, Parts, Role, ToolCall};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::value::RawValue;
+use std::collections::HashSet;
 
 /// The fields that the rules read; all others are kept in the JSON text and not looked at.
 #[derive(Deserialize)]
@@ -97,6 +98,7 @@ impl Wire<'_> {
 
 fn read_calls(calls: Vec<WireCall>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
     let mut read = Vec::with_capacity(calls.len());
+    let mut ids = HashSet::with_capacity(calls.len());
     for (index, call) in calls.into_iter().enumerate() {
         let at = |field: &str| format!("tool_calls[{index}].{field}");
         if call.r#type.is_some_and(|kind| kind != "function") {
@@ -115,7 +117,7 @@ fn read_calls(calls: Vec<WireCall>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
             wrong.push(Invalid::new(at("function.arguments"), "missing: a string of JSON text"));
             String::new()
         });
-        if read.iter().any(|other: &ToolCall| other.id == id) {
+        if !ids.insert(id.clone()) {
             wrong.push(Invalid::new(at("id"), "used twice in this message"));
         }
         read.push(ToolCall { id, name, arguments });
