@@ -9,6 +9,8 @@ use serde::Serialize;
 
 /// Characters of a tool call's arguments that a summariser sees.
 const ARGUMENT_CHARS: usize = 300;
+/// Characters of a participant's or a tool's name that a summariser sees: twice what OpenAI takes.
+const NAME_CHARS: usize = 128;
 /// Characters of a tool's result that a summariser sees.
 const RESULT_CHARS: usize = 1000;
 
@@ -44,9 +46,14 @@ impl Entry {
         let calls = message
             .tool_calls()
             .iter()
-            .map(|call| format!("{}({})", call.name, shorten(&call.arguments, ARGUMENT_CHARS)))
+            .map(|call| {
+                let name = shorten(&call.name, NAME_CHARS);
+                format!("{name}({})", shorten(&call.arguments, ARGUMENT_CHARS))
+            })
             .collect();
-        Self { role: message.role(), name: message.name().map(str::to_owned), text, calls }
+        // Every piece of a text that is split has the name: a long one would fill a model, or the memory.
+        let name = message.name().map(|name| shorten(name, NAME_CHARS));
+        Self { role: message.role(), name, text, calls }
     }
 
     /// Whether there is anything in it to summarise.
@@ -174,6 +181,16 @@ mod tests {
         let raw = serde_json::value::to_raw_value(&result).expect("JSON");
         let result = Entry::of(&Message::parse(&raw).expect("valid"));
         assert!(result.text.contains("[… 4001 characters …]") && result.text.len() < 1100, "{}", result.text);
+    }
+
+    #[test]
+    fn names_come_in_short_form() {
+        let long = "n".repeat(100_000);
+        let message = serde_json::json!({"role": "assistant", "name": long, "content": "hi", "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": long, "arguments": "{}"}}]});
+        let raw = serde_json::value::to_raw_value(&message).expect("JSON");
+        let entry = Entry::of(&Message::parse(&raw).expect("valid"));
+        assert!(entry.encode().len() < 500, "{}", entry.encode().len());
     }
 
     #[test]
