@@ -150,6 +150,8 @@ pub(super) async fn list(
 }
 
 fn after(micros: i64, session_id: String) -> Option<After> {
+    // Nothing is older than 1970; and Postgres' calendar does not reach as far back as ours.
+    let micros = u64::try_from(micros).ok()?;
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
     Some(After { updated_at, session_id: SessionId::new(session_id).ok()? })
 }
