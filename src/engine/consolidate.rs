@@ -210,16 +210,11 @@ impl Run<'_> {
             outlines.iter().map(|outline| usize::try_from(outline.tokens).unwrap_or(usize::MAX)).collect();
         let mut from = 0;
         while from < plan.end {
-            // The stored counts tell how much is worth loading; what a model gets to see is measured then.
             let ends: Vec<usize> =
                 plan.parts.iter().filter(|end| **end > from).map(|end| end - from).collect();
             let rest = stored.get(from..).unwrap_or_default();
-            let Some(load) = chunk::end(rest, &ends, capacity) else {
-                break;
-            };
-            let entries = self.load(state.cursor, load).await?;
-            let (entries, sizes) = measured(entries).await;
-            let Some(count) = chunk::end(&sizes, &ends, capacity).map(|end| end.min(load)) else {
+            let (entries, sizes) = self.fill(state.cursor, rest, &ends, capacity).await?;
+            let Some(count) = chunk::end(&sizes, &ends, capacity).map(|end| end.min(entries.len())) else {
                 break;
             };
             let entries: Vec<Entry> = entries.into_iter().take(count).collect();
@@ -250,6 +245,34 @@ impl Run<'_> {
             from += count;
         }
         Ok(())
+    }
+
+    /// Reads the messages behind the cursor, as a summariser sees them, and what each takes: as many as fit, up to one
+    /// of `ends` and a unit beyond. The stored counts tell how much is worth loading at once; what a model gets to see
+    /// may be far less, of a tool's result its beginning and its end, and then there is room for more.
+    async fn fill(
+        &self,
+        cursor: i64,
+        stored: &[usize],
+        ends: &[usize],
+        capacity: usize,
+    ) -> Result<(Vec<Entry>, Vec<usize>), Failure> {
+        let (mut entries, mut sizes) = (Vec::new(), Vec::new());
+        let mut filled = 0;
+        while filled < capacity {
+            let had = entries.len();
+            let ends: Vec<usize> = ends.iter().filter(|end| **end > had).map(|end| end - had).collect();
+            let rest = stored.get(had..).unwrap_or_default();
+            let Some(load) = chunk::end(rest, &ends, capacity - filled) else {
+                break;
+            };
+            let from = cursor + i64::try_from(had).unwrap_or(i64::MAX);
+            let (more, measured) = measured(self.load(from, load).await?).await;
+            filled += measured.iter().sum::<usize>();
+            entries.extend(more);
+            sizes.extend(measured);
+        }
+        Ok((entries, sizes))
     }
 
     /// Reads the messages behind the cursor, as a summariser sees them.

@@ -15,6 +15,8 @@ on_both_stores!(
     a_message_larger_than_the_limit_is_read_in_pieces,
     a_unit_larger_than_the_limit_is_never_parted,
     a_part_without_text_needs_no_model,
+    results_of_tools_count_as_much_as_a_model_sees_of_them,
+    a_name_larger_than_the_limit_is_cut,
 );
 
 fn assert_within(calls: &[Call], limit: usize) {
@@ -197,4 +199,43 @@ async fn a_part_without_text_needs_no_model(backend: Backend) {
         (&Value::Null, &json!(""), &json!(""))
     );
     assert_eq!(model.calls().len(), 0);
+}
+
+/// Pages of output, of which a model sees a few lines: they are not what a part is filled with.
+async fn results_of_tools_count_as_much_as_a_model_sees_of_them(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = start(&backend, &model, &[("llm.models.small.input_limit", "20000")]).await;
+    let mut given = Vec::new();
+    for seq in (1..=120).step_by(4) {
+        let call = json!({"id": "c", "type": "function", "function": {"name": "read", "arguments": "{\"file\": 1}"}});
+        given.push(user(seq));
+        given.push(
+            json!({"role": "assistant", "content": format!("m{} reads", seq + 1), "tool_calls": [call]})
+                .to_string(),
+        );
+        let output = format!("m{} {}", seq + 2, "line of output ".repeat(4000));
+        given.push(json!({"role": "tool", "tool_call_id": "c", "content": output}).to_string());
+        given.push(assistant(seq + 3));
+    }
+    record(&app, "s", &given).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.coverage.summary_through), ("consolidated", 100));
+    let calls = model.calls();
+    assert_within(&calls, 20_000);
+    assert_eq!(calls.iter().map(seen).collect::<Vec<_>>(), [(1..=100).collect::<Vec<_>>()]);
+}
+
+async fn a_name_larger_than_the_limit_is_cut(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let set = [("llm.models.small.input_limit", "3000"), ("consolidation.keep_recent", "1")];
+    let app = start(&backend, &model, &set).await;
+    let long = "word ".repeat(20_000);
+    let given = [json!({"role": "user", "name": long, "content": long}).to_string(), user(2)];
+    record(&app, "s", &given).await;
+    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
+    let calls = model.calls();
+    assert_within(&calls, 3000);
+    assert!(calls.len() < 30, "{}", calls.len());
 }
