@@ -139,6 +139,8 @@ pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>,
     let store = storage::connect(database.url.expose(), &options).await.map_err(named)?;
     if migrate {
         store.migrate().await.map_err(named)?;
+    } else if let Err(error) = store.ready().await {
+        tracing::warn!(%error, "the database is not ready; requests are answered as soon as it is");
     }
     Ok(store)
 }

@@ -8,7 +8,6 @@ use crate::llm::Llm;
 use crate::storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
-use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -88,10 +87,7 @@ pub enum Error {
     InProgress,
     /// Consolidation was asked for and failed.
     #[error("consolidation failed")]
-    ConsolidationFailed {
-        /// Before this time it isn't tried again by itself.
-        retry_at: Option<OffsetDateTime>,
-    },
+    ConsolidationFailed,
     /// The store could not do its part.
     #[error(transparent)]
     Store(#[from] StoreError),

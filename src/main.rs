@@ -113,7 +113,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
         }
         Some(Command::Config) => print!("{}", cli.settings.load()?),
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),
-        Some(Command::Health) => return Ok(health(&cli.settings.load()?.settings).await),
+        Some(Command::Health) => return health(&cli.settings.load()?.settings).await,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -141,17 +141,16 @@ async fn serve(settings: &Settings, args: &ServeArgs) -> Result<(), Box<dyn Erro
 }
 
 /// For a container's health check: images have no curl.
-async fn health(settings: &Settings) -> ExitCode {
-    let ask = async {
-        let mut address = settings.server.bind;
-        if address.ip().is_unspecified() {
-            address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
-        }
-        let http = precis::llm::openai::http_client(Duration::from_secs(1)).ok()?;
-        http.get(format!("http://{address}/readyz")).timeout(Duration::from_secs(3)).send().await.ok()
-    };
-    match ask.await {
-        Some(response) if response.status().is_success() => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
+async fn health(settings: &Settings) -> Result<ExitCode, Box<dyn Error>> {
+    let mut address = settings.server.bind;
+    if address.ip().is_unspecified() {
+        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     }
+    let http = precis::llm::openai::http_client(Duration::from_secs(1))?;
+    let request = http.get(format!("http://{address}/readyz")).timeout(Duration::from_secs(3));
+    let response = request.send().await?;
+    if response.status().is_success() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(format!("not ready: {}", response.text().await?).into())
 }

@@ -70,6 +70,9 @@ pub enum StoreError {
     /// The database's address can't be used.
     #[error("the database URL can't be used: {0}")]
     Url(String),
+    /// A table or a column is not there.
+    #[error("the schema is not the one that this version of precis works with: run `precis migrate`")]
+    Unmigrated(#[source] sqlx::Error),
     /// The schema is older or newer than this version.
     #[error("the schema is at migration {found}, this version of precis works with {expected}")]
     Schema {
@@ -83,21 +86,22 @@ pub enum StoreError {
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
-        let unavailable = match &error {
+        match &error {
             E::Io(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Protocol(_) => {
-                true
+                Self::Unavailable(error)
             }
-            // Postgres' class 57 (shutting down, cancelled), 53 (out of resources), 08 (connection), 40 (to be
-            // repeated), 25006 (a standby); SQLite's BUSY and LOCKED.
-            E::Database(error) => error.code().is_some_and(|code| {
-                ["57", "53", "08", "40", "25006"]
-                    .iter()
-                    .any(|class| code.len() == 5 && code.starts_with(class))
-                    || matches!(code.as_ref(), "5" | "6" | "261" | "517")
-            }),
-            _ => false,
-        };
-        if unavailable { Self::Unavailable(error) } else { Self::Refused(error) }
+            E::Database(refused)
+                if postgres::is_unavailable(&**refused) || sqlite::is_unavailable(&**refused) =>
+            {
+                Self::Unavailable(error)
+            }
+            E::Database(refused)
+                if postgres::is_unmigrated(&**refused) || sqlite::is_unmigrated(&**refused) =>
+            {
+                Self::Unmigrated(error)
+            }
+            _ => Self::Refused(error),
+        }
     }
 }
 

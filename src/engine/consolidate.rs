@@ -109,7 +109,7 @@ impl MemoryService {
                 self.session(tenant, session).await?;
                 Err(Error::InProgress)
             }
-            Ok(Ended::Failed { retry_at, .. }) => Err(Error::ConsolidationFailed { retry_at }),
+            Ok(Ended::Failed { .. }) => Err(Error::ConsolidationFailed),
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         }
     }
@@ -160,7 +160,7 @@ impl Run<'_> {
         let failures = u32::try_from(state.consolidation.failures).unwrap_or(0).saturating_add(1);
         let retry_in = self.service.rules.policy.retry_in(failures);
         let why = Chain(&failure).to_string().replace('\0', "");
-        tracing::error!(error = %why, failures, ?retry_in, "consolidation failed; history and summary are untouched");
+        tracing::error!(error = %why, failures, ?retry_in, "consolidation failed; what was committed before stands");
         let noted = store.fail(self.tenant, self.session, self.token, retry_in, &why).await;
         let retry_at = match noted {
             Ok(Some(retry_at)) => Some(retry_at),

@@ -160,7 +160,7 @@ impl From<Error> for Problem {
                 Self::new(S::CONFLICT, "consolidation-in-progress", "Consolidation in progress", detail)
                     .retry_after(RETRY_SECONDS)
             }
-            Error::ConsolidationFailed { .. } => {
+            Error::ConsolidationFailed => {
                 let detail = "No model brought a summary that could be saved. The history is untouched, and what was \
                     summarised before stands. GET the session for the reason (consolidation.last_failure).";
                 Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
@@ -174,12 +174,16 @@ impl Problem {
     fn from_store(error: &StoreError) -> Self {
         let causes = crate::engine::Chain(error);
         match error {
-            StoreError::Schema { found, expected } => {
-                tracing::warn!(error = %causes, "the store is not available");
-                let way_out =
-                    if found < expected { "Run `precis migrate`." } else { "Run a newer version of precis." };
+            StoreError::Schema { .. } | StoreError::Unmigrated(_) => {
+                tracing::warn!(error = %causes, "the schema is another one");
+                let way_out = match error {
+                    StoreError::Schema { found, expected } if found > expected => {
+                        "It is newer: run that version of precis."
+                    }
+                    _ => "Run `precis migrate`.",
+                };
                 let detail = format!(
-                    "The schema of the database is at migration {found}, this version works with {expected}. {way_out}"
+                    "The schema of the database is not the one that this version works with. {way_out}"
                 );
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "other-schema", "Other schema", detail)
                     .retry_after(RETRY_SECONDS)

@@ -1,11 +1,12 @@
 //! Postgres: the store for production. Any number of replicas over one database.
 //!
 //! Every statement stands for itself: nothing relies on the state of a connection, so a transaction pooler may stand
-//! between. Each method is one statement, and with that one round trip and one transaction.
+//! between, if it knows prepared statements (`PgBouncer` does from 1.21 on). Each method is one statement, and with that one round trip and one transaction.
 
 use super::{Options, Store, StoreError, migrations};
 use async_trait::async_trait;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow};
+use sqlx::error::DatabaseError;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgDatabaseError, PgPool, PgPoolOptions, PgRow};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 use std::io;
 use std::str::FromStr as _;
@@ -63,8 +64,16 @@ impl Postgres {
 #[async_trait]
 impl Store for Postgres {
     async fn migrate(&self) -> Result<(), StoreError> {
+        /// Of the lock that lets one replica migrate at a time; any figure that nobody else uses.
+        const LOCK: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
         self.reach().await.map_err(StoreError::Unavailable)?;
-        migrations::postgres().run(&self.pool).await.map_err(StoreError::Migration)
+        // The migrator's own lock belongs to a connection, which a transaction pooler may give to somebody else.
+        let mut transaction = self.pool.begin().await?;
+        sqlx::query(LOCK).execute(&mut *transaction).await?;
+        let mut migrator = migrations::postgres();
+        migrator.set_locking(false);
+        migrator.run_direct(None, &mut *transaction, false).await.map_err(StoreError::Migration)?;
+        Ok(transaction.commit().await?)
     }
 
     async fn ready(&self) -> Result<(), StoreError> {
@@ -80,6 +89,19 @@ impl Store for Postgres {
     async fn close(&self) {
         self.pool.close().await;
     }
+}
+
+/// Whether it's worth trying again: the classes 57 (shutting down, cancelled), 53 (out of resources, such as disk), 08
+/// (connection) and 40 (to be repeated), and 25006 (a standby).
+pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
+    let error = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
+    error.is_some_and(|code| ["57", "53", "08", "40", "25006"].iter().any(|class| code.starts_with(class)))
+}
+
+/// Whether a table or a column is not there.
+pub(super) fn is_unmigrated(error: &dyn DatabaseError) -> bool {
+    let error = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
+    error.is_some_and(|code| matches!(code, "42P01" | "42703"))
 }
 
 fn time(row: &PgRow, column: &str) -> Result<OffsetDateTime, sqlx::Error> {

@@ -5,10 +5,11 @@
 
 use super::{Options, Store, StoreError, migrations};
 use async_trait::async_trait;
+use sqlx::error::DatabaseError;
 use sqlx::query::Query;
 use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
-    SqliteSynchronous,
+    SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
+    SqliteRow, SqliteSynchronous,
 };
 use sqlx::{ConnectOptions as _, Row as _, Sqlite as Driver, Transaction};
 use std::str::FromStr as _;
@@ -103,6 +104,20 @@ impl Store for Sqlite {
         self.readers.close().await;
         self.writer.close().await;
     }
+}
+
+/// Whether it's worth trying again: `BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`, `CANTOPEN`, in any of their kinds.
+pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
+    let error = error.try_downcast_ref::<SqliteError>().and_then(|error| error.code()?.parse::<u32>().ok());
+    error.is_some_and(|code| matches!(code & 0xff, 5 | 6 | 8 | 10 | 13 | 14))
+}
+
+/// Whether a table or a column is not there; SQLite has no code of its own for that.
+pub(super) fn is_unmigrated(error: &dyn DatabaseError) -> bool {
+    let error = error.try_downcast_ref::<SqliteError>().map(DatabaseError::message);
+    error.is_some_and(|message| {
+        ["no such table", "no such column"].iter().any(|lack| message.starts_with(lack))
+    })
 }
 
 /// The store's clock: with one process, the process's own.
