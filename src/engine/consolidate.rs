@@ -15,6 +15,8 @@ use crate::llm::LlmError;
 use crate::storage::StoreError;
 use crate::storage::consolidations::Claim;
 use crate::storage::messages::{Outline, Page};
+use futures_util::FutureExt as _;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tracing::Instrument as _;
@@ -65,6 +67,9 @@ enum Failure {
     Superseded,
     #[error("stopped by the end of the service")]
     Stopped,
+    // Without the panic's text: it may quote the conversation.
+    #[error("a bug in precis: a step panicked")]
+    Panicked,
 }
 
 /// One run, with all that its steps need.
@@ -139,7 +144,10 @@ impl Run<'_> {
     /// Takes steps until nothing is due, and gives the lease back, whatever happens.
     async fn all(&self, mut state: Session, asked: bool) -> Ended {
         let mut progress = Progress::default();
-        let result = self.steps(&mut state, asked, &mut progress).await;
+        // A bug that a message brings out comes back with it: as any failure it gives the lease back and waits longer
+        // each time. What the steps leave behind is read only as far as it was committed.
+        let steps = AssertUnwindSafe(self.steps(&mut state, asked, &mut progress)).catch_unwind();
+        let result = steps.await.unwrap_or(Err(Failure::Panicked));
         let store = &self.service.store;
         let failure = match result {
             Ok(()) => None,

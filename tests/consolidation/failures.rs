@@ -7,8 +7,16 @@ use crate::harness::{
 use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
 use crate::support::model_server::{Behaviour, Call, ModelServer};
+use precis::domain::consolidation::{Mode, Policy};
+use precis::domain::exchange::Exchange;
+use precis::domain::id::{SessionId, TenantId};
+use precis::domain::message::{Message, Role};
+use precis::engine::recall::{Outcome, Request};
+use precis::engine::{Error, MemoryService, Pools, Rules};
+use precis::llm::{self, Llm, LlmError, Task};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -20,6 +28,7 @@ on_both_stores!(
     a_compression_that_fails_leaves_the_summary_long,
     the_next_model_of_the_pool_steps_in,
     after_a_failure_the_recent_messages_may_do,
+    a_panic_is_a_failure_like_any_other,
 );
 
 fn text() -> String {
@@ -261,4 +270,58 @@ async fn after_a_failure_the_recent_messages_may_do(backend: Backend) {
     let answer = plain(&app, "s", &given).await;
     assert_eq!(named(&answer.system()), (1..=164).collect::<Vec<_>>(), "what was left out was not lost");
     assert_eq!(answer.verbatim().len(), 20);
+}
+
+/// A bug in a summariser.
+#[derive(Debug)]
+struct Bug;
+
+#[async_trait::async_trait]
+impl Llm for Bug {
+    async fn ask(&self, _: &str, _: Task<'_>) -> Result<llm::Answer, LlmError> {
+        panic!("of a bug in a test")
+    }
+
+    fn capacity(&self, _: &str) -> usize {
+        10_000
+    }
+
+    fn deadline(&self, _: &str) -> Duration {
+        Duration::from_secs(1)
+    }
+}
+
+async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
+    let pools = Pools { consolidation: "p".to_owned(), meta: "p".to_owned() };
+    let rules = Rules {
+        policy: Policy {
+            threshold: 4,
+            max_tail_tokens: None,
+            keep_recent: 2,
+            summary_word_limit: 600,
+            summary_sentences: 8,
+            max_history_messages: 20,
+            retry_initial: Duration::from_mins(1),
+            retry_max: Duration::from_mins(10),
+        },
+        mode: Mode::Inline,
+        recent_on_failure: false,
+        pools: Some(pools),
+        inline_wait: PATIENCE,
+        memory_max_bytes: 1000,
+    };
+    let service = MemoryService::new(backend.store().await, Arc::new(Bug), rules);
+    let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());
+    let messages = (0..6).map(|_| Message::text(Role::User, "hi")).collect();
+    service.record(&tenant, &session, Exchange::new(messages, None, None), None).await.unwrap();
+    for _ in 0..2 {
+        let context = service.context(&tenant, &session, Request::default()).await.unwrap();
+        assert_eq!((context.consolidation.outcome, context.history.len()), (Outcome::Failed, 6));
+        assert!(context.consolidation.retry_at.is_some());
+    }
+    let asked = service.consolidate_now(&tenant, &session).await;
+    assert!(matches!(asked, Err(Error::ConsolidationFailed { retry_at: Some(_) })), "{asked:?}");
+    let state = service.session(&tenant, &session).await.unwrap().consolidation;
+    assert_eq!((state.failures, state.lease_until), (2, None), "nobody waits for a lease to expire");
+    assert!(!state.last_failure.unwrap().contains("of a bug"), "a panic's text may quote the conversation");
 }
