@@ -136,16 +136,19 @@ pub fn all_until(marks: &[Mark], end: usize, unanswered: Unanswered) -> Vec<usiz
     inner.chain([end]).collect()
 }
 
-/// The earliest safe cut at or after `from`: what lies behind it is sent verbatim. Calls that are still unanswered
-/// stay with what follows them where that is possible at all.
+/// The earliest safe cut at or after `from`: what lies behind it is sent verbatim. Before a user message, unless that
+/// would leave out more than half of what could be sent: an agent may work for long without a user. Calls that are
+/// still unanswered stay with what follows them where that is possible at all.
 #[must_use]
 pub fn earliest(marks: &[Mark], from: usize) -> usize {
     [Unanswered::Open, Unanswered::Closed]
         .into_iter()
         .find_map(|unanswered| {
             let cuts = Cuts::of(marks, unanswered, Stray::Blocks);
-            let candidates = cuts.iter().filter(|(at, _)| (from..marks.len()).contains(at));
-            candidates.clone().find(|(_, user)| *user).or_else(|| candidates.clone().next()).map(|(at, _)| at)
+            let mut candidates = cuts.iter().filter(|(at, _)| (from..marks.len()).contains(at));
+            let (first, _) = candidates.clone().next()?;
+            let user = candidates.find(|(_, user)| *user).map(|(at, _)| at);
+            Some(user.filter(|at| (marks.len() - at) * 2 >= marks.len() - first).unwrap_or(first))
         })
         .unwrap_or(marks.len())
 }
@@ -217,6 +220,13 @@ mod tests {
         assert_eq!(earliest(&marks("a t(x) a"), 0), 2);
         assert_eq!(earliest(&marks("a t(x)"), 0), 2, "nothing verbatim is better than a parted call");
         assert_eq!(earliest(&marks("A(x) a a"), 1), 1, "an unanswered call does not empty the context");
+    }
+
+    #[test]
+    fn a_late_user_message_does_not_empty_what_is_sent() {
+        assert_eq!(earliest(&marks("a a a u a a"), 0), 3);
+        assert_eq!(earliest(&marks("a A(x) t(x) a a u"), 0), 0);
+        assert_eq!(earliest(&marks("t(x) A(y) t(y) a a u"), 0), 1);
     }
 
     #[test]

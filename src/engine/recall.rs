@@ -138,14 +138,8 @@ impl MemoryService {
         session: &SessionId,
         request: Request,
     ) -> Result<Context, Error> {
-        let user = request.user_id.clone().unwrap_or_default();
-        let most = self.rules.policy.max_history_messages;
-        let mut recalled = self.store.recall(tenant, session, &user, most).await?;
-        if let (Some(asked), Some(session)) = (&request.user_id, &recalled.session)
-            && *asked != session.user_id
-        {
-            return Err(Error::OtherUser);
-        }
+        let user = request.user_id.as_ref();
+        let mut recalled = self.recall(tenant, session, user).await?;
         let report = match self.decide(&recalled, request.mode) {
             Decision::Reported(report) => report,
             Decision::Due { revision, pools, mode } => {
@@ -155,17 +149,34 @@ impl MemoryService {
                 } else {
                     let ended = tokio::time::timeout(self.rules.inline_wait, run).await;
                     // The state has changed, if only by a failure. What was read before is complete as well.
-                    match self.store.recall(tenant, session, &user, most).await {
+                    match self.recall(tenant, session, user).await {
                         Ok(now) => recalled = now,
-                        Err(error) => {
+                        Err(Error::Store(error)) => {
                             tracing::warn!(%error, "answering with what was read before consolidation");
                         }
+                        Err(error) => return Err(error),
                     }
                     self.report(ended, &recalled, request.mode)
                 }
             }
         };
         self.assemble(recalled, request, report)
+    }
+
+    /// Reads what a context is made of, for the session's own user only.
+    async fn recall(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: Option<&UserId>,
+    ) -> Result<Recalled, Error> {
+        let most = self.rules.policy.max_history_messages;
+        let asking = user.cloned().unwrap_or_default();
+        let recalled = self.store.recall(tenant, session, &asking, most).await?;
+        match (user, &recalled.session) {
+            (Some(asked), Some(session)) if *asked != session.user_id => Err(Error::OtherUser),
+            _ => Ok(recalled),
+        }
     }
 
     fn decide(&self, recalled: &Recalled, mode: Option<Mode>) -> Decision {
@@ -180,8 +191,21 @@ impl MemoryService {
             Due::No => Decision::Reported(Outcome::NotDue.into()),
             Due::InProgress => Decision::Reported(Outcome::InProgress.into()),
             Due::NotBefore(retry_at) => Decision::Reported(Report::failed(Some(retry_at))),
+            Due::Yes if !self.can_cut(session, recalled) => Decision::Reported(Outcome::NotDue.into()),
             Due::Yes => Decision::Due { revision: session.revision, pools: pools.clone(), mode },
         }
+    }
+
+    /// Whether there is anything to summarise in a tail that is due: while a tool call holds the cursor, there isn't,
+    /// and no request should take the lease to find that out.
+    fn can_cut(&self, session: &Session, recalled: &Recalled) -> bool {
+        let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
+        if tail_len > recalled.window.len() {
+            return true;
+        }
+        let marks: Result<Vec<Mark>, _> = recalled.window.iter().map(|message| mark(&message.json)).collect();
+        // What can't be read is for the run to report.
+        marks.map_or(true, |marks| self.rules.policy.plan(&marks, tail_len).is_some())
     }
 
     /// What to say of a run that this request waited for.

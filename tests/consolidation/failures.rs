@@ -320,7 +320,7 @@ async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
         assert!(context.consolidation.retry_at.is_some());
     }
     let asked = service.consolidate_now(&tenant, &session).await;
-    assert!(matches!(asked, Err(Error::ConsolidationFailed { retry_at: Some(_) })), "{asked:?}");
+    assert!(matches!(asked, Err(Error::ConsolidationFailed)), "{asked:?}");
     let state = service.session(&tenant, &session).await.unwrap().consolidation;
     assert_eq!((state.failures, state.lease_until), (2, None), "nobody waits for a lease to expire");
     assert!(!state.last_failure.unwrap().contains("of a bug"), "a panic's text may quote the conversation");
