@@ -15,6 +15,8 @@ use utoipa::ToSchema;
 
 /// What the types of problems begin with.
 const TYPE: &str = "urn:precis:problem:";
+/// Fields that an answer lists, at most: a request can have a million wrong ones.
+const MOST_ERRORS: usize = 100;
 /// What a client waits before it repeats a request that met a database that does not answer.
 const RETRY_SECONDS: u32 = 2;
 
@@ -64,9 +66,12 @@ impl Problem {
     }
 
     /// 422: well-formed, but not what the interface takes.
-    pub(crate) fn invalid(errors: Vec<FieldError>) -> Self {
+    pub(crate) fn invalid(mut errors: Vec<FieldError>) -> Self {
+        let more = errors.len().saturating_sub(MOST_ERRORS);
+        errors.truncate(MOST_ERRORS);
         let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
-        let detail = format!("Correct these fields and send the request again: {}.", fields.join(", "));
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        let detail = format!("Correct these fields and send the request again: {}{more}.", fields.join(", "));
         Self {
             errors,
             ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-input", "Invalid input", detail)
