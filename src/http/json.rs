@@ -169,13 +169,12 @@ mod tests {
     struct Nothing {}
 
     #[test]
-    fn tens_of_thousands_of_unknown_fields_are_named_in_no_time() {
+    fn of_very_many_unknown_fields_a_hundred_are_named_and_all_are_counted() {
         let fields: Vec<String> = (0..100_000).map(|name| format!("\"u{name}\":0")).collect();
         let body = format!("{{{}}}", fields.join(","));
-        let began = std::time::Instant::now();
         let problem = read::<Nothing>(body.as_bytes()).expect_err("no field is known");
-        assert!(began.elapsed().as_secs() < 5, "{:?}", began.elapsed());
         let problem = serde_json::to_value(&problem).expect("JSON");
-        assert_eq!(problem["errors"].as_array().map(Vec::len), Some(100_000));
+        assert_eq!(problem["errors"].as_array().map(Vec::len), Some(100));
+        assert!(problem["detail"].as_str().is_some_and(|detail| detail.ends_with("u99, and 99900 more.")));
     }
 }
