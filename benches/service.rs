@@ -1,4 +1,4 @@
-//! What a context costs, over HTTP, on each store: `scripts/postgres cargo bench`.
+//! What a context costs, over HTTP, on each store: `scripts/postgres cargo bench --bench service`.
 //!
 //! Client, service and database share one machine, so the figures that mean something elsewhere are the ratios, all of
 //! one run. The lines are measured by turns, so that a noisy moment meets all of them.
@@ -141,6 +141,6 @@ async fn main() {
     measure(&format!("sqlite://{}", folder.path().join("precis.db").display())).await;
     match std::env::var("PRECIS_TEST_POSTGRES") {
         Ok(url) => measure(&url).await,
-        Err(_) => println!("Postgres was not measured. Run it as: scripts/postgres cargo bench"),
+        Err(_) => println!("Postgres was not measured. Run it as: scripts/postgres cargo bench --bench service"),
     }
 }
