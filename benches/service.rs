@@ -141,6 +141,8 @@ async fn main() {
     measure(&format!("sqlite://{}", folder.path().join("precis.db").display())).await;
     match std::env::var("PRECIS_TEST_POSTGRES") {
         Ok(url) => measure(&url).await,
-        Err(_) => println!("Postgres was not measured. Run it as: scripts/postgres cargo bench --bench service"),
+        Err(_) => {
+            println!("Postgres was not measured. Run it as: scripts/postgres cargo bench --bench service");
+        }
     }
 }
