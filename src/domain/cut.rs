@@ -50,89 +50,72 @@ enum Stray {
     Blocks,
 }
 
-/// The safe cuts of a conversation, in order, with whether a user message follows. The ends, 0 and the length, are
+/// The safe cuts of a conversation, in order, each with whether a user message follows. The ends, 0 and the length, are
 /// among them where they are safe.
-struct Cuts {
-    safe: Vec<bool>,
-    user: Vec<bool>,
-}
-
-impl Cuts {
-    fn of(marks: &[Mark], unanswered: Unanswered, stray: Stray) -> Self {
-        // Each call, with its result, blocks a range of cuts; the ranges are added up at their borders.
-        let mut borders = vec![0_i64; marks.len() + 2];
-        let mut block = |from: usize, to: usize| {
-            if from <= to {
-                for (at, step) in [(from, 1), (to + 1, -1)] {
-                    if let Some(border) = borders.get_mut(at) {
-                        *border += step;
-                    }
+fn safe_cuts(marks: &[Mark], unanswered: Unanswered, stray: Stray) -> Vec<(usize, bool)> {
+    // Each call, with its result, blocks a range of cuts; the ranges are added up at their borders.
+    let mut borders = vec![0_i64; marks.len() + 2];
+    let mut block = |from: usize, to: usize| {
+        if from <= to {
+            for (at, step) in [(from, 1), (to + 1, -1)] {
+                if let Some(border) = borders.get_mut(at) {
+                    *border += step;
                 }
             }
+        }
+    };
+    // Ids come back in some clients ("call_1" in each turn): a result belongs to the latest open call.
+    let mut open: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (at, mark) in marks.iter().enumerate() {
+        if let Some(id) = mark.answers.as_deref() {
+            match open.get_mut(id).and_then(Vec::pop) {
+                Some(call) => block(call + 1, at),
+                None if stray == Stray::Blocks => block(0, at),
+                None => {}
+            }
+        }
+        for id in &mark.opens {
+            open.entry(id).or_default().push(at);
+        }
+    }
+    let users: Vec<usize> =
+        (0..).zip(marks).filter(|(_, mark)| mark.role == Role::User).map(|(at, _)| at).collect();
+    for call in open.into_values().flatten() {
+        let until = match unanswered {
+            Unanswered::Open => marks.len(),
+            Unanswered::OpenUntilUser => {
+                let next = users.partition_point(|user| *user <= call);
+                users.get(next).map_or(marks.len(), |user| user - 1)
+            }
+            Unanswered::Closed => continue,
         };
-        // Ids come back in some clients ("call_1" in each turn): a result belongs to the latest open call.
-        let mut open: HashMap<&str, Vec<usize>> = HashMap::new();
-        for (at, mark) in marks.iter().enumerate() {
-            if let Some(id) = mark.answers.as_deref() {
-                match open.get_mut(id).and_then(Vec::pop) {
-                    Some(call) => block(call + 1, at),
-                    None if stray == Stray::Blocks => block(0, at),
-                    None => {}
-                }
-            }
-            for id in &mark.opens {
-                open.entry(id).or_default().push(at);
-            }
-        }
-        for call in open.into_values().flatten() {
-            let until = match unanswered {
-                Unanswered::Open => marks.len(),
-                Unanswered::OpenUntilUser => marks
-                    .iter()
-                    .skip(call + 1)
-                    .position(|mark| mark.role == Role::User)
-                    .map_or(marks.len(), |distance| call + distance),
-                Unanswered::Closed => continue,
-            };
-            block(call + 1, until);
-        }
-        let mut open_calls = 0;
-        let safe = borders
-            .into_iter()
-            .take(marks.len() + 1)
-            .map(|border| {
-                open_calls += border;
-                open_calls == 0
-            })
-            .collect();
-        let user = marks.iter().map(|mark| mark.role == Role::User).chain([false]).collect();
-        Self { safe, user }
+        block(call + 1, until);
     }
-
-    fn iter(&self) -> impl DoubleEndedIterator<Item = (usize, bool)> + Clone {
-        let pairs = self.safe.iter().copied().zip(self.user.iter().copied());
-        let length = self.safe.len().min(self.user.len());
-        (0..length)
-            .zip(pairs.collect::<Vec<_>>())
-            .filter(|(_, (safe, _))| *safe)
-            .map(|(at, (_, user))| (at, user))
-    }
+    let mut open_calls = 0;
+    let follows = marks.iter().map(|mark| mark.role == Role::User).chain([false]);
+    let cuts = (0..).zip(borders).zip(follows);
+    cuts.filter_map(|((at, border), user)| {
+        open_calls += border;
+        (open_calls == 0).then_some((at, user))
+    })
+    .collect()
 }
 
 /// The latest safe cut at or before `limit` that leaves something before it: what lies before the cut can be
 /// summarised. Before a user message, or, if there is none, before any message. `None`: nothing can.
 #[must_use]
 pub fn latest(marks: &[Mark], limit: usize, unanswered: Unanswered) -> Option<usize> {
-    let cuts = Cuts::of(marks, unanswered, Stray::Ignored);
-    let candidates = cuts.iter().filter(|(at, _)| (1..=limit).contains(at));
-    candidates.clone().rfind(|(_, user)| *user).or_else(|| candidates.clone().next_back()).map(|(at, _)| at)
+    let cuts = safe_cuts(marks, unanswered, Stray::Ignored);
+    let mut candidates = cuts.into_iter().filter(|(at, _)| (1..=limit).contains(at)).rev();
+    let (last, _) = candidates.clone().next()?;
+    Some(candidates.find(|(_, user)| *user).map_or(last, |(at, _)| at))
 }
 
 /// All cuts in `1..=end` at which a part can end that is summarised on its own; `end` is always one of them.
 #[must_use]
 pub fn all_until(marks: &[Mark], end: usize, unanswered: Unanswered) -> Vec<usize> {
-    let cuts = Cuts::of(marks, unanswered, Stray::Ignored);
-    let inner = cuts.iter().map(|(at, _)| at).filter(|at| (1..end).contains(at));
+    let cuts = safe_cuts(marks, unanswered, Stray::Ignored);
+    let inner = cuts.into_iter().map(|(at, _)| at).filter(|at| (1..end).contains(at));
     inner.chain([end]).collect()
 }
 
@@ -144,8 +127,8 @@ pub fn earliest(marks: &[Mark], from: usize) -> usize {
     [Unanswered::Open, Unanswered::Closed]
         .into_iter()
         .find_map(|unanswered| {
-            let cuts = Cuts::of(marks, unanswered, Stray::Blocks);
-            let mut candidates = cuts.iter().filter(|(at, _)| (from..marks.len()).contains(at));
+            let cuts = safe_cuts(marks, unanswered, Stray::Blocks);
+            let mut candidates = cuts.into_iter().filter(|(at, _)| (from..marks.len()).contains(at));
             let (first, _) = candidates.clone().next()?;
             let user = candidates.find(|(_, user)| *user).map(|(at, _)| at);
             Some(user.filter(|at| (marks.len() - at) * 2 >= marks.len() - first).unwrap_or(first))
