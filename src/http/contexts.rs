@@ -3,11 +3,12 @@
 use super::error::Problem;
 use super::exchanges::{ContentBody, at};
 use super::extract::{OptionalJson, Session, Tenant, user_id};
+use super::json::stored;
 use crate::domain::consolidation::Mode;
 use crate::domain::message::{Invalid, Message, Role};
 use crate::domain::tokens::TOKENIZER;
 use crate::engine::recall::{Context, Request};
-use crate::engine::{Error, MemoryService, StoreError};
+use crate::engine::{Error, MemoryService};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -170,26 +171,25 @@ pub(super) async fn build(
         }),
     };
     let context = service.context(&tenant, &session, request).await?;
-    Ok(axum::Json(respond(session.as_str(), context).map_err(Error::Store)?))
+    Ok(axum::Json(respond(session.as_str(), context)?))
 }
 
-fn respond(session_id: &str, context: Context) -> Result<ContextResponse, StoreError> {
+fn respond(session_id: &str, context: Context) -> Result<ContextResponse, Error> {
     #[derive(Serialize)]
     struct System<'a> {
         role: &'static str,
         content: &'a str,
     }
-    let invalid =
-        |error: serde_json::Error| StoreError::Corrupt { what: "a message", why: error.to_string() };
     let mut messages = Vec::with_capacity(context.history.len() + 2);
     if !context.system.is_empty() {
-        messages.push(to_raw_value(&System { role: "system", content: &context.system }).map_err(invalid)?);
+        let system = to_raw_value(&System { role: "system", content: &context.system });
+        messages.push(system.unwrap_or_else(|_| unreachable!("two strings are always JSON")));
     }
     for message in context.history {
-        messages.push(RawValue::from_string(message).map_err(invalid)?);
+        messages.push(stored(message)?);
     }
     if let Some(message) = &context.user_message {
-        messages.push(RawValue::from_string(message.json().to_owned()).map_err(invalid)?);
+        messages.push(stored(message.json().to_owned())?);
     }
     let omitted = context.coverage.omitted.iter().map(|omitted| OmittedRange {
         from_seq: omitted.from_seq,

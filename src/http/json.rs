@@ -1,8 +1,9 @@
-//! JSON bodies as values, with all that is wrong in them at once.
+//! JSON of requests as values, with all that is wrong in it at once; and stored JSON as it goes out.
 
 use super::error::{FieldError, Problem};
 use super::exchanges::at;
 use crate::domain::json;
+use crate::engine::{Error, StoreError};
 use serde::de::{DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 use serde_json::value::RawValue;
@@ -11,6 +12,12 @@ use std::collections::{BTreeMap, HashSet};
 /// Levels of lists and objects in a body. Clients' own parsers have limits too, from 127 on, and what is stored here
 /// comes back to them a level or two deeper: one message beyond that would make its whole session unreadable.
 const MOST_LEVELS: u8 = 100;
+
+/// A stored message, to be sent as it is.
+pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
+    RawValue::from_string(json)
+        .map_err(|error| StoreError::Corrupt { what: "a message", why: error.to_string() }.into())
+}
 
 /// A JSON object. All unknown fields and all fields of a wrong type are named with their paths.
 pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {

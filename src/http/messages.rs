@@ -2,8 +2,9 @@
 
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant};
+use super::json::stored;
 use super::page::{self, Limit, Page};
-use crate::engine::{self, Error, MemoryService, StoreError};
+use crate::engine::{self, MemoryService};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -75,13 +76,10 @@ pub(super) async fn list(
         }
     }
     let page = engine::Page { after_seq, before_seq, descending, limit: limit + 1 };
-    let stored = service.messages(&tenant, &session, page).await?;
-    let mut messages = Vec::with_capacity(stored.len());
-    for engine::StoredMessage { seq, created_at, json } in stored {
-        let message = RawValue::from_string(json).map_err(|error| {
-            Error::Store(StoreError::Corrupt { what: "a message", why: error.to_string() })
-        })?;
-        messages.push(MessageBody { seq, created_at, message });
+    let page = service.messages(&tenant, &session, page).await?;
+    let mut messages = Vec::with_capacity(page.len());
+    for engine::StoredMessage { seq, created_at, json } in page {
+        messages.push(MessageBody { seq, created_at, message: stored(json)? });
     }
     Ok(Json(Page::new(messages, limit, |message| message.seq, |message| message)))
 }
