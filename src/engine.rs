@@ -15,9 +15,6 @@ pub use crate::storage::StoreError;
 pub use crate::storage::messages::{Page, StoredMessage};
 pub use crate::storage::sessions::After;
 
-pub(crate) use chain::Chain;
-
-mod chain;
 mod consolidate;
 mod memory;
 pub mod recall;

@@ -4,6 +4,7 @@
 use clap::{Args, Parser, Subcommand};
 use precis::app::{self, App};
 use precis::config::{Flag, Loaded, Settings, Sources};
+use precis::domain::chain::Chain;
 use precis::{http, telemetry};
 use std::error::Error;
 use std::path::PathBuf;
@@ -87,13 +88,7 @@ fn main() -> ExitCode {
         ended
     });
     ended.unwrap_or_else(|error| {
-        let mut text = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        eprintln!("precis: {text}");
+        eprintln!("precis: {}", Chain(error.as_ref()));
         ExitCode::FAILURE
     })
 }

@@ -1,7 +1,8 @@
 //! Errors with their causes.
 
 /// An error with what caused it, in one line.
-pub(crate) struct Chain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
+#[derive(Debug)]
+pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));
 
 impl std::fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -3,7 +3,8 @@
 //! A run works in steps. Each step takes the next part of the tail that a model can read at once, has it summarised,
 //! and commits summary, cursor and revision together; what was committed stands, whatever becomes of the next step.
 
-use super::{Chain, Error, MemoryService, Pools};
+use super::{Error, MemoryService, Pools};
+use crate::domain::chain::Chain;
 use crate::domain::chunk;
 use crate::domain::consolidation::Plan;
 use crate::domain::id::{SessionId, TenantId};

@@ -3,6 +3,7 @@
 //!
 //! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
 
+use crate::domain::chain::Chain;
 use crate::engine::{Error, StoreError};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -177,7 +178,7 @@ impl From<Error> for Problem {
 
 impl Problem {
     fn from_store(error: &StoreError) -> Self {
-        let causes = crate::engine::Chain(error);
+        let causes = Chain(error);
         match error {
             StoreError::Schema { .. } | StoreError::Unmigrated(_) => {
                 tracing::warn!(error = %causes, "the schema is another one");

@@ -7,6 +7,7 @@
 use super::Cause;
 use super::prompt::Prompt;
 use super::provider::{Completion, Provider, Request};
+use crate::domain::chain::Chain;
 use answer::Reading;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -120,7 +121,12 @@ impl OpenAi {
             call = call.header(AUTHORIZATION, authorization.clone());
         }
         let sent = call.send().await;
-        sent.map_err(|error| Cause::Connection(self.clean(&chain(&error.without_url()), prompt)))
+        sent.map_err(|error| {
+            let error = error.without_url();
+            // The first line alone is only "error sending request".
+            let causes = Chain(error.source().unwrap_or(&error)).to_string();
+            Cause::Connection(self.clean(&causes, prompt))
+        })
     }
 
     /// A text of the server's that may go into an error: on one line, short, without the key and without a word of
@@ -267,20 +273,6 @@ async fn body(mut response: Response, limit: usize) -> (Vec<u8>, End) {
             Err(_) => return (bytes, End::Broken),
         }
     }
-}
-
-/// An error and what is behind it: the first line alone is only "error sending request".
-fn chain(error: &reqwest::Error) -> String {
-    let mut text = String::new();
-    let mut next: Option<&dyn Error> = error.source();
-    while let Some(cause) = next {
-        if !text.is_empty() {
-            text.push_str(": ");
-        }
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    if text.is_empty() { error.to_string() } else { text }
 }
 
 #[derive(Serialize)]
