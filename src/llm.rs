@@ -7,14 +7,18 @@
 use crate::domain::transcript::Entry;
 use async_trait::async_trait;
 use std::fmt;
+use std::ops::AddAssign;
 use std::time::Duration;
 
+pub mod error;
 pub mod extractive;
 pub mod gate;
 pub mod openai;
 pub mod pool;
 pub mod prompt;
 pub mod provider;
+
+pub use error::{Attempt, Cause, LlmError, Refusal};
 
 /// What a model is to do.
 #[derive(Clone, Copy, Debug)]
@@ -38,10 +42,50 @@ pub enum Task<'a> {
 /// Tokens as the provider counted them; `None` where it did not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the prompt.
+    /// Tokens of prompts.
     pub input_tokens: Option<u64>,
-    /// Tokens of the answer.
+    /// Tokens of answers.
     pub output_tokens: Option<u64>,
+}
+
+impl Usage {
+    /// Prompt and answer together; `None` where nothing was said of either.
+    #[must_use]
+    pub fn total(&self) -> Option<u64> {
+        match (self.input_tokens, self.output_tokens) {
+            (None, None) => None,
+            (input, output) => Some(input.unwrap_or_default().saturating_add(output.unwrap_or_default())),
+        }
+    }
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, other: Self) {
+        let add = |a: Option<u64>, b: Option<u64>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
+            (a, b) => a.or(b),
+        };
+        self.input_tokens = add(self.input_tokens, other.input_tokens);
+        self.output_tokens = add(self.output_tokens, other.output_tokens);
+    }
+}
+
+/// What one [`Llm::ask`] took: all of its calls, those that failed included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// As far as providers said.
+    pub usage: Usage,
+    /// Tokens of prompts and answers together: of calls that were answered, counted by ourselves where the provider
+    /// did not say. What a call cost that broke off nobody knows. The built-in model costs nothing.
+    pub tokens: u64,
+    /// Calls of models.
+    pub calls: u32,
+    /// How many of them failed.
+    pub failures: u32,
+    /// Time spent waiting for a turn.
+    pub queued: Duration,
+    /// From the question to its end.
+    pub duration: Duration,
 }
 
 /// A summary that passed the gate.
@@ -53,98 +97,9 @@ pub struct Answer {
     pub model: String,
     /// Which prompts were used; changes whenever their wording does.
     pub prompt_version: String,
-    /// Of the attempt that succeeded.
-    pub usage: Usage,
-    /// From the first attempt to the answer.
-    pub duration: Duration,
+    /// What it took.
+    pub cost: Cost,
 }
-
-/// One call of one model that brought no summary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
-    /// The name of the model in the settings.
-    pub model: String,
-    /// Why there is no summary of it.
-    pub cause: Cause,
-    /// How long it took.
-    pub duration: Duration,
-}
-
-impl fmt::Display for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} (after {:?})", self.model, self.cause, self.duration)
-    }
-}
-
-/// Why an attempt failed. The texts are for logs: they hold no key and no text of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Cause {
-    /// No connection: refused, reset, unknown host, TLS.
-    #[error("no connection: {0}")]
-    Connection(String),
-    /// Took longer than its timeout, or than what the deadline left of it.
-    #[error("no complete answer within {0:?}")]
-    Timeout(Duration),
-    /// An error status; the text is the beginning of the server's own message.
-    #[error("status {status}: {message}")]
-    Status {
-        /// The HTTP status.
-        status: u16,
-        /// What the server said, shortened.
-        message: String,
-    },
-    /// Not the protocol, or an error object in the stream.
-    #[error("unusable answer: {0}")]
-    Protocol(String),
-    /// The stream ended before the answer did.
-    #[error("the answer broke off")]
-    BrokenOff,
-    /// The gate refused the answer.
-    #[error("answer refused: {0}")]
-    Refused(Refusal),
-}
-
-/// Why the gate refused an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No text in it.
-    #[error("empty")]
-    Empty,
-    /// Ended by the output limit.
-    #[error("cut off at its output limit")]
-    CutOff,
-    /// Ended by the provider's filter, or by the model's own refusal.
-    #[error("filtered")]
-    Filtered,
-    /// Just "none", "n/a" and the like.
-    #[error("a bare \"none\"")]
-    BareNone,
-    /// A compression that is not shorter than what it compresses.
-    #[error("not shorter than its input")]
-    NotShorter,
-}
-
-/// No model of the pool brought a summary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LlmError {
-    /// The pool that was asked.
-    pub pool: String,
-    /// Every attempt, in order; empty where the deadline left no time for one.
-    pub attempts: Vec<Attempt>,
-}
-
-impl fmt::Display for LlmError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no model of pool \"{}\" brought a summary", self.pool)?;
-        for (index, attempt) in self.attempts.iter().enumerate() {
-            let separator = if index == 0 { ": " } else { "; " };
-            write!(f, "{separator}{attempt}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for LlmError {}
 
 /// The models, as the engine sees them: named pools that do [`Task`]s.
 #[async_trait]
@@ -155,7 +110,8 @@ pub trait Llm: Send + Sync + fmt::Debug {
 
     /// How many tokens of encoded entries ([`Entry::encode`] and a line feed each) one [`Task::Consolidate`] may
     /// hold so that the whole prompt is within the input limit of *every* model of the pool: whichever of them is
-    /// asked can answer.
+    /// asked can answer. It shrinks when a model turns out to
+    /// take less than its settings say: after [`LlmError::is_too_long`], smaller parts may pass.
     fn capacity(&self, pool: &str) -> usize;
 
     /// The longest that one [`Llm::ask`] of this pool can take.

@@ -8,6 +8,7 @@ mod model_server;
 use model_server::{Behaviour, ModelServer, USAGE};
 use precis::domain::message::Role;
 use precis::domain::transcript::Entry;
+use precis::llm::error::Missing;
 use precis::llm::openai::{OpenAi, http_client};
 use precis::llm::pool::{ModelSpec, PoolSpec, Pools};
 use precis::llm::prompt::{Prompts, Templates};
@@ -83,7 +84,7 @@ async fn an_answer_arrives_whole_with_what_it_cost() {
         assert_eq!((answer.text.as_str(), answer.model.as_str()), (GOOD, "m0"));
         assert_eq!(answer.prompt_version, "1");
         let usage = Usage { input_tokens: Some(USAGE.0), output_tokens: Some(USAGE.1) };
-        assert_eq!(answer.usage, usage);
+        assert_eq!(answer.cost.usage, usage);
     }
     let call = &server.calls()[0];
     assert_eq!(call.header("authorization"), format!("Bearer {KEY}"));
@@ -97,7 +98,8 @@ async fn an_answer_arrives_whole_with_what_it_cost() {
 /// Whatever the first model does wrong, the second is asked once, and its answer alone is used.
 #[tokio::test]
 async fn every_failure_leads_to_the_next_model() {
-    let status = |status, message: &str| Cause::Status { status, message: message.to_owned() };
+    let status =
+        |status, message: &str| Cause::Status { status, message: message.to_owned(), retry_after: None };
     let protocol = |message: &str| Cause::Protocol(message.to_owned());
     let text = || "HALF of an answer".to_owned();
     let html = vec![("content-type", "text/html".to_owned())];
@@ -166,7 +168,7 @@ async fn what_hangs_costs_its_timeout_and_no_more() {
         let answer = consolidate(&pools).await.expect("the second answers");
         assert_eq!(answer.text, GOOD);
         assert!((TIMEOUT..TIMEOUT + SLACK).contains(&started.elapsed()));
-        assert!(answer.duration >= TIMEOUT);
+        assert!(answer.cost.duration >= TIMEOUT);
         assert!(!first.calls().last().expect("a call").answered);
     }
 }
@@ -186,8 +188,11 @@ async fn the_deadline_is_over_everything() {
     assert!((deadline..deadline + SLACK).contains(&started.elapsed()));
     // The second got what was left, and for the third there was nothing.
     assert_eq!(error.attempts.len(), 2, "{error}");
-    assert_eq!(error.attempts[0].cause, Cause::Timeout(TIMEOUT));
-    assert!(matches!(error.attempts[1].cause, Cause::Timeout(left) if left + TIMEOUT <= deadline), "{error}");
+    assert_eq!(error.attempts[0].cause, Cause::Timeout(Missing::End, TIMEOUT));
+    assert!(
+        matches!(error.attempts[1].cause, Cause::Timeout(Missing::EndByDeadline, left) if left + TIMEOUT <= deadline),
+        "{error}"
+    );
     assert!(servers[2].calls().is_empty());
 }
 

@@ -160,6 +160,7 @@ impl OpenAi {
         let message = self.clean(said.as_deref().unwrap_or(&text), prompt);
         Cause::Status {
             status: status.as_u16(),
+            retry_after: None,
             message: if message.is_empty() {
                 status.canonical_reason().unwrap_or("no message").to_owned()
             } else {

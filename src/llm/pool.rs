@@ -3,10 +3,11 @@
 //! A timeout or a refused answer is a failed attempt like any other, so there is one way from each failure to the
 //! next model. Nothing is logged as an error here: whoever asked decides what the failure of all of them means.
 
+use super::error::Missing;
 use super::gate;
 use super::prompt::Prompts;
 use super::provider::{Completion, Provider, Request};
-use super::{Answer, Attempt, Cause, Llm, LlmError, Task};
+use super::{Answer, Attempt, Cause, Cost, Llm, LlmError, Task};
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::fmt;
@@ -110,9 +111,10 @@ impl Pools {
     async fn attempt(&self, model: &ModelSpec, task: Task<'_>, limit: Duration) -> Result<Completion, Cause> {
         let request =
             Request { model: &model.model, task, prompts: &self.prompts, output_limit: model.output_limit };
+        let missing = if limit < model.timeout { Missing::EndByDeadline } else { Missing::End };
         let mut completion = tokio::time::timeout(limit, model.provider.complete(&request))
             .await
-            .map_err(|_| Cause::Timeout(limit))??;
+            .map_err(|_| Cause::Timeout(missing, limit))??;
         completion.text =
             gate::examine(&completion.text, completion.finish, &task).map_err(Cause::Refused)?;
         Ok(completion)
@@ -147,8 +149,11 @@ impl Llm for Pools {
                         text: completion.text,
                         model: model.name.clone(),
                         prompt_version: model.provider.prompt_version(&self.prompts).to_owned(),
-                        usage: completion.usage,
-                        duration: started.elapsed(),
+                        cost: Cost {
+                            usage: completion.usage,
+                            tokens: completion.usage.total().unwrap_or_default(),
+                            ..cost(&attempts, started, 1)
+                        },
                     });
                 }
                 Err(cause) => {
@@ -157,7 +162,8 @@ impl Llm for Pools {
                 }
             }
         }
-        Err(LlmError { pool: pool.to_owned(), attempts })
+        let cost = cost(&attempts, started, 0);
+        Err(LlmError { pool: pool.to_owned(), attempts, cost })
     }
 
     fn capacity(&self, pool: &str) -> usize {
@@ -167,6 +173,11 @@ impl Llm for Pools {
     fn deadline(&self, pool: &str) -> Duration {
         self.pools.get(pool).map_or(Duration::ZERO, |pool| pool.deadline)
     }
+}
+
+fn cost(failed: &[Attempt], started: Instant, answered: u32) -> Cost {
+    let failures = u32::try_from(failed.len()).unwrap_or(u32::MAX);
+    Cost { calls: failures + answered, failures, duration: started.elapsed(), ..Cost::default() }
 }
 
 /// What the smallest model of a pool has room for beside the prompt. Never nothing: work that is handed over in

@@ -110,9 +110,9 @@ fn joined(earlier: Option<&Source>, pool: &str, answer: &Answer) -> Source {
         model: answer.model.clone(),
         pool: pool.to_owned(),
         prompt_version: answer.prompt_version.clone(),
-        input_tokens: sum(earlier.and_then(|source| source.input_tokens), answer.usage.input_tokens),
-        output_tokens: sum(earlier.and_then(|source| source.output_tokens), answer.usage.output_tokens),
-        duration_ms: i64::try_from(answer.duration.as_millis()).unwrap_or(i64::MAX)
+        input_tokens: sum(earlier.and_then(|source| source.input_tokens), answer.cost.usage.input_tokens),
+        output_tokens: sum(earlier.and_then(|source| source.output_tokens), answer.cost.usage.output_tokens),
+        duration_ms: i64::try_from(answer.cost.duration.as_millis()).unwrap_or(i64::MAX)
             + earlier.map_or(0, |source| source.duration_ms),
     }
 }
