@@ -6,18 +6,24 @@ use crate::domain::tokens;
 use crate::engine::{MemoryService, Pools as PoolNames, Rules};
 use crate::http;
 use crate::llm::Llm;
-use crate::llm::openai::{self, OpenAi};
-use crate::llm::pool::{ModelSpec, PoolSpec, Pools};
+use crate::llm::breaker::BreakerPolicy;
+use crate::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
+use crate::llm::openai::OpenAi;
+use crate::llm::pool::{PoolSpec, Pools, Strategy};
 use crate::llm::prompt::{Prompts, Templates};
 use crate::llm::provider::{Extractive, Provider};
+use crate::llm::remote::{self, KeySource, Remote, RemoteSpec};
 use crate::storage::{self, Store, StoreError};
+use crate::telemetry::{self, Metrics};
 use axum::Router;
+use metrics_exporter_prometheus::PrometheusHandle;
 use std::future::{Future, IntoFuture as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 /// Why the service does not start, or ended early.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +46,7 @@ pub enum AppError {
 #[derive(Debug)]
 pub struct App {
     service: MemoryService,
+    metrics: PrometheusHandle,
     router: Router,
     bind: SocketAddr,
     grace: Duration,
@@ -53,12 +60,20 @@ impl App {
     pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
         // The tokenizer takes a moment to load; the database can be asked meanwhile.
         let tokenizer = tokio::task::spawn_blocking(tokens::warm_up);
-        let llm = models(settings)?;
+        let metrics = Metrics::new().map_err(|error| AppError::Models(error.to_string()))?;
+        let llm = metrics.measure(|| models(settings))?;
         let store = store(settings, migrate).await?;
         let _ = tokenizer.await;
         let service = MemoryService::new(store, llm, rules(settings));
-        let router = http::router(service.clone(), settings.server.max_body_bytes);
-        Ok(Self { service, router, bind: settings.server.bind, grace: settings.server.shutdown_grace })
+        let router = http::router(service.clone(), metrics.handle(), settings.server.max_body_bytes);
+        let metrics = metrics.handle();
+        Ok(Self {
+            service,
+            metrics,
+            router,
+            bind: settings.server.bind,
+            grace: settings.server.shutdown_grace,
+        })
     }
 
     /// The service behind the interface.
@@ -87,6 +102,7 @@ impl App {
     /// The server ended by itself.
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
         let stopping = CancellationToken::new();
+        let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::keep_up(self.metrics)));
         let server =
             axum::serve(listener, self.router).with_graceful_shutdown(stopping.clone().cancelled_owned());
         let mut server = tokio::spawn(server.into_future());
@@ -120,6 +136,7 @@ impl App {
             }
         };
         self.service.shut_down(patience.saturating_sub(began.elapsed())).await;
+        drop(upkeep);
         tracing::info!(elapsed = ?began.elapsed(), "stopped");
         ended.map_err(AppError::Serve)
     }
@@ -162,6 +179,20 @@ fn models(settings: &Settings) -> Result<Arc<dyn Llm>, AppError> {
                 timeout: model.timeout,
                 output_limit: u32::try_from(model.output_limit).unwrap_or(u32::MAX),
                 input_limit: model.input_limit,
+                first_token_timeout: None,
+                idle_timeout: Duration::from_secs(20),
+                retry: RetryPolicy {
+                    retries: 2,
+                    initial: Duration::from_millis(500),
+                    max: Duration::from_secs(10),
+                },
+                queue: QueuePolicy { max_calls: 8, max_waiting: 100, timeout: Duration::from_secs(30) },
+                breaker: BreakerPolicy {
+                    failure_percent: 50,
+                    min_calls: 5,
+                    window: Duration::from_secs(600),
+                    open_for: Duration::from_secs(30),
+                },
             }),
             Err(error) => wrong.push(format!("llm.providers.{}.{error}", model.provider)),
         }
@@ -169,6 +200,7 @@ fn models(settings: &Settings) -> Result<Arc<dyn Llm>, AppError> {
     let pools = llm.pools.iter().map(|(name, pool)| PoolSpec {
         name: name.clone(),
         models: pool.models.clone(),
+        strategy: Strategy::Fallback,
         deadline: pool.deadline,
     });
     let prompts = prompts(&settings.consolidation.prompts).map_err(AppError::Models)?;
@@ -184,10 +216,14 @@ fn models(settings: &Settings) -> Result<Arc<dyn Llm>, AppError> {
 fn provider(provider: &config::Provider, connect_timeout: Duration) -> Result<Arc<dyn Provider>, String> {
     match provider.kind {
         ProviderKind::OpenAi => {
-            let http = openai::http_client(connect_timeout).map_err(|error| error.to_string())?;
+            let http = remote::http_client(connect_timeout).map_err(|error| error.to_string())?;
             let key = provider.api_key.as_ref().and_then(config::Secret::value).cloned();
-            let base_url = provider.base_url.as_deref().unwrap_or_default();
-            Ok(Arc::new(OpenAi::new(http, base_url, key).map_err(|error| error.to_string())?))
+            let spec = RemoteSpec {
+                base_url: provider.base_url.clone().unwrap_or_default(),
+                key: key.map(KeySource::Text),
+                ..RemoteSpec::default()
+            };
+            Ok(Arc::new(Remote::new(http, OpenAi::default(), spec).map_err(|error| error.to_string())?))
         }
         ProviderKind::Extractive => Ok(Arc::new(Extractive)),
         ProviderKind::Anthropic => Err("kind: anthropic is not available in this version".to_owned()),

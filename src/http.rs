@@ -7,6 +7,7 @@ use crate::engine::MemoryService;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use axum::{Router, middleware};
+use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::catch_panic::CatchPanicLayer;
 
 mod consolidations;
@@ -26,7 +27,7 @@ mod sessions;
 mod users;
 
 /// All routes over the service. `max_body_bytes` bounds the body of a request.
-pub fn router(service: MemoryService, max_body_bytes: usize) -> Router {
+pub fn router(service: MemoryService, metrics: PrometheusHandle, max_body_bytes: usize) -> Router {
     Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{session_id}", get(sessions::get).patch(sessions::patch).delete(sessions::erase))
@@ -42,6 +43,7 @@ pub fn router(service: MemoryService, max_body_bytes: usize) -> Router {
         .route("/users/{user_id}/memory/revisions", get(memory::revisions))
         .route("/livez", get(operation::livez))
         .route("/readyz", get(operation::readyz))
+        .route("/metrics", get(operation::metrics).with_state(metrics))
         .with_state(service)
         .merge(openapi::page())
         .fallback(error::no_route)

@@ -1,8 +1,10 @@
 //! The talk with models: what the engine asks of them, and the errors it gets to see.
 //!
-//! [`Llm`] is all that the engine knows. [`pool`] implements it: an ordered list of models, each of a [`provider`],
-//! tried one after another under one deadline, each answer examined by the [`gate`] before it counts. [`prompt`] has
-//! the words. A new provider is a file with a [`provider::Provider`] in it, like [`openai`], and a line in `app`.
+//! [`Llm`] is all that the engine knows. [`pool`] implements it: an ordered list of models, tried one after another
+//! under one deadline. A [`model`] is called, and called again, through its queue ([`slots`]) and its [`breaker`]; an
+//! answer loses its [`thoughts`] and must pass the [`gate`] before it counts. Behind a model stands a [`provider`]: the
+//! built-in [`extractive`] summariser, or a [`remote`] server that speaks a dialect, such as [`openai`] or
+//! [`anthropic`]. [`prompt`] has the words, [`error`] what each failure means.
 
 use crate::domain::transcript::Entry;
 use async_trait::async_trait;
@@ -10,13 +12,21 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::time::Duration;
 
+pub mod anthropic;
+pub mod breaker;
+pub mod check;
 pub mod error;
 pub mod extractive;
 pub mod gate;
+mod meters;
+pub mod model;
 pub mod openai;
 pub mod pool;
 pub mod prompt;
 pub mod provider;
+pub mod remote;
+mod slots;
+mod thoughts;
 
 pub use error::{Attempt, Cause, LlmError, Refusal};
 

@@ -1,7 +1,10 @@
-//! Logs: readable on a terminal, JSON otherwise; every line of a request has its id, through the request's span.
+//! Logs: readable on a terminal, JSON otherwise; every line of a request has its id, through the request's span. And
+//! the metrics, which each service of a process has for itself: nothing is global.
 
 use crate::config::{Log, LogFormat};
+use metrics_exporter_prometheus::{BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::io::IsTerminal as _;
+use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
@@ -25,4 +28,44 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
         LogFormat::Text | LogFormat::Auto => subscriber.with_ansi(terminal).with_target(false).try_init(),
     };
     Ok(())
+}
+
+/// The borders of the histograms, in seconds: from what a local server takes to what nobody waits for.
+const BUCKETS: [f64; 13] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0];
+
+/// How often samples that nobody fetches are put together.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// The metrics of one service.
+#[derive(Debug)]
+pub struct Metrics(PrometheusRecorder);
+
+impl Metrics {
+    /// Without any meter yet.
+    ///
+    /// # Errors
+    /// There are no buckets, which there are.
+    pub fn new() -> Result<Self, BuildError> {
+        Ok(Self(PrometheusBuilder::new().set_buckets(&BUCKETS)?.build_recorder()))
+    }
+
+    /// Makes something whose meters are to be among these.
+    pub fn measure<T>(&self, make: impl FnOnce() -> T) -> T {
+        metrics::with_local_recorder(&self.0, make)
+    }
+
+    /// What reads them.
+    #[must_use]
+    pub fn handle(&self) -> PrometheusHandle {
+        self.0.handle()
+    }
+}
+
+/// Keeps the samples of histograms from piling up while nobody fetches them. Never ends.
+pub async fn keep_up(metrics: PrometheusHandle) {
+    let mut ticks = tokio::time::interval(UPKEEP);
+    loop {
+        ticks.tick().await;
+        metrics.run_upkeep();
+    }
 }

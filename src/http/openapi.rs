@@ -33,6 +33,7 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
         users::erase,
         operation::livez,
         operation::readyz,
+        operation::metrics,
     ),
     tags(
         (name = "memory", description = "Turns in, contexts out"),

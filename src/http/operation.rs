@@ -1,9 +1,12 @@
-//! `/livez` and `/readyz`
+//! `/livez`, `/readyz` and `/metrics`
 
 use super::error::Problem;
 use crate::engine::MemoryService;
 use axum::Json;
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -38,4 +41,19 @@ pub(super) async fn livez() -> Json<Health> {
 pub(super) async fn readyz(State(service): State<MemoryService>) -> Result<Json<Health>, Problem> {
     service.ready().await?;
     Ok(OK)
+}
+
+/// The text format of Prometheus.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What is measured, for Prometheus. Names begin with `precis_`.
+#[utoipa::path(
+    get, path = "/metrics", tag = "operation",
+    responses(
+        (status = 200, description = "All metrics", body = String, content_type = "text/plain"),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn metrics(State(metrics): State<PrometheusHandle>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, PROMETHEUS)], metrics.render())
 }

@@ -3,49 +3,43 @@
 //! A timeout or a refused answer is a failed attempt like any other, so there is one way from each failure to the
 //! next model. Nothing is logged as an error here: whoever asked decides what the failure of all of them means.
 
-use super::error::Missing;
-use super::gate;
+use super::model::{Model, ModelSpec, Question};
 use super::prompt::Prompts;
-use super::provider::{Completion, Provider, Request};
 use super::{Answer, Attempt, Cause, Cost, Llm, LlmError, Task};
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
-use tracing::Instrument;
+use tracing::Instrument as _;
 
 /// The share of an input limit that stays free, in percent: models count with tokenizers of their own, and put
 /// marks of theirs around each message.
 const MARGIN_PERCENT: usize = 3;
-
-/// A model, as the settings describe it.
-#[derive(Clone, Debug)]
-pub struct ModelSpec {
-    /// Its name in the settings.
-    pub name: String,
-    /// How to reach it. Its HTTP client holds the model's connect timeout.
-    pub provider: Arc<dyn Provider>,
-    /// The provider's name for it.
-    pub model: String,
-    /// Of one attempt, from the connection to the last chunk.
-    pub timeout: Duration,
-    /// The most tokens that it is asked to answer with.
-    pub output_limit: u32,
-    /// The most tokens that it takes.
-    pub input_limit: usize,
-}
 
 /// A pool, as the settings describe it.
 #[derive(Clone, Debug)]
 pub struct PoolSpec {
     /// Its name in the settings.
     pub name: String,
-    /// Names of models, in the order in which they are tried.
+    /// Names of models.
     pub models: Vec<String>,
+    /// In which order they are tried.
+    pub strategy: Strategy,
     /// Of all attempts together.
     pub deadline: Duration,
+}
+
+/// In which order the models of a pool are tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strategy {
+    /// As they are listed: the first one is the best.
+    #[default]
+    Fallback,
+    /// Each question begins with the next one: they share the work.
+    RoundRobin,
 }
 
 /// What is wrong with pools: everything, each line with its path in the settings.
@@ -69,9 +63,10 @@ pub struct Pools {
 
 #[derive(Debug)]
 struct Pool {
-    models: Vec<Arc<ModelSpec>>,
+    models: Vec<Arc<Model>>,
+    strategy: Strategy,
     deadline: Duration,
-    capacity: usize,
+    questions: AtomicUsize,
 }
 
 impl Pools {
@@ -79,9 +74,9 @@ impl Pools {
     pub fn new(models: Vec<ModelSpec>, pools: Vec<PoolSpec>, prompts: Prompts) -> Result<Self, PoolError> {
         let mut wrong = Vec::new();
         let mut known = HashMap::new();
-        for model in models {
-            let name = model.name.clone();
-            if known.insert(name.clone(), Arc::new(model)).is_some() {
+        for spec in models {
+            let name = spec.name.clone();
+            if known.insert(name.clone(), Arc::new(Model::new(spec))).is_some() {
                 wrong.push(format!("llm.models.{name}: there are two of this name"));
             }
         }
@@ -98,26 +93,24 @@ impl Pools {
                     None => wrong.push(format!("{path}.models[{index}]: no model \"{name}\" in llm.models")),
                 }
             }
-            let pool =
-                Pool { capacity: capacity(&models, prompts.overhead()), models, deadline: spec.deadline };
+            let (strategy, deadline) = (spec.strategy, spec.deadline);
+            let pool = Pool { models, strategy, deadline, questions: AtomicUsize::new(0) };
             if built.insert(spec.name, pool).is_some() {
                 wrong.push(format!("{path}: there are two of this name"));
             }
         }
         if wrong.is_empty() { Ok(Self { pools: built, prompts }) } else { Err(PoolError(wrong)) }
     }
+}
 
-    /// One attempt: the answer and what it cost, or why there is none.
-    async fn attempt(&self, model: &ModelSpec, task: Task<'_>, limit: Duration) -> Result<Completion, Cause> {
-        let request =
-            Request { model: &model.model, task, prompts: &self.prompts, output_limit: model.output_limit };
-        let missing = if limit < model.timeout { Missing::EndByDeadline } else { Missing::End };
-        let mut completion = tokio::time::timeout(limit, model.provider.complete(&request))
-            .await
-            .map_err(|_| Cause::Timeout(missing, limit))??;
-        completion.text =
-            gate::examine(&completion.text, completion.finish, &task).map_err(Cause::Refused)?;
-        Ok(completion)
+impl Pool {
+    /// The models in the order in which this question tries them.
+    fn order(&self) -> impl Iterator<Item = &Arc<Model>> {
+        let start = match self.strategy {
+            Strategy::Fallback => 0,
+            Strategy::RoundRobin => self.questions.fetch_add(1, Ordering::Relaxed) % self.models.len().max(1),
+        };
+        self.models.iter().cycle().skip(start).take(self.models.len())
     }
 }
 
@@ -125,49 +118,57 @@ impl Pools {
 impl Llm for Pools {
     async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, LlmError> {
         let started = Instant::now();
-        let mut attempts = Vec::new();
         // A pool that doesn't exist has no models: what the settings name was checked when they were read.
-        let (models, deadline) =
-            self.pools.get(pool).map_or((&[][..], Duration::ZERO), |pool| (&pool.models[..], pool.deadline));
-        for model in models {
-            let left = deadline.saturating_sub(started.elapsed());
-            if left.is_zero() {
+        let known = self.pools.get(pool);
+        let deadline = known.map_or(Duration::ZERO, |pool| pool.deadline);
+        let mut question = Question {
+            task,
+            prompts: &self.prompts,
+            until: started + deadline,
+            attempts: Vec::new(),
+            cost: Cost::default(),
+        };
+        // The largest limit that this prompt turned out to be too long for.
+        let mut too_small = 0;
+        for model in known.into_iter().flat_map(Pool::order) {
+            if question.left().is_zero() {
                 break;
             }
-            let began = Instant::now();
-            let span = tracing::info_span!("llm_attempt", pool, model = model.name);
-            let outcome = self.attempt(model, task, model.timeout.min(left)).instrument(span.clone()).await;
-            match outcome {
-                Ok(completion) => {
-                    if !attempts.is_empty() {
-                        // A wrong key, say, would else be found by nobody: summaries are made all the same.
-                        let failed: Vec<String> = attempts.iter().map(Attempt::to_string).collect();
-                        let failed = failed.join("; ");
-                        tracing::info!(parent: &span, failed, "a later model of the pool answered");
-                    }
-                    return Ok(Answer {
-                        text: completion.text,
-                        model: model.name.clone(),
-                        prompt_version: model.provider.prompt_version(&self.prompts).to_owned(),
-                        cost: Cost {
-                            usage: completion.usage,
-                            tokens: completion.usage.total().unwrap_or_default(),
-                            ..cost(&attempts, started, 1)
-                        },
-                    });
+            let name = &model.spec.name;
+            let limit = model.spec.input_limit;
+            if limit <= too_small {
+                let cause = Cause::TooSmall(limit);
+                question.attempts.push(Attempt { model: name.clone(), cause, duration: Duration::ZERO });
+                continue;
+            }
+            let before = question.attempts.len();
+            let span = tracing::info_span!("llm_model", pool, model = name);
+            if let Some(completion) = model.answer(&mut question).instrument(span.clone()).await {
+                if !question.attempts.is_empty() {
+                    // A wrong key, say, would else be found by nobody: summaries are made all the same.
+                    let failed: Vec<String> = question.attempts.iter().map(Attempt::to_string).collect();
+                    let failed = failed.join("; ");
+                    tracing::info!(parent: &span, failed, "answered after failures");
                 }
-                Err(cause) => {
-                    tracing::debug!(parent: &span, %cause, "attempt failed");
-                    attempts.push(Attempt { model: model.name.clone(), cause, duration: began.elapsed() });
-                }
+                return Ok(Answer {
+                    text: completion.text,
+                    model: name.clone(),
+                    prompt_version: model.spec.provider.prompt_version(&self.prompts).to_owned(),
+                    cost: Cost { duration: started.elapsed(), ..question.cost },
+                });
+            }
+            let mut tried = question.attempts.iter().skip(before);
+            if tried.any(|attempt| matches!(attempt.cause, Cause::TooLong(_))) {
+                too_small = too_small.max(limit);
             }
         }
-        let cost = cost(&attempts, started, 0);
-        Err(LlmError { pool: pool.to_owned(), attempts, cost })
+        let cost = Cost { duration: started.elapsed(), ..question.cost };
+        Err(LlmError { pool: pool.to_owned(), attempts: question.attempts, cost })
     }
 
     fn capacity(&self, pool: &str) -> usize {
-        self.pools.get(pool).map_or(1, |pool| pool.capacity)
+        let models = self.pools.get(pool).map_or(&[][..], |pool| &pool.models);
+        capacity(models, self.prompts.overhead())
     }
 
     fn deadline(&self, pool: &str) -> Duration {
@@ -175,24 +176,21 @@ impl Llm for Pools {
     }
 }
 
-fn cost(failed: &[Attempt], started: Instant, answered: u32) -> Cost {
-    let failures = u32::try_from(failed.len()).unwrap_or(u32::MAX);
-    Cost { calls: failures + answered, failures, duration: started.elapsed(), ..Cost::default() }
-}
-
 /// What the smallest model of a pool has room for beside the prompt. Never nothing: work that is handed over in
 /// pieces of a token is slow, but it ends.
-fn capacity(models: &[Arc<ModelSpec>], overhead: usize) -> usize {
-    let smallest = models.iter().map(|model| model.input_limit).min().unwrap_or_default();
+fn capacity(models: &[Arc<Model>], overhead: usize) -> usize {
+    let smallest = models.iter().map(|model| model.input_limit()).min().unwrap_or_default();
     let margin = smallest.div_ceil(100).saturating_mul(MARGIN_PERCENT);
     smallest.saturating_sub(margin).saturating_sub(overhead).max(1)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::breaker::BreakerPolicy;
     use super::super::extractive;
+    use super::super::model::{QueuePolicy, RetryPolicy};
     use super::super::prompt::Templates;
-    use super::super::provider::Extractive;
+    use super::super::provider::{Completion, Extractive, Provider, Request};
     use super::*;
     use crate::domain::message::Role;
     use crate::domain::tokens;
@@ -203,13 +201,24 @@ mod tests {
     }
 
     fn model(name: &str, input_limit: usize) -> ModelSpec {
+        let second = Duration::from_secs(1);
         ModelSpec {
             name: name.to_owned(),
             provider: Arc::new(Extractive),
             model: String::new(),
-            timeout: Duration::from_secs(10),
             output_limit: 1000,
             input_limit,
+            timeout: 10 * second,
+            first_token_timeout: None,
+            idle_timeout: second,
+            retry: RetryPolicy { retries: 2, initial: second, max: 4 * second },
+            queue: QueuePolicy { max_calls: 8, max_waiting: 8, timeout: second },
+            breaker: BreakerPolicy {
+                failure_percent: 50,
+                min_calls: 5,
+                window: 60 * second,
+                open_for: 30 * second,
+            },
         }
     }
 
@@ -217,6 +226,7 @@ mod tests {
         PoolSpec {
             name: name.to_owned(),
             models: models.iter().map(|&name| name.to_owned()).collect(),
+            strategy: Strategy::Fallback,
             deadline: Duration::from_secs(20),
         }
     }
@@ -297,7 +307,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_recovered_failure_is_no_alarm_and_no_log_holds_the_conversation() {
         let broken = ModelSpec { provider: Arc::new(Broken), ..model("broken", 1000) };
         let models = vec![broken, model("works", 1000)];

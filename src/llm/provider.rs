@@ -1,12 +1,14 @@
 //! One call of one model: the interface behind which the providers differ.
 //!
-//! A provider knows how to ask and how to read an answer. It knows nothing of timeouts, of other models or of what
-//! makes an answer good: [`super::pool`] and [`super::gate`] do. A new provider is a file with one of these in it.
+//! A provider knows how to ask and how to read an answer. It knows nothing of other models, of retries or of what
+//! makes an answer good: [`super::model`], [`super::pool`] and [`super::gate`] do. A new provider is a file with one
+//! of these in it; one that speaks HTTP is a [`super::remote::Dialect`].
 
 use super::prompt::Prompts;
 use super::{Cause, Task, Usage, extractive};
 use async_trait::async_trait;
 use std::fmt;
+use std::time::Duration;
 
 /// What one call needs.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +21,10 @@ pub struct Request<'a> {
     pub prompts: &'a Prompts,
     /// The most tokens that the answer may have.
     pub output_limit: u32,
+    /// How long the first piece of the answer may take. `None`: as long as the caller waits.
+    pub first_token_timeout: Option<Duration>,
+    /// How long each further piece may take.
+    pub idle_timeout: Duration,
 }
 
 /// How an answer ended.
@@ -39,8 +45,12 @@ pub struct Completion {
     pub text: String,
     /// How it ended.
     pub finish: Finish,
-    /// What it cost.
+    /// What it cost, as the provider says.
     pub usage: Usage,
+    /// What it cost, prompt and answer together: by our own count where the provider doesn't say.
+    pub tokens: u64,
+    /// From the request to the first piece of the answer; `None` where it did not come in pieces.
+    pub first_token: Option<Duration>,
 }
 
 /// A way to reach models. Dropping the future ends the call.
@@ -48,6 +58,11 @@ pub struct Completion {
 pub trait Provider: Send + Sync + fmt::Debug {
     /// Asks once, and returns only an answer that came to its end.
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause>;
+
+    /// Whether a key goes with each call.
+    fn has_key(&self) -> bool {
+        false
+    }
 
     /// What a revision says about the wording behind a summary of this provider.
     fn prompt_version<'a>(&self, prompts: &'a Prompts) -> &'a str {
@@ -76,7 +91,8 @@ impl Provider for Extractive {
         };
         // The error's text may quote a panic, and that the conversation.
         let text = work.await.map_err(|_| Cause::Protocol("the built-in summariser failed".to_owned()))?;
-        Ok(Completion { text, finish: Finish::Complete, usage: Usage::default() })
+        let usage = Usage::default();
+        Ok(Completion { text, finish: Finish::Complete, usage, tokens: 0, first_token: None })
     }
 
     /// It has no prompt; what may change is its choice.

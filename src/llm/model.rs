@@ -1,0 +1,297 @@
+//! One model: a turn in its queue, leave of its breaker, calls, and calls again after failures that may pass.
+//!
+//! What it has learned of its model holds for every pool and every session: that it keeps failing, how long it wants
+//! to be left alone, how long a prompt it takes.
+
+use super::breaker::{Breaker, BreakerPolicy, Permit};
+use super::error::Missing;
+use super::meters::Meters;
+use super::prompt::Prompts;
+use super::provider::{Completion, Provider, Request};
+use super::slots::Slots;
+use super::{Attempt, Cause, Cost, Task, gate, thoughts};
+use crate::domain::tokens;
+use backon::{BackoffBuilder as _, ExponentialBuilder};
+use metrics::Gauge;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, sleep, timeout};
+
+/// What a prompt that was too long teaches is never less than the prompt without a conversation and this much of one.
+const LEAST_CONVERSATION: usize = 256;
+
+/// A model, as the settings describe it.
+#[derive(Clone, Debug)]
+pub struct ModelSpec {
+    /// Its name in the settings.
+    pub name: String,
+    /// How to reach it. Its HTTP client holds the model's connect timeout.
+    pub provider: Arc<dyn Provider>,
+    /// The provider's name for it.
+    pub model: String,
+    /// The most tokens that it is asked to answer with.
+    pub output_limit: u32,
+    /// The most tokens that it takes.
+    pub input_limit: usize,
+    /// Of one call, from the connection to the last chunk.
+    pub timeout: Duration,
+    /// How long the first piece of an answer may take; `None`: only `timeout` counts.
+    pub first_token_timeout: Option<Duration>,
+    /// How long each further piece may take.
+    pub idle_timeout: Duration,
+    /// When it is called again.
+    pub retry: RetryPolicy,
+    /// How many calls are made at once.
+    pub queue: QueuePolicy,
+    /// When it is not called at all.
+    pub breaker: BreakerPolicy,
+}
+
+/// When a model is called again after a failure that may pass.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryPolicy {
+    /// Further calls after the first, in one question.
+    pub retries: usize,
+    /// The wait before the first of them; doubled for each further one, with up to as much again by chance.
+    pub initial: Duration,
+    /// The longest wait, of those too that a server asks for.
+    pub max: Duration,
+}
+
+/// How many calls are made at once, and how many wait.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePolicy {
+    /// Calls at a time.
+    pub max_calls: usize,
+    /// Calls that wait for their turn; one more goes to the pool's next model.
+    pub max_waiting: usize,
+    /// How long a call waits before it goes to the pool's next model.
+    pub timeout: Duration,
+}
+
+/// A question on its way through a pool.
+#[derive(Debug)]
+pub(super) struct Question<'a> {
+    pub(super) task: Task<'a>,
+    pub(super) prompts: &'a Prompts,
+    /// No call is made after it, and none goes on.
+    pub(super) until: Instant,
+    /// What was tried so far.
+    pub(super) attempts: Vec<Attempt>,
+    /// What that took.
+    pub(super) cost: Cost,
+}
+
+impl Question<'_> {
+    pub(super) fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+}
+
+/// A model at work.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) spec: ModelSpec,
+    breaker: Breaker,
+    slots: Slots,
+    meters: Meters,
+    /// Before this, its server does not want to be asked.
+    not_before: Mutex<Option<Instant>>,
+    /// The most tokens that it takes, as far as it has shown.
+    input_limit: AtomicUsize,
+}
+
+impl Model {
+    pub(super) fn new(spec: ModelSpec) -> Self {
+        Self {
+            breaker: Breaker::new(spec.breaker),
+            slots: Slots::new(spec.queue.max_calls, spec.queue.max_waiting),
+            meters: Meters::new(&spec.name),
+            not_before: Mutex::new(None),
+            input_limit: AtomicUsize::new(spec.input_limit),
+            spec,
+        }
+    }
+
+    /// The most tokens of a prompt.
+    pub(super) fn input_limit(&self) -> usize {
+        self.input_limit.load(Ordering::Relaxed)
+    }
+
+    /// Calls it until an answer passes the gate, or until calling it again makes no sense. Failures are noted in the
+    /// question.
+    pub(super) async fn answer(&self, question: &mut Question<'_>) -> Option<Completion> {
+        let RetryPolicy { retries, initial, max } = self.spec.retry;
+        let mut waits = ExponentialBuilder::new()
+            .with_jitter()
+            .with_min_delay(initial)
+            .with_max_delay(max)
+            .with_max_times(retries)
+            .build();
+        loop {
+            let (cause, duration) = match self.attempt(question).await {
+                Ok(completion) => return Some(completion),
+                Err(failed) => failed,
+            };
+            tracing::debug!(%cause, "attempt failed");
+            self.meters.failed(&cause);
+            question.cost.failures += u32::from(cause.was_called());
+            let wait = if cause.is_retryable() { waits.next() } else { None };
+            question.attempts.push(Attempt { model: self.spec.name.clone(), cause, duration });
+            let wait = wait.map(|wait| wait.max(self.pause()).min(max));
+            sleep(wait.filter(|wait| *wait < question.left())?).await;
+        }
+    }
+
+    /// One call at most. With a failure comes how long the call took.
+    async fn attempt(&self, question: &mut Question<'_>) -> Result<Completion, (Cause, Duration)> {
+        let not_called = |cause| (cause, Duration::ZERO);
+        let began = Instant::now();
+        let turn = self.turn(question.left()).await;
+        question.cost.queued += began.elapsed();
+        let (_slot, permit) = turn.map_err(not_called)?;
+        self.meters.queued.record(began.elapsed());
+        let left = question.left();
+        if left.is_zero() {
+            return Err(not_called(Cause::QueueTimeout(began.elapsed())));
+        }
+        let began = Instant::now();
+        let called = self.call(question, left).await;
+        let duration = began.elapsed();
+        self.meters.duration.record(duration);
+        self.judge(permit, called.as_ref().err());
+        let mut completion = match called {
+            Ok(completion) => completion,
+            Err(cause) => {
+                self.learn(&cause, question).await;
+                return Err((cause, duration));
+            }
+        };
+        self.meters.used(&completion.usage);
+        question.cost.usage += completion.usage;
+        question.cost.tokens = question.cost.tokens.saturating_add(completion.tokens);
+        completion.first_token.into_iter().for_each(|first| self.meters.first_token.record(first));
+        let text = thoughts::without(&completion.text);
+        let text = gate::examine(text, completion.finish, &question.task);
+        completion.text = text.map_err(|refusal| (Cause::Refused(refusal), duration))?;
+        Ok(completion)
+    }
+
+    /// A place among the calls that are made at once, and leave to call. Neither is waited for where the breaker is
+    /// open: what stands in the queue when it opens leaves as soon as it is called up.
+    async fn turn(&self, left: Duration) -> Result<(SemaphorePermit<'_>, Permit<'_>), Cause> {
+        if let Some(wait) = self.breaker.wait() {
+            return Err(Cause::BreakerOpen(wait));
+        }
+        let until = Instant::now() + left;
+        let slot = {
+            let _waiting = Counted::in_gauge(&self.meters.waiting);
+            self.slots.take(self.spec.queue.timeout.min(left)).await?
+        };
+        let pause = self.pause();
+        if pause >= until.saturating_duration_since(Instant::now()) && !pause.is_zero() {
+            return Err(Cause::QueueTimeout(left));
+        }
+        sleep(pause).await;
+        let permit = self.breaker.admit().map_err(Cause::BreakerOpen)?;
+        self.meters.breaker(self.breaker.state());
+        Ok((slot, permit))
+    }
+
+    async fn call(&self, question: &mut Question<'_>, left: Duration) -> Result<Completion, Cause> {
+        let request = Request {
+            model: &self.spec.model,
+            task: question.task,
+            prompts: question.prompts,
+            output_limit: self.spec.output_limit,
+            first_token_timeout: self.spec.first_token_timeout,
+            idle_timeout: self.spec.idle_timeout,
+        };
+        question.cost.calls += 1;
+        self.meters.calls.increment(1);
+        let _in_flight = Counted::in_gauge(&self.meters.in_flight);
+        let (limit, missing) = if left < self.spec.timeout {
+            (left, Missing::EndByDeadline)
+        } else {
+            (self.spec.timeout, Missing::End)
+        };
+        timeout(limit, self.spec.provider.complete(&request))
+            .await
+            .unwrap_or(Err(Cause::Timeout(missing, limit)))
+    }
+
+    /// Tells the breaker how a call ended.
+    fn judge(&self, permit: Permit<'_>, failure: Option<&Cause>) {
+        let name = &self.spec.name;
+        match failure {
+            None => {
+                if permit.answered() {
+                    tracing::info!(model = name, "the model answers again");
+                }
+            }
+            Some(cause) if cause.speaks_against_model() => {
+                if permit.failed() {
+                    let open_for = self.spec.breaker.open_for;
+                    tracing::warn!(model = name, %cause, ?open_for, "the model keeps failing and is left out");
+                }
+            }
+            Some(_) => drop(permit),
+        }
+        self.meters.breaker(self.breaker.state());
+    }
+
+    async fn learn(&self, cause: &Cause, question: &Question<'_>) {
+        match cause {
+            Cause::Status { retry_after: Some(wait), .. } => {
+                let until = Instant::now() + (*wait).min(self.spec.retry.max);
+                let mut not_before = self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+                *not_before = (*not_before).max(Some(until));
+            }
+            Cause::TooLong(_) => {
+                let prompt = question.prompts.render(&question.task);
+                // Counting takes its time: not on a thread that serves requests.
+                let count = move || tokens::count(&prompt.system) + tokens::count(&prompt.user);
+                let Ok(size) = tokio::task::spawn_blocking(count).await else {
+                    return;
+                };
+                let least = question.prompts.overhead() + LEAST_CONVERSATION;
+                let known = self.input_limit.fetch_min((size / 2).max(least), Ordering::Relaxed);
+                let input_limit = self.input_limit();
+                if input_limit < known {
+                    let model = &self.spec.name;
+                    tracing::warn!(
+                        model,
+                        size,
+                        input_limit,
+                        "the model takes less than its input_limit says"
+                    );
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// How long its server still wants to be left alone.
+    fn pause(&self) -> Duration {
+        let not_before = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+        not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// One more in a gauge, for as long as this lives.
+struct Counted<'a>(&'a Gauge);
+
+impl<'a> Counted<'a> {
+    fn in_gauge(gauge: &'a Gauge) -> Self {
+        gauge.increment(1);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.decrement(1);
+    }
+}

@@ -1,0 +1,93 @@
+//! A server's own words, made fit for a log: on one line, short, without a secret and without a word of the
+//! conversation.
+//!
+//! Many servers quote what they could not take or read, and a request holds the conversation.
+
+use super::super::prompt::Prompt;
+use secrecy::{ExposeSecret as _, SecretString};
+use std::collections::HashSet;
+
+/// Characters of a message that are kept.
+const MESSAGE_CHARS: usize = 300;
+
+/// Bytes of letters and digits in a row that make a quote. With fewer, common words would be taken for one.
+const RUN: usize = 16;
+
+/// Shorter secrets (a flag in an extra header) are no secrets, and taking them out would tear words apart.
+const SECRET_BYTES: usize = 6;
+
+/// The message without all that. In this order, since what is taken out could have parted a secret, and what is cut
+/// off could be half of it.
+pub(super) fn clean(message: &str, prompt: &Prompt, secrets: &[SecretString]) -> String {
+    if is_in(message, &prompt.user) {
+        return "[left out: it quotes the conversation]".to_owned();
+    }
+    let mut message: String = message
+        .chars()
+        .map(|c| if c.is_whitespace() { ' ' } else { c })
+        .filter(|c| !c.is_control())
+        .collect();
+    for secret in
+        secrets.iter().map(|secret| secret.expose_secret()).filter(|text| text.len() >= SECRET_BYTES)
+    {
+        message = message.replace(secret, "[key]");
+    }
+    let message = message.trim();
+    match message.char_indices().nth(MESSAGE_CHARS) {
+        Some((end, _)) => format!("{}…", message.get(..end).unwrap_or_default()),
+        None => message.to_owned(),
+    }
+}
+
+/// Whether a run of letters and digits of the prompt is in the message, however either has spaced or escaped it.
+fn is_in(message: &str, prompt: &str) -> bool {
+    let (message, prompt) = (letters(message), letters(prompt));
+    let runs: HashSet<&[u8]> = message.as_bytes().windows(RUN).collect();
+    !runs.is_empty() && prompt.as_bytes().windows(RUN).any(|run| runs.contains(run))
+}
+
+/// Letters and digits, without those of an escape: a line feed is `\n` in one text and none in the other.
+fn letters(text: &str) -> String {
+    let mut escaped = false;
+    let mut counts = |c: char| {
+        let counts = !escaped && c.is_alphanumeric();
+        escaped = c == '\\' && !escaped;
+        counts
+    };
+    text.chars().filter(|c| counts(*c)).flat_map(char::to_lowercase).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quote_is_found_and_a_message_is_not() {
+        let prompt =
+            "Summarise: {\"role\":\"user\",\"text\":\"My PIN is 4711,\\nthe 東京 office opens at nine.\"}";
+        for quoting in [
+            "could not handle 'my pin is 4711, the 東京 office opens at nine.'",
+            "[{'type': 'value_error', 'input': 'THE 東京 OFFICE opens'}]",
+            "…s 4711,\nthe 東京 off…",
+        ] {
+            assert!(is_in(quoting, prompt), "{quoting}");
+        }
+        for other in
+            ["", "You exceeded your current quota, please check your plan.", "model 'small' not found"]
+        {
+            assert!(!is_in(other, prompt), "{other}");
+        }
+        assert!(!is_in("anything at all, and long enough", ""));
+    }
+
+    #[test]
+    fn secrets_go_before_the_cut() {
+        let prompt = Prompt { system: String::new(), user: "Ada flies to Zürich.".to_owned() };
+        let clean = |message: &str| clean(message, &prompt, &["sk-secret".into(), "1".into()]);
+        assert_eq!(clean(" bad key 1\r\nsk-secret\u{7}! "), "bad key 1  [key]!");
+        assert_eq!(clean("split: sk-se\u{0}cret"), "split: [key]");
+        assert_eq!(clean("not \"ada flies\nto Zürich\""), "[left out: it quotes the conversation]");
+        let long = clean(&format!("{}sk-secret", "ä".repeat(297)));
+        assert_eq!(long, format!("{}[ke…", "ä".repeat(297)));
+    }
+}

@@ -1,0 +1,116 @@
+//! What has been read of an answer so far, whatever dialect it comes in.
+//!
+//! A dialect adds what each event says; here is decided when that makes an answer.
+
+use super::super::provider::Finish;
+use super::super::{Cause, Usage};
+
+/// The longest answer, in bytes of text: far above any summary, far below what would hurt.
+const TEXT_BYTES: usize = 1024 * 1024;
+
+/// An answer under way.
+#[derive(Debug, Default)]
+pub struct Reading {
+    text: String,
+    refused: bool,
+    finish: Option<Finish>,
+    marked: bool,
+    pieces: usize,
+    /// What the provider says it costs; later words replace earlier ones.
+    pub usage: Usage,
+}
+
+impl Reading {
+    /// A piece of the text.
+    pub fn push(&mut self, text: &str) -> Result<(), Cause> {
+        self.text.push_str(text);
+        self.pieces += usize::from(!text.is_empty());
+        if self.text.len() > TEXT_BYTES { Err(super::too_long()) } else { Ok(()) }
+    }
+
+    /// A piece of what the model thought before it answered: no part of the answer, but a sign of life.
+    pub fn thought(&mut self) {
+        self.pieces += 1;
+    }
+
+    /// The model declined; counts where it wrote nothing else.
+    pub fn refuse(&mut self) {
+        self.refused = true;
+        self.pieces += 1;
+    }
+
+    /// The model's last word on why it ended.
+    pub fn end(&mut self, finish: Finish) {
+        self.finish = Some(finish);
+    }
+
+    /// The mark after which nothing follows.
+    pub fn mark(&mut self) {
+        self.marked = true;
+    }
+
+    /// Whether [`Reading::mark`] was called.
+    #[must_use]
+    pub fn is_marked(&self) -> bool {
+        self.marked
+    }
+
+    /// Whether the end of the answer is known: what goes wrong after it takes nothing from it.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.marked || self.finish.is_some()
+    }
+
+    /// How many pieces of text or thought have come.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Text and end; an answer without an end is none.
+    pub fn finish(self) -> Result<(String, Finish, Usage), Cause> {
+        let finish = match self.finish {
+            Some(finish) => finish,
+            None if self.marked => Finish::Complete,
+            None => return Err(Cause::BrokenOff),
+        };
+        let finish = if self.refused && self.text.trim().is_empty() { Finish::Filtered } else { finish };
+        Ok((self.text, finish, self.usage))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_ends() {
+        let piece = "x".repeat(300_000);
+        let mut reading = Reading::default();
+        for _ in 0..3 {
+            reading.push(&piece).expect("not too much yet");
+        }
+        assert_eq!(reading.push(&piece), Err(Cause::Protocol("longer than any summary".to_owned())));
+    }
+
+    #[test]
+    fn an_answer_needs_its_end() {
+        let text = |reading: &mut Reading| reading.push("Ada").expect("short");
+        let mut broken = Reading::default();
+        text(&mut broken);
+        assert!(!broken.has_ended());
+        assert_eq!(broken.finish(), Err(Cause::BrokenOff));
+        let mut marked = Reading::default();
+        text(&mut marked);
+        marked.mark();
+        assert_eq!(marked.finish().map(|read| read.1), Ok(Finish::Complete));
+        let mut ended = Reading::default();
+        ended.end(Finish::Length);
+        assert!(ended.has_ended());
+        assert_eq!(ended.finish().map(|read| read.1), Ok(Finish::Length));
+        let mut refused = Reading::default();
+        refused.refuse();
+        refused.end(Finish::Complete);
+        assert_eq!(refused.finish().map(|read| read.1), Ok(Finish::Filtered));
+    }
+}

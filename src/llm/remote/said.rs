@@ -1,0 +1,214 @@
+//! What a server says about an error, and what kind of error that is: the words are for people, but some of them
+//! decide what is done next.
+
+use super::super::Cause;
+use serde::Deserialize;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Parts of messages that mean: less text, please. In the words of OpenAI, Anthropic, Gemini, vLLM, llama.cpp,
+/// `LiteLLM` and others, in lower case.
+const TOO_LONG: [&str; 12] = [
+    "context length",
+    "context window",
+    "context size",
+    "contextwindowexceeded",
+    "context_length_exceeded",
+    "exceed_context_size",
+    "prompt is too long",
+    "input is too long",
+    "reduce the length",
+    "maximum number of tokens",
+    "too many input tokens",
+    "request too large",
+];
+
+/// An error as a server words it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    /// Its message, as it came.
+    pub(super) message: String,
+    /// Its type and its code, where it has them.
+    kinds: Vec<String>,
+    /// A status inside the body.
+    status: Option<u16>,
+}
+
+impl Said {
+    /// The error in a body or in an event, in any of the shapes that are about: `{"error": {"message": "…"}}`,
+    /// `{"error": "…"}`, `{"object": "error", "message": "…"}`, `{"message": "…"}`, `{"detail": "…"}`. `None` where
+    /// the text is no such object.
+    pub(super) fn read(json: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Shapes {
+            #[serde(default)]
+            error: Value,
+            #[serde(default)]
+            message: Value,
+            #[serde(default)]
+            detail: Value,
+            #[serde(default)]
+            choices: Value,
+            #[serde(default, rename = "type")]
+            kind: Value,
+        }
+        let shapes: Shapes = serde_json::from_str(json).ok()?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        match &shapes.error {
+            Value::Null | Value::Bool(false) => {}
+            error => {
+                let field = |name: &str| error.get(name);
+                let message = text(error).or_else(|| field("message").and_then(text));
+                let kinds =
+                    ["type", "code", "status"].into_iter().filter_map(|name| field(name).and_then(text));
+                let numbers = ["code", "status"].into_iter().filter_map(|name| field(name));
+                let status = numbers
+                    .filter_map(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()))
+                    .find_map(|number| {
+                        u16::try_from(number).ok().filter(|status| (400..600).contains(status))
+                    });
+                return Some(Self {
+                    message: message.unwrap_or_else(|| "an error without a message".to_owned()),
+                    kinds: kinds.collect(),
+                    status,
+                });
+            }
+        }
+        // An answer, or a part of one, whatever else it holds.
+        if !shapes.choices.is_null() || shapes.kind.as_str().is_some_and(|kind| kind != "error") {
+            return None;
+        }
+        let message = text(&shapes.message).or_else(|| text(&shapes.detail))?;
+        Some(Self { message, ..Self::default() })
+    }
+
+    /// A body that is no error object: its text, or of a web page its title, which says more than its beginning.
+    pub(super) fn page(text: &str) -> Self {
+        let lower = text.to_ascii_lowercase();
+        let title = lower.find("<title>").map(|at| at + "<title>".len());
+        let title = title.and_then(|from| Some(from..from + lower.get(from..)?.find("</title>")?));
+        let message = title.and_then(|range| text.get(range)).unwrap_or(text);
+        Self { message: message.to_owned(), ..Self::default() }
+    }
+
+    /// The cause, where the error came in place of an answer with this status. `message` is [`Said::message`],
+    /// cleaned.
+    pub(super) fn in_place_of_answer(
+        &self,
+        status: u16,
+        message: String,
+        retry_after: Option<Duration>,
+    ) -> Cause {
+        if status == 413 || (matches!(status, 400 | 422) && self.is_too_long()) {
+            return Cause::TooLong(message);
+        }
+        Cause::Status { status, message, retry_after }
+    }
+
+    /// The cause, where the error came inside of an answer that had begun well.
+    pub(super) fn within_answer(&self, message: String) -> Cause {
+        if self.is_too_long() {
+            return Cause::TooLong(message);
+        }
+        match self.status.or_else(|| self.kinds.iter().find_map(|kind| status_of(kind))) {
+            Some(status) => self.in_place_of_answer(status, message, None),
+            None => Cause::Protocol(message),
+        }
+    }
+
+    fn is_too_long(&self) -> bool {
+        let said = |text: &str| {
+            let text = text.to_lowercase();
+            TOO_LONG.iter().any(|words| text.contains(words))
+        };
+        said(&self.message) || self.kinds.iter().any(|kind| said(kind))
+    }
+}
+
+/// The status that an error of this type has where it comes before the answer.
+fn status_of(kind: &str) -> Option<u16> {
+    Some(match kind {
+        "rate_limit_error" | "rate_limit_exceeded" | "rate_limit" => 429,
+        "overloaded_error" => 529,
+        "overloaded" | "service_unavailable" | "UNAVAILABLE" => 503,
+        "api_error" | "server_error" | "internal_error" | "internal_server_error" => 500,
+        "timeout_error" => 504,
+        "authentication_error" => 401,
+        "permission_error" => 403,
+        "not_found_error" => 404,
+        "invalid_request_error" => 400,
+        "request_too_large" => 413,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn within(json: &str) -> Option<Cause> {
+        Said::read(json).map(|said| said.within_answer(said.message.clone()))
+    }
+
+    #[test]
+    fn errors_are_found_in_every_shape() {
+        for (json, message) in [
+            (r#"{"error":{"message":"odd"}}"#, "odd"),
+            (r#"{"error":"odd"}"#, "odd"),
+            (r#"{"error":{"code":5}}"#, "an error without a message"),
+            (r#"{"object":"error","message":"odd"}"#, "odd"),
+            (r#"{"detail":"odd"}"#, "odd"),
+            (r#"{"type":"error","error":{"type":"new_error","message":"odd"}}"#, "odd"),
+        ] {
+            assert_eq!(within(json), Some(Cause::Protocol(message.to_owned())), "{json}");
+        }
+        for json in [
+            r#"{"choices":[],"message":"no"}"#,
+            r#"{"error":null}"#,
+            r#"{"type":"message_start","message":{"usage":{}}}"#,
+            "<html>",
+            "[]",
+        ] {
+            assert_eq!(within(json), None, "{json}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_the_answer_has_the_status_that_it_names() {
+        for (json, status) in [
+            (r#"{"error":{"type":"overloaded_error","message":"m"}}"#, 529),
+            (r#"{"error":{"code":503,"message":"m"}}"#, 503),
+            (r#"{"error":{"code":"429","message":"m"}}"#, 429),
+            (r#"{"error":{"type":"server_error","message":"m"}}"#, 500),
+            (r#"{"error":{"type":"invalid_request_error","code":"x","message":"m"}}"#, 400),
+        ] {
+            let cause = Cause::Status { status, message: "m".to_owned(), retry_after: None };
+            assert_eq!(within(json), Some(cause), "{json}");
+        }
+    }
+
+    #[test]
+    fn too_long_is_told_from_other_errors() {
+        for message in [
+            "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens.",
+            "prompt is too long: 210000 tokens > 200000 maximum",
+            "the request exceeds the available context size. try increasing it",
+            "The input token count (40000) exceeds the maximum number of tokens allowed (32000).",
+            "litellm.ContextWindowExceededError: …",
+        ] {
+            let said = Said { message: message.to_owned(), ..Said::default() };
+            assert!(
+                matches!(said.in_place_of_answer(400, String::new(), None), Cause::TooLong(_)),
+                "{message}"
+            );
+            assert!(!matches!(said.in_place_of_answer(500, String::new(), None), Cause::TooLong(_)));
+        }
+        assert!(matches!(
+            within(r#"{"error":{"code":"context_length_exceeded","message":"m"}}"#),
+            Some(Cause::TooLong(_))
+        ));
+        let other = Said { message: "max_tokens is too large".to_owned(), ..Said::default() };
+        assert!(!matches!(other.in_place_of_answer(400, String::new(), None), Cause::TooLong(_)));
+        assert!(matches!(other.in_place_of_answer(413, String::new(), None), Cause::TooLong(_)));
+    }
+}
