@@ -182,7 +182,10 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     // They end with the server, and it with them: the set goes when this task does.
     let mut connections = JoinSet::new();
     loop {
-        let (socket, _) = listener.accept().await.expect("a connection");
+        // One that its client has given up already is no reason to stop.
+        let Ok((socket, _)) = listener.accept().await else {
+            continue;
+        };
         let mut state = shared.state();
         state.connections += 1;
         if matches!(state.next.front().unwrap_or(&state.default), Behaviour::CloseOnAccept) {
@@ -196,7 +199,6 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 async fn converse(mut socket: TcpStream, shared: Arc<Shared>) {
-    socket.set_nodelay(true).expect("a socket");
     let Some(request) = wire::read(&mut socket).await else {
         return;
     };

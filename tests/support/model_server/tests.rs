@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 #[path = "tests/client.rs"]
 mod client;
@@ -106,6 +107,25 @@ async fn thoughts_have_their_place_in_each_protocol() {
         seen(&server, Protocol::OpenAi, true).await.text(),
         format!("<think>\nHm.\n</think>\n\n{TEXT}")
     );
+}
+
+/// That it takes long enough: how much longer is up to the machine.
+#[tokio::test]
+async fn what_is_slow_takes_its_time() {
+    let server = ModelServer::start().await;
+    let pause = Duration::from_millis(10);
+    for (protocol, stream) in PROTOCOLS.into_iter().flat_map(|protocol| [(protocol, true), (protocol, false)])
+    {
+        for (behaviour, least, chunks) in [
+            (Behaviour::Trickle(pause, vec!["Ada ".to_owned(); 5]), pause * 5, 6),
+            (Behaviour::Delayed(pause, TEXT.to_owned()), pause, 1),
+        ] {
+            server.push(behaviour);
+            let started = Instant::now();
+            let seen = seen(&server, protocol, stream).await;
+            assert!(started.elapsed() >= least && (seen.chunks >= chunks || !stream));
+        }
+    }
 }
 
 /// Each is left by the client as soon as it has seen what comes, and the server notices.

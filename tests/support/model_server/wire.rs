@@ -26,6 +26,8 @@ pub(super) struct Request {
 
 /// The request; None if the client left before it was complete, or sent something else.
 pub(super) async fn read(socket: &mut TcpStream) -> Option<Request> {
+    // Without it the kernel would put small writes together.
+    socket.set_nodelay(true).ok()?;
     let mut bytes = Vec::new();
     let end = loop {
         if let Some(end) = bytes.windows(4).position(|end| end == b"\r\n\r\n") {
