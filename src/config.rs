@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+mod database_url;
 mod defaults;
 mod keys;
 mod load;
@@ -21,8 +22,9 @@ mod sources;
 mod tests;
 mod validate;
 
+pub use database_url::DatabaseUrl;
 pub use load::{ConfigErrors, Loaded, Problem};
-pub use secret::{DatabaseUrl, Secret};
+pub use secret::Secret;
 pub use sources::{Flag, Sources};
 
 /// The name of the provider, and of the model, that are always there.
