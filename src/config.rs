@@ -5,7 +5,7 @@
 //! is a field here, a value in `defaults`, a line in `precis.example.toml`, and a rule in `validate` where not every
 //! value will do.
 
-use parse::{address, duration, word};
+use parse::{address, duration, optional_duration, word};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -88,6 +88,8 @@ pub struct Consolidation {
     pub keep_recent: usize,
     /// Tokens in the tail above which the older part is summarised, whatever the number of messages.
     pub max_tail_tokens: Option<u64>,
+    /// Tokens of prompts and answers that a tenant may use up in a UTC day; `None`: no limit.
+    pub daily_token_limit: Option<u64>,
     /// As written; [`Settings::consolidation_pool`] is what is in force.
     pub pool: String,
     /// As written; [`Settings::meta_pool`] is what is in force.
@@ -210,27 +212,71 @@ pub struct Model {
     pub provider: String,
     /// The provider's name for it.
     pub model: String,
-    /// Of one attempt.
+    /// Of one attempt, from its beginning to the last piece of the answer; wins over the three below.
     #[serde(with = "duration")]
     pub timeout: Duration,
     /// Of the connection of one attempt.
     #[serde(with = "duration")]
     pub connect_timeout: Duration,
+    /// From the request to the first piece of the answer; `None`: only `timeout` counts.
+    #[serde(with = "optional_duration")]
+    pub first_token_timeout: Option<Duration>,
+    /// Between two pieces of an answer.
+    #[serde(with = "duration")]
+    pub idle_timeout: Duration,
     /// Most tokens of an answer.
     pub output_limit: usize,
     /// Most tokens of a prompt.
     pub input_limit: usize,
+    /// Further attempts after a failure that may pass; may be 0.
+    pub retries: usize,
+    /// The wait before the first of them.
+    #[serde(with = "duration")]
+    pub retry_initial: Duration,
+    /// The longest such wait, the server's `Retry-After` included; not shorter than `retry_initial`.
+    #[serde(with = "duration")]
+    pub retry_max: Duration,
+    /// Calls at a time.
+    pub max_concurrent_calls: usize,
+    /// Calls that wait for their turn; may be 0.
+    pub max_queued_calls: usize,
+    /// How long a call waits for its turn.
+    #[serde(with = "duration")]
+    pub queue_timeout: Duration,
+    /// Failures, in percent of the calls, from which on the model is skipped: 1 to 100.
+    pub breaker_failure_percent: u32,
+    /// Calls below which no percentage is drawn.
+    pub breaker_min_calls: usize,
+    /// Calls that are longer ago don't count.
+    #[serde(with = "duration")]
+    pub breaker_window: Duration,
+    /// How long the model is skipped before one call probes it.
+    #[serde(with = "duration")]
+    pub breaker_open_for: Duration,
 }
 
 /// `[llm.pools.<name>]`
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pool {
-    /// Names in [`Llm::models`], in the order in which they are tried; at least one.
+    /// Names in [`Llm::models`], in the order in which they are tried; at least one, none twice.
     pub models: Vec<String>,
+    /// Which of them is tried first.
+    #[serde(deserialize_with = "word")]
+    pub strategy: Strategy,
     /// Of all attempts together.
     #[serde(with = "duration")]
     pub deadline: Duration,
+}
+
+/// Which model of a pool is tried first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// Always the first.
+    Fallback,
+    /// Each in its turn; after it those that follow, and then those before it.
+    RoundRobin,
 }
 
 /// `[log]`

@@ -2,7 +2,7 @@
 
 use super::{
     Consolidation, Database, DatabaseUrl, EXTRACTIVE, Llm, Log, LogFormat, Memory, Mode, Model, OnFailure,
-    Pool, Prompts, Provider, ProviderKind, Server,
+    Pool, Prompts, Provider, ProviderKind, Server, Strategy,
 };
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -35,6 +35,7 @@ impl Default for Consolidation {
             threshold: 100,
             keep_recent: 20,
             max_tail_tokens: None,
+            daily_token_limit: None,
             pool: String::new(),
             meta_pool: String::new(),
             mode: Mode::Inline,
@@ -84,15 +85,27 @@ impl Default for Model {
             model: String::new(),
             timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(5),
+            first_token_timeout: None,
+            idle_timeout: Duration::from_secs(20),
             output_limit: 4096,
             input_limit: 100_000,
+            retries: 2,
+            retry_initial: Duration::from_millis(500),
+            retry_max: Duration::from_secs(10),
+            max_concurrent_calls: 8,
+            max_queued_calls: 100,
+            queue_timeout: Duration::from_secs(30),
+            breaker_failure_percent: 50,
+            breaker_min_calls: 5,
+            breaker_window: Duration::from_mins(10),
+            breaker_open_for: Duration::from_secs(30),
         }
     }
 }
 
 impl Default for Pool {
     fn default() -> Self {
-        Self { models: Vec::new(), deadline: Duration::from_mins(1) }
+        Self { models: Vec::new(), strategy: Strategy::Fallback, deadline: Duration::from_mins(1) }
     }
 }
 

@@ -6,6 +6,7 @@ use ::config::{Value, ValueKind};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 /// Stands for a name that the user chooses.
 const ANY: &str = "*";
@@ -21,6 +22,10 @@ impl Key {
 
     pub(super) fn child(&self, name: &str) -> Self {
         Self(self.0.iter().cloned().chain([name.to_owned()]).collect())
+    }
+
+    pub(super) fn parts(&self) -> Vec<&str> {
+        self.0.iter().map(String::as_str).collect()
     }
 }
 
@@ -88,6 +93,7 @@ impl KnownKeys {
         let text = || Some(String::new());
         let mut sample = Settings::default();
         sample.consolidation.max_tail_tokens = Some(1);
+        sample.consolidation.daily_token_limit = Some(1);
         sample.consolidation.prompts = Prompts {
             consolidate_system: text(),
             consolidate_user: text(),
@@ -97,7 +103,8 @@ impl KnownKeys {
         let provider =
             Provider { base_url: text(), api_key: Some(Secret::Env(String::new())), ..Provider::default() };
         sample.llm.providers = BTreeMap::from([(ANY.to_owned(), provider)]);
-        sample.llm.models = BTreeMap::from([(ANY.to_owned(), Model::default())]);
+        let model = Model { first_token_timeout: Some(Duration::ZERO), ..Model::default() };
+        sample.llm.models = BTreeMap::from([(ANY.to_owned(), model)]);
         sample.llm.pools = BTreeMap::from([(ANY.to_owned(), Pool::default())]);
 
         let mut keys = Vec::new();

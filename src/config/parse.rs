@@ -50,3 +50,29 @@ pub(super) mod duration {
         serializer.collect_str(&humantime::format_duration(*duration))
     }
 }
+
+/// [`duration`] where the setting may be left out.
+pub(super) mod optional_duration {
+    use super::{Deserializer, Duration, Serializer, duration};
+
+    pub(in super::super) fn deserialize<'de, D>(deserializer: D) -> Result<Option<Duration>, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        duration::deserialize(deserializer).map(Some)
+    }
+
+    #[expect(clippy::ref_option, reason = "serde hands over a reference to the field")]
+    pub(in super::super) fn serialize<S>(
+        duration: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error>
+    where
+        S: Serializer,
+    {
+        match duration {
+            Some(duration) => duration::serialize(duration, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+}

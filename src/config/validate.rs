@@ -7,11 +7,14 @@ use super::keys::{Key, closest, entries};
 use super::load::Problem;
 use super::{ProviderKind, Settings};
 use reqwest::Url;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// So that "forever" can be said, and a point in time that far away still be computed.
 const LONGEST: Duration = Duration::from_hours(365 * 24);
+
+/// So that "any number" can be said, and be counted with the counters there are.
+const MOST_CALLS: usize = 1_000_000;
 
 /// A rule that is broken.
 #[derive(Debug)]
@@ -55,16 +58,22 @@ impl Findings {
 
     fn amounts(&mut self, settings: &Settings) {
         for (key, value) in entries(settings) {
+            let way_out = match *key.parts() {
+                ["llm", "models", _, "retries" | "max_queued_calls"] => continue,
+                ["consolidation", "max_tail_tokens" | "daily_token_limit"] => ": leave it out for no limit",
+                _ => "",
+            };
             if value == 0 {
-                let key = key.to_string();
-                let way_out = if settings.consolidation.max_tail_tokens == Some(0)
-                    && key.ends_with("max_tail_tokens")
-                {
-                    ": leave it out for no limit"
-                } else {
-                    ""
-                };
-                self.add(&[&key], format!("must be greater than 0{way_out}"));
+                self.add(&[&key.to_string()], format!("must be greater than 0{way_out}"));
+            }
+        }
+        for (name, model) in &settings.llm.models {
+            if model.breaker_failure_percent > 100 {
+                self.add(&[&path("models", name, "breaker_failure_percent")], "must be at most 100");
+            }
+            if model.max_concurrent_calls > MOST_CALLS {
+                let key = path("models", name, "max_concurrent_calls");
+                self.add(&[&key], format!("must be at most {MOST_CALLS}"));
             }
         }
     }
@@ -79,8 +88,21 @@ impl Findings {
             ("consolidation.inline_wait".to_owned(), consolidation.inline_wait),
         ];
         for (name, model) in &llm.models {
-            durations.push((path("models", name, "timeout"), model.timeout));
-            durations.push((path("models", name, "connect_timeout"), model.connect_timeout));
+            let of_model = [
+                ("timeout", Some(model.timeout)),
+                ("connect_timeout", Some(model.connect_timeout)),
+                ("first_token_timeout", model.first_token_timeout),
+                ("idle_timeout", Some(model.idle_timeout)),
+                ("retry_initial", Some(model.retry_initial)),
+                ("retry_max", Some(model.retry_max)),
+                ("queue_timeout", Some(model.queue_timeout)),
+                ("breaker_window", Some(model.breaker_window)),
+                ("breaker_open_for", Some(model.breaker_open_for)),
+            ];
+            let set = of_model
+                .into_iter()
+                .filter_map(|(key, duration)| Some((path("models", name, key), duration?)));
+            durations.extend(set);
         }
         for (name, pool) in &llm.pools {
             durations.push((path("pools", name, "deadline"), pool.deadline));
@@ -92,11 +114,18 @@ impl Findings {
                 self.add(&[&key], "must be at most 365days");
             }
         }
-        if consolidation.retry_initial > consolidation.retry_max {
-            self.add(
-                &["consolidation.retry_initial", "consolidation.retry_max"],
-                "consolidation.retry_initial must not be longer than consolidation.retry_max",
-            );
+        let waits = &Key::dotted("consolidation");
+        self.waits(waits, consolidation.retry_initial, consolidation.retry_max);
+        for (name, model) in &llm.models {
+            let waits = &Key::dotted("llm.models").child(name);
+            self.waits(waits, model.retry_initial, model.retry_max);
+        }
+    }
+
+    fn waits(&mut self, section: &Key, retry_initial: Duration, retry_max: Duration) {
+        if retry_initial > retry_max {
+            let [initial, most] = ["retry_initial", "retry_max"].map(|key| section.child(key).to_string());
+            self.add(&[&initial, &most], format!("{initial} must not be longer than {most}"));
         }
     }
 
@@ -199,8 +228,12 @@ impl Findings {
             if pool.models.is_empty() {
                 self.add(&[&key], format!("has no model: list at least one of {}", listed(&llm.models)));
             }
-            for model in &pool.models {
+            let distinct: BTreeSet<&String> = pool.models.iter().collect();
+            for model in distinct {
                 self.reference(&key, "model", model, &llm.models);
+                if pool.models.iter().filter(|other| *other == model).count() > 1 {
+                    self.add(&[&key], format!("lists {model:?} twice: leave out one of them"));
+                }
             }
         }
         for (key, pool) in [
@@ -251,7 +284,9 @@ fn unfit(base_url: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::environment;
+    use super::super::Strategy;
+    use super::super::tests::{assert_one, environment, file};
+    use std::time::Duration;
 
     #[test]
     fn what_does_not_fit_together_is_named() {
@@ -305,5 +340,76 @@ mod tests {
         let open = [("PRECIS__SERVER__BIND", "0.0.0.0:80"), ("PRECIS__SERVER__ALLOW_WITHOUT_KEYS", "true")];
         environment(&open).load();
         environment(&[("PRECIS__SERVER__BIND", "[::1]:80")]).load();
+    }
+
+    #[test]
+    fn the_limits_of_a_model_have_limits() {
+        let key = |setting: &str| format!("PRECIS__LLM__MODELS__EXTRACTIVE__{}", setting.to_uppercase());
+        for (setting, value, message) in [
+            ("first_token_timeout", "0s", "must be longer than 0"),
+            ("first_token_timeout", "", "\"\" is no duration"),
+            ("idle_timeout", "0s", "must be longer than 0"),
+            ("idle_timeout", "2years", "must be at most 365days"),
+            ("retries", "-1", "must be a whole number, not negative"),
+            ("retry_initial", "0s", "must be longer than 0"),
+            (
+                "retry_initial",
+                "11s",
+                "llm.models.extractive.retry_initial must not be longer than llm.models.extr",
+            ),
+            (
+                "retry_max",
+                "400ms",
+                "llm.models.extractive.retry_initial must not be longer than llm.models.extr",
+            ),
+            ("max_concurrent_calls", "0", "must be greater than 0"),
+            ("max_concurrent_calls", "1000001", "must be at most 1000000"),
+            ("queue_timeout", "0s", "must be longer than 0"),
+            ("breaker_failure_percent", "0", "must be greater than 0"),
+            ("breaker_failure_percent", "101", "must be at most 100"),
+            ("breaker_min_calls", "0", "must be greater than 0"),
+            ("breaker_window", "0s", "must be longer than 0"),
+            ("breaker_open_for", "0s", "must be longer than 0"),
+        ] {
+            let variable = key(setting);
+            let problems = environment(&[(&variable, value)]).problems();
+            let beginning = format!("llm.models.extractive.{setting} (environment {variable}): {message}");
+            assert_one(&problems, &beginning);
+            assert_eq!(problems.len(), 1, "{problems:#?}");
+        }
+        let variables = ["retries", "max_queued_calls"].map(key);
+        let settings =
+            environment(&variables.each_ref().map(|variable| (variable.as_str(), "0"))).load().settings;
+        let model = &settings.llm.models["extractive"];
+        assert_eq!((model.retries, model.max_queued_calls), (0, 0));
+        let later = environment(&[(&key("first_token_timeout"), "9min")]).load().settings;
+        assert_eq!(later.llm.models["extractive"].first_token_timeout, Some(Duration::from_mins(9)));
+    }
+
+    #[test]
+    fn what_is_no_limit_is_left_out() {
+        for setting in ["max_tail_tokens", "daily_token_limit"] {
+            let problems = file(&format!("[consolidation]\n{setting} = 0")).problems();
+            let key = format!("consolidation.{setting} (precis.toml)");
+            assert_one(&problems, &format!("{key}: must be greater than 0: leave it out for no limit"));
+        }
+        let settings = file("[consolidation]\ndaily_token_limit = 5000000000").load().settings;
+        assert_eq!(settings.consolidation.daily_token_limit, Some(5_000_000_000));
+    }
+
+    #[test]
+    fn a_pool_tries_each_model_once() {
+        let pool = |models: &str| {
+            file(&format!("[llm.pools.default]\nmodels = [{models}]\nstrategy = 'round_robin'"))
+        };
+        assert_eq!(pool("'extractive'").load().settings.llm.pools["default"].strategy, Strategy::RoundRobin);
+        let problems = pool("'extractive', 'extractive', 'extractive'").problems();
+        assert_one(&problems, "llm.pools.default.models (precis.toml): lists \"extractive\" twice");
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        let problems = file("[llm.pools.default]\nstrategy = 'robin'").problems();
+        assert_one(
+            &problems,
+            "llm.pools.default.strategy (precis.toml): unknown value `robin`, expected `fallback` or `round_robin`",
+        );
     }
 }
