@@ -1,18 +1,11 @@
 //! The composition root: how the parts are put together, started and stopped.
 
-use crate::config::{self, DatabaseUrl, ProviderKind, Settings};
+use crate::config::{self, DatabaseUrl, Settings};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::tokens;
 use crate::engine::{MemoryService, Pools as PoolNames, Rules};
 use crate::http;
-use crate::llm::Llm;
-use crate::llm::breaker::BreakerPolicy;
-use crate::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
-use crate::llm::openai::OpenAi;
-use crate::llm::pool::{PoolSpec, Pools, Strategy};
-use crate::llm::prompt::{Prompts, Templates};
-use crate::llm::provider::{Extractive, Provider};
-use crate::llm::remote::{self, KeySource, Remote, RemoteSpec};
+use crate::llm::check::{self, Report};
 use crate::storage::{self, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
@@ -24,6 +17,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+
+mod models;
 
 /// Why the service does not start, or ended early.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +56,7 @@ impl App {
         // The tokenizer takes a moment to load; the database can be asked meanwhile.
         let tokenizer = tokio::task::spawn_blocking(tokens::warm_up);
         let metrics = Metrics::new().map_err(|error| AppError::Models(error.to_string()))?;
-        let llm = metrics.measure(|| models(settings))?;
+        let llm = Arc::new(metrics.measure(|| models::pools(settings)).map_err(AppError::Models)?);
         let store = store(settings, migrate).await?;
         let _ = tokenizer.await;
         let service = MemoryService::new(store, llm, rules(settings));
@@ -162,88 +157,14 @@ pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>,
     Ok(store)
 }
 
-/// The pools of models that the settings name.
-fn models(settings: &Settings) -> Result<Arc<dyn Llm>, AppError> {
-    let llm = &settings.llm;
-    let mut models = Vec::new();
-    let mut wrong = Vec::new();
-    for (name, model) in &llm.models {
-        let Some(provider) = llm.providers.get(&model.provider) else {
-            continue;
-        };
-        match self::provider(provider, model.connect_timeout) {
-            Ok(provider) => models.push(ModelSpec {
-                name: name.clone(),
-                provider,
-                model: model.model.clone(),
-                timeout: model.timeout,
-                output_limit: u32::try_from(model.output_limit).unwrap_or(u32::MAX),
-                input_limit: model.input_limit,
-                first_token_timeout: None,
-                idle_timeout: Duration::from_secs(20),
-                retry: RetryPolicy {
-                    retries: 2,
-                    initial: Duration::from_millis(500),
-                    max: Duration::from_secs(10),
-                },
-                queue: QueuePolicy { max_calls: 8, max_waiting: 100, timeout: Duration::from_secs(30) },
-                breaker: BreakerPolicy {
-                    failure_percent: 50,
-                    min_calls: 5,
-                    window: Duration::from_secs(600),
-                    open_for: Duration::from_secs(30),
-                },
-            }),
-            Err(error) => wrong.push(format!("llm.providers.{}.{error}", model.provider)),
-        }
-    }
-    let pools = llm.pools.iter().map(|(name, pool)| PoolSpec {
-        name: name.clone(),
-        models: pool.models.clone(),
-        strategy: Strategy::Fallback,
-        deadline: pool.deadline,
-    });
-    let prompts = prompts(&settings.consolidation.prompts).map_err(AppError::Models)?;
-    if !wrong.is_empty() {
-        return Err(AppError::Models(wrong.join("; ")));
-    }
-    let pools =
-        Pools::new(models, pools.collect(), prompts).map_err(|error| AppError::Models(error.to_string()))?;
-    Ok(Arc::new(pools))
-}
-
-/// A new kind of provider is a line here.
-fn provider(provider: &config::Provider, connect_timeout: Duration) -> Result<Arc<dyn Provider>, String> {
-    match provider.kind {
-        ProviderKind::OpenAi => {
-            let http = remote::http_client(connect_timeout).map_err(|error| error.to_string())?;
-            let key = provider.api_key.as_ref().and_then(config::Secret::value).cloned();
-            let spec = RemoteSpec {
-                base_url: provider.base_url.clone().unwrap_or_default(),
-                key: key.map(KeySource::Text),
-                ..RemoteSpec::default()
-            };
-            Ok(Arc::new(Remote::new(http, OpenAi::default(), spec).map_err(|error| error.to_string())?))
-        }
-        ProviderKind::Extractive => Ok(Arc::new(Extractive)),
-        ProviderKind::Anthropic => Err("kind: anthropic is not available in this version".to_owned()),
-    }
-}
-
-/// The built-in prompts, with those in their place that the settings have.
-fn prompts(set: &config::Prompts) -> Result<Prompts, String> {
-    let built_in = Templates::default();
-    let templates = Templates {
-        consolidate_system: set.consolidate_system.clone().unwrap_or(built_in.consolidate_system),
-        consolidate_user: set.consolidate_user.clone().unwrap_or(built_in.consolidate_user),
-        meta_system: set.meta_system.clone().unwrap_or(built_in.meta_system),
-        meta_user: set.meta_user.clone().unwrap_or(built_in.meta_user),
-    };
-    Prompts::new(&templates).map_err(|wrong| {
-        let wrong: Vec<String> =
-            wrong.iter().map(|error| format!("consolidation.prompts: {error}")).collect();
-        wrong.join("; ")
-    })
+/// Asks every model of the settings once.
+///
+/// # Errors
+/// A model can't be made.
+pub async fn check_models(settings: &Settings) -> Result<Report, AppError> {
+    let models = models::models(settings).map_err(AppError::Models)?;
+    let pools = settings.llm.pools.iter().map(|(name, pool)| (name.clone(), pool.models.clone()));
+    Ok(check::check(&models, pools.collect()).await)
 }
 
 fn rules(settings: &Settings) -> Rules {

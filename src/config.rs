@@ -5,8 +5,9 @@
 //! is a field here, a value in `defaults`, a line in `precis.example.toml`, and a rule in `validate` where not every
 //! value will do.
 
-use parse::{address, duration, optional_duration, word};
+use parse::{address, duration, optional_duration, optional_word, word};
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,6 +17,7 @@ mod defaults;
 mod keys;
 mod load;
 mod parse;
+mod provider;
 mod secret;
 mod sources;
 #[cfg(test)]
@@ -24,7 +26,7 @@ mod validate;
 
 pub use database_url::DatabaseUrl;
 pub use load::{ConfigErrors, Loaded, Problem};
-pub use secret::Secret;
+pub use secret::{Secret, SecretSource};
 pub use sources::{Flag, Sources};
 
 /// The name of the provider, and of the model, that are always there.
@@ -184,12 +186,27 @@ pub struct Provider {
     /// Its dialect.
     #[serde(deserialize_with = "word")]
     pub kind: ProviderKind,
-    /// An http(s) URL; always there where the kind is [`ProviderKind::OpenAi`].
+    /// An http(s) URL, perhaps with a query; `None` only where the kind is [`ProviderKind::Extractive`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_url: Option<String>,
-    /// Resolved where a pool in use leads to this provider.
+    /// Sent with every request, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key: Option<Secret>,
+    /// The header that takes the key as it is, in place of the one that the kind has for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key_header: Option<String>,
+    /// Further headers of every request, by names that are valid, each there once whatever its case.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, Secret>,
+    /// Further fields of every request's body; none that precis sets itself.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub body: BTreeMap<String, Json>,
+    /// What the server calls the limit of an answer; there where the kind is [`ProviderKind::OpenAi`] alone.
+    #[serde(deserialize_with = "optional_word", skip_serializing_if = "Option::is_none")]
+    pub output_limit_field: Option<OutputLimitField>,
+    /// Whether usage is asked for in the stream; there where the kind is [`ProviderKind::OpenAi`] alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_options: Option<bool>,
 }
 
 /// The dialect of a provider.
@@ -198,10 +215,20 @@ pub struct Provider {
 pub enum ProviderKind {
     /// Any server that speaks chat completions.
     OpenAi,
-    /// Not available yet: [`Settings::load`] refuses it.
+    /// Anthropic's messages.
     Anthropic,
     /// Built in: no key, no network.
     Extractive,
+}
+
+/// What a server of kind openai calls the limit of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputLimitField {
+    /// What OpenAI's newer models ask for.
+    MaxCompletionTokens,
+    /// What older servers know.
+    MaxTokens,
 }
 
 /// `[llm.models.<name>]`

@@ -62,8 +62,17 @@ enum Command {
     Config,
     /// Print the OpenAPI document
     Openapi,
+    /// About the models of the settings
+    #[command(subcommand)]
+    Llm(LlmCommand),
     /// Ask the service at server.bind whether it is ready: exit status 0 or 1
     Health,
+}
+
+#[derive(Subcommand)]
+enum LlmCommand {
+    /// Ask every model one short question: exit status 0 if each pool has a model that works, else 1
+    Check,
 }
 
 impl SettingsArgs {
@@ -108,6 +117,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
         }
         Some(Command::Config) => print!("{}", cli.settings.load()?),
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),
+        Some(Command::Llm(LlmCommand::Check)) => return check(&cli.settings.load()?.settings).await,
         Some(Command::Health) => return health(&cli.settings.load()?.settings).await,
     }
     Ok(ExitCode::SUCCESS)
@@ -133,6 +143,12 @@ async fn serve(settings: &Settings, args: &ServeArgs) -> Result<(), Box<dyn Erro
         }
     };
     Ok(app.serve(listener, stop).await?)
+}
+
+async fn check(settings: &Settings) -> Result<ExitCode, Box<dyn Error>> {
+    let report = app::check_models(settings).await?;
+    print!("{report}");
+    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// For a container's health check: images have no curl.

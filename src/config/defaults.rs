@@ -2,7 +2,7 @@
 
 use super::{
     Consolidation, Database, DatabaseUrl, EXTRACTIVE, Llm, Log, LogFormat, Memory, Mode, Model, OnFailure,
-    Pool, Prompts, Provider, ProviderKind, Server, Strategy,
+    OutputLimitField, Pool, Prompts, Provider, ProviderKind, Server, Strategy,
 };
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -72,9 +72,34 @@ impl Default for Llm {
     }
 }
 
+impl Provider {
+    /// Puts in what its kind has where nothing is written: another kind may have something else there, or nothing.
+    pub(super) fn put_in_defaults(&mut self) {
+        let base_url = match self.kind {
+            ProviderKind::OpenAi => {
+                self.output_limit_field.get_or_insert(OutputLimitField::MaxCompletionTokens);
+                self.stream_options.get_or_insert(true);
+                "https://api.openai.com/v1"
+            }
+            ProviderKind::Anthropic => "https://api.anthropic.com/v1",
+            ProviderKind::Extractive => return,
+        };
+        self.base_url.get_or_insert_with(|| base_url.to_owned());
+    }
+}
+
 impl Default for Provider {
     fn default() -> Self {
-        Self { kind: ProviderKind::OpenAi, base_url: None, api_key: None }
+        Self {
+            kind: ProviderKind::OpenAi,
+            base_url: None,
+            api_key: None,
+            api_key_header: None,
+            headers: BTreeMap::new(),
+            body: BTreeMap::new(),
+            output_limit_field: None,
+            stream_options: None,
+        }
     }
 }
 

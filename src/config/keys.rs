@@ -1,7 +1,8 @@
 //! Which keys there are, read off the structs: serialising a sample that has every option set gives them all, each
 //! with the kind of value it takes.
 
-use super::{Model, Pool, Prompts, Provider, Secret, Settings};
+use super::secret::REDACTED;
+use super::{Model, OutputLimitField, Pool, Prompts, Provider, Secret, Settings};
 use ::config::{Value, ValueKind};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
@@ -10,6 +11,9 @@ use std::time::Duration;
 
 /// Stands for a name that the user chooses.
 const ANY: &str = "*";
+
+/// Stands for all that may follow: one such name or more, each in the one before it.
+const REST: &str = "**";
 
 /// The full path of a setting. `Display` writes it as TOML does.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +31,28 @@ impl Key {
     pub(super) fn parts(&self) -> Vec<&str> {
         self.0.iter().map(String::as_str).collect()
     }
+
+    /// Whether the key is one of those that this pattern stands for.
+    fn covers(&self, key: &Self) -> bool {
+        let rest = self.0.last().is_some_and(|part| part == REST);
+        self.agrees(key) && (self.0.len() == key.0.len() || (rest && self.0.len() < key.0.len()))
+    }
+
+    /// Whether this pattern and the key are the same as far as both go.
+    fn agrees(&self, key: &Self) -> bool {
+        self.common(key) == self.0.len().min(key.0.len())
+    }
+
+    /// The number of parts that this pattern and the key have in common.
+    fn common(&self, key: &Self) -> usize {
+        let parts = self.0.iter().zip(&key.0);
+        parts.take_while(|(pattern, part)| is_name(pattern) || pattern == part).count()
+    }
+}
+
+/// Whether the part of a pattern stands for names of the user's choice.
+fn is_name(part: &str) -> bool {
+    part == ANY || part == REST
 }
 
 impl fmt::Display for Key {
@@ -46,9 +72,19 @@ impl fmt::Display for Key {
     }
 }
 
-/// A value as TOML: the JSON of texts, numbers, booleans and lists is just that, but for one control character.
+/// A value as TOML: the JSON of texts, numbers and booleans is just that, but for one control character.
 pub(super) fn toml(value: &Json) -> String {
-    value.to_string().replace('\u{7f}', "\\u007f")
+    match value {
+        Json::Array(items) => format!("[{}]", items.iter().map(toml).collect::<Vec<_>>().join(", ")),
+        Json::Object(fields) => {
+            let fields = fields.iter().map(|(name, value)| {
+                let name = Key(vec![name.clone()]);
+                format!("{name} = {}", toml(value))
+            });
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+        }
+        value => value.to_string().replace('\u{7f}', "\\u007f"),
+    }
 }
 
 /// Every setting with its value; secrets redacted, `null` where an option is not set.
@@ -65,7 +101,7 @@ pub(super) fn entries(settings: &Settings) -> Vec<(Key, Json)> {
 
 fn flatten(key: Key, value: Json, entries: &mut Vec<(Key, Json)>) {
     match value {
-        Json::Object(fields) => {
+        Json::Object(fields) if !fields.is_empty() => {
             for (name, value) in fields {
                 flatten(key.child(&name), value, entries);
             }
@@ -80,11 +116,13 @@ pub(super) enum Kind {
     Number,
     Bool,
     List,
-    /// And what is read from text: durations, enums, addresses, secrets.
+    /// And what is read from text, such as durations, enums and addresses, or taken as it is.
     Text,
+    /// Text, or a table that says where to find it.
+    Secret,
 }
 
-/// All keys, with [`ANY`] in the place of names.
+/// All keys, with [`ANY`] and [`REST`] in the place of names.
 #[derive(Debug)]
 pub(super) struct KnownKeys(pub(super) Vec<(Key, Kind)>);
 
@@ -93,34 +131,62 @@ impl KnownKeys {
         let text = || Some(String::new());
         let mut sample = Settings::default();
         sample.consolidation.max_tail_tokens = Some(1);
-        sample.consolidation.daily_token_limit = Some(1);
         sample.consolidation.prompts = Prompts {
             consolidate_system: text(),
             consolidate_user: text(),
             meta_system: text(),
             meta_user: text(),
         };
-        let provider =
-            Provider { base_url: text(), api_key: Some(Secret::Env(String::new())), ..Provider::default() };
-        sample.llm.providers = BTreeMap::from([(ANY.to_owned(), provider)]);
+        sample.consolidation.daily_token_limit = Some(1);
+        let provider = Provider {
+            base_url: text(),
+            api_key: Some(Secret::default()),
+            api_key_header: text(),
+            headers: BTreeMap::from([(ANY.to_owned(), Secret::default())]),
+            body: BTreeMap::from([(REST.to_owned(), Json::Null)]),
+            output_limit_field: Some(OutputLimitField::MaxTokens),
+            stream_options: Some(true),
+            ..Provider::default()
+        };
         let model = Model { first_token_timeout: Some(Duration::ZERO), ..Model::default() };
+        sample.llm.providers = BTreeMap::from([(ANY.to_owned(), provider)]);
         sample.llm.models = BTreeMap::from([(ANY.to_owned(), model)]);
         sample.llm.pools = BTreeMap::from([(ANY.to_owned(), Pool::default())]);
 
         let mut keys = Vec::new();
         for (key, value) in entries(&sample) {
-            if key.0.last().is_some_and(|name| name == "api_key") {
-                keys.extend(["env", "file"].map(|form| (key.child(form), Kind::Text)));
-            }
             let kind = match value {
                 Json::Number(_) => Kind::Number,
                 Json::Bool(_) => Kind::Bool,
                 Json::Array(_) => Kind::List,
+                Json::String(text) if text == REDACTED => Kind::Secret,
                 _ => Kind::Text,
             };
+            if kind == Kind::Secret {
+                keys.extend(["env", "file"].map(|form| (key.child(form), Kind::Text)));
+            }
             keys.push((key, kind));
         }
         Self(keys)
+    }
+
+    /// The secret that the key is a form of: `….api_key` for `….api_key.env`.
+    pub(super) fn secret_of(&self, key: &Key) -> Option<Key> {
+        let (_form, secret) = key.0.split_last()?;
+        let secret = Key(secret.to_vec());
+        self.0
+            .iter()
+            .any(|(pattern, kind)| *kind == Kind::Secret && pattern.covers(&secret))
+            .then_some(secret)
+    }
+
+    /// Whether what stands in this section has a name of the user's choice.
+    pub(super) fn holds_names(&self, section: &Key) -> bool {
+        let follows = section.0.len();
+        self.0.iter().any(|(pattern, _)| {
+            let part = pattern.0.get(follows).or(pattern.0.last().filter(|part| *part == REST));
+            part.is_some_and(|part| is_name(part)) && pattern.agrees(section)
+        })
     }
 
     /// The section with a name of the user's choice that the key stands in: `llm.models.small`.
@@ -135,17 +201,13 @@ impl KnownKeys {
 
     /// The value as the setting's kind; `None` for a section with nothing in it. The error says what to write.
     pub(super) fn check(&self, key: &Key, value: Value) -> Result<Option<Value>, String> {
-        let begins = |pattern: &Key| {
-            let mut parts = pattern.0.iter().zip(&key.0);
-            pattern.0.len() >= key.0.len() && parts.all(|(pattern, part)| pattern == ANY || pattern == part)
-        };
-        let exact = self.0.iter().find(|(pattern, _)| pattern.0.len() == key.0.len() && begins(pattern));
-        if let Some((_, kind)) = exact {
+        if let Some((_, kind)) = self.0.iter().find(|(pattern, _)| pattern.covers(key)) {
             return coerce(*kind, value).map(Some);
         }
-        match self.0.iter().rfind(|(pattern, _)| begins(pattern)) {
+        let below = self.0.iter().filter(|(pattern, _)| pattern.0.len() > key.0.len() && pattern.agrees(key));
+        match below.map(|(pattern, _)| shown(pattern, key)).min_by_key(String::len) {
             Some(_) if matches!(value.kind, ValueKind::Table(_)) => Ok(None),
-            Some((pattern, _)) => Err(format!("is a section: set its keys, such as {}", shown(pattern, key))),
+            Some(simplest) => Err(format!("is a section: set its keys, such as {simplest}")),
             None => Err(self.unknown(key)),
         }
     }
@@ -153,20 +215,18 @@ impl KnownKeys {
     fn unknown(&self, key: &Key) -> String {
         let known = || self.0.iter().map(|(pattern, _)| shown(pattern, key));
         let written = key.to_string();
-        let misplaced = known().find(|known| known.ends_with(&format!(".{written}")));
+        let fixed = self.0.iter().filter(|(pattern, _)| pattern.0.last().is_some_and(|part| !is_name(part)));
+        let mut fixed = fixed.map(|(pattern, _)| shown(pattern, key));
+        let misplaced = fixed.find(|known| known.ends_with(&format!(".{written}")));
         if let Some(known) = misplaced.or_else(|| closest(&written, known())) {
             return format!("unknown key: did you mean {known}?");
         }
         // The nearest section that exists says what may stand in it.
-        let depth = |pattern: &Key| {
-            let parts = pattern.0.iter().zip(&key.0);
-            parts.take_while(|(pattern, part)| *pattern == ANY || pattern == part).count()
-        };
-        let deepest = self.0.iter().map(|(pattern, _)| depth(pattern)).max().unwrap_or_default();
+        let deepest = self.0.iter().map(|(pattern, _)| pattern.common(key)).max().unwrap_or_default();
         let mut names: Vec<&str> = self
             .0
             .iter()
-            .filter(|(pattern, _)| depth(pattern) == deepest)
+            .filter(|(pattern, _)| pattern.common(key) == deepest)
             .filter_map(|(pattern, _)| pattern.0.get(deepest))
             .map(String::as_str)
             .collect();
@@ -183,11 +243,13 @@ impl KnownKeys {
 /// A known key with the names that the user wrote.
 fn shown(pattern: &Key, written: &Key) -> String {
     let parts = pattern.0.iter().enumerate().map(|(index, part)| match written.0.get(index) {
-        Some(name) if part == ANY => name.clone(),
-        None if part == ANY => "name".to_owned(),
+        Some(name) if is_name(part) => name.clone(),
+        None if is_name(part) => "name".to_owned(),
         _ => part.clone(),
     });
-    Key(parts.collect()).to_string()
+    let rest = pattern.0.last().is_some_and(|part| part == REST);
+    let further = written.0.iter().skip(pattern.0.len()).filter(|_| rest).cloned();
+    Key(parts.chain(further).collect()).to_string()
 }
 
 /// The environment has nothing but text. The `config` crate would turn it into numbers too, but also "on" into 1 and
@@ -211,7 +273,7 @@ fn coerce(kind: Kind, mut value: Value) -> Result<Value, String> {
         }
         (Kind::List, ValueKind::Array(items)) => ValueKind::Array(items),
         (Kind::List, _) => return Err("must be a list, such as [\"a\", \"b\"]".to_owned()),
-        (Kind::Text, other) => other,
+        (Kind::Text | Kind::Secret, other) => other,
     };
     Ok(value)
 }
@@ -294,13 +356,15 @@ mod tests {
             _ => line,
         });
         let loaded = file(&lines.collect::<Vec<_>>().join("\n")).load();
-        for (key, _) in KnownKeys::new().0 {
-            let name = key.to_string().replace("\"*\".", "\0");
-            let (section, setting) = name.split_once('\0').unwrap_or((&name, ""));
-            let mut shown =
-                loaded.origins.keys().filter(|key| key.starts_with(section) && key.ends_with(setting));
-            let other_form = name.ends_with("api_key") || name.ends_with("api_key.file");
-            assert!(shown.next().is_some() || other_form, "{name} is missing");
+        let known = KnownKeys::new();
+        for (key, _) in known.0.clone() {
+            // Of the forms of a secret, one is enough.
+            let key = known.secret_of(&key).unwrap_or(key);
+            let name = key.to_string();
+            let parts: Vec<&str> = name.split("\"*\"").flat_map(|part| part.split("\"**\"")).collect();
+            let (beginning, end) = (parts[0], parts[1..].iter().max_by_key(|part| part.len()).unwrap_or(&""));
+            let shown = |key: &String| key.starts_with(beginning) && key.contains(end);
+            assert!(loaded.origins.keys().any(shown), "{name} is missing");
         }
         assert_eq!(loaded.settings.llm.providers["local"].kind, ProviderKind::OpenAi);
     }
@@ -313,6 +377,12 @@ mod tests {
         assert_eq!(kind("consolidation.retry_max"), Kind::Text);
         assert_eq!(kind("llm.pools.\"*\".models"), Kind::List);
         assert_eq!(kind("server.allow_without_keys"), Kind::Bool);
+        assert_eq!(kind("llm.providers.\"*\".api_key"), Kind::Secret);
         assert_eq!(kind("llm.providers.\"*\".api_key.env"), Kind::Text);
+        assert_eq!(kind("llm.providers.\"*\".headers.\"*\""), Kind::Secret);
+        assert_eq!(kind("llm.providers.\"*\".headers.\"*\".file"), Kind::Text);
+        assert_eq!(kind("llm.providers.\"*\".body.\"**\""), Kind::Text);
+        assert_eq!(kind("llm.providers.\"*\".stream_options"), Kind::Bool);
+        assert_eq!(kind("llm.models.\"*\".first_token_timeout"), Kind::Text);
     }
 }

@@ -6,15 +6,12 @@
 use super::keys::{Key, KnownKeys, entries, toml};
 use super::sources::{Leaf, Sources, layered, leaves};
 use super::validate::{Finding, validate};
-use super::{ProviderKind, Secret, Settings};
+use super::{Secret, Settings};
 use ::config::ConfigError;
 use serde::Deserialize as _;
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-
-/// Where a provider of kind openai is, unless it says.
-const OPENAI: &str = "https://api.openai.com/v1";
 
 /// What a provider and a model of the built-in kind have where they are redefined in part.
 const BUILT_IN: [(&str, &str); 3] = [
@@ -100,11 +97,13 @@ impl Settings {
         };
         let file_failed = !problems.is_empty();
 
-        let merged = layered(file, sources.given()).and_then(|merged| leaves(&merged));
+        let known = KnownKeys::new();
+        let file = file.unwrap_or_default();
+        let given = sources.given(&known, &file);
+        let merged = layered(file.into_iter().chain(given)).and_then(|merged| leaves(&merged));
         let merged = merged.map_err(|error| ConfigErrors {
             problems: vec![Finding::from(&error).into_problem(&BTreeMap::new())],
         })?;
-        let known = KnownKeys::new();
         let mut origins = BTreeMap::new();
         let mut sound: Vec<Leaf> =
             BUILT_IN.map(|(path, text)| Leaf::new(Key::dotted(path), text, None)).into();
@@ -155,7 +154,7 @@ fn try_alone(leaf: Leaf, known: &KnownKeys) -> Result<Option<Leaf>, String> {
 
 /// All values over the defaults. Fails only where two of them exclude each other.
 fn together(leaves: Vec<Leaf>) -> Result<Settings, ConfigError> {
-    Settings::deserialize(layered(None, leaves)?)
+    Settings::deserialize(layered(leaves)?)
 }
 
 /// What the `config` crate found, without the value: that may be a secret.
@@ -178,29 +177,27 @@ impl From<&ConfigError> for Finding {
 }
 
 impl Settings {
-    /// Puts in what validation has made certain: default URLs, and the keys of the providers in use.
+    /// Puts in what validation has made certain: what each kind of provider has, and where the secrets are. One that
+    /// is not there is wrong only where a pool in use leads to its provider.
     fn complete(&mut self, environment: &[(String, String)]) -> Vec<Finding> {
         let pools = [self.consolidation_pool(), self.meta_pool()];
         let used = pools.into_iter().flatten().flat_map(|pool| self.providers_of(pool));
         let used: BTreeSet<String> = used.map(|(name, _)| name.to_owned()).collect();
         let mut findings = Vec::new();
         for (name, provider) in &mut self.llm.providers {
-            if provider.kind == ProviderKind::OpenAi {
-                provider.base_url.get_or_insert_with(|| OPENAI.to_owned());
-            }
-            let Some(secret) = provider.api_key.as_mut().filter(|_| used.contains(name)) else {
-                continue;
-            };
-            match secret.resolve(environment) {
-                Ok(text) => *secret = text,
-                Err(message) => {
-                    let key = Key::dotted("llm.providers").child(name).child("api_key");
-                    let key = match secret {
-                        Secret::Text(_) => key,
-                        Secret::Env(_) => key.child("env"),
-                        Secret::File(_) => key.child("file"),
-                    };
-                    findings.push(Finding { keys: vec![key.to_string()], message });
+            provider.put_in_defaults();
+            let section = Key::dotted("llm.providers").child(name);
+            let headers = section.child("headers");
+            let mut secrets: Vec<(Key, &mut Secret)> =
+                provider.headers.iter_mut().map(|(name, value)| (headers.child(name), value)).collect();
+            secrets.extend(provider.api_key.as_mut().map(|secret| (section.child("api_key"), secret)));
+            for (key, secret) in secrets {
+                secret.look_up(environment);
+                if let Err(reason) = secret.source()
+                    && used.contains(name)
+                {
+                    let key = secret.form().map_or(key.clone(), |form| key.child(form));
+                    findings.push(Finding { keys: vec![key.to_string()], message: reason.to_owned() });
                 }
             }
         }

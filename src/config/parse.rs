@@ -24,6 +24,13 @@ pub(super) fn word<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer:
         .map_err(|error| D::Error::custom(error.to_string().replace("unknown variant", "unknown value")))
 }
 
+/// [`word`] where the setting may be left out.
+pub(super) fn optional_word<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    word(deserializer).map(Some)
+}
+
 /// A duration with its unit: `"30s"`, `"10min"`. A bare number arrives here as text and is refused like any other
 /// duration without a unit.
 pub(super) mod duration {

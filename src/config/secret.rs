@@ -1,45 +1,76 @@
-//! What must not be printed or logged: API keys.
+//! What must not be printed or logged: API keys and the values of headers.
 //!
 //! They show themselves redacted in `Debug` and `Serialize`, so that no log line and no `precis config` can give
-//! them away by accident; the text is to be had by a method that says so.
+//! them away by accident; the text is to be had by a method that says so. A key in a file may be changed while the
+//! service runs, so what is found at start is where it is, and that it is there.
 
 use secrecy::{ExposeSecret as _, SecretString};
-use serde::{Deserialize, Serialize, Serializer};
-use std::path::PathBuf;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 pub(super) const REDACTED: &str = "[redacted]";
 
-/// An API key, or where to find it.
-#[derive(Clone, Debug, Deserialize)]
+/// An API key or the value of a header: how it was written, and what became of that.
+#[derive(Clone, Deserialize)]
 #[serde(from = "Written")]
-pub enum Secret {
-    /// The key itself.
-    Text(SecretString),
-    /// The name of an environment variable.
-    Env(String),
-    /// A file that holds nothing else.
-    File(PathBuf),
+pub struct Secret {
+    written: Written,
+    /// Until [`Secret::look_up`] the reason is that nobody has looked.
+    source: Result<SecretSource, String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(
     untagged,
     deny_unknown_fields,
     expecting = "expected one of: a string, { env = \"NAME\" }, { file = \"path\" }"
 )]
 enum Written {
-    Text(String),
+    Text(#[serde(deserialize_with = "unseen")] SecretString),
     Env { env: String },
     File { file: PathBuf },
 }
 
+fn unseen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SecretString, D::Error> {
+    String::deserialize(deserializer).map(SecretString::from)
+}
+
+/// Where a secret is.
+#[derive(Clone, Debug)]
+pub enum SecretSource {
+    /// Here: it stood in the settings or in the environment, and stays what it is.
+    Text(SecretString),
+    /// In a file, which held a valid one at start and may hold another one since.
+    File(PathBuf),
+}
+
+impl SecretSource {
+    /// The secret as it is now. The error says why a file has none, without the file's content.
+    pub fn read(&self) -> Result<SecretString, String> {
+        match self {
+            Self::Text(text) => Ok(text.clone()),
+            Self::File(path) => read(path),
+        }
+    }
+}
+
+impl Default for Secret {
+    fn default() -> Self {
+        Written::Text(SecretString::default()).into()
+    }
+}
+
 impl From<Written> for Secret {
     fn from(written: Written) -> Self {
-        match written {
-            Written::Text(text) => Self::Text(text.into()),
-            Written::Env { env } => Self::Env(env),
-            Written::File { file } => Self::File(file),
-        }
+        Self { written, source: Err("it was not looked up".to_owned()) }
+    }
+}
+
+impl fmt::Debug for Secret {
+    /// Not even a path: what was written in its place may be the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(REDACTED)
     }
 }
 
@@ -50,55 +81,71 @@ impl Serialize for Secret {
 }
 
 impl Secret {
-    /// The key; `None` where it was not looked up, because no pool in use needs it.
-    #[must_use]
-    pub fn value(&self) -> Option<&SecretString> {
-        match self {
-            Self::Text(text) => Some(text),
-            Self::Env(_) | Self::File(_) => None,
+    /// Where the secret is. The error says why it can't be had, without the secret; that happens only where no pool
+    /// in use needs it.
+    pub fn source(&self) -> Result<&SecretSource, &str> {
+        self.source.as_ref().map_err(String::as_str)
+    }
+
+    /// The key of the settings below the secret's that it was written with: `env`, `file` or none.
+    pub(super) fn form(&self) -> Option<&'static str> {
+        match self.written {
+            Written::Text(_) => None,
+            Written::Env { .. } => Some("env"),
+            Written::File { .. } => Some("file"),
         }
     }
 
-    /// Looks the key up. The error says what to do, and holds neither the key nor what was written in place of a
-    /// name or a path: that may be the key, in the wrong place.
-    pub(super) fn resolve(&self, environment: &[(String, String)]) -> Result<Self, String> {
-        let text = match self {
-            Self::Text(text) => text.expose_secret().to_owned(),
-            Self::Env(name) => {
-                if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-                    return Err("write the name of an environment variable, not the key itself".to_owned());
-                }
-                let found = environment.iter().find(|(key, _)| key == name);
-                let (_, value) =
-                    found.ok_or(format!("the environment variable {name} is not set: set it"))?;
-                value.clone()
-            }
-            Self::File(path) => std::fs::read_to_string(path)
-                .map_err(|error| format!("cannot read the file ({error}): write the path of a file"))?,
+    /// Finds out where the secret is.
+    pub(super) fn look_up(&mut self, environment: &[(String, String)]) {
+        self.source = match &self.written {
+            Written::Text(text) => parse(text.expose_secret()).map(SecretSource::Text),
+            Written::Env { env } => variable(env, environment).map(SecretSource::Text),
+            Written::File { file } => read(file).map(|_| SecretSource::File(file.clone())),
         };
-        let text = text.trim();
-        if text.is_empty() {
-            return Err(
-                "the key is empty: set it, or leave api_key out if the server asks for none".to_owned()
-            );
-        }
-        if text.chars().any(char::is_control) {
-            return Err("the key must be one line without control characters".to_owned());
-        }
-        Ok(Self::Text(text.into()))
     }
+}
+
+// The errors hold neither the secret nor what was written in place of a name or a path: that may be the secret, in
+// the wrong place.
+
+fn variable(name: &str, environment: &[(String, String)]) -> Result<SecretString, String> {
+    if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+        return Err("write the name of an environment variable, not the secret itself".to_owned());
+    }
+    let found = environment.iter().find(|(key, _)| key == name);
+    let (_, text) = found.ok_or(format!("the environment variable {name} is not set: set it"))?;
+    parse(text)
+}
+
+fn read(path: &Path) -> Result<SecretString, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("cannot read the file ({error}): write the path of a file"))?;
+    parse(&text)
+}
+
+fn parse(text: &str) -> Result<SecretString, String> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err("the secret is empty: set it, or leave it out if the server asks for none".to_owned());
+    }
+    if text.chars().any(char::is_control) {
+        return Err("the secret must be one line without control characters".to_owned());
+    }
+    Ok(text.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Loaded;
     use super::super::tests::{assert_one, file, with_key};
+    use super::SecretSource;
     use secrecy::ExposeSecret as _;
 
-    fn key_of(loaded: &Loaded) -> &str {
+    fn key_of(loaded: &Loaded) -> String {
         let provider = &loaded.settings.llm.providers["openai"];
         assert_eq!(provider.base_url.as_deref(), Some("https://api.openai.com/v1"));
-        provider.api_key.as_ref().unwrap().value().unwrap().expose_secret()
+        provider.api_key.as_ref().unwrap().source().unwrap().read().unwrap().expose_secret().to_owned()
     }
 
     #[test]
@@ -137,10 +184,10 @@ mod tests {
                 "api_key = { file = '/sk-secret' }",
                 "llm.providers.openai.api_key.file (precis.toml): cannot read the file",
             ),
-            ("api_key = ''", "llm.providers.openai.api_key (precis.toml): the key is empty"),
+            ("api_key = ''", "llm.providers.openai.api_key (precis.toml): the secret is empty"),
             (
                 "api_key = \"sk-secret\\nX\"",
-                "llm.providers.openai.api_key (precis.toml): the key must be one line",
+                "llm.providers.openai.api_key (precis.toml): the secret must be one line",
             ),
             (
                 "api_key = ['sk-secret']",
@@ -149,7 +196,7 @@ mod tests {
             ("api_key = {}", "llm.providers.openai.api_key (precis.toml): expected one of: a string"),
             (
                 "api_key = { env = 'A', file = 'sk-secret' }",
-                "llm.providers.openai.api_key: expected one of: a string",
+                "llm.providers.openai.api_key (precis.toml): expected one of: a string",
             ),
             ("api_key = { sk = 'sk-secret' }", "llm.providers.openai.api_key.sk (precis.toml): unknown key"),
             ("apikey = 'sk-secret'", "llm.providers.openai.apikey (precis.toml): unknown key: did you mean"),
@@ -169,10 +216,46 @@ mod tests {
             assert_eq!(problems.len(), 1, "{problems:#?}");
             assert!(!problems[0].contains("sk-secret"), "{problems:#?}");
         }
-        let unused = "[llm.providers.openai]\napi_key = { env = 'ABSENT' }";
-        assert!(
-            file(unused).load().settings.llm.providers["openai"].api_key.as_ref().unwrap().value().is_none()
-        );
+    }
+
+    #[test]
+    fn a_key_that_nobody_needs_may_be_missing() {
+        for (api_key, reason) in [
+            ("{ env = 'ABSENT' }", "the environment variable ABSENT is not set"),
+            ("{ env = 'sk-secret' }", "write the name of an environment variable"),
+            ("{ file = '/sk-secret' }", "cannot read the file"),
+            ("\"sk-secret\\n2\"", "the secret must be one line"),
+        ] {
+            let loaded =
+                file(&format!("[llm.providers.a]\napi_key = {api_key}\nheaders.x = {api_key}")).load();
+            let provider = &loaded.settings.llm.providers["a"];
+            for secret in [provider.api_key.as_ref().unwrap(), &provider.headers["x"]] {
+                assert!(secret.source().unwrap_err().starts_with(reason), "{secret:?}");
+            }
+            let shown = format!("{loaded}{loaded:?}{:?}", provider.api_key.as_ref().unwrap().source());
+            assert!(!shown.contains("sk-secret"), "{shown}");
+        }
+        let there = file("[llm.providers.openai]\napi_key = { env = 'A' }").environment(&[("A", "sk-3")]);
+        assert_eq!(key_of(&there.load()), "sk-3");
+    }
+
+    #[test]
+    fn a_key_in_a_file_is_read_anew() {
+        let world = with_key("");
+        let path = world.directory.path().join("key");
+        let named = path.display().to_string();
+        std::fs::write(&path, "sk-1\n").unwrap();
+        let world = world.environment(&[("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY__FILE", &named)]);
+        let loaded = world.load();
+        assert_eq!(key_of(&loaded), "sk-1");
+        let source = loaded.settings.llm.providers["openai"].api_key.as_ref().unwrap().source().unwrap();
+        assert!(matches!(source, SecretSource::File(file) if *file == path), "{source:?}");
+        std::fs::write(&path, "sk-2\n").unwrap();
+        assert_eq!(key_of(&loaded), "sk-2");
+        std::fs::write(&path, "sk-2\nsk-3").unwrap();
+        assert!(source.read().unwrap_err().starts_with("the secret must be one line"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(source.read().unwrap_err().starts_with("cannot read the file"));
     }
 
     #[test]

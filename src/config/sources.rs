@@ -1,6 +1,6 @@
 //! The layers that settings come from: file, environment, flags; the `config` crate puts them over each other.
 
-use super::keys::Key;
+use super::keys::{Key, KnownKeys};
 use super::load::Problem;
 use ::config::builder::DefaultState;
 use ::config::{Config, ConfigBuilder, ConfigError, File, FileFormat, Map, Source, Value, ValueKind};
@@ -11,14 +11,9 @@ use std::path::PathBuf;
 const PREFIX: &str = "PRECIS__";
 const SEPARATOR: &str = "__";
 
-/// The file, and each value over it.
-pub(super) fn layered(file: Option<Config>, values: Vec<Leaf>) -> Result<Config, ConfigError> {
-    let mut builder = Config::builder();
-    if let Some(file) = file {
-        builder = builder.add_source(file);
-    }
-    let layers = values.into_iter();
-    layers.fold(builder, ConfigBuilder::<DefaultState>::add_source).build()
+/// Each value over those before it.
+pub(super) fn layered(values: impl IntoIterator<Item = Leaf>) -> Result<Config, ConfigError> {
+    values.into_iter().fold(Config::builder(), ConfigBuilder::<DefaultState>::add_source).build()
 }
 
 /// The single values in it, sorted by path; an empty table counts as one.
@@ -66,8 +61,8 @@ impl Sources {
         Self { file, default_file: Some(PathBuf::from("precis.toml")), environment, flags }
     }
 
-    /// The file's name and content.
-    pub(super) fn read(&self) -> Result<Option<(String, Config)>, Problem> {
+    /// The file's name and values.
+    pub(super) fn read(&self) -> Result<Option<(String, Vec<Leaf>)>, Problem> {
         let Some(path) = self.file.as_ref().or(self.default_file.as_ref()) else {
             return Ok(None);
         };
@@ -79,12 +74,13 @@ impl Sources {
             Ok(text) => text,
         };
         let parsed = Config::builder().add_source(File::from_str(&text, FileFormat::Toml)).build();
-        let content = parsed.map_err(|error| problem(without_excerpt(&error.to_string())))?;
-        Ok(Some((name, content)))
+        let values = parsed.and_then(|content| leaves(&content));
+        let values = values.map_err(|error| problem(without_excerpt(&error.to_string())))?;
+        Ok(Some((name, values)))
     }
 
-    /// Environment and flags, the weakest first.
-    pub(super) fn given(&self) -> Vec<Leaf> {
+    /// Environment and flags, the weakest first, with the names in their keys as the file spells them.
+    pub(super) fn given(&self, known: &KnownKeys, file: &[Leaf]) -> Vec<Leaf> {
         let mut variables: Vec<_> = self.environment.iter().collect();
         variables.sort();
         let database = variables.iter().filter(|(name, url)| name == "DATABASE_URL" && !url.is_empty());
@@ -99,16 +95,24 @@ impl Sources {
         let flags = flags.map(|flag| (Key::dotted(flag.path), &flag.value, format!("flag {}", flag.name)));
         let mut given = Vec::new();
         for (key, value, origin) in database.chain(prefixed).chain(flags) {
+            let key = spelled(&key, known, file);
             // The other form of a secret in the file is replaced, not joined.
-            if let [secret @ .., _form] = key.0.as_slice()
-                && secret.last().is_some_and(|name| name == "api_key")
-            {
-                given.push(Leaf::new(Key(secret.to_vec()), "", None));
-            }
+            given.extend(known.secret_of(&key).map(|secret| Leaf::new(secret, "", None)));
             given.push(Leaf::new(key, value, Some(&origin)));
         }
         given
     }
+}
+
+/// The key with the names that the file has in it: there they have a case, in the environment they have none.
+fn spelled(key: &Key, known: &KnownKeys, file: &[Leaf]) -> Key {
+    key.0.iter().fold(Key(Vec::new()), |section, part| {
+        let names = file.iter().filter(|leaf| leaf.key.0.starts_with(&section.0));
+        let names = names.filter_map(|leaf| leaf.key.0.get(section.0.len()));
+        let same = names.filter(|name| known.holds_names(&section) && name.eq_ignore_ascii_case(part));
+        let name = same.min_by_key(|name| *name != part).unwrap_or(part);
+        section.child(name)
+    })
 }
 
 /// The parser's message without the line it quotes: an unquoted secret would stand in it.

@@ -3,10 +3,9 @@
 //! Every rule looks at the whole and adds what it finds; none stops the others. A finding names all keys that take
 //! part, so that it is left out where one of them is known to be wrong already.
 
+use super::Settings;
 use super::keys::{Key, closest, entries};
 use super::load::Problem;
-use super::{ProviderKind, Settings};
-use reqwest::Url;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -26,11 +25,17 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// Filed under the first of its keys that somebody has set.
+    /// Filed under the first of its keys that somebody has set, be it only in part.
     pub(super) fn into_problem(self, origins: &BTreeMap<String, String>) -> Problem {
-        let set = self.keys.iter().find(|key| origins.contains_key(*key));
-        let key = set.or(self.keys.first()).cloned().unwrap_or_default();
-        Problem { origin: origins.get(&key).cloned(), key, message: self.message }
+        let origin = |key: &String| {
+            let part = format!("{key}.");
+            let mut set = origins.iter().filter(|(set, _)| *set == key || set.starts_with(&part));
+            set.next().map(|(_, origin)| origin.clone())
+        };
+        let set = self.keys.iter().find_map(|key| Some((key, origin(key)?)));
+        let (key, origin) = set.map(|(key, origin)| (Some(key), Some(origin))).unwrap_or_default();
+        let key = key.or(self.keys.first()).cloned().unwrap_or_default();
+        Problem { origin, key, message: self.message }
     }
 }
 
@@ -41,15 +46,18 @@ pub(super) fn validate(settings: &Settings) -> Vec<Finding> {
     findings.durations(settings);
     findings.places(settings);
     findings.consolidation(settings);
-    findings.providers(settings);
+    for (name, provider) in &settings.llm.providers {
+        findings.provider(name, provider);
+    }
     findings.references(settings);
     findings.0
 }
 
-struct Findings(Vec<Finding>);
+/// What the rules have found so far.
+pub(super) struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, keys: &[&str], message: impl Into<String>) {
+    pub(super) fn add(&mut self, keys: &[&str], message: impl Into<String>) {
         self.0.push(Finding {
             keys: keys.iter().map(|&key| key.to_owned()).collect(),
             message: message.into(),
@@ -59,7 +67,8 @@ impl Findings {
     fn amounts(&mut self, settings: &Settings) {
         for (key, value) in entries(settings) {
             let way_out = match *key.parts() {
-                ["llm", "models", _, "retries" | "max_queued_calls"] => continue,
+                ["llm", "models", _, "retries" | "max_queued_calls"]
+                | ["llm", "providers", _, "body", ..] => continue,
                 ["consolidation", "max_tail_tokens" | "daily_token_limit"] => ": leave it out for no limit",
                 _ => "",
             };
@@ -187,28 +196,6 @@ impl Findings {
         }
     }
 
-    fn providers(&mut self, settings: &Settings) {
-        for (name, provider) in &settings.llm.providers {
-            let kind = path("providers", name, "kind");
-            let base_url = path("providers", name, "base_url");
-            let api_key = path("providers", name, "api_key");
-            match provider.kind {
-                ProviderKind::Anthropic => self.add(
-                    &[&kind],
-                    "anthropic comes with a later version: use a provider of kind openai or extractive for now",
-                ),
-                ProviderKind::Extractive if provider.base_url.is_some() || provider.api_key.is_some() => self.add(
-                    &[&kind, &base_url, &api_key],
-                    "extractive is built in and takes neither base_url nor api_key: write kind = \"openai\" for a server",
-                ),
-                ProviderKind::Extractive | ProviderKind::OpenAi => {}
-            }
-            if let Some(problem) = provider.base_url.as_deref().and_then(unfit) {
-                self.add(&[&base_url], problem);
-            }
-        }
-    }
-
     fn references(&mut self, settings: &Settings) {
         let llm = &settings.llm;
         for (name, model) in &llm.models {
@@ -259,27 +246,12 @@ impl Findings {
 }
 
 /// `llm.<section>.<name>.<setting>`
-fn path(section: &str, name: &str, setting: &str) -> String {
+pub(super) fn path(section: &str, name: &str, setting: &str) -> String {
     Key::dotted("llm").child(section).child(name).child(setting).to_string()
 }
 
 fn listed<T>(named: &BTreeMap<String, T>) -> String {
     named.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
-}
-
-/// Why the URL is no base for the paths of a provider; without the URL, which may hold a key.
-fn unfit(base_url: &str) -> Option<&'static str> {
-    match Url::parse(base_url) {
-        Err(_) => Some("must be a URL, such as \"http://127.0.0.1:11434/v1\""),
-        Ok(url) if !["http", "https"].contains(&url.scheme()) => Some("must begin with http:// or https://"),
-        Ok(url) if !url.username().is_empty() || url.password().is_some() => {
-            Some("must not hold user or password: the key belongs into api_key")
-        }
-        Ok(url) if url.query().is_some() || url.fragment().is_some() => {
-            Some("must end with its path: leave out what follows ? or #")
-        }
-        Ok(_) => None,
-    }
 }
 
 #[cfg(test)]
@@ -314,19 +286,12 @@ mod tests {
             (&[("PRECIS__DATABASE__MAX_CONNECTIONS", "5000000000")], "database.max_connections (environment"),
             (&[("PRECIS__LOG__FILTER", "precis=loud")], "log.filter (environment"),
             (&[("PRECIS__SERVER__BIND", "0.0.0.0:80")], "server.bind (environment"),
-            (&[("PRECIS__LLM__PROVIDERS__X__KIND", "anthropic")], "llm.providers.x.kind (environment"),
             (
                 &[("PRECIS__LLM__PROVIDERS__EXTRACTIVE__API_KEY", "x")],
                 "llm.providers.extractive.api_key (environment",
             ),
-            (&[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "x")], "llm.providers.x.base_url (environment"),
-            (&[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "ftp://x")], "llm.providers.x.base_url (environment"),
             (
-                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://k@x")],
-                "llm.providers.x.base_url (environment",
-            ),
-            (
-                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://x?k=1")],
+                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://x?key=1")],
                 "llm.providers.x.base_url (environment",
             ),
             (

@@ -28,20 +28,14 @@ struct Checked {
     duration: Duration,
 }
 
-/// A model to check: its specification, or why there is none.
-pub type Candidate = (String, Result<ModelSpec, String>);
-
 /// Asks all of them at once, each without regard to queue, breaker and retries. `pools` are names with the names of
 /// their models.
-pub async fn check(models: Vec<Candidate>, pools: Vec<(String, Vec<String>)>) -> Report {
-    let checked = models.into_iter().map(|(name, spec)| async {
+pub async fn check(models: &[ModelSpec], pools: Vec<(String, Vec<String>)>) -> Report {
+    let checked = models.iter().map(|spec| async {
         let began = Instant::now();
-        let has_key = spec.as_ref().is_ok_and(|spec| spec.provider.has_key());
-        let answer = match spec {
-            Ok(spec) => ask(&spec).await,
-            Err(why) => Err(Cause::Key(why)),
-        };
-        Checked { name, has_key, answer, duration: began.elapsed() }
+        let answer = ask(spec).await;
+        let has_key = spec.provider.has_key();
+        Checked { name: spec.name.clone(), has_key, answer, duration: began.elapsed() }
     });
     Report { models: join_all(checked).await, pools }
 }

@@ -76,7 +76,7 @@ pub trait Dialect: fmt::Debug + Send + Sync + 'static {
 pub struct RemoteSpec {
     /// For example `https://api.openai.com/v1`; a query is kept.
     pub base_url: String,
-    /// An empty text is no key.
+    /// What the server knows its callers by.
     pub key: Option<KeySource>,
     /// The header that takes the bare key in place of the dialect's own.
     pub key_header: Option<String>,
@@ -143,9 +143,9 @@ impl Remote {
         let mut headers = Vec::new();
         for (name, value) in spec.headers {
             let name: HeaderName = name.parse().map_err(|_| RemoteError::HeaderName("headers"))?;
-            headers.extend(Key::new(value).map(|value| (name, value)));
+            headers.push((name, Key::new(value)));
         }
-        let key = spec.key.and_then(Key::new);
+        let key = spec.key.map(Key::new);
         Ok(Self { http, endpoint, dialect: Box::new(dialect), key, key_header, headers, body: spec.body })
     }
 
@@ -363,9 +363,9 @@ mod tests {
         let http = http_client(Duration::from_secs(1)).expect("a client");
         let spec = RemoteSpec {
             base_url: base_url.to_owned(),
-            key: Some(KeySource::Text("sk-secret".into())),
+            key: Some(KeySource::fixed("sk-secret")),
             key_header: key_header.map(str::to_owned),
-            headers: vec![("x-more".to_owned(), KeySource::Text("hidden".into()))],
+            headers: vec![("x-more".to_owned(), KeySource::fixed("hidden"))],
             ..RemoteSpec::default()
         };
         Remote::new(http, OpenAi::default(), spec)

@@ -1,18 +1,32 @@
 //! Secrets that are sent to a server: its key, and what stands in extra headers.
 //!
-//! One that stands in a file is read anew for each call, so that a key can be replaced while the service runs.
+//! Each is asked for anew for each call, so that a key can be replaced while the service runs.
 
-use secrecy::{ExposeSecret as _, SecretString};
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use secrecy::SecretString;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where a secret is.
-#[derive(Clone, Debug)]
-pub enum KeySource {
-    /// Here.
-    Text(SecretString),
-    /// In a file that holds nothing else.
-    File(PathBuf),
+/// Where a secret comes from.
+#[derive(Clone)]
+pub struct KeySource(Arc<dyn Fn() -> Result<SecretString, String> + Send + Sync>);
+
+impl KeySource {
+    /// Asks `read` for each call; it may read a file. Its error says why there is no secret, without quoting any.
+    pub fn new(read: impl Fn() -> Result<SecretString, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+
+    /// Always this one.
+    pub fn fixed(secret: impl Into<SecretString>) -> Self {
+        let secret = secret.into();
+        Self::new(move || Ok(secret.clone()))
+    }
+}
+
+impl fmt::Debug for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeySource")
+    }
 }
 
 /// A secret, as it is now.
@@ -23,68 +37,47 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// `None` for an empty text: no key.
-    pub(super) fn new(source: KeySource) -> Option<Self> {
-        if let KeySource::Text(text) = &source
-            && text.expose_secret().is_empty()
-        {
-            return None;
-        }
-        Some(Self { source, last: Mutex::new(None) })
+    pub(super) fn new(source: KeySource) -> Self {
+        Self { source, last: Mutex::new(None) }
     }
 
     /// The secret. A file that can't be read, or has nothing in it, may be about to be replaced: what it held
     /// before stays in force. The error says why there was nothing before either.
     pub(super) async fn current(&self) -> Result<SecretString, String> {
-        let path = match &self.source {
-            KeySource::Text(text) => return Ok(text.clone()),
-            KeySource::File(path) => path.clone(),
-        };
-        let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await;
+        let KeySource(read) = self.source.clone();
+        let read = tokio::task::spawn_blocking(move || read()).await;
+        let read = read.unwrap_or_else(|_| Err("it can't be read".to_owned()));
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let why = match read {
-            Ok(Ok(text)) => match text.trim() {
-                "" => "its file is empty".to_owned(),
-                text => {
-                    let secret = SecretString::from(text);
-                    *last = Some(secret.clone());
-                    return Ok(secret);
-                }
-            },
-            Ok(Err(error)) => format!("its file can't be read: {error}"),
-            Err(_) => "its file can't be read".to_owned(),
-        };
-        last.clone().ok_or(why)
+        match read {
+            Ok(secret) => {
+                *last = Some(secret.clone());
+                Ok(secret)
+            }
+            Err(why) => last.clone().ok_or(why),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    async fn read(key: &Key) -> Result<String, String> {
-        key.current().await.map(|secret| secret.expose_secret().to_owned())
-    }
+    use secrecy::ExposeSecret as _;
 
     #[tokio::test]
-    async fn a_file_is_read_anew_and_outlived() {
-        let directory = tempfile::tempdir().expect("a folder");
-        let path = directory.path().join("key");
-        let key = Key::new(KeySource::File(path.clone())).expect("a key");
-        assert!(read(&key).await.expect_err("no file").starts_with("its file can't be read: "));
-        std::fs::write(&path, "\n").expect("written");
-        assert_eq!(read(&key).await, Err("its file is empty".to_owned()));
-        std::fs::write(&path, "one\n").expect("written");
-        assert_eq!(read(&key).await.as_deref(), Ok("one"));
-        std::fs::write(&path, "two").expect("written");
-        assert_eq!(read(&key).await.as_deref(), Ok("two"));
-        std::fs::remove_file(&path).expect("removed");
-        assert_eq!(read(&key).await.as_deref(), Ok("two"));
+    async fn a_secret_is_asked_for_anew_and_outlives_its_place() {
+        let place: Arc<Mutex<Option<&str>>> = Arc::default();
+        let read = Arc::clone(&place);
+        let key = Key::new(KeySource::new(move || {
+            read.lock().expect("whole").map(SecretString::from).ok_or_else(|| "gone".to_owned())
+        }));
+        for (there, expected) in
+            [(None, Err("gone")), (Some("one"), Ok("one")), (Some("two"), Ok("two")), (None, Ok("two"))]
+        {
+            *place.lock().expect("whole") = there;
+            let current = key.current().await;
+            let current = current.as_ref().map(|secret| secret.expose_secret());
+            assert_eq!(current.map_err(String::as_str), expected);
+        }
         assert!(!format!("{key:?}").contains("two"));
-    }
-
-    #[test]
-    fn an_empty_key_is_none() {
-        assert!(Key::new(KeySource::Text(SecretString::from(""))).is_none());
     }
 }
