@@ -29,7 +29,21 @@ const COMPOSITION: &[&str] = &["app", "main", "lib"];
 /// The engine sees traits, never what stands behind them.
 const BACKENDS: &[(&str, &[&str])] = &[
     ("storage", &["postgres", "sqlite"]),
-    ("llm", &["anthropic", "breaker", "extractive", "openai", "pool"]),
+    (
+        "llm",
+        &[
+            "anthropic",
+            "breaker",
+            "check",
+            "extractive",
+            "meters",
+            "model",
+            "openai",
+            "pool",
+            "remote",
+            "slots",
+        ],
+    ),
 ];
 
 const MIRRORS: &[(&str, &str)] =
