@@ -20,6 +20,7 @@ pub mod revisions;
 mod row;
 pub mod sessions;
 pub mod sqlite;
+pub mod token_usage;
 pub mod users;
 
 /// All that the service keeps.
@@ -32,6 +33,7 @@ pub trait Store:
     + recall::Recall
     + revisions::Revisions
     + sessions::Sessions
+    + token_usage::TokenUsage
     + users::Users
     + Send
     + Sync

@@ -6,7 +6,10 @@ use std::borrow::Cow;
 
 macro_rules! migrations {
     ($store:literal) => {
-        [(1, "initial", include_str!(concat!("../../migrations/", $store, "/0001_initial.sql")))]
+        [
+            (1, "initial", include_str!(concat!("../../migrations/", $store, "/0001_initial.sql"))),
+            (2, "token_usage", include_str!(concat!("../../migrations/", $store, "/0002_token_usage.sql"))),
+        ]
     };
 }
 

@@ -20,6 +20,7 @@ mod messages;
 mod recall;
 mod revisions;
 mod sessions;
+mod token_usage;
 mod users;
 
 /// The store over a pool of connections.

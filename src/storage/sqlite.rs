@@ -23,6 +23,7 @@ mod messages;
 mod recall;
 mod revisions;
 mod sessions;
+mod token_usage;
 mod users;
 
 /// The store over one file.

@@ -3,7 +3,8 @@
 //! Each trait of `src/storage` has a file of its name here, and idempotency keys have one of their own; [`schema`] is
 //! about the store as a whole, [`tenants`] about the border between tenants, [`waits`] and [`plans`] about what only
 //! Postgres does: let writers wait for each other, and be large. A new trait needs a file here and lines in
-//! [`tenants`]; a new table is covered by the erasure tests as it is, for they read the catalogue.
+//! [`tenants`]; a new table is covered by the erasure tests as it is, for they read the catalogue, unless it is named in
+//! [`sql::OF_TENANTS`].
 #![cfg(test)]
 #![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 
@@ -20,6 +21,7 @@ mod schema;
 mod sessions;
 mod sql;
 mod tenants;
+mod token_usage;
 mod users;
 mod waits;
 

@@ -2,6 +2,7 @@
 
 use crate::support::backend::Backend;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteConnection};
+use std::collections::BTreeSet;
 use time::OffsetDateTime;
 
 const TABLES_OF_SQLITE: &str = "\
@@ -11,6 +12,9 @@ const TABLES_OF_SQLITE: &str = "\
 const TABLES_OF_POSTGRES: &str = "\
     SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' AND tablename <> '_sqlx_migrations'
     ORDER BY tablename";
+
+/// Tables that hold nothing of a session or a user: erasure leaves them.
+pub(crate) const OF_TENANTS: [&str; 1] = ["token_usage"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -87,6 +91,11 @@ impl Sql {
     pub(crate) async fn tables(&mut self) -> Vec<String> {
         let query = if matches!(self, Self::Sqlite(_)) { TABLES_OF_SQLITE } else { TABLES_OF_POSTGRES };
         self.texts(query).await
+    }
+
+    /// Every table that erasure must reach.
+    pub(crate) async fn erasable(&mut self) -> BTreeSet<String> {
+        self.tables().await.into_iter().filter(|table| !OF_TENANTS.contains(&table.as_str())).collect()
     }
 
     /// Every row of every table.

@@ -23,6 +23,7 @@ async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, Step) {
 async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     let (token, step) = fill(&acme, &ada).await;
+    acme.store.spend(&acme.tenant, 7).await.unwrap();
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
     for name in ["Acme", "acme ", "default", "ACME"] {
@@ -39,6 +40,7 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         }
         assert_eq!(other.revisions().await, None);
         assert_eq!(store.revision(tenant, session, 1).await.unwrap(), None);
+        assert_eq!(store.tokens_spent_today(tenant).await.unwrap(), 0);
         assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);
         assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9).await.unwrap(), []);
         // Writing to what it doesn't have.
