@@ -61,12 +61,18 @@ pub struct Source {
     pub pool: String,
     /// Which prompts were used.
     pub prompt_version: String,
-    /// Tokens of the prompts, as the provider counted them.
+    /// Tokens of the prompts of all calls, as far as providers counted them.
     pub input_tokens: Option<i64>,
-    /// Tokens of the answers, as the provider counted them.
+    /// Tokens of the answers of all calls, as far as providers counted them.
     pub output_tokens: Option<i64>,
     /// From the first attempt to the answer.
     pub duration_ms: i64,
+    /// Calls of models, those that failed included; `None` where it was not counted yet.
+    pub calls: Option<i64>,
+    /// Calls that failed; `None` where it was not counted yet.
+    pub failures: Option<i64>,
+    /// Time spent waiting for a turn; `None` where it was not counted yet.
+    pub queued_ms: Option<i64>,
 }
 
 /// A meta-consolidation: what it started from and who did it.

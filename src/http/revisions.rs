@@ -39,7 +39,7 @@ pub(super) struct RevisionBody {
     words: i64,
     /// Tokens of the whole summary.
     tokens: i64,
-    /// Tokens as the provider counted them.
+    /// What it took.
     usage: UsageBody,
     duration_ms: Option<i64>,
     #[serde(with = "time::serde::rfc3339")]
@@ -58,15 +58,30 @@ struct MetaBody {
     duration_ms: i64,
 }
 
+/// What a text took: all calls of models for it, those that failed included. Null where it is not known.
 #[derive(Default, Serialize, ToSchema)]
 struct UsageBody {
+    /// Tokens of the prompts, as far as providers counted them.
     input_tokens: Option<i64>,
+    /// Tokens of the answers, as far as providers counted them.
     output_tokens: Option<i64>,
+    /// Calls of models.
+    calls: Option<i64>,
+    /// Calls that failed.
+    failures: Option<i64>,
+    /// Milliseconds spent waiting for a turn.
+    queued_ms: Option<i64>,
 }
 
 impl From<&Source> for UsageBody {
     fn from(source: &Source) -> Self {
-        Self { input_tokens: source.input_tokens, output_tokens: source.output_tokens }
+        Self {
+            input_tokens: source.input_tokens,
+            output_tokens: source.output_tokens,
+            calls: source.calls,
+            failures: source.failures,
+            queued_ms: source.queued_ms,
+        }
     }
 }
 

@@ -26,7 +26,8 @@ pub(super) fn mark(role: &str, opens: Option<&str>, answers: Option<&str>) -> Re
     Ok(Mark { role, opens: opens.unwrap_or_default(), answers })
 }
 
-/// The column `source` of a revision.
+/// The column `source` of a revision. A revision is never changed, so what is added here later must be left out where
+/// it isn't known.
 #[derive(Serialize, Deserialize)]
 struct SourceColumn {
     model: String,
@@ -35,6 +36,9 @@ struct SourceColumn {
     input_tokens: Option<i64>,
     output_tokens: Option<i64>,
     duration_ms: i64,
+    calls: Option<i64>,
+    failures: Option<i64>,
+    queued_ms: Option<i64>,
 }
 
 /// The column `meta` of a revision.
@@ -46,15 +50,55 @@ struct MetaColumn {
 
 impl From<&Source> for SourceColumn {
     fn from(source: &Source) -> Self {
-        let Source { model, pool, prompt_version, input_tokens, output_tokens, duration_ms } = source.clone();
-        Self { model, pool, prompt_version, input_tokens, output_tokens, duration_ms }
+        let Source {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+            calls,
+            failures,
+            queued_ms,
+        } = source.clone();
+        Self {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+            calls,
+            failures,
+            queued_ms,
+        }
     }
 }
 
 impl From<SourceColumn> for Source {
     fn from(column: SourceColumn) -> Self {
-        let SourceColumn { model, pool, prompt_version, input_tokens, output_tokens, duration_ms } = column;
-        Self { model, pool, prompt_version, input_tokens, output_tokens, duration_ms }
+        let SourceColumn {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+            calls,
+            failures,
+            queued_ms,
+        } = column;
+        Self {
+            model,
+            pool,
+            prompt_version,
+            input_tokens,
+            output_tokens,
+            duration_ms,
+            calls,
+            failures,
+            queued_ms,
+        }
     }
 }
 

@@ -38,6 +38,11 @@ async fn a_revision_says_where_it_came_from(backend: Backend) {
         assert!(!revision["prompt_version"].as_str().expect("a version").is_empty());
         assert!(revision["duration_ms"].as_i64() >= Some(0) && revision["words"].as_i64() > Some(0));
         assert_eq!(revision["meta"], Value::Null);
+        let usage = &revision["usage"];
+        assert_eq!((&usage["calls"], &usage["failures"]), (&json!(1), &json!(0)));
+        for unit in ["input_tokens", "output_tokens", "queued_ms"] {
+            assert!(usage.get(unit).is_some(), "{usage}");
+        }
     }
     let ranges: Vec<_> =
         list.iter().map(|item| (item["from_seq"].as_i64(), item["to_seq"].as_i64())).collect();
@@ -70,6 +75,7 @@ async fn a_restore_sets_back_and_forgets_nothing(backend: Backend) {
     assert_eq!((&restored["text"], &restored["cursor"]), (&first["text"], &json!(8)));
     assert_eq!((&restored["from_seq"], &restored["to_seq"]), (&Value::Null, &Value::Null));
     assert_eq!((&restored["model"], &restored["added"]), (&Value::Null, &json!("")));
+    assert_eq!(restored["usage"]["calls"], Value::Null);
     let context = app.context("s", &json!({"mode": "off"})).await;
     assert_eq!(context["coverage"]["verbatim_from"], 9);
     assert_eq!(context["messages"].as_array().map(Vec::len), Some(1 + 18));

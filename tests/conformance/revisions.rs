@@ -11,6 +11,7 @@ use time::OffsetDateTime;
 on_both_stores!(
     no_session_and_no_revisions_are_told_apart,
     every_field_comes_back,
+    a_revision_of_an_older_version_can_be_read,
     pages_meet_without_hole_or_double,
     restore_sets_summary_and_cursor_back,
     restore_of_what_is_not_there_writes_nothing,
@@ -46,6 +47,9 @@ fn source(model: &str, tokens: Option<i64>) -> Source {
         input_tokens: tokens,
         output_tokens: tokens.map(|tokens| tokens * 3),
         duration_ms: i64::MAX,
+        calls: tokens.map(|_| 3),
+        failures: tokens.map(|_| 2),
+        queued_ms: tokens.map(|_| i64::MAX),
     }
 }
 
@@ -79,6 +83,36 @@ async fn every_field_comes_back(backend: Backend) {
         expected.insert(0, whole);
     }
     assert_eq!(demo.revisions().await, Some(expected));
+}
+
+/// What is counted today was not always counted, and a revision stays as it was written.
+async fn a_revision_of_an_older_version_can_be_read(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["x"; 2]).await;
+    let older = r#"{"model":"small","pool":"p","prompt_version":"1","input_tokens":5,"output_tokens":null,"duration_ms":7}"#;
+    Sql::on(&backend)
+        .await
+        .run(&format!(
+            "INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
+                summary_words, summary_tokens, added, meta, source, created_at)
+            SELECT tenant_id, session_id, 1, 'consolidation', 1, 2, 2, 'text', 1, 1, 'text',
+                '{{\"text_before\":\"long\",\"source\":{older}}}', '{older}', created_at FROM sessions"
+        ))
+        .await;
+    let source = Source {
+        model: "small".to_owned(),
+        pool: "p".to_owned(),
+        prompt_version: "1".to_owned(),
+        input_tokens: Some(5),
+        output_tokens: None,
+        duration_ms: 7,
+        calls: None,
+        failures: None,
+        queued_ms: None,
+    };
+    let revision = get(&demo, 1).await.unwrap();
+    assert_eq!(revision.source.as_ref(), Some(&source));
+    assert_eq!(revision.meta, Some(Meta { text_before: "long".to_owned(), source }));
 }
 
 async fn pages_meet_without_hole_or_double(backend: Backend) {

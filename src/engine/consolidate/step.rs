@@ -7,6 +7,7 @@ use crate::domain::transcript::{self, Entry};
 use crate::domain::{chunk, consolidation, summary, tokens};
 use crate::llm::{Answer, Task};
 use crate::storage::consolidations::Step;
+use std::time::Duration;
 
 impl Run<'_> {
     /// Has the entries summarised, and the summary compressed where it has grown too long.
@@ -102,17 +103,22 @@ fn clean(text: &str) -> String {
 
 /// The model's part of a step, with that of an earlier piece of the same step.
 fn joined(earlier: Option<&Source>, pool: &str, answer: &Answer) -> Source {
-    let sum = |before: Option<i64>, now: Option<u64>| match now.and_then(|now| i64::try_from(now).ok()) {
-        Some(now) => Some(before.unwrap_or(0) + now),
-        None => before,
+    let cost = &answer.cost;
+    let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+    let sum = |before: fn(&Source) -> Option<i64>, now: Option<i64>| match (earlier.and_then(before), now) {
+        (Some(before), Some(now)) => Some(before.saturating_add(now)),
+        (before, now) => before.or(now),
     };
+    let tokens = |counted: Option<u64>| counted.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
     Source {
         model: answer.model.clone(),
         pool: pool.to_owned(),
         prompt_version: answer.prompt_version.clone(),
-        input_tokens: sum(earlier.and_then(|source| source.input_tokens), answer.cost.usage.input_tokens),
-        output_tokens: sum(earlier.and_then(|source| source.output_tokens), answer.cost.usage.output_tokens),
-        duration_ms: i64::try_from(answer.cost.duration.as_millis()).unwrap_or(i64::MAX)
-            + earlier.map_or(0, |source| source.duration_ms),
+        input_tokens: sum(|source| source.input_tokens, tokens(cost.usage.input_tokens)),
+        output_tokens: sum(|source| source.output_tokens, tokens(cost.usage.output_tokens)),
+        duration_ms: earlier.map_or(0, |source| source.duration_ms).saturating_add(millis(cost.duration)),
+        calls: sum(|source| source.calls, Some(cost.calls.into())),
+        failures: sum(|source| source.failures, Some(cost.failures.into())),
+        queued_ms: sum(|source| source.queued_ms, Some(millis(cost.queued))),
     }
 }
