@@ -34,6 +34,10 @@ pub struct Rules {
     pub pools: Option<Pools>,
     /// How long a request waits for its own consolidation.
     pub inline_wait: Duration,
+    /// How many tokens the consolidations of one tenant may take in a day of UTC; `None`: as many as they do. It is
+    /// looked at before each question to a pool, so what is over it at the end is what was under way: up to one
+    /// question, with all of its attempts, of each consolidation that runs at the time.
+    pub daily_token_limit: Option<u64>,
     /// The largest memory document, in bytes.
     pub memory_max_bytes: usize,
 }
@@ -83,8 +87,8 @@ pub enum Error {
     #[error("another consolidation of the session is running")]
     InProgress,
     /// Consolidation was asked for and failed.
-    #[error("consolidation failed")]
-    ConsolidationFailed,
+    #[error("consolidation failed: {0}")]
+    ConsolidationFailed(String),
     /// The store could not do its part.
     #[error(transparent)]
     Store(#[from] StoreError),

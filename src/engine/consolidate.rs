@@ -23,6 +23,7 @@ use time::OffsetDateTime;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
+mod spending;
 mod step;
 
 /// Messages that are planned in one go; a longer tail is planned again from where the first plan ends.
@@ -52,15 +53,21 @@ pub(super) enum Ended {
     /// It was not this run's turn: another has the lease, or what the decision was made on has changed.
     NotTaken,
     /// A step failed; what was committed before stands.
-    Failed { progress: Progress, retry_at: Option<OffsetDateTime> },
+    Failed { progress: Progress, retry_at: Option<OffsetDateTime>, why: String },
 }
 
-/// Why a step was not taken.
+/// Why a step was not taken. Clients get to see these texts: they hold no text of a conversation, no key, no SQL. What
+/// is for the log alone is in the sources.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Llm(#[from] LlmError),
-    #[error("the result could not be saved: {0}")]
+    #[error(
+        "the tenant's daily token limit is reached: {used} tokens are used, the limit is {limit} \
+         (consolidation.daily_token_limit); a new day begins at midnight UTC"
+    )]
+    Limit { used: u64, limit: u64 },
+    #[error("the database could not be read or written; the log has the details")]
     Store(#[from] StoreError),
     #[error("a stored message can't be read")]
     Message,
@@ -71,6 +78,18 @@ enum Failure {
     // Without the panic's text: it may quote the conversation.
     #[error("a bug in precis: a step panicked")]
     Panicked,
+}
+
+impl Failure {
+    fn log(&self, failures: u32, retry_in: Duration) {
+        let error = Chain(self);
+        if matches!(self, Self::Limit { .. }) {
+            // Nothing is broken: somebody wanted it so.
+            tracing::warn!(%error, failures, ?retry_in, "consolidation has to wait; what was committed before stands");
+        } else {
+            tracing::error!(%error, failures, ?retry_in, "consolidation failed; what was committed before stands");
+        }
+    }
 }
 
 /// One run, with all that its steps need.
@@ -115,7 +134,7 @@ impl MemoryService {
                 self.session(tenant, session).await?;
                 Err(Error::InProgress)
             }
-            Ok(Ended::Failed { .. }) => Err(Error::ConsolidationFailed),
+            Ok(Ended::Failed { why, .. }) => Err(Error::ConsolidationFailed(why)),
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         }
     }
@@ -134,8 +153,9 @@ impl MemoryService {
             Ok(Some(taken)) => run.all(taken, claim == Claim::Asked).await,
             Ok(None) => Ended::NotTaken,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "consolidation could not begin");
-                Ended::Failed { progress: Progress::default(), retry_at: None }
+                let failure = Failure::from(error);
+                tracing::warn!(error = %Chain(&failure), "consolidation could not begin");
+                Ended::Failed { progress: Progress::default(), retry_at: None, why: failure.to_string() }
             }
         }
     }
@@ -168,15 +188,15 @@ impl Run<'_> {
         };
         let failures = u32::try_from(state.consolidation.failures).unwrap_or(0).saturating_add(1);
         let retry_in = self.service.rules.policy.retry_in(failures);
-        let why = Chain(&failure).to_string().replace('\0', "");
-        tracing::error!(error = %why, failures, ?retry_in, "consolidation failed; what was committed before stands");
+        failure.log(failures, retry_in);
+        let why = clean(&failure.to_string());
         let noted = store.fail(self.tenant, self.session, self.token, retry_in, &why).await;
         let retry_at = match noted {
             Ok(Some(retry_at)) => Some(retry_at),
             // The lease keeps others away until it expires; then it is tried again.
             Ok(None) | Err(_) => None,
         };
-        Ended::Failed { progress, retry_at }
+        Ended::Failed { progress, retry_at, why }
     }
 
     async fn give_back(&self) {
@@ -310,4 +330,9 @@ async fn measured(entries: Vec<Entry>) -> (Vec<Entry>, Vec<usize>) {
     tokio::task::spawn_blocking(count)
         .await
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// Postgres can't store the NUL character, and no text of ours needs it.
+fn clean(text: &str) -> String {
+    text.replace('\0', "")
 }

@@ -78,6 +78,8 @@ pub struct Report {
     pub model: Option<String>,
     /// When it will be tried again, after a failure.
     pub retry_at: Option<OffsetDateTime>,
+    /// Why it failed, for the developer who asks.
+    pub reason: Option<String>,
 }
 
 /// How consolidation went.
@@ -114,18 +116,14 @@ impl Outcome {
 
 impl From<Outcome> for Report {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, messages: 0, meta: false, model: None, retry_at: None }
+        Self { outcome, messages: 0, meta: false, model: None, retry_at: None, reason: None }
     }
 }
 
 impl Report {
     fn of(outcome: Outcome, progress: Progress) -> Self {
         let Progress { messages, meta, model, .. } = progress;
-        Self { outcome, messages, meta, model, retry_at: None }
-    }
-
-    fn failed(retry_at: Option<OffsetDateTime>) -> Self {
-        Self { retry_at, ..Self::from(Outcome::Failed) }
+        Self { messages, meta, model, ..Self::from(outcome) }
     }
 }
 
@@ -190,7 +188,11 @@ impl MemoryService {
         match self.rules.policy.due(session, recalled.now) {
             Due::No => Decision::Reported(Outcome::NotDue.into()),
             Due::InProgress => Decision::Reported(Outcome::InProgress.into()),
-            Due::NotBefore(retry_at) => Decision::Reported(Report::failed(Some(retry_at))),
+            Due::NotBefore(retry_at) => Decision::Reported(Report {
+                retry_at: Some(retry_at),
+                reason: session.consolidation.last_failure.clone(),
+                ..Outcome::Failed.into()
+            }),
             Due::Yes if !self.can_cut(session, recalled) => Decision::Reported(Outcome::NotDue.into()),
             Due::Yes => Decision::Due { revision: session.revision, pools: pools.clone(), mode },
         }
@@ -216,8 +218,8 @@ impl MemoryService {
             }
             // Due by its length, but there is no safe cut yet.
             Ok(Ok(Ended::Done(_))) => Outcome::NotDue.into(),
-            Ok(Ok(Ended::Failed { progress, retry_at })) => {
-                Report { retry_at, ..Report::of(Outcome::Failed, progress) }
+            Ok(Ok(Ended::Failed { progress, retry_at, why })) => {
+                Report { retry_at, reason: Some(why), ..Report::of(Outcome::Failed, progress) }
             }
             Ok(Ok(Ended::NotTaken)) => match self.decide(recalled, mode) {
                 Decision::Reported(report) => report,
@@ -225,7 +227,7 @@ impl MemoryService {
             },
             Ok(Err(panic)) => {
                 tracing::error!(%panic, "consolidation panicked; its lease will expire");
-                Report::failed(None)
+                Report { reason: Some("a bug in precis".to_owned()), ..Outcome::Failed.into() }
             }
             // It goes on, and the next request finds what it has done.
             Err(_) => Outcome::InProgress.into(),

@@ -118,6 +118,8 @@ struct ConsolidationReport {
     /// After a failure: before this time it isn't tried again.
     #[serde(with = "time::serde::rfc3339::option")]
     retry_at: Option<OffsetDateTime>,
+    /// Why it failed; null where it did not.
+    reason: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -214,6 +216,7 @@ fn respond(session_id: &str, context: Context) -> Result<ContextResponse, Error>
             meta: report.meta,
             model: report.model,
             retry_at: report.retry_at,
+            reason: report.reason,
         },
         tokens: TokenCounts {
             total: tokens.system + tokens.history + tokens.user_message,

@@ -166,9 +166,11 @@ impl From<Error> for Problem {
                 Self::new(S::CONFLICT, "consolidation-in-progress", "Consolidation in progress", detail)
                     .retry_after(RETRY_SECONDS)
             }
-            Error::ConsolidationFailed => {
-                let detail = "No model brought a summary that could be saved. The history is untouched, and what was \
-                    summarised before stands. GET the session for the reason (consolidation.last_failure).";
+            Error::ConsolidationFailed(why) => {
+                let detail = format!(
+                    "The reason: {why}. The history is untouched, and what was summarised before stands: ask again when \
+                     the reason is gone."
+                );
                 Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
             }
             Error::Store(error) => Self::from_store(&error),

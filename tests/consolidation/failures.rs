@@ -1,18 +1,17 @@
 //! A model that misbehaves: the request is answered all the same, nothing is lost, and nothing is summarised twice.
 
 use crate::harness::{
-    Answer, PATIENCE, consolidate, covering, is_meta, named, plain, record, revisions, seen, start, state,
-    turns, until,
+    Answer, PATIENCE, consolidate, covering, is_meta, named, plain, record, revisions, rules, seen, start,
+    state, turns, until,
 };
 use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
 use crate::support::model_server::{Behaviour, Call, ModelServer};
-use precis::domain::consolidation::{Mode, Policy};
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
 use precis::engine::recall::{Outcome, Request};
-use precis::engine::{Error, MemoryService, Pools, Rules};
+use precis::engine::{Error, MemoryService};
 use precis::llm::{self, Llm, LlmError, Task};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -106,10 +105,12 @@ async fn whatever_a_model_does_the_request_is_answered_and_nothing_changes(backe
         );
         let why = now["consolidation"]["last_failure"].as_str().unwrap();
         assert!(why.contains("small: ") && !why.contains("m103"), "{session}: {why}");
+        assert_eq!(answer.consolidation.reason.as_deref(), Some(why), "{session}");
         // Whoever comes before that time gets the same answer, and no model is asked.
         let again = plain(&app, session, &given).await;
         assert_unharmed(session, &again, &old);
         assert_eq!(json!(again.consolidation.retry_at), retry_at, "{session}");
+        assert_eq!(again.consolidation.reason.as_deref(), Some(why), "{session}");
         assert_eq!(model.calls().len(), calls + 1, "{session}");
         assert_eq!(revisions(&app, session).await.len(), 1, "{session}");
     }
@@ -172,6 +173,8 @@ async fn the_wait_doubles_up_to_its_bound(backend: Backend) {
         // Who asks for it need not wait; the wait for all others gets longer.
         let (status, problem) = consolidate(&app, "s").await;
         assert_eq!(status, StatusCode::BAD_GATEWAY, "{problem}");
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains("small: status 503: busy"), "{detail}");
         assert_eq!(model.calls().len(), failures + 1);
     }
     model.default(Behaviour::reply(covering));
@@ -292,25 +295,7 @@ impl Llm for Bug {
 }
 
 async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
-    let pools = Pools { consolidation: "p".to_owned(), meta: "p".to_owned() };
-    let rules = Rules {
-        policy: Policy {
-            threshold: 4,
-            max_tail_tokens: None,
-            keep_recent: 2,
-            summary_word_limit: 600,
-            summary_sentences: 8,
-            max_history_messages: 20,
-            retry_initial: Duration::from_mins(1),
-            retry_max: Duration::from_mins(10),
-        },
-        mode: Mode::Inline,
-        recent_on_failure: false,
-        pools: Some(pools),
-        inline_wait: PATIENCE,
-        memory_max_bytes: 1000,
-    };
-    let service = MemoryService::new(backend.store().await, Arc::new(Bug), rules);
+    let service = MemoryService::new(backend.store().await, Arc::new(Bug), rules());
     let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());
     let messages = (0..6).map(|_| Message::text(Role::User, "hi")).collect();
     service.record(&tenant, &session, Exchange::new(messages, None, None), None).await.unwrap();
@@ -318,9 +303,10 @@ async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
         let context = service.context(&tenant, &session, Request::default()).await.unwrap();
         assert_eq!((context.consolidation.outcome, context.history.len()), (Outcome::Failed, 6));
         assert!(context.consolidation.retry_at.is_some());
+        assert_eq!(context.consolidation.reason.as_deref(), Some("a bug in precis: a step panicked"));
     }
     let asked = service.consolidate_now(&tenant, &session).await;
-    assert!(matches!(asked, Err(Error::ConsolidationFailed)), "{asked:?}");
+    assert!(matches!(asked, Err(Error::ConsolidationFailed(_))), "{asked:?}");
     let state = service.session(&tenant, &session).await.unwrap().consolidation;
     assert_eq!((state.failures, state.lease_until), (2, None), "nobody waits for a lease to expire");
     assert!(!state.last_failure.unwrap().contains("of a bug"), "a panic's text may quote the conversation");

@@ -5,6 +5,8 @@
 use crate::support::app::{Set, TestApp, one_model};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Call, ModelServer};
+use precis::domain::consolidation::{Mode, Policy};
+use precis::engine::{Pools, Rules};
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -58,6 +60,7 @@ pub(crate) struct Report {
     pub(crate) meta: bool,
     pub(crate) model: Option<String>,
     pub(crate) retry_at: Option<String>,
+    pub(crate) reason: Option<String>,
 }
 
 impl Answer {
@@ -85,6 +88,8 @@ impl Answer {
     /// **The promise**: summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once, and the
     /// verbatim part is to the letter what was given.
     pub(crate) fn verify(&self, given: &[String]) {
+        let report = &self.consolidation;
+        assert_eq!(report.reason.is_some(), report.outcome == "failed", "{report:?}");
         let coverage = &self.coverage;
         assert_eq!(coverage.last_seq, given.len(), "{coverage:?}");
         let mut next = coverage.summary_through + 1;
@@ -96,6 +101,28 @@ impl Answer {
         assert_eq!(coverage.verbatim_from, next, "a hole or a double: {coverage:?}");
         assert!(next <= given.len() + 1, "{coverage:?}");
         assert_eq!(self.verbatim(), given[next - 1..], "verbatim from {next} on");
+    }
+}
+
+/// The rules of a service that a test puts together itself: due with 5 messages, of which 2 stay.
+pub(crate) fn rules() -> Rules {
+    Rules {
+        policy: Policy {
+            threshold: 4,
+            max_tail_tokens: None,
+            keep_recent: 2,
+            summary_word_limit: 600,
+            summary_sentences: 8,
+            max_history_messages: 20,
+            retry_initial: Duration::from_mins(1),
+            retry_max: Duration::from_mins(10),
+        },
+        mode: Mode::Inline,
+        recent_on_failure: false,
+        pools: Some(Pools { consolidation: "p".to_owned(), meta: "p".to_owned() }),
+        inline_wait: PATIENCE,
+        daily_token_limit: None,
+        memory_max_bytes: 1000,
     }
 }
 

@@ -24,3 +24,4 @@ mod modes;
 mod saving;
 mod sawtooth;
 mod shutdown;
+mod spending;

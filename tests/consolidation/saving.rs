@@ -33,7 +33,8 @@ async fn mend(backend: &Backend, table: &str) {
     run(backend, "DROP TRIGGER broken", &[&format!("DROP TRIGGER broken ON {table}")]).await;
 }
 
-async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
+/// Runs statements past the store: one of SQLite, or those of Postgres.
+pub(crate) async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
     match backend {
         Backend::Sqlite(_) => {
             let mut connection = SqliteConnection::connect(&backend.url()).await.unwrap();
@@ -69,13 +70,18 @@ async fn a_save_that_fails_is_a_failure_and_no_loss(backend: Backend) {
         );
         assert!(answer.consolidation.retry_at.is_some(), "{table}");
         let now = state(&app, &session).await;
+        let why = answer.consolidation.reason.unwrap();
+        assert_eq!(now["consolidation"]["last_failure"], why, "{table}");
+        assert!(why.contains("database") && !why.contains("disk full"), "not the database's words: {why}");
         for unchanged in ["cursor", "last_seq", "summary", "tokens"] {
             assert_eq!(now[unchanged], old[unchanged], "{table}");
         }
         assert_eq!(now["consolidation"]["failures"], 1, "{table}");
         assert_eq!(plain(&app, &session, &given).await.outcome(), "failed");
         assert_eq!(model.calls().len(), before + 1, "{table}: no second call before its time");
-        assert_eq!(consolidate(&app, &session).await.0, StatusCode::BAD_GATEWAY, "{table}");
+        let (status, problem) = consolidate(&app, &session).await;
+        assert_eq!(status, StatusCode::BAD_GATEWAY, "{table}");
+        assert!(problem["detail"].as_str().unwrap().contains(&why), "{problem}");
 
         mend(&backend, table).await;
         let (status, revision) = consolidate(&app, &session).await;

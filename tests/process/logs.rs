@@ -64,6 +64,9 @@ async fn story(service: &Process, model: &ModelServer) {
         let asked = request(Method::POST, "/sessions/s/context", &format!("failed-{index}")).json(&context);
         let answer: Value = asked.send().await.expect("an answer").json().await.expect("JSON");
         assert_eq!(answer["consolidation"]["outcome"], "failed", "{index}");
+        let reason = answer["consolidation"]["reason"].clone();
+        assert!(reason.is_string(), "{index}");
+        assert_absent(&[reason], &[SAID, KEY]);
     }
     // The second answer compresses the summary, or fails to.
     model.push(Behaviour::answer(said("summary") + " It has more than ten words."));
@@ -151,7 +154,7 @@ fn assert_absent(log: &[Value], secrets: &[&str]) {
     for line in log {
         let line = line.to_string().to_lowercase();
         for secret in secrets {
-            assert!(!line.contains(&secret.to_lowercase()), "{secret} in the log: {line}");
+            assert!(!line.contains(&secret.to_lowercase()), "{secret} in: {line}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One step: a range of messages and what models make of it. Nothing is written here.
 
-use super::{Failure, Run};
+use super::{Failure, Run, clean};
 use crate::domain::revision::{Meta, Source};
 use crate::domain::session::{Session, Summary};
 use crate::domain::transcript::{self, Entry};
@@ -75,30 +75,29 @@ impl Run<'_> {
         let sentences = self.service.rules.policy.summary_sentences;
         match self.ask(pool, Task::Meta { summary: text, sentences }).await {
             Ok(answer) => Ok(Some((clean(&answer.text), joined(None, pool, &answer)))),
-            Err(Failure::Llm(error)) => {
-                tracing::warn!(error = %error, "meta-consolidation failed; the summary stays as it is");
+            Err(failure @ (Failure::Llm(_) | Failure::Limit { .. })) => {
+                tracing::warn!(error = %failure, "meta-consolidation failed; the summary stays as it is");
                 Ok(None)
             }
             Err(failure) => Err(failure),
         }
     }
 
-    /// Asks a pool, with a lease that outlasts the call.
+    /// Asks a pool, with a lease that outlasts the call, and keeps account of what that took: at once, for it was
+    /// spent whatever becomes of the answer.
     async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, Failure> {
         let service = self.service;
         if !service.store.renew_lease(self.tenant, self.session, self.token, self.ttl).await? {
             return Err(Failure::Superseded);
         }
-        tokio::select! {
-            answer = service.llm.ask(pool, task) => Ok(answer?),
-            () = service.stop.cancelled() => Err(Failure::Stopped),
-        }
+        self.hold_to_limit().await?;
+        let asked = tokio::select! {
+            asked = service.llm.ask(pool, task) => asked,
+            () = service.stop.cancelled() => return Err(Failure::Stopped),
+        };
+        self.record_spending(asked.as_ref().map_or_else(|error| &error.cost, |answer| &answer.cost)).await;
+        Ok(asked?)
     }
-}
-
-/// Postgres can't store the NUL character, and no summary needs it.
-fn clean(text: &str) -> String {
-    text.replace('\0', "")
 }
 
 /// The model's part of a step, with that of an earlier piece of the same step.

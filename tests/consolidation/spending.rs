@@ -1,0 +1,254 @@
+//! What models take is put on the tenant's account, and nothing is asked of them beyond the daily limit.
+
+use crate::harness::{PATIENCE, rules};
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::consolidation::Policy;
+use precis::domain::exchange::Exchange;
+use precis::domain::id::{SessionId, TenantId};
+use precis::domain::message::{Message, Role};
+use precis::engine::recall::{Context, Outcome, Request};
+use precis::engine::{Error, MemoryService, Rules};
+use precis::llm::{Answer, Attempt, Cause, Cost, Llm, LlmError, Task, Usage};
+use precis::storage::Store;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+on_both_stores!(
+    each_question_is_on_the_account,
+    questions_that_failed_are_on_the_account,
+    what_was_discarded_is_on_the_account,
+    an_account_that_cannot_be_kept_fails_nothing,
+    nothing_is_asked_beyond_the_limit,
+    what_was_committed_before_the_limit_stands,
+    a_compression_beyond_the_limit_leaves_the_summary_long,
+    a_revision_has_what_its_pieces_took,
+);
+
+/// What each question takes, [`Cost::tokens`].
+const TOKENS: u64 = 100;
+/// The longest message that these models take.
+const CAPACITY: usize = 60;
+
+/// Models that answer when they are allowed to, or fail.
+#[derive(Debug)]
+struct Models {
+    fail: bool,
+    asked: AtomicUsize,
+    allowed: Semaphore,
+}
+
+impl Models {
+    fn new() -> Arc<Self> {
+        let (asked, allowed) = (AtomicUsize::new(0), Semaphore::new(1000));
+        Arc::new(Self { fail: false, asked, allowed })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+#[async_trait::async_trait]
+impl Llm for Models {
+    async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, LlmError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.allowed.acquire().await.unwrap().forget();
+        let cost = Cost {
+            usage: Usage { input_tokens: Some(70), output_tokens: None },
+            tokens: TOKENS,
+            calls: 3,
+            failures: 2,
+            queued: Duration::from_millis(40),
+            duration: Duration::from_millis(500),
+        };
+        if self.fail {
+            let attempt =
+                Attempt { model: "small".to_owned(), cause: Cause::BrokenOff, duration: cost.duration };
+            return Err(LlmError { pool: pool.to_owned(), attempts: vec![attempt], cost });
+        }
+        let text = match task {
+            Task::Consolidate { .. } => "They greeted each other at length.",
+            Task::Meta { .. } => "Greetings.",
+        };
+        let (model, prompt_version) = ("small".to_owned(), "1".to_owned());
+        Ok(Answer { text: text.to_owned(), model, prompt_version, cost })
+    }
+
+    fn capacity(&self, _: &str) -> usize {
+        CAPACITY
+    }
+
+    fn deadline(&self, _: &str) -> Duration {
+        PATIENCE
+    }
+}
+
+/// A service over these models, and one session of it.
+struct Scene {
+    store: Arc<dyn Store>,
+    service: MemoryService,
+    tenant: TenantId,
+    session: SessionId,
+}
+
+impl Scene {
+    async fn new(backend: &Backend, models: &Arc<Models>, rules: Rules) -> Self {
+        let store = backend.store().await;
+        let service = MemoryService::new(Arc::clone(&store), Arc::clone(models) as Arc<dyn Llm>, rules);
+        Self { store, service, tenant: TenantId::default(), session: SessionId::new("s").unwrap() }
+    }
+
+    async fn say(&self, texts: &[&str]) {
+        let messages = texts.iter().map(|text| Message::text(Role::User, text)).collect();
+        let exchange = Exchange::new(messages, None, None);
+        self.service.record(&self.tenant, &self.session, exchange, None).await.unwrap();
+    }
+
+    async fn context(&self) -> Context {
+        self.service.context(&self.tenant, &self.session, Request::default()).await.unwrap()
+    }
+
+    async fn spent(&self) -> u64 {
+        self.store.tokens_spent_today(&self.tenant).await.unwrap().try_into().unwrap()
+    }
+}
+
+/// A message that fills most of what the models take, so that each goes to them alone.
+fn long() -> String {
+    "hi ".repeat(40)
+}
+
+fn limited(limit: u64) -> Rules {
+    Rules { daily_token_limit: Some(limit), ..rules() }
+}
+
+async fn each_question_is_on_the_account(backend: Backend) {
+    let models = Models::new();
+    let scene = Scene::new(&backend, &models, rules()).await;
+    scene.say(&["hi"; 5]).await;
+    assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated);
+    assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
+    scene.say(&[long().as_str(); 5]).await;
+    assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated);
+    assert!(models.asked() > 3, "in parts");
+    assert_eq!(scene.spent().await, models.asked() as u64 * TOKENS);
+    let other = TenantId::new("other").unwrap();
+    assert_eq!(scene.store.tokens_spent_today(&other).await.unwrap(), 0);
+}
+
+async fn questions_that_failed_are_on_the_account(backend: Backend) {
+    let models = Arc::new(Models { fail: true, ..Arc::into_inner(Models::new()).unwrap() });
+    let scene = Scene::new(&backend, &models, rules()).await;
+    scene.say(&["hi"; 5]).await;
+    assert_eq!(scene.context().await.consolidation.outcome, Outcome::Failed);
+    assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
+}
+
+async fn what_was_discarded_is_on_the_account(backend: Backend) {
+    let models = Arc::new(Models { allowed: Semaphore::new(0), ..Arc::into_inner(Models::new()).unwrap() });
+    let scene = Scene::new(&backend, &models, rules()).await;
+    scene.say(&["hi"; 5]).await;
+    let restore = async {
+        while models.asked() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        scene.service.restore(&scene.tenant, &scene.session, 0).await.unwrap();
+        models.allowed.add_permits(1);
+    };
+    let run = scene.service.consolidate_now(&scene.tenant, &scene.session);
+    let ended = tokio::time::timeout(PATIENCE, async { tokio::join!(run, restore).0 }).await.unwrap();
+    assert!(matches!(ended, Err(Error::InProgress)), "{ended:?}");
+    let session = scene.service.session(&scene.tenant, &scene.session).await.unwrap();
+    assert_eq!((session.cursor, session.revision), (0, 1), "the restore alone");
+    assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
+}
+
+async fn an_account_that_cannot_be_kept_fails_nothing(backend: Backend) {
+    let scene = Scene::new(&backend, &Models::new(), rules()).await;
+    scene.say(&["hi"; 5]).await;
+    crate::saving::run(&backend, "DROP TABLE token_usage", &["DROP TABLE token_usage"]).await;
+    assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated);
+}
+
+async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
+    let models = Models::new();
+    let scene = Scene::new(&backend, &models, limited(TOKENS)).await;
+    scene.store.spend(&scene.tenant, TOKENS - 1).await.unwrap();
+    scene.say(&["hi"; 5]).await;
+    assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated, "up to the limit");
+    scene.say(&["hi"; 5]).await;
+    let used = 2 * TOKENS - 1;
+    let reason = format!(
+        "the tenant's daily token limit is reached: {used} tokens are used, the limit is {TOKENS} \
+         (consolidation.daily_token_limit); a new day begins at midnight UTC"
+    );
+    // At the failure itself, and while the next attempt waits.
+    for _ in 0..2 {
+        let context = scene.context().await;
+        let report = context.consolidation;
+        assert_eq!((report.outcome, report.messages), (Outcome::Failed, 0));
+        assert_eq!(report.reason.as_ref(), Some(&reason));
+        assert!(report.retry_at.is_some());
+        assert_eq!((context.coverage.verbatim_from, context.history.len()), (4, 7), "nothing is lost");
+    }
+    let asked = scene.service.consolidate_now(&scene.tenant, &scene.session).await;
+    assert!(matches!(&asked, Err(Error::ConsolidationFailed(why)) if *why == reason), "{asked:?}");
+    let state = scene.service.session(&scene.tenant, &scene.session).await.unwrap().consolidation;
+    assert_eq!((state.failures, state.lease_until), (2, None), "the lease is given back");
+    assert_eq!((models.asked(), scene.spent().await), (1, used));
+    // Another tenant has an account of its own, and a new day begins anew.
+    let other =
+        Scene { tenant: TenantId::new("other").unwrap(), ..Scene::new(&backend, &models, limited(1)).await };
+    other.say(&["hi"; 5]).await;
+    assert_eq!(other.context().await.consolidation.outcome, Outcome::Consolidated);
+    let next_day = "UPDATE token_usage SET day = day - 1";
+    crate::saving::run(&backend, next_day, &[next_day]).await;
+    assert!(scene.service.consolidate_now(&scene.tenant, &scene.session).await.unwrap().is_some());
+    assert_eq!(scene.spent().await, TOKENS);
+}
+
+async fn what_was_committed_before_the_limit_stands(backend: Backend) {
+    let models = Models::new();
+    let scene = Scene::new(&backend, &models, limited(2 * TOKENS)).await;
+    scene.say(&[long().as_str(); 6]).await;
+    let context = scene.context().await;
+    let report = context.consolidation;
+    assert_eq!((report.outcome, report.messages), (Outcome::Failed, 2));
+    assert_eq!((context.coverage.summary_through, context.history.len()), (2, 4));
+    assert_eq!((models.asked(), context.summary_revision), (2, 2));
+}
+
+async fn a_compression_beyond_the_limit_leaves_the_summary_long(backend: Backend) {
+    for (limit, meta) in [(TOKENS + 1, true), (TOKENS, false)] {
+        let models = Models::new();
+        let rules = limited(limit);
+        let policy = Policy { summary_word_limit: 1, ..rules.policy };
+        let scene = Scene::new(&backend, &models, Rules { policy, ..rules }).await;
+        let scene = Scene { tenant: TenantId::new(limit.to_string()).unwrap(), ..scene };
+        scene.say(&["hi"; 5]).await;
+        let report = scene.context().await.consolidation;
+        assert_eq!((report.outcome, report.meta, report.reason), (Outcome::Consolidated, meta, None));
+        assert_eq!(models.asked(), 1 + usize::from(meta));
+        let session = scene.service.session(&scene.tenant, &scene.session).await.unwrap();
+        assert_eq!(session.summary.text == "Greetings.", meta);
+    }
+}
+
+async fn a_revision_has_what_its_pieces_took(backend: Backend) {
+    let models = Models::new();
+    let rules = rules();
+    let policy = Policy { summary_word_limit: 1, ..rules.policy };
+    let scene = Scene::new(&backend, &models, Rules { policy, ..rules }).await;
+    let larger_than_a_model = long().repeat(4);
+    scene.say(&[&larger_than_a_model, "hi", "hi"]).await;
+    let revision = scene.service.consolidate_now(&scene.tenant, &scene.session).await.unwrap().unwrap();
+    let pieces = i64::try_from(models.asked()).unwrap() - 1;
+    assert!(pieces > 1, "{pieces}");
+    for (source, times) in [(revision.source.unwrap(), pieces), (revision.meta.unwrap().source, 1)] {
+        assert_eq!((source.calls, source.failures), (Some(3 * times), Some(2 * times)));
+        assert_eq!((source.queued_ms, source.duration_ms), (Some(40 * times), 500 * times));
+        assert_eq!((source.input_tokens, source.output_tokens), (Some(70 * times), None));
+    }
+}
