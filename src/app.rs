@@ -192,7 +192,7 @@ fn rules(settings: &Settings) -> Rules {
             meta: meta.to_owned(),
         }),
         inline_wait: set.inline_wait,
-        daily_token_limit: None,
+        daily_token_limit: set.daily_token_limit,
         memory_max_bytes: settings.memory.max_bytes,
     }
 }

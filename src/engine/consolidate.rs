@@ -234,11 +234,11 @@ impl Run<'_> {
         outlines: &[Outline],
         progress: &mut Progress,
     ) -> Result<(), Failure> {
-        let capacity = self.service.llm.capacity(&self.pools.consolidation);
         let stored: Vec<usize> =
             outlines.iter().map(|outline| usize::try_from(outline.tokens).unwrap_or(usize::MAX)).collect();
         let mut from = 0;
         while from < plan.end {
+            let capacity = self.capacity();
             let ends: Vec<usize> =
                 plan.parts.iter().filter(|end| **end > from).map(|end| end - from).collect();
             let rest = stored.get(from..).unwrap_or_default();
@@ -248,7 +248,11 @@ impl Run<'_> {
             };
             let entries: Vec<Entry> = entries.into_iter().take(count).collect();
             let range_tokens = outlines.iter().skip(from).take(count).map(|outline| outline.tokens).sum();
-            let step = self.step(state, entries, range_tokens, capacity).await?;
+            let step = match self.step(state, entries, range_tokens, capacity).await {
+                // A model has shown that it takes less than its settings say: again, with as much as it may take.
+                Err(Failure::Llm(error)) if error.is_too_long() && self.capacity() < capacity => continue,
+                step => step?,
+            };
             let committed = self.service.store.commit(self.tenant, self.session, self.token, &step).await?;
             let revision = committed.ok_or(Failure::Superseded)?;
             progress.messages += step.cursor - step.base_cursor;
@@ -274,6 +278,11 @@ impl Run<'_> {
             from += count;
         }
         Ok(())
+    }
+
+    /// Tokens that one question may hold.
+    fn capacity(&self) -> usize {
+        self.service.llm.capacity(&self.pools.consolidation)
     }
 
     /// Reads the messages behind the cursor, as a summariser sees them, and what each takes: as many as fit, up to one

@@ -136,7 +136,8 @@ impl Llm for Pools {
             }
             let name = &model.spec.name;
             let limit = model.spec.input_limit;
-            if limit <= too_small {
+            // One with the same limit is asked: limits that nobody has set are all the same.
+            if limit < too_small {
                 let cause = Cause::TooSmall(limit);
                 question.attempts.push(Attempt { model: name.clone(), cause, duration: Duration::ZERO });
                 continue;

@@ -76,7 +76,7 @@ impl Precis {
     pub(crate) async fn start(self) -> Process {
         let mut precis = self.env("PRECIS__SERVER__BIND", "127.0.0.1:0");
         let child = Running::start(&mut precis.command);
-        let client = precis::llm::openai::http_client(Duration::from_secs(5)).expect("a client");
+        let client = precis::llm::remote::http_client(Duration::from_secs(5)).expect("a client");
         let mut process = Process { child, url: String::new(), client, folder: precis.folder };
         let listening = process.until_logged("listening on ").await;
         let message = listening["message"].as_str().expect("a message");

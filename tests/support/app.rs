@@ -32,12 +32,15 @@ pub(crate) fn settings(backend: &Backend, set: Set<'_>) -> Settings {
     Settings::load(&sources).unwrap_or_else(|errors| panic!("{errors}")).settings
 }
 
-/// The settings of one model behind `base_url` as the only one of the default pool.
+/// The settings of one model behind `base_url` as the only one of the default pool. It is called once for each
+/// question, however often that fails: what a model does wrong is the subject of most tests, not what helps.
 pub(crate) fn one_model(base_url: &str) -> Vec<(&'static str, String)> {
     vec![
         ("llm.providers.scripted.base_url", base_url.to_owned()),
         ("llm.models.small.provider", "scripted".to_owned()),
         ("llm.models.small.model", "scripted-1".to_owned()),
+        ("llm.models.small.retries", "0".to_owned()),
+        ("llm.models.small.breaker_min_calls", "1000".to_owned()),
         ("llm.pools.default.models", "small".to_owned()),
     ]
 }
@@ -57,7 +60,7 @@ impl TestApp {
             };
             app.serve(listener, stop).await.expect("served");
         });
-        let client = precis::llm::openai::http_client(std::time::Duration::from_secs(5)).expect("a client");
+        let client = precis::llm::remote::http_client(std::time::Duration::from_secs(5)).expect("a client");
         Self { url, client, stop: Some(stop), served: Some(served) }
     }
 

@@ -38,6 +38,8 @@ pub(crate) enum Behaviour {
     Raw(u16, Headers, String),
     /// An error object with a status, a message and headers.
     Fail(u16, String, Headers),
+    /// Sends the text, unless the user prompt has more bytes than this: that is too long for it.
+    AtMost(usize, String),
     /// Hangs up as soon as the client has connected. That is no call, so the record has none of it but a connection.
     CloseOnAccept,
     /// Takes the call and hangs up.
@@ -160,6 +162,15 @@ impl Behaviour {
                 headers.push(("content-type", "application/json".to_owned()));
                 let error = call.protocol.error(status, &message);
                 return Some(Response::whole(status, headers, error.to_string()));
+            }
+            Self::AtMost(bytes, text) => {
+                if call.user().len() > bytes {
+                    let message = format!("prompt is too long: more than {bytes} bytes");
+                    let error = call.protocol.error(400, &message);
+                    let headers = vec![("content-type", "application/json".to_owned())];
+                    return Some(Response::whole(400, headers, error.to_string()));
+                }
+                Answer::proper(&text)
             }
             Self::Close | Self::CloseOnAccept => return None,
             Self::Hang => future::pending().await,

@@ -1,0 +1,102 @@
+//! Pools of models at scripted servers, and what a test asks them.
+
+use crate::model_server::{ModelServer, Protocol};
+use precis::domain::message::Role;
+use precis::domain::transcript::Entry;
+use precis::llm::anthropic::Anthropic;
+use precis::llm::breaker::BreakerPolicy;
+use precis::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
+use precis::llm::openai::OpenAi;
+use precis::llm::pool::{PoolSpec, Pools, Strategy};
+use precis::llm::prompt::{Prompts, Templates};
+use precis::llm::provider::Provider;
+use precis::llm::remote::{KeySource, Remote, RemoteSpec, http_client};
+use precis::llm::{Answer, Cause, Llm, LlmError, Task};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) const KEY: &str = "sk-very-secret-0123456789";
+pub(crate) const PROTOCOLS: [Protocol; 2] = [Protocol::OpenAi, Protocol::Anthropic];
+/// Until the first token, and between two: long enough for an answer on the loopback, short enough to wait for.
+pub(crate) const TOKEN: Duration = Duration::from_millis(500);
+/// Of a call.
+pub(crate) const CALL: Duration = Duration::from_millis(1500);
+/// The longest wait before a call is repeated.
+pub(crate) const WAIT: Duration = Duration::from_millis(200);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+/// For whatever is said to take a certain time: machines that run tests are busy.
+pub(crate) const SLACK: Duration = Duration::from_secs(4);
+pub(crate) const GOOD: &str = "Ada flies to Zürich on 3 May; Bo wants the 東京 numbers by Friday.";
+pub(crate) const LONG: &str = "one two three four five six seven eight nine ten";
+
+/// A server at this address, called with [`KEY`].
+pub(crate) fn remote(protocol: Protocol, spec: RemoteSpec) -> Arc<dyn Provider> {
+    let http = http_client(TOKEN).expect("a client");
+    let spec = RemoteSpec { key: Some(KeySource::fixed(KEY)), ..spec };
+    match protocol {
+        Protocol::OpenAi => Arc::new(Remote::new(http, OpenAi::default(), spec).expect("valid")),
+        Protocol::Anthropic => Arc::new(Remote::new(http, Anthropic, spec).expect("valid")),
+    }
+}
+
+/// A model that is called again once, and whose breaker stays closed.
+pub(crate) fn model(name: &str, protocol: Protocol, base_url: &str) -> ModelSpec {
+    let spec = RemoteSpec { base_url: base_url.to_owned(), ..RemoteSpec::default() };
+    ModelSpec {
+        name: name.to_owned(),
+        provider: remote(protocol, spec),
+        model: format!("vendor/{name}"),
+        output_limit: 777,
+        input_limit: 100_000,
+        timeout: CALL,
+        first_token_timeout: Some(TOKEN),
+        idle_timeout: TOKEN,
+        retry: RetryPolicy { retries: 1, initial: Duration::from_millis(20), max: WAIT },
+        queue: QueuePolicy { max_calls: 100, max_waiting: 100, timeout: DEADLINE },
+        breaker: BreakerPolicy {
+            failure_percent: 100,
+            min_calls: 1000,
+            window: DEADLINE,
+            open_for: DEADLINE,
+        },
+    }
+}
+
+/// One pool, "p", of these models.
+pub(crate) fn pool_of(models: Vec<ModelSpec>, strategy: Strategy, deadline: Duration) -> Pools {
+    let names = models.iter().map(|model| model.name.clone()).collect();
+    let pool = PoolSpec { name: "p".to_owned(), models: names, strategy, deadline };
+    let prompts = Prompts::new(&Templates::default()).expect("valid");
+    Pools::new(models, vec![pool], prompts).expect("valid")
+}
+
+/// Models "m0", "m1" … at these servers, tried in this order.
+pub(crate) fn pool(protocol: Protocol, servers: &[&ModelServer]) -> Pools {
+    let models = servers.iter().enumerate();
+    let models = models.map(|(index, server)| model(&format!("m{index}"), protocol, &server.base_url()));
+    pool_of(models.collect(), Strategy::Fallback, DEADLINE)
+}
+
+pub(crate) fn entry(text: &str) -> Entry {
+    Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
+}
+
+pub(crate) async fn consolidate(pools: &Pools) -> Result<Answer, LlmError> {
+    let entries = [entry("Ada: I fly on 3 May.")];
+    let task = Task::Consolidate { entries: &entries, sentences: 5 };
+    pools.ask("p", task).await
+}
+
+pub(crate) async fn compress(pools: &Pools) -> Result<Answer, LlmError> {
+    let task = Task::Meta { summary: LONG, sentences: 8 };
+    pools.ask("p", task).await
+}
+
+pub(crate) fn causes(error: &LlmError) -> Vec<Cause> {
+    error.attempts.iter().map(|attempt| attempt.cause.clone()).collect()
+}
+
+/// The models of the attempts, and the words for what went wrong.
+pub(crate) fn names(error: &LlmError) -> Vec<(&str, &'static str)> {
+    error.attempts.iter().map(|attempt| (attempt.model.as_str(), attempt.cause.name())).collect()
+}
