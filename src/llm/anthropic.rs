@@ -63,16 +63,16 @@ impl Dialect for Anthropic {
 
 fn read_event(event: Event, reading: &mut Reading) -> Result<(), Cause> {
     match event {
-        Event::Start { message } => reading.usage.take(&message.usage, "input_tokens", "output_tokens"),
+        Event::Start { message } => reading.used(&message.usage, "input_tokens", "output_tokens"),
         Event::BlockStart { content_block } => read_block(content_block, reading)?,
         Event::BlockDelta { delta } => read_block(delta, reading)?,
         Event::Delta { delta, usage } => {
-            reading.usage.take(&usage, "input_tokens", "output_tokens");
+            reading.used(&usage, "input_tokens", "output_tokens");
             read_end(delta.stop_reason.as_deref(), reading);
         }
         Event::Stop => reading.mark(),
         Event::Whole(message) => {
-            reading.usage.take(&message.usage, "input_tokens", "output_tokens");
+            reading.used(&message.usage, "input_tokens", "output_tokens");
             for block in message.content {
                 read_block(block, reading)?;
             }

@@ -66,7 +66,7 @@ impl Dialect for OpenAi {
             // Without serde's own words: they quote what they found, and that is the conversation.
             return Err(Cause::Protocol("not a chat completion".to_owned()));
         };
-        reading.usage.take(&chunk.usage, "prompt_tokens", "completion_tokens");
+        reading.used(&chunk.usage, "prompt_tokens", "completion_tokens");
         // One answer was asked for; should there be more, they are not parts of one text.
         let first = |choice: &Choice| choice.index.as_u64().unwrap_or_default() == 0;
         for choice in chunk.choices.unwrap_or_default().into_iter().filter(first) {

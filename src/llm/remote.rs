@@ -5,31 +5,25 @@
 //! says, and a server's words about an error are cleaned before they go anywhere: they may quote the key or the
 //! conversation. A new dialect is a file with a [`Dialect`] in it, like [`super::openai`], and a line in `app`.
 
-use super::error::Missing;
+use super::Cause;
 use super::prompt::Prompt;
 use super::provider::{Completion, Provider, Request};
-use super::{Cause, Usage};
-use crate::domain::chain::Chain;
-use crate::domain::tokens;
 use async_trait::async_trait;
-use clean::clean;
-use futures_util::StreamExt as _;
+use call::{Call, count};
 use key::Key;
-use reqwest::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
-};
-use reqwest::{Response, Url};
-use said::Said;
+use patience::Patience;
+use reqwest::Url;
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
-use std::error::Error as _;
 use std::fmt;
 use std::time::Duration;
-use tokio::time::Instant;
 
 mod body;
+mod call;
 mod clean;
 mod key;
+mod patience;
 mod reading;
 mod retry_after;
 mod said;
@@ -173,15 +167,6 @@ impl Remote {
     }
 }
 
-/// One call under way: the question, and what must not show of it.
-struct Call<'a> {
-    remote: &'a Remote,
-    request: &'a Request<'a>,
-    prompt: &'a Prompt,
-    secrets: &'a [SecretString],
-    patience: Patience,
-}
-
 #[async_trait]
 impl Provider for Remote {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause> {
@@ -215,143 +200,8 @@ impl Provider for Remote {
     }
 }
 
-impl Call<'_> {
-    async fn send(&mut self, headers: HeaderMap) -> Result<Response, Cause> {
-        let mut body = self.remote.dialect.body(self.request, self.prompt);
-        body.extend(self.remote.body.clone());
-        let call = self.remote.http.post(self.remote.endpoint.clone()).headers(headers).json(&body);
-        let sent = self.patience.wait(call.send()).await?;
-        let response = sent.map_err(|error| {
-            let error = error.without_url();
-            // The first line alone is only "error sending request".
-            let causes = Chain(error.source().unwrap_or(&error)).to_string();
-            Cause::Connection(self.clean(&causes))
-        })?;
-        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
-    }
-
-    async fn refusal(&self, response: Response) -> Cause {
-        let status = response.status();
-        let retry_after = retry_after::read(response.headers());
-        // What was said before the connection broke, or fell silent, is still the best there is to say.
-        let body = body::beginning(response, self.request.idle_timeout).await;
-        let text = String::from_utf8_lossy(&body);
-        let said = Said::read(&text).unwrap_or_else(|| Said::page(&text));
-        let mut message = self.clean(&said.message);
-        if message.is_empty() {
-            status.canonical_reason().unwrap_or("no message").clone_into(&mut message);
-        }
-        said.in_place_of_answer(status.as_u16(), message, retry_after)
-    }
-
-    async fn read(&mut self, response: Response, reading: &mut Reading) -> Result<(), Cause> {
-        let header = |name: HeaderName| {
-            let value = response.headers().get(name).and_then(|value| value.to_str().ok());
-            value.unwrap_or_default().to_ascii_lowercase()
-        };
-        let (label, encoding) = (header(CONTENT_TYPE), header(CONTENT_ENCODING));
-        if !matches!(encoding.as_str(), "" | "identity") {
-            let why = format!("compressed ({encoding}), though that was not asked for");
-            return Err(Cause::Protocol(self.clean(&why)));
-        }
-        let body = body::open(response, &self.patience).await?;
-        match body.kind {
-            body::Kind::Json => {
-                let whole = body.whole(&self.patience).await?;
-                self.take("message", &String::from_utf8_lossy(&whole), reading)?;
-                reading.mark();
-                return Ok(());
-            }
-            // A web page, most often: the base_url is wrong.
-            body::Kind::Other => {
-                return Err(Cause::Protocol(self.clean(&format!("no event stream but \"{label}\""))));
-            }
-            body::Kind::Empty => return Err(Cause::BrokenOff),
-            body::Kind::Events => {}
-        }
-        let mut events = body.events();
-        while let Some(event) = self.patience.wait(events.next()).await? {
-            let event = event?;
-            let before = reading.pieces();
-            self.take(&event.event, &event.data, reading)?;
-            if reading.pieces() > before {
-                self.patience.token();
-            }
-            if reading.is_marked() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&self, event: &str, data: &str, reading: &mut Reading) -> Result<(), Cause> {
-        match Said::read(data) {
-            Some(said) => Err(said.within_answer(self.clean(&said.message))),
-            None => self.remote.dialect.read(event, data, reading),
-        }
-    }
-
-    fn clean(&self, message: &str) -> String {
-        clean(message, self.prompt, self.secrets)
-    }
-}
-
-/// How long the next piece of an answer may take.
-#[derive(Debug)]
-struct Patience {
-    started: Instant,
-    first: Option<Duration>,
-    idle: Duration,
-    tokens: Option<(Instant, Instant)>,
-}
-
-impl Patience {
-    fn new(first: Option<Duration>, idle: Duration) -> Self {
-        Self { started: Instant::now(), first, idle, tokens: None }
-    }
-
-    /// The future, as long as the next token may take. Only tokens count: a server can send signs of life for ever.
-    async fn wait<F: Future>(&self, future: F) -> Result<F::Output, Cause> {
-        let (since, limit, missing) = match self.tokens {
-            Some((_, last)) => (last, self.idle, Missing::NextToken),
-            None => match self.first {
-                Some(first) => (self.started, first, Missing::FirstToken),
-                None => return Ok(future.await),
-            },
-        };
-        tokio::time::timeout_at(since + limit, future).await.map_err(|_| Cause::Timeout(missing, limit))
-    }
-
-    fn token(&mut self) {
-        let now = Instant::now();
-        let first = self.tokens.map_or(now, |(first, _)| first);
-        self.tokens = Some((first, now));
-    }
-
-    fn first_token(&self) -> Option<Duration> {
-        self.tokens.map(|(first, _)| first - self.started)
-    }
-}
-
 fn too_long() -> Cause {
     Cause::Protocol("longer than any summary".to_owned())
-}
-
-/// What the call cost, by our own count. It may take milliseconds: not on a thread that serves requests.
-async fn count(prompt: &Prompt, text: &str) -> u64 {
-    let texts = [prompt.system.clone(), prompt.user.clone(), text.to_owned()];
-    let counted =
-        tokio::task::spawn_blocking(move || texts.iter().map(|text| tokens::count(text)).sum::<usize>());
-    counted.await.ok().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or_default()
-}
-
-impl Usage {
-    /// Takes the fields of these names, where they are numbers.
-    pub(super) fn take(&mut self, usage: &Value, input: &str, output: &str) {
-        let number = |name: &str| usage.get(name).and_then(Value::as_u64);
-        self.input_tokens = number(input).or(self.input_tokens);
-        self.output_tokens = number(output).or(self.output_tokens);
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //! `text/event-stream`; the first character tells.
 
 use super::super::Cause;
-use super::{Patience, too_long};
+use super::patience::Patience;
+use super::too_long;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -46,13 +47,11 @@ pub(super) async fn open(response: Response, patience: &Patience) -> Result<Body
         if let Some(kind) = kind(&read) {
             return Ok(Body { kind, read, chunks });
         }
-        match patience.wait(chunks.try_next()).await?? {
-            Some(chunk) => read.extend_from_slice(&chunk),
-            None => {
-                let kind = if text(&read).is_empty() { Kind::Empty } else { Kind::Other };
-                return Ok(Body { kind, read, chunks });
-            }
-        }
+        let Some(chunk) = patience.wait(chunks.try_next()).await?? else {
+            let kind = if text(&read).is_empty() { Kind::Empty } else { Kind::Other };
+            return Ok(Body { kind, read, chunks });
+        };
+        read.extend_from_slice(&chunk);
     }
 }
 

@@ -4,7 +4,7 @@
 //! Many servers quote what they could not take or read, and a request holds the conversation.
 
 use super::super::prompt::Prompt;
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::{ExposeSecret, SecretString};
 use std::collections::HashSet;
 
 /// Characters of a message that are kept.
@@ -27,9 +27,7 @@ pub(super) fn clean(message: &str, prompt: &Prompt, secrets: &[SecretString]) ->
         .map(|c| if c.is_whitespace() { ' ' } else { c })
         .filter(|c| !c.is_control())
         .collect();
-    for secret in
-        secrets.iter().map(|secret| secret.expose_secret()).filter(|text| text.len() >= SECRET_BYTES)
-    {
+    for secret in secrets.iter().map(ExposeSecret::expose_secret).filter(|text| text.len() >= SECRET_BYTES) {
         message = message.replace(secret, "[key]");
     }
     let message = message.trim();

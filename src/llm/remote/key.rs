@@ -61,7 +61,7 @@ impl Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use secrecy::ExposeSecret as _;
+    use secrecy::ExposeSecret;
 
     #[tokio::test]
     async fn a_secret_is_asked_for_anew_and_outlives_its_place() {
@@ -75,7 +75,7 @@ mod tests {
         {
             *place.lock().expect("whole") = there;
             let current = key.current().await;
-            let current = current.as_ref().map(|secret| secret.expose_secret());
+            let current = current.as_ref().map(ExposeSecret::expose_secret);
             assert_eq!(current.map_err(String::as_str), expected);
         }
         assert!(!format!("{key:?}").contains("two"));

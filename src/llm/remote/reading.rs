@@ -4,6 +4,7 @@
 
 use super::super::provider::Finish;
 use super::super::{Cause, Usage};
+use serde_json::Value;
 
 /// The longest answer, in bytes of text: far above any summary, far below what would hurt.
 const TEXT_BYTES: usize = 1024 * 1024;
@@ -16,8 +17,7 @@ pub struct Reading {
     finish: Option<Finish>,
     marked: bool,
     pieces: usize,
-    /// What the provider says it costs; later words replace earlier ones.
-    pub usage: Usage,
+    usage: Usage,
 }
 
 impl Reading {
@@ -42,6 +42,14 @@ impl Reading {
     /// The model's last word on why it ended.
     pub fn end(&mut self, finish: Finish) {
         self.finish = Some(finish);
+    }
+
+    /// What the provider says it costs: the fields of these names, where they are numbers. Later words replace
+    /// earlier ones.
+    pub fn used(&mut self, usage: &Value, input: &str, output: &str) {
+        let number = |name: &str| usage.get(name).and_then(Value::as_u64);
+        self.usage.input_tokens = number(input).or(self.usage.input_tokens);
+        self.usage.output_tokens = number(output).or(self.usage.output_tokens);
     }
 
     /// The mark after which nothing follows.

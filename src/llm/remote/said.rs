@@ -61,7 +61,7 @@ impl Said {
                 let message = text(error).or_else(|| field("message").and_then(text));
                 let kinds =
                     ["type", "code", "status"].into_iter().filter_map(|name| field(name).and_then(text));
-                let numbers = ["code", "status"].into_iter().filter_map(|name| field(name));
+                let numbers = ["code", "status"].into_iter().filter_map(field);
                 let status = numbers
                     .filter_map(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()))
                     .find_map(|number| {

@@ -33,6 +33,7 @@ async fn every_behaviour_that_ends_in_both_protocols() {
         Behaviour::Held(released, TEXT.to_owned()),
         Behaviour::Delayed(SOON, TEXT.to_owned()),
         Behaviour::Whole(TEXT.to_owned()),
+        Behaviour::AtMost(1, TEXT.to_owned()),
         Behaviour::Thinking("Hm, 東京…".to_owned(), TEXT.to_owned()),
         Behaviour::Trickle(SOON, TEXT.split_inclusive(' ').map(str::to_owned).collect()),
     ];
@@ -54,6 +55,9 @@ async fn every_behaviour_that_ends_in_both_protocols() {
             assert_eq!(seen.header("content-type").contains("event-stream"), streamed);
             assert_eq!(seen.thoughts().is_empty(), !matches!(behaviour, Behaviour::Thinking(..)));
         }
+        server.push(Behaviour::AtMost(0, half()));
+        let refused = seen(&server, protocol, true).await;
+        assert_eq!((refused.status, refused.body().contains("prompt is too long")), (400, true));
         for (reason, said) in
             [("length", ["length", "max_tokens"]), ("content_filter", ["content_filter", "refusal"])]
         {
