@@ -98,7 +98,7 @@ impl fmt::Display for Report {
                 models.iter().map(String::as_str).filter(|model| self.works(model)).collect();
             match working.as_slice() {
                 [] => writeln!(f, "pool {name}: no working model")?,
-                models => writeln!(f, "pool {name}: {} of it can answer", models.join(", "))?,
+                models => writeln!(f, "pool {name}: {} can answer", models.join(", "))?,
             }
         }
         Ok(())

@@ -135,14 +135,19 @@ impl Model {
                 Ok(completion) => return Some(completion),
                 Err(failed) => failed,
             };
-            tracing::debug!(%cause, "attempt failed");
-            self.meters.failed(&cause);
-            question.cost.failures += u32::from(cause.was_called());
             let wait = if cause.is_retryable() { waits.next() } else { None };
-            question.attempts.push(Attempt { model: self.spec.name.clone(), cause, duration });
+            self.failed(question, cause, duration);
             let wait = wait.map(|wait| wait.max(self.pause()).min(max));
             sleep(wait.filter(|wait| *wait < question.left())?).await;
         }
+    }
+
+    /// Notes a failed attempt, or one that is not made.
+    pub(super) fn failed(&self, question: &mut Question<'_>, cause: Cause, duration: Duration) {
+        tracing::debug!(%cause, "attempt failed");
+        self.meters.failed(&cause);
+        question.cost.failures += u32::from(cause.was_called());
+        question.attempts.push(Attempt { model: self.spec.name.clone(), cause, duration });
     }
 
     /// One call at most. With a failure comes how long the call took.

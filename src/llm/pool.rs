@@ -141,8 +141,7 @@ impl Llm for Pools {
             let limit = model.spec.input_limit;
             // One with the same limit is asked: limits that nobody has set are all the same.
             if limit < too_small {
-                let cause = Cause::TooSmall(limit);
-                question.attempts.push(Attempt { model: name.clone(), cause, duration: Duration::ZERO });
+                model.failed(&mut question, Cause::TooSmall(limit), Duration::ZERO);
                 continue;
             }
             let before = question.attempts.len();
