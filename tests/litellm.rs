@@ -1,0 +1,315 @@
+//! The talk with models against real software: a LiteLLM proxy, in both protocols.
+//!
+//! `scripts/litellm` installs the proxy (the versions are in `scripts/litellm.txt`), starts it on a port of the
+//! loopback without a database and without telemetry, and stops it in the end:
+//!
+//! ```sh
+//! scripts/litellm cargo test --locked --test litellm -- --ignored
+//! ```
+//!
+//! Its models are mocked, with LiteLLM's own means (`mock_response`, `mock_delay`); nothing leaves the machine:
+//!
+//! | model | does |
+//! | --- | --- |
+//! | `answers` | answers [`ANSWER`], with space around it |
+//! | `relayed` | has the proxy itself for its server, and there `answers` |
+//! | `slow` | takes 5 seconds before it answers; in chat completions only |
+//! | `busy`, `broken` | fail with LiteLLM's rate limit error, its internal server error |
+//! | `small` | finds every prompt too long for its context window |
+//! | `breaks` | fails in the middle of a stream; LiteLLM notices before the stream begins |
+//! | `busy-relayed` and so on | have the proxy for their server, and there the model of that name |
+//!
+//! A mocked answer in the messages API is not streamed, even where a stream was asked for. One that is relayed is: it
+//! is translated, as that of a model of another vendor would be. So the two give both ways of an answer.
+//!
+//! LiteLLM takes its key from either protocol's own header in both of them, and from one of its own. Without a database
+//! it would say 400 to a wrong key; a hook has it say what it says with one.
+#![cfg(test)]
+
+use precis::domain::message::Role;
+use precis::domain::transcript::Entry;
+use precis::llm::anthropic::Anthropic;
+use precis::llm::breaker::BreakerPolicy;
+use precis::llm::check::check;
+use precis::llm::error::Missing;
+use precis::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
+use precis::llm::openai::OpenAi;
+use precis::llm::pool::{PoolSpec, Pools, Strategy};
+use precis::llm::prompt::{Prompts, Templates};
+use precis::llm::provider::{Completion, Finish, Provider, Request};
+use precis::llm::remote::{KeySource, Remote, RemoteSpec, http_client};
+use precis::llm::{Answer, Cause, Llm, LlmError, Task, Usage};
+use std::env;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What `scripts/litellm` has its models say.
+const ANSWER: &str = "Ada lives in Berlin, and flies to Zürich on 3 May; Bo wants the 東京 numbers.";
+const WRONG_KEY: &str = "sk-nobody-knows-this-key-0123456789";
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What a model of the tests can differ in.
+#[derive(Clone, Copy, Debug)]
+enum Protocol {
+    OpenAi(OpenAi),
+    Anthropic,
+}
+
+fn protocols() -> [Protocol; 2] {
+    [Protocol::OpenAi(OpenAi::default()), Protocol::Anthropic]
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run this by scripts/litellm"))
+}
+
+fn remote(protocol: Protocol, key: &str, key_header: Option<&str>) -> Remote {
+    let http = http_client(5 * SECOND).expect("a client");
+    let spec = RemoteSpec {
+        base_url: format!("{}/v1", variable("PRECIS_LITELLM_URL")),
+        key: Some(KeySource::Text(key.into())),
+        key_header: key_header.map(str::to_owned),
+        ..RemoteSpec::default()
+    };
+    match protocol {
+        Protocol::OpenAi(dialect) => Remote::new(http, dialect, spec),
+        Protocol::Anthropic => Remote::new(http, Anthropic, spec),
+    }
+    .expect("valid")
+}
+
+/// A model of the proxy, by the name that it has there.
+fn model(protocol: Protocol, name: &str) -> ModelSpec {
+    ModelSpec {
+        name: name.to_owned(),
+        provider: Arc::new(remote(protocol, &variable("PRECIS_LITELLM_KEY"), None)),
+        model: name.to_owned(),
+        output_limit: 500,
+        input_limit: 100_000,
+        timeout: 60 * SECOND,
+        first_token_timeout: Some(60 * SECOND),
+        idle_timeout: 60 * SECOND,
+        retry: RetryPolicy { retries: 1, initial: Duration::from_millis(1), max: SECOND },
+        queue: QueuePolicy { max_calls: 4, max_waiting: 4, timeout: SECOND },
+        breaker: BreakerPolicy { failure_percent: 100, min_calls: 100, window: SECOND, open_for: SECOND },
+    }
+}
+
+fn prompts() -> Prompts {
+    Prompts::new(&Templates::default()).expect("valid")
+}
+
+fn pools(models: Vec<ModelSpec>) -> Pools {
+    let names = models.iter().map(|model| model.name.clone()).collect();
+    let pool = PoolSpec {
+        name: "p".to_owned(),
+        models: names,
+        strategy: Strategy::Fallback,
+        deadline: 120 * SECOND,
+    };
+    Pools::new(models, vec![pool], prompts()).expect("valid")
+}
+
+fn conversation() -> [Entry; 2] {
+    let entry = |role, text: &str| Entry { role, name: None, text: text.to_owned(), calls: Vec::new() };
+    [
+        entry(Role::User, "I am Ada. I live in Berlin, and I fly to Zürich on 3 May."),
+        entry(Role::Assistant, "Noted. Bo still wants the 東京 numbers."),
+    ]
+}
+
+async fn ask(pools: &Pools) -> Result<Answer, LlmError> {
+    pools.ask("p", Task::Consolidate { entries: &conversation(), sentences: 5 }).await
+}
+
+/// The answer of a pool of these models, which it is for the last of them to give.
+async fn answer(models: Vec<ModelSpec>) -> Answer {
+    let last = models.last().expect("a model").name.clone();
+    let answer = ask(&pools(models)).await.expect("an answer");
+    assert_eq!((answer.text.as_str(), &answer.model), (ANSWER, &last));
+    answer
+}
+
+/// One call, as it comes from the provider.
+async fn complete(provider: &Remote, model: &str) -> Result<Completion, Cause> {
+    let (entries, prompts) = (conversation(), prompts());
+    let request = Request {
+        model,
+        task: Task::Consolidate { entries: &entries, sentences: 5 },
+        prompts: &prompts,
+        output_limit: 500,
+        first_token_timeout: Some(60 * SECOND),
+        idle_timeout: 60 * SECOND,
+    };
+    provider.complete(&request).await
+}
+
+/// What a pool of this one model fails with, attempt by attempt.
+async fn failures(model: ModelSpec) -> Vec<Cause> {
+    let error = ask(&pools(vec![model])).await.expect_err("no answer");
+    error.attempts.into_iter().map(|attempt| attempt.cause).collect()
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn an_answer_arrives_whole_and_trimmed_with_its_usage() {
+    for protocol in protocols() {
+        for name in ["answers", "relayed"] {
+            let answer = answer(vec![model(protocol, name)]).await;
+            let Usage { input_tokens, output_tokens } = answer.cost.usage;
+            assert!(input_tokens > Some(10) && output_tokens > Some(5), "{protocol:?} {name}: {answer:?}");
+            assert_eq!(Some(answer.cost.tokens), answer.cost.usage.total());
+            assert_eq!((answer.cost.calls, answer.cost.failures), (1, 0));
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn a_streamed_answer_is_read_as_a_stream_and_another_one_as_a_whole() {
+    for protocol in protocols() {
+        for name in ["answers", "relayed"] {
+            let remote = remote(protocol, &variable("PRECIS_LITELLM_KEY"), None);
+            let completion = complete(&remote, name).await.expect("an answer");
+            assert_eq!((completion.text.trim(), completion.finish), (ANSWER, Finish::Complete));
+            let streams = name == "relayed" || matches!(protocol, Protocol::OpenAi(_));
+            assert_eq!(completion.first_token.is_some(), streams, "{protocol:?} {name}");
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn every_variant_of_a_chat_completion_is_taken() {
+    for output_limit_field in ["max_completion_tokens", "max_tokens"] {
+        for stream_options in [true, false] {
+            let dialect = OpenAi { output_limit_field, stream_options };
+            for name in ["answers", "relayed"] {
+                let answer = answer(vec![model(Protocol::OpenAi(dialect), name)]).await;
+                // Who does not ask for the usage does not get it; then the tokens are counted here.
+                assert_eq!(answer.cost.usage.total().is_some(), stream_options, "{dialect:?}");
+                assert!(answer.cost.tokens > 50, "{dialect:?}: {answer:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn the_key_may_stand_in_another_header() {
+    let key = variable("PRECIS_LITELLM_KEY");
+    for protocol in protocols() {
+        for header in ["x-litellm-api-key", "x-api-key", "api-key"] {
+            let completion = complete(&remote(protocol, &key, Some(header)), "answers").await;
+            assert!(completion.is_ok(), "{protocol:?} {header}: {completion:?}");
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn a_wrong_key_is_said_without_the_key() {
+    for protocol in protocols() {
+        let wrong = || ModelSpec {
+            provider: Arc::new(remote(protocol, WRONG_KEY, None)),
+            ..model(protocol, "relayed")
+        };
+        let error = ask(&pools(vec![wrong()])).await.expect_err("no answer");
+        let causes: Vec<&Cause> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
+        assert!(matches!(causes[..], [Cause::Status { status: 401, .. }]), "{causes:?}");
+        let checked = check(vec![("relayed".to_owned(), Ok(wrong()))], vec![]).await.to_string();
+        assert!(checked.contains("refused"), "{checked}");
+        for text in [error.to_string(), format!("{error:?}"), checked] {
+            assert!(text.contains("Authentication Error"), "{text}");
+            // LiteLLM shows the last four characters of a key.
+            assert!(!text.contains(WRONG_KEY) && !text.contains("nobody-knows"), "{text}");
+        }
+        let wrong = ModelSpec { name: "wrong".to_owned(), ..wrong() };
+        answer(vec![wrong, model(protocol, "relayed")]).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn an_unknown_model_is_not_asked_again() {
+    for protocol in protocols() {
+        let causes = failures(model(protocol, "nobody")).await;
+        assert!(matches!(causes[..], [Cause::Status { status: 400..500, .. }]), "{causes:?}");
+        let answer = answer(vec![model(protocol, "nobody"), model(protocol, "answers")]).await;
+        assert_eq!((answer.cost.calls, answer.cost.failures), (2, 1));
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn failures_that_may_pass_are_tried_again_before_the_next_model_is() {
+    for protocol in protocols() {
+        for (name, expected, word) in [
+            ("busy", 429, "mock rate limit error"),
+            ("broken", 500, "mock internal server error"),
+            ("busy-relayed", 429, "mock rate limit error"),
+            ("broken-relayed", 500, "mock internal server error"),
+            ("breaks-relayed", 529, "mid-stream"),
+        ] {
+            let causes = failures(model(protocol, name)).await;
+            assert_eq!(causes.len(), 2, "{protocol:?} {name}: {causes:?}");
+            for cause in causes {
+                let Cause::Status { status, message, .. } = &cause else { panic!("{name}: {cause:?}") };
+                assert_eq!(*status, expected, "{protocol:?} {name}");
+                assert!(message.contains(word), "{message}");
+            }
+            let answer = answer(vec![model(protocol, name), model(protocol, "relayed")]).await;
+            assert_eq!((answer.cost.calls, answer.cost.failures), (3, 2));
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn a_prompt_that_is_too_long_is_known_for_that() {
+    for protocol in protocols() {
+        for name in ["small", "small-relayed"] {
+            let pools = pools(vec![model(protocol, name)]);
+            let before = pools.capacity("p");
+            let error = ask(&pools).await.expect_err("no answer");
+            let causes: Vec<&Cause> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
+            assert!(matches!(causes[..], [Cause::TooLong(_)]), "{protocol:?} {name}: {causes:?}");
+            assert!(error.is_too_long() && pools.capacity("p") < before);
+            let large = ModelSpec { input_limit: 200_000, ..model(protocol, "answers") };
+            answer(vec![model(protocol, name), large]).await;
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn a_slow_model_gives_way_to_the_next_one() {
+    let limit = Duration::from_millis(500);
+    for protocol in protocols() {
+        let slow = || ModelSpec { first_token_timeout: Some(limit), ..model(protocol, "slow-relayed") };
+        assert_eq!(failures(slow()).await, [Cause::Timeout(Missing::FirstToken, limit)], "{protocol:?}");
+        answer(vec![slow(), model(protocol, "relayed")]).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/litellm"]
+async fn the_check_says_that_it_works() {
+    let candidates = [("chat", protocols()[0]), ("messages", protocols()[1])].map(|(name, protocol)| {
+        let spec = ModelSpec { name: name.to_owned(), ..model(protocol, "relayed") };
+        (name.to_owned(), Ok(spec))
+    });
+    let pools = vec![("p".to_owned(), vec!["chat".to_owned(), "messages".to_owned()])];
+    let report = check(candidates.into(), pools).await;
+    let table = report.to_string();
+    assert!(report.passed(), "{table}");
+    let rows: Vec<Vec<&str>> =
+        table.lines().skip(1).take(2).map(|line| line.split("  ").map(str::trim).collect()).collect();
+    for row in rows {
+        let cells: Vec<&str> = row.into_iter().filter(|cell| !cell.is_empty()).collect();
+        // Reachable, the key accepted, streaming, with usage; the times between are as they are.
+        assert_eq!(cells[1..5], ["yes", "accepted", "yes", "yes"], "{table}");
+        assert_eq!(cells.last(), Some(&"works"), "{table}");
+    }
+    assert!(table.contains("pool p: chat, messages of it can answer"), "{table}");
+}
