@@ -62,6 +62,9 @@ impl Precis {
         self.set("llm.providers.scripted.base_url", base_url)
             .set("llm.models.small.provider", "scripted")
             .set("llm.models.small.model", "scripted-1")
+            // One call for each question, however often that fails.
+            .set("llm.models.small.retries", "0")
+            .set("llm.models.small.breaker_min_calls", "1000")
             .set("llm.pools.default.models", "small")
     }
 
