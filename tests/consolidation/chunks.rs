@@ -27,7 +27,7 @@ fn assert_within(calls: &[Call], limit: usize) {
 }
 
 /// The ranges follow each other without a hole; each revision keeps what was there before it.
-fn assert_contiguous(revisions: &[Value], through: usize) {
+pub(crate) fn assert_contiguous(revisions: &[Value], through: usize) {
     let (mut next, mut text) = (1, String::new());
     for revision in revisions {
         assert_eq!(revision["from_seq"], next, "{revision}");
