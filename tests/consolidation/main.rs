@@ -21,6 +21,7 @@ mod harness;
 mod hostile;
 mod leases;
 mod memory;
+mod metrics;
 mod modes;
 mod queue;
 mod saving;

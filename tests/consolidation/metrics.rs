@@ -1,0 +1,223 @@
+//! `/metrics`: text that Prometheus can read, with what happened to each model, and nothing of what was said.
+
+use crate::harness::{covering, plain, record, turns};
+use crate::support::app::TestApp;
+use crate::support::backend::Backend;
+use crate::support::model_server::{Behaviour, ModelServer, USAGE};
+use reqwest::{Method, StatusCode};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+const KEY: &str = "sk-hunter2-key-0123456789";
+
+/// The metrics of a service, read as strictly as the format allows.
+#[derive(Debug)]
+struct Metrics {
+    text: String,
+    /// The type of each family, such as "counter".
+    kinds: BTreeMap<String, String>,
+    /// Each sample as it is written before its value, `name{label="value"}`.
+    samples: BTreeMap<String, String>,
+}
+
+impl Metrics {
+    async fn of(app: &TestApp) -> Self {
+        let response = app.request(Method::GET, "/metrics").send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+        Self::read(response.text().await.unwrap())
+    }
+
+    /// A family is its help, its type and its samples, one after the other and nothing between them.
+    fn read(text: String) -> Self {
+        let (mut kinds, mut samples) = (BTreeMap::new(), BTreeMap::new());
+        let (mut helped, mut family) = (String::new(), String::new());
+        assert!(text.ends_with('\n'), "{text}");
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let (name, help) = help.split_once(' ').expect(line);
+                assert!(is_name(name) && help.len() > 10, "{line}");
+                name.clone_into(&mut helped);
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').expect(line);
+                assert_eq!(name, helped, "{line}: help comes first");
+                assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+                assert!(kinds.insert(name.to_owned(), kind.to_owned()).is_none(), "{line}: twice");
+                name.clone_into(&mut family);
+            } else {
+                let (sample, value) = line.rsplit_once(' ').expect(line);
+                let name = name_of(sample);
+                let suffixes: &[&str] = match kinds.get(&family).map(String::as_str) {
+                    Some("histogram") => &["_bucket", "_sum", "_count"],
+                    _ => &[""],
+                };
+                let of_family = suffixes.iter().any(|suffix| name == format!("{family}{suffix}"));
+                assert!(of_family, "{line}: not of {family}");
+                let number: f64 = value.parse().expect(line);
+                assert!(number.is_finite() && number >= 0.0, "{line}");
+                assert!(samples.insert(sample.to_owned(), value.to_owned()).is_none(), "{line}: twice");
+            }
+        }
+        Self { text, kinds, samples }
+    }
+
+    fn kind(&self, family: &str) -> &str {
+        self.kinds.get(family).unwrap_or_else(|| panic!("no {family}:\n{}", self.text))
+    }
+
+    fn text_of(&self, sample: &str) -> &str {
+        self.samples.get(sample).unwrap_or_else(|| panic!("no {sample}:\n{}", self.text))
+    }
+
+    /// A figure that counts something, and so is whole.
+    fn count(&self, sample: &str) -> u64 {
+        self.text_of(sample).parse().expect(sample)
+    }
+
+    /// The buckets of a histogram: their upper borders and what is in them and below.
+    fn buckets(&self, family: &str, model: &str) -> Vec<(f64, u64)> {
+        assert_eq!(self.kind(family), "histogram");
+        let beginning = format!("{family}_bucket{{model=\"{model}\",le=\"");
+        let border = |sample: &str| sample.strip_prefix(&beginning)?.strip_suffix("\"}")?.parse::<f64>().ok();
+        let buckets =
+            self.samples.iter().filter_map(|(sample, value)| Some((border(sample)?, value.parse().ok()?)));
+        let mut buckets: Vec<_> = buckets.collect();
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        buckets
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|first| first.is_ascii_lowercase())
+        && chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+/// The name of a sample, whose labels are well-formed: none of ours has a character that needs an escape.
+fn name_of(sample: &str) -> &str {
+    let Some((name, labels)) = sample.split_once('{') else {
+        assert!(is_name(sample), "{sample}");
+        return sample;
+    };
+    let labels = labels.strip_suffix('}').expect(sample);
+    for label in labels.split(',') {
+        let (label, value) = label.split_once('=').expect(sample);
+        let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).expect(sample);
+        assert!(is_name(label) && !value.is_empty() && !value.contains(['"', '\\']), "{sample}");
+    }
+    assert!(is_name(name), "{sample}");
+    name
+}
+
+/// Two models: the first is left out after two failed calls, and what it fails with quotes its key.
+async fn service(backend: &Backend, first: &ModelServer, second: &ModelServer) -> TestApp {
+    let (here, there) = (first.base_url(), second.base_url());
+    let set = [
+        ("llm.providers.here.base_url", here.as_str()),
+        ("llm.providers.here.api_key", KEY),
+        ("llm.providers.there.base_url", &there),
+        ("llm.providers.there.api_key", KEY),
+        ("llm.models.first.provider", "here"),
+        ("llm.models.first.model", "scripted-1"),
+        ("llm.models.first.retries", "1"),
+        ("llm.models.first.retry_initial", "1ms"),
+        ("llm.models.first.breaker_min_calls", "2"),
+        ("llm.models.first.breaker_open_for", "1h"),
+        ("llm.models.second.provider", "there"),
+        ("llm.models.second.model", "scripted-2"),
+        ("llm.pools.default.models", "first,second"),
+    ];
+    TestApp::start(backend, &set).await
+}
+
+/// A session that is consolidated in its first request.
+async fn consolidated(app: &TestApp, session: &str) {
+    let given = turns(1..=102);
+    record(app, session, &given).await;
+    assert_eq!(plain(app, session, &given).await.outcome(), "consolidated");
+}
+
+#[tokio::test]
+async fn the_life_of_two_models_in_figures() {
+    let backend = Backend::sqlite().await;
+    let (first, second) = (ModelServer::start().await, ModelServer::start().await);
+    second.default(Behaviour::reply(covering));
+    let app = service(&backend, &first, &second).await;
+    // One answer, one that is no summary, and two calls that fail; then it is left out.
+    first.push(Behaviour::reply(covering));
+    first.push(Behaviour::answer("None."));
+    first.default(Behaviour::fail(500, &format!("no summary with {KEY} of m1 a question")));
+    for session in ["xylophon-1", "xylophon-2", "xylophon-3", "xylophon-4"] {
+        consolidated(&app, session).await;
+    }
+    let metrics = Metrics::of(&app).await;
+    assert_eq!((first.calls().len(), second.calls().len()), (4, 3));
+    for (model, calls, answered) in [("first", 4, 2), ("second", 3, 3)] {
+        let of = |name: &str| metrics.count(&format!("precis_llm_{name}{{model=\"{model}\"}}"));
+        assert_eq!(of("calls_total"), calls, "{model}");
+        assert_eq!((of("calls_in_flight"), of("calls_waiting")), (0, 0), "{model}");
+        // A refused answer was paid for as well.
+        for (direction, tokens) in [("input", USAGE.0), ("output", USAGE.1)] {
+            let sample = format!("precis_llm_tokens_total{{model=\"{model}\",direction=\"{direction}\"}}");
+            assert_eq!(metrics.count(&sample), answered * tokens, "{sample}");
+        }
+        for (histogram, expected) in [
+            ("call_duration_seconds", calls),
+            ("time_to_first_token_seconds", answered),
+            ("queue_duration_seconds", calls),
+        ] {
+            assert_eq!(of(&format!("{histogram}_count")), expected, "{model}: {histogram}");
+            let sum = metrics.text_of(&format!("precis_llm_{histogram}_sum{{model=\"{model}\"}}"));
+            let sum: f64 = sum.parse().unwrap();
+            assert!((0.0..60.0).contains(&sum), "{model}: {histogram}: {sum}");
+            let buckets = metrics.buckets(&format!("precis_llm_{histogram}"), model);
+            assert!(buckets.len() > 10 && buckets.is_sorted_by(|a, b| a.1 <= b.1), "{buckets:?}");
+            assert_eq!(buckets.last(), Some(&(f64::INFINITY, expected)), "{model}: {histogram}");
+        }
+        let failures = |cause: &str| {
+            metrics.count(&format!("precis_llm_failures_total{{model=\"{model}\",cause=\"{cause}\"}}"))
+        };
+        let failed = ["refused", "server_error", "breaker_open", "connection"].map(failures);
+        // The last session found it left out.
+        let expected = if model == "first" { [1, 2, 1, 0] } else { [0; 4] };
+        assert_eq!(failed, expected, "{model}");
+        assert_eq!(of("breaker_state"), if model == "first" { 2 } else { 0 }, "{model}");
+    }
+    for (family, kind) in [
+        ("precis_llm_calls_total", "counter"),
+        ("precis_llm_failures_total", "counter"),
+        ("precis_llm_tokens_total", "counter"),
+        ("precis_llm_calls_in_flight", "gauge"),
+        ("precis_llm_calls_waiting", "gauge"),
+        ("precis_llm_breaker_state", "gauge"),
+    ] {
+        assert_eq!(metrics.kind(family), kind);
+    }
+    for private in [KEY, "hunter2", "xylophon", "question", "m1 ", "It covers", "127.0.0.1"] {
+        assert!(!metrics.text.contains(private), "{private} in:\n{}", metrics.text);
+    }
+}
+
+#[tokio::test]
+async fn what_is_under_way_shows_and_each_service_counts_its_own() {
+    let backend = Backend::sqlite().await;
+    let (model, unused) = (ModelServer::start().await, ModelServer::start().await);
+    let busy = service(&backend, &model, &unused).await;
+    let idle = service(&backend, &model, &unused).await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
+    let in_flight = "precis_llm_calls_in_flight{model=\"first\"}";
+    let calls = "precis_llm_calls_total{model=\"first\"}";
+    let look = async {
+        model.until_calls(1).await;
+        let (busy, idle) = (Metrics::of(&busy).await, Metrics::of(&idle).await);
+        assert_eq!((busy.count(in_flight), busy.count(calls)), (1, 1));
+        assert_eq!((idle.count(in_flight), idle.count(calls)), (0, 0));
+        release.add_permits(1);
+    };
+    tokio::join!(consolidated(&busy, "s"), look);
+    let (busy, idle) = (Metrics::of(&busy).await, Metrics::of(&idle).await);
+    assert_eq!((busy.count(in_flight), busy.count(calls)), (0, 1));
+    assert_eq!((idle.count(in_flight), idle.count(calls)), (0, 0));
+}
