@@ -31,29 +31,37 @@ struct Checked {
 /// Asks all of them at once, each without regard to queue, breaker and retries. `pools` are names with the names of
 /// their models.
 pub async fn check(models: &[ModelSpec], pools: Vec<(String, Vec<String>)>) -> Report {
+    // Before the first of them is timed: the first prompts of a process load the tokenizer.
+    let prompts = prompts();
     let checked = models.iter().map(|spec| async {
         let began = Instant::now();
-        let answer = ask(spec).await;
+        let answer = match &prompts {
+            Ok(prompts) => ask(spec, prompts).await,
+            Err(cause) => Err(cause.clone()),
+        };
         let has_key = spec.provider.has_key();
         Checked { name: spec.name.clone(), has_key, answer, duration: began.elapsed() }
     });
     Report { models: join_all(checked).await, pools }
 }
 
-async fn ask(spec: &ModelSpec) -> Result<Completion, Cause> {
+fn prompts() -> Result<Prompts, Cause> {
     let templates = Templates {
         consolidate_system: "Answer with one short sentence and nothing else.".to_owned(),
         consolidate_user: "What is this conversation about? {conversation}".to_owned(),
         ..Templates::default()
     };
-    let prompts = Prompts::new(&templates).map_err(|_| Cause::Protocol("no prompt".to_owned()))?;
+    Prompts::new(&templates).map_err(|_| Cause::Protocol("no prompt".to_owned()))
+}
+
+async fn ask(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, Cause> {
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
     let entries = [Entry { role: Role::User, name: None, text, calls: Vec::new() }];
     let task = Task::Consolidate { entries: &entries, sentences: 1 };
     let request = Request {
         model: &spec.model,
         task,
-        prompts: &prompts,
+        prompts,
         output_limit: spec.output_limit,
         first_token_timeout: spec.first_token_timeout,
         idle_timeout: spec.idle_timeout,
