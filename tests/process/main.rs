@@ -5,8 +5,10 @@
 //! or a state, and never just for time to pass.
 #![cfg(test)]
 
+mod check;
 mod first_run;
 mod logs;
+mod models;
 mod replicas;
 mod service;
 mod settings;

@@ -1,0 +1,79 @@
+//! What may change while the service runs, and what it may cost: a new key in its file, and the limit of a day.
+
+use crate::service::{Precis, messages, outcome};
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::model_server::{Behaviour, ModelServer, USAGE};
+use serde_json::{Value, json};
+
+on_both_stores!(beyond_the_daily_limit_nothing_is_asked_and_nothing_is_lost);
+
+#[tokio::test]
+async fn a_new_key_in_its_file_is_used_at_once() {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::answer("They met."));
+    let precis = Precis::new().file("key", "sk-first-0123456789\n").model(&model.base_url());
+    let precis = precis.set("llm.providers.scripted.api_key__file", "key");
+    let service =
+        precis.set("consolidation.keep_recent", "2").set("consolidation.threshold", "4").start().await;
+    let mut expected = Vec::new();
+    // The last one is what becomes of a file that is gone for a moment: what it held stays in force.
+    for key in ["sk-first-0123456789", "sk-second-0123456789", "sk-third-0123456789", ""] {
+        let session = format!("s{}", expected.len());
+        let path = service.folder.path().join("key");
+        if key.is_empty() {
+            std::fs::remove_file(&path).expect("removed");
+            expected.push("Bearer sk-third-0123456789".to_owned());
+        } else {
+            // As it is done: never half of a key to be read.
+            let new = service.folder.path().join("new");
+            std::fs::write(&new, key).expect("written");
+            std::fs::rename(&new, &path).expect("renamed");
+            expected.push(format!("Bearer {key}"));
+        }
+        service.record(&session, &messages(6)).await;
+        assert_eq!(outcome(&service.context(&session, &json!({})).await, 6), "consolidated");
+    }
+    let sent: Vec<_> = model.calls().iter().map(|call| call.header("authorization").to_owned()).collect();
+    assert_eq!(sent, expected);
+    assert!(!service.log().iter().any(|line| line.contains("0123456789")));
+}
+
+/// The limit is what one call takes: the second consolidation finds it used up.
+async fn beyond_the_daily_limit_nothing_is_asked_and_nothing_is_lost(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::answer("They met."));
+    let (used, once) = (USAGE.0 + USAGE.1, messages(6));
+    let mut service = Precis::new()
+        .env("DATABASE_URL", &backend.url())
+        .model(&model.base_url())
+        .set("consolidation.threshold", "4")
+        .set("consolidation.keep_recent", "2")
+        .set("consolidation.daily_token_limit", &used.to_string())
+        .start()
+        .await;
+    service.record("s", &once).await;
+    let context = service.context("s", &json!({})).await;
+    assert_eq!((outcome(&context, 6), &context["consolidation"]["reason"]), ("consolidated", &Value::Null));
+    service.record("s", &once).await;
+    let says = format!("{used} tokens are used, the limit is {used} (consolidation.daily_token_limit)");
+    // At the failure, and while the next attempt waits.
+    for _ in 0..2 {
+        let context = service.context("s", &json!({})).await;
+        assert_eq!(outcome(&context, 12), "failed");
+        let report = &context["consolidation"];
+        assert!(report["reason"].as_str().expect("a reason").contains(&says), "{report}");
+        assert!(report["retry_at"].is_string(), "{report}");
+        assert_eq!(context["coverage"]["summary_through"], 4, "the summary as it was, and all that followed");
+    }
+    assert_eq!(model.calls().len(), 1);
+    assert_eq!(service.history("s").await, [&once[..], &once[..]].concat());
+
+    // Somebody wanted it so: it is worth a warning, and no alarm.
+    let line = service.until_logged("consolidation has to wait").await;
+    assert_eq!(line["level"], "WARN", "{line}");
+    assert!(line["error"].as_str().expect("text").contains(&says), "{line}");
+    service.signal("TERM");
+    assert_eq!(service.ended().await.0, Some(0));
+    let errors: Vec<_> = service.log().into_iter().filter(|line| line.contains("\"ERROR\"")).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+}
