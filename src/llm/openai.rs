@@ -77,7 +77,8 @@ impl Dialect for OpenAi {
 }
 
 fn read_choice(choice: Choice, reading: &mut Reading) -> Result<(), Cause> {
-    if let Some(delta) = choice.delta {
+    // Some servers send with each piece what there is so far: that is no piece.
+    if let Some(delta) = choice.delta.or(choice.message) {
         match delta.content {
             Some(Content::Text(text)) => reading.push(&text)?,
             Some(Content::Parts(parts)) => {
@@ -98,13 +99,21 @@ fn read_choice(choice: Choice, reading: &mut Reading) -> Result<(), Cause> {
             reading.refuse();
         }
     }
-    // Some servers send an empty reason with every chunk.
-    match choice.finish_reason.as_deref() {
-        None | Some("") => {}
-        Some("length" | "max_tokens" | "model_length") => reading.end(Finish::Length),
-        Some("content_filter" | "safety" | "refusal") => reading.end(Finish::Filtered),
-        Some("error") => return Err(Cause::Protocol("the server ended it with an error".to_owned())),
-        Some(_) => reading.end(Finish::Complete),
+    let reason = choice.finish_reason.unwrap_or_default().to_ascii_lowercase();
+    // Some add the category: "content_filter: RECITATION".
+    match reason.split(':').next().unwrap_or_default() {
+        // Some servers send an empty reason with every chunk.
+        "" => {}
+        "length" | "max_tokens" | "model_length" | "model_context_window_exceeded" => {
+            reading.end(Finish::Length);
+        }
+        "content_filter" | "safety" | "refusal" | "sensitive" | "recitation" | "prohibited_content" => {
+            reading.end(Finish::Filtered);
+        }
+        "error" => return Err(Cause::Protocol("the server ended it with an error".to_owned())),
+        // The server gave up in the middle, and says so: vLLM and SGLang, DeepSeek, GLM.
+        "abort" | "insufficient_system_resource" | "network_error" => return Err(Cause::BrokenOff),
+        _ => reading.end(Finish::Complete),
     }
     Ok(())
 }
@@ -122,8 +131,10 @@ struct Chunk {
 struct Choice {
     #[serde(default)]
     index: Value,
-    #[serde(default, alias = "message")]
+    #[serde(default)]
     delta: Option<Delta>,
+    #[serde(default)]
+    message: Option<Delta>,
     #[serde(default)]
     finish_reason: Option<String>,
 }
@@ -184,6 +195,16 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_beside_a_piece_is_not_read_twice() {
+        // Perplexity sends with each piece what there is so far.
+        let read = read(&[
+            r#"{"choices":[{"message":{"content":"Ada "},"delta":{"content":"Ada "}}]}"#,
+            r#"{"choices":[{"delta":{"content":"flies."},"message":{"content":"Ada flies."},"finish_reason":"stop"}]}"#,
+        ]);
+        assert_eq!(read.map(|read| read.0), Ok("Ada flies.".to_owned()));
+    }
+
+    #[test]
     fn the_end_is_told_from_a_break() {
         let text = r#"{"choices":[{"delta":{"content":"Ada"}}]}"#;
         assert_eq!(read(&[text]), Err(Cause::BrokenOff));
@@ -193,10 +214,18 @@ mod tests {
             ("stop", Finish::Complete),
             ("eos", Finish::Complete),
             ("length", Finish::Length),
+            ("MAX_TOKENS", Finish::Length),
             ("content_filter", Finish::Filtered),
+            ("content_filter: PROHIBITED_CONTENT", Finish::Filtered),
+            ("SAFETY", Finish::Filtered),
+            ("sensitive", Finish::Filtered),
         ] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
             assert_eq!(read(&[text, &end]).map(|read| read.1), Ok(finish), "{reason}");
+        }
+        for reason in ["abort", "insufficient_system_resource", "network_error"] {
+            let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
+            assert_eq!(read(&[text, &end, "[DONE]"]), Err(Cause::BrokenOff), "{reason}");
         }
         let refusal = r#"{"choices":[{"message":{"content":null,"refusal":"No."},"finish_reason":"stop"}]}"#;
         assert_eq!(read(&[refusal]).map(|read| read.1), Ok(Finish::Filtered));
