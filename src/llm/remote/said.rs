@@ -8,8 +8,9 @@ use std::time::Duration;
 
 /// Parts of messages that mean: less text, please. In the words of OpenAI, Anthropic, Gemini, vLLM, llama.cpp,
 /// `LiteLLM` and others, in lower case.
-const TOO_LONG: [&str; 12] = [
+const TOO_LONG: [&str; 21] = [
     "context length",
+    "context limit",
     "context window",
     "context size",
     "contextwindowexceeded",
@@ -18,10 +19,21 @@ const TOO_LONG: [&str; 12] = [
     "prompt is too long",
     "input is too long",
     "reduce the length",
+    "maximum model length",
     "maximum number of tokens",
+    "maximum prompt length",
+    "model_max_prompt_tokens_exceeded",
+    "model token limit",
+    "range of input length",
+    "`inputs` must have less than",
+    "`inputs` tokens + `max_new_tokens`",
+    "too many tokens",
     "too many input tokens",
-    "request too large",
+    LARGER_THAN_ALLOWED,
 ];
+
+/// Whatever else a status says.
+const LARGER_THAN_ALLOWED: &str = "request too large";
 
 /// An error as a server words it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,7 +111,9 @@ impl Said {
         message: String,
         retry_after: Option<Duration>,
     ) -> Cause {
-        if status == 413 || (matches!(status, 400 | 422) && self.is_too_long()) {
+        // OpenAI says with 429 that a single prompt is more than what a minute allows: it would be in each minute.
+        let never_fits = status == 429 && self.message.to_lowercase().contains(LARGER_THAN_ALLOWED);
+        if status == 413 || never_fits || (matches!(status, 400 | 422) && self.is_too_long()) {
             return Cause::TooLong(message);
         }
         Cause::Status { status, message, retry_after }
@@ -195,6 +209,15 @@ mod tests {
             "the request exceeds the available context size. try increasing it",
             "The input token count (40000) exceeds the maximum number of tokens allowed (32000).",
             "litellm.ContextWindowExceededError: …",
+            "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length",
+            "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+            "The decoder prompt (length 10000) is longer than the maximum model length of 4096.",
+            "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 3000 `inputs` tokens",
+            "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000",
+            "too many tokens: total number of tokens in the prompt cannot exceed 4081",
+            "Invalid request: Your request exceeded model token limit: 8192",
+            "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
+            "prompt token count of 130000 exceeds the limit of 128000 (model_max_prompt_tokens_exceeded)",
         ] {
             let said = Said { message: message.to_owned(), ..Said::default() };
             assert!(
@@ -207,6 +230,13 @@ mod tests {
             within(r#"{"error":{"code":"context_length_exceeded","message":"m"}}"#),
             Some(Cause::TooLong(_))
         ));
+        // It asks for more than a minute's tokens, and would in any other minute.
+        let large = "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 40000.";
+        let large = Said { message: large.to_owned(), ..Said::default() };
+        assert!(matches!(large.in_place_of_answer(429, String::new(), None), Cause::TooLong(_)));
+        let busy = "Rate limit reached for gpt-4o on tokens per min (TPM): Limit 30000, Used 29000.";
+        let busy = Said { message: busy.to_owned(), ..Said::default() };
+        assert!(!matches!(busy.in_place_of_answer(429, String::new(), None), Cause::TooLong(_)));
         let other = Said { message: "max_tokens is too large".to_owned(), ..Said::default() };
         assert!(!matches!(other.in_place_of_answer(400, String::new(), None), Cause::TooLong(_)));
         assert!(matches!(other.in_place_of_answer(413, String::new(), None), Cause::TooLong(_)));
