@@ -45,9 +45,9 @@ impl Reading {
     }
 
     /// What the provider says it costs: the fields of these names, where they are numbers. Later words replace
-    /// earlier ones.
+    /// earlier ones. 0 is what servers say that don't count, or not yet.
     pub fn used(&mut self, usage: &Value, input: &str, output: &str) {
-        let number = |name: &str| usage.get(name).and_then(Value::as_u64);
+        let number = |name: &str| usage.get(name).and_then(Value::as_u64).filter(|number| *number > 0);
         self.usage.input_tokens = number(input).or(self.usage.input_tokens);
         self.usage.output_tokens = number(output).or(self.usage.output_tokens);
     }
@@ -99,6 +99,18 @@ mod tests {
             reading.push(&piece).expect("not too much yet");
         }
         assert_eq!(reading.push(&piece), Err(Cause::Protocol("longer than any summary".to_owned())));
+    }
+
+    #[test]
+    fn a_count_of_nothing_says_nothing() {
+        let mut reading = Reading::default();
+        for usage in [r#"{"in":0,"out":0}"#, r#"{"in":7,"out":1}"#, r#"{"in":0,"out":3}"#, "null", "7"] {
+            reading.used(&serde_json::from_str(usage).expect("JSON"), "in", "out");
+        }
+        assert_eq!(reading.usage, Usage { input_tokens: Some(7), output_tokens: Some(3) });
+        let mut reading = Reading::default();
+        reading.used(&serde_json::json!({"in": 0, "out": 0}), "in", "out");
+        assert_eq!(reading.usage, Usage::default());
     }
 
     #[test]
