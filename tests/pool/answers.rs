@@ -98,6 +98,15 @@ async fn hostile_content_keeps_its_place_in_the_prompt() {
 }
 
 #[tokio::test]
+async fn an_event_without_data_is_none() {
+    let server = ModelServer::start().await;
+    let chunk = r#"data: {"choices":[{"delta":{"content":"Ada flies."},"finish_reason":"stop"}]}"#;
+    server.push(Behaviour::Raw(200, Vec::new(), format!("data:\n\n{chunk}\n\ndata: \n\ndata: [DONE]\n\n")));
+    let answer = consolidate(&pool(Protocol::OpenAi, &[&server])).await.expect("an answer");
+    assert_eq!(answer.text, "Ada flies.");
+}
+
+#[tokio::test]
 async fn a_dropped_question_ends_the_call() {
     let server = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));

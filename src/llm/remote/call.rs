@@ -84,6 +84,10 @@ impl Call<'_> {
         let mut events = body.events();
         while let Some(event) = self.patience.wait(events.next()).await? {
             let event = event?;
+            // An empty one is none, and some send it as a sign of life.
+            if event.data.is_empty() {
+                continue;
+            }
             let before = reading.pieces();
             self.take(&event.event, &event.data, reading)?;
             if reading.pieces() > before {
