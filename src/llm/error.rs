@@ -157,7 +157,7 @@ impl Cause {
 
     /// Whether it speaks against the model, so that its breaker should know. A prompt that it doesn't take and an
     /// answer that the gate refuses don't: they come with a conversation, and would close the model to all others.
-    /// Nor does the end of the time that the pool had left for it.
+    /// Nor does the end of the time that the pool had left for it, unless that was time enough.
     #[must_use]
     pub fn speaks_against_model(&self) -> bool {
         match self {

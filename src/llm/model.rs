@@ -76,7 +76,9 @@ pub struct QueuePolicy {
 pub(super) struct Question<'a> {
     pub(super) task: Task<'a>,
     pub(super) prompts: &'a Prompts,
-    /// No call is made after it, and none goes on.
+    /// How long it may take.
+    pub(super) deadline: Duration,
+    /// When that is over: no call is made after it, and none goes on.
     pub(super) until: Instant,
     /// What was tried so far.
     pub(super) attempts: Vec<Attempt>,
@@ -166,7 +168,8 @@ impl Model {
         let called = self.call(question, left).await;
         let duration = began.elapsed();
         self.meters.duration.record(duration);
-        self.judge(permit, called.as_ref().err());
+        let had_its_time = left >= self.spec.timeout.min(question.deadline) / 2;
+        self.judge(permit, called.as_ref().err(), had_its_time);
         let mut completion = match called {
             Ok(completion) => completion,
             Err(cause) => {
@@ -227,16 +230,19 @@ impl Model {
             .unwrap_or(Err(Cause::Timeout(missing, limit)))
     }
 
-    /// Tells the breaker how a call ended.
-    fn judge(&self, permit: Permit<'_>, failure: Option<&Cause>) {
+    /// Tells the breaker how a call ended. That the deadline ended it speaks against the model as well if it had its
+    /// time: one whose timeout is longer than the deadline would else hold up every question for ever.
+    fn judge(&self, permit: Permit<'_>, failure: Option<&Cause>, had_its_time: bool) {
         let name = &self.spec.name;
+        let too_slow =
+            |cause: &Cause| had_its_time && matches!(cause, Cause::Timeout(Missing::EndByDeadline, _));
         match failure {
             None => {
                 if permit.answered() {
                     tracing::info!(model = name, "the model answers again");
                 }
             }
-            Some(cause) if cause.speaks_against_model() => {
+            Some(cause) if cause.speaks_against_model() || too_slow(cause) => {
                 if permit.failed() {
                     let open_for = self.spec.breaker.open_for;
                     tracing::warn!(model = name, %cause, ?open_for, "the model keeps failing and is left out");

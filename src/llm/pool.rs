@@ -127,6 +127,7 @@ impl Llm for Pools {
         let mut question = Question {
             task,
             prompts: &self.prompts,
+            deadline,
             until: started + deadline,
             attempts: Vec::new(),
             cost: Cost::default(),

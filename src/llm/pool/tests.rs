@@ -1,5 +1,6 @@
 //! The pool over providers that a test makes up; `tests/pool` has it over real sockets.
 
+mod faults;
 mod random;
 
 use super::*;

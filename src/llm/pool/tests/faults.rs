@@ -1,0 +1,99 @@
+//! What one question leaves behind for the next ones, over a clock that only moves when everybody waits.
+
+use super::{Broken, entry, model, pool, prompts};
+use crate::llm::breaker::BreakerPolicy;
+use crate::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
+use crate::llm::pool::Pools;
+use crate::llm::provider::{Completion, Provider, Request};
+use crate::llm::{Answer, Cause, Llm as _, LlmError, Task};
+use async_trait::async_trait;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Fails with this cause after so long; without one it never answers.
+#[derive(Debug)]
+struct Failing(Duration, Option<Cause>);
+
+#[async_trait]
+impl Provider for Failing {
+    async fn complete(&self, _: &Request<'_>) -> Result<Completion, Cause> {
+        sleep(self.0).await;
+        match self.1.clone() {
+            Some(cause) => Err(cause),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Closes its breaker to all after so many failures.
+fn failing(after: Duration, cause: Option<Cause>, min_calls: usize) -> ModelSpec {
+    let breaker =
+        BreakerPolicy { failure_percent: 50, min_calls, window: 3600 * SECOND, open_for: 3600 * SECOND };
+    let retry = RetryPolicy { retries: 0, initial: SECOND, max: 10 * SECOND };
+    ModelSpec { provider: Arc::new(Failing(after, cause)), breaker, retry, ..model("m0", 100_000) }
+}
+
+fn pools(first: ModelSpec) -> Pools {
+    let models = vec![first, model("works", 100_000)];
+    Pools::new(models, vec![pool("alone", &["m0"]), pool("both", &["m0", "works"])], prompts())
+        .expect("valid")
+}
+
+async fn ask(pools: &Pools, pool: &str) -> Result<Answer, LlmError> {
+    let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(100))];
+    pools.ask(pool, Task::Consolidate { entries: &entries, sentences: 5 }).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_takes_the_whole_deadline_is_left_out_in_the_end() {
+    let silent = failing(SECOND, None, 3);
+    let pools = pools(ModelSpec { timeout: 600 * SECOND, ..silent });
+    for _ in 0..3 {
+        let error = ask(&pools, "both").await.expect_err("the first took all the time there was");
+        assert_eq!(error.attempts.len(), 1, "{error}");
+    }
+    let answer = ask(&pools, "both").await.expect("the first is not asked any more");
+    assert_eq!((answer.model.as_str(), answer.cost.calls), ("works", 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_deadline_left_of_its_time_does_not_speak_against_a_model() {
+    // The other one takes 15 of the 20 seconds.
+    let slow = ModelSpec {
+        provider: Arc::new(Failing(15 * SECOND, Some(Cause::BrokenOff))),
+        ..model("m1", 100_000)
+    };
+    let slow = ModelSpec {
+        timeout: 16 * SECOND,
+        retry: RetryPolicy { retries: 0, initial: SECOND, max: SECOND },
+        ..slow
+    };
+    let silent = ModelSpec { timeout: 15 * SECOND, ..failing(SECOND, None, 1) };
+    let pools = Pools::new(vec![slow, silent], vec![pool("p", &["m1", "m0"])], prompts()).expect("valid");
+    for _ in 0..2 {
+        let error = ask(&pools, "p").await.expect_err("no answer");
+        let names: Vec<&str> = error.attempts.iter().map(|attempt| attempt.cause.name()).collect();
+        assert_eq!(names, ["broken_off", "timeout"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_goes_away_in_any_place_leaves_nothing() {
+    let queue = QueuePolicy { max_calls: 1, max_waiting: 1, timeout: 30 * SECOND };
+    let retry = RetryPolicy { retries: 3, initial: SECOND, max: 3 * SECOND };
+    let broken = ModelSpec { provider: Arc::new(Broken), queue, retry, ..failing(SECOND, None, 2) };
+    let broken = ModelSpec { breaker: BreakerPolicy { open_for: SECOND / 2, ..broken.breaker }, ..broken };
+    let pools = pools(broken);
+    for millis in 0..100_u64 {
+        let patience = Duration::from_millis(millis * 37);
+        let first = tokio::time::timeout(patience, ask(&pools, "alone"));
+        let second = tokio::time::timeout(patience / 2, ask(&pools, "alone"));
+        let _ = tokio::join!(first, second);
+    }
+    sleep(20 * SECOND).await;
+    let error = ask(&pools, "alone").await.expect_err("broken");
+    assert_eq!(error.attempts[0].cause, Cause::BrokenOff, "the probe is made: {error}");
+}
