@@ -167,7 +167,11 @@ impl Model {
         let began = Instant::now();
         let called = self.call(question, left).await;
         let duration = began.elapsed();
-        self.meters.duration.record(duration);
+        if called.as_ref().err().is_none_or(Cause::was_called) {
+            question.cost.calls += 1;
+            self.meters.calls.increment(1);
+            self.meters.duration.record(duration);
+        }
         let had_its_time = left >= self.spec.timeout.min(question.deadline) / 2;
         self.judge(permit, called.as_ref().err(), had_its_time);
         let mut completion = match called {
@@ -208,7 +212,7 @@ impl Model {
         Ok((slot, permit))
     }
 
-    async fn call(&self, question: &mut Question<'_>, left: Duration) -> Result<Completion, Cause> {
+    async fn call(&self, question: &Question<'_>, left: Duration) -> Result<Completion, Cause> {
         let request = Request {
             model: &self.spec.model,
             task: question.task,
@@ -217,8 +221,6 @@ impl Model {
             first_token_timeout: self.spec.first_token_timeout,
             idle_timeout: self.spec.idle_timeout,
         };
-        question.cost.calls += 1;
-        self.meters.calls.increment(1);
         let _in_flight = Counted::in_gauge(&self.meters.in_flight);
         let (limit, missing) = if left < self.spec.timeout {
             (left, Missing::EndByDeadline)

@@ -81,6 +81,15 @@ async fn what_the_deadline_left_of_its_time_does_not_speak_against_a_model() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_not_sent_is_no_call() {
+    let pools = pools(failing(Duration::ZERO, Some(Cause::Key("gone".to_owned())), 9));
+    let cost = ask(&pools, "alone").await.expect_err("no key").cost;
+    assert_eq!((cost.calls, cost.failures), (0, 0));
+    let cost = ask(&pools, "both").await.expect("the second").cost;
+    assert_eq!((cost.calls, cost.failures), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_question_that_goes_away_in_any_place_leaves_nothing() {
     let queue = QueuePolicy { max_calls: 1, max_waiting: 1, timeout: 30 * SECOND };
     let retry = RetryPolicy { retries: 3, initial: SECOND, max: 3 * SECOND };
