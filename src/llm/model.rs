@@ -202,6 +202,9 @@ impl Model {
             let _waiting = Counted::in_gauge(&self.meters.waiting);
             self.slots.take(self.spec.queue.timeout.min(left)).await?
         };
+        if let Some(wait) = self.breaker.wait() {
+            return Err(Cause::BreakerOpen(wait));
+        }
         let pause = self.pause();
         if pause >= until.saturating_duration_since(Instant::now()) && !pause.is_zero() {
             return Err(Cause::QueueTimeout(left));

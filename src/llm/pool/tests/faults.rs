@@ -81,6 +81,18 @@ async fn what_the_deadline_left_of_its_time_does_not_speak_against_a_model() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nobody_waits_for_leave_of_a_server_whose_breaker_is_open() {
+    let busy = Cause::Status { status: 429, message: String::new(), retry_after: Some(8 * SECOND) };
+    let queue = QueuePolicy { max_calls: 1, max_waiting: 9, timeout: 30 * SECOND };
+    let pools = pools(ModelSpec { queue, ..failing(SECOND, Some(busy), 1) });
+    let began = Instant::now();
+    let (one, two) = tokio::join!(ask(&pools, "alone"), ask(&pools, "alone"));
+    let causes = [one, two].map(|asked| asked.expect_err("busy").attempts[0].cause.name());
+    assert_eq!(causes, ["rate_limited", "breaker_open"]);
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_not_sent_is_no_call() {
     let pools = pools(failing(Duration::ZERO, Some(Cause::Key("gone".to_owned())), 9));
     let cost = ask(&pools, "alone").await.expect_err("no key").cost;
