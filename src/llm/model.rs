@@ -269,7 +269,7 @@ impl Model {
                 let prompt = question.prompts.render(&question.task);
                 // Counting takes its time: not on a thread that serves requests.
                 let count = move || tokens::count(&prompt.system) + tokens::count(&prompt.user);
-                let Ok(size) = tokio::task::spawn_blocking(count).await else {
+                let Ok(Ok(size)) = timeout(question.left(), tokio::task::spawn_blocking(count)).await else {
                     return;
                 };
                 let least = question.prompts.overhead() + LEAST_CONVERSATION;

@@ -101,6 +101,23 @@ async fn what_is_not_sent_is_no_call() {
     assert_eq!((cost.calls, cost.failures), (1, 0));
 }
 
+#[test]
+fn what_is_learned_is_not_waited_for_past_the_deadline() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(1).build();
+    runtime.expect("a runtime").block_on(async {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || held.recv_timeout(5 * SECOND));
+        let models = vec![failing(Duration::ZERO, Some(Cause::TooLong("odd".to_owned())), 9)];
+        let short = crate::llm::pool::PoolSpec { deadline: SECOND / 5, ..pool("p", &["m0"]) };
+        let pools = Pools::new(models, vec![short], prompts()).expect("valid");
+        let began = Instant::now();
+        assert!(ask(&pools, "p").await.expect_err("too long").is_too_long());
+        assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
+        drop(release);
+        busy.await.expect("it ends").expect_err("nothing was sent");
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_question_that_goes_away_in_any_place_leaves_nothing() {
     let queue = QueuePolicy { max_calls: 1, max_waiting: 1, timeout: 30 * SECOND };
