@@ -13,7 +13,6 @@ use super::{Attempt, Cause, Cost, Task, gate, thoughts};
 use crate::domain::tokens;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use metrics::Gauge;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
@@ -21,6 +20,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// What a prompt that was too long teaches is never less than the prompt without a conversation and this much of one.
 const LEAST_CONVERSATION: usize = 256;
+
+/// How long that stands; then twice as much is tried, up to what the settings say. What a server refuses for a while,
+/// or for one session's sake, must not make all others work in crumbs until the next start.
+const LEARNED_FOR: Duration = Duration::from_hours(1);
 
 /// A model, as the settings describe it.
 #[derive(Clone, Debug)]
@@ -101,8 +104,8 @@ pub(super) struct Model {
     meters: Meters,
     /// Before this, its server does not want to be asked.
     not_before: Mutex<Option<Instant>>,
-    /// The most tokens that it takes, as far as it has shown.
-    input_limit: AtomicUsize,
+    /// The most tokens that it takes, as it has shown, and when.
+    learned: Mutex<Option<(usize, Instant)>>,
 }
 
 impl Model {
@@ -112,14 +115,23 @@ impl Model {
             slots: Slots::new(spec.queue.max_calls, spec.queue.max_waiting),
             meters: Meters::new(&spec.name),
             not_before: Mutex::new(None),
-            input_limit: AtomicUsize::new(spec.input_limit),
+            learned: Mutex::new(None),
             spec,
         }
     }
 
     /// The most tokens of a prompt.
     pub(super) fn input_limit(&self) -> usize {
-        self.input_limit.load(Ordering::Relaxed)
+        self.limit_of(*self.learned.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn limit_of(&self, learned: Option<(usize, Instant)>) -> usize {
+        let Some((limit, at)) = learned else {
+            return self.spec.input_limit;
+        };
+        let doublings = at.elapsed().as_secs() / LEARNED_FOR.as_secs();
+        let factor = 2_usize.saturating_pow(u32::try_from(doublings).unwrap_or(u32::MAX));
+        limit.saturating_mul(factor).min(self.spec.input_limit)
     }
 
     /// Calls it until an answer passes the gate, or until calling it again makes no sense. Failures are noted in the
@@ -273,9 +285,10 @@ impl Model {
                     return;
                 };
                 let least = question.prompts.overhead() + LEAST_CONVERSATION;
-                let known = self.input_limit.fetch_min((size / 2).max(least), Ordering::Relaxed);
-                let input_limit = self.input_limit();
-                if input_limit < known {
+                let input_limit = (size / 2).max(least);
+                let mut learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
+                if input_limit < self.limit_of(*learned) {
+                    *learned = Some((input_limit, Instant::now()));
                     let model = &self.spec.name;
                     tracing::warn!(
                         model,

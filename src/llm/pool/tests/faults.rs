@@ -101,6 +101,23 @@ async fn what_is_not_sent_is_no_call() {
     assert_eq!((cost.calls, cost.failures), (1, 0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_learned_limit_is_tried_again_in_time() {
+    let pools = pools(failing(Duration::ZERO, Some(Cause::TooLong("odd".to_owned())), 9));
+    let full = pools.capacity("alone");
+    for _ in 0..9 {
+        ask(&pools, "alone").await.expect_err("too long");
+    }
+    let learned = pools.capacity("alone");
+    assert!(learned * 50 < full, "{learned} of {full}");
+    sleep(3599 * SECOND).await;
+    assert_eq!(pools.capacity("alone"), learned);
+    sleep(SECOND).await;
+    assert!((2 * learned..full / 10).contains(&pools.capacity("alone")));
+    sleep(24 * 3600 * SECOND).await;
+    assert_eq!(pools.capacity("alone"), full);
+}
+
 #[test]
 fn what_is_learned_is_not_waited_for_past_the_deadline() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(1).build();
