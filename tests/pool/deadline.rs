@@ -1,6 +1,6 @@
 //! One deadline over everything, and errors that say what became of it.
 
-use crate::harness::{CALL, DEADLINE, PROTOCOLS, SLACK, TOKEN, consolidate, model, names, pool_of};
+use crate::harness::{CALL, DEADLINE, PROTOCOLS, SLACK, TOKEN, consolidate, model, names, pool, pool_of};
 use crate::model_server::{Behaviour, ModelServer, Protocol, refused_base_url};
 use precis::llm::error::Missing;
 use precis::llm::model::ModelSpec;
@@ -33,6 +33,18 @@ async fn the_deadline_is_over_everything() {
         };
         assert!(left + TOKEN <= deadline, "{error}");
         assert!(servers[2].calls().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn signs_of_life_are_no_progress() {
+    let server = ModelServer::start().await;
+    for protocol in PROTOCOLS {
+        for alive in [Behaviour::CommentsOnly(TOKEN / 10), Behaviour::PingsOnly(TOKEN / 10)] {
+            server.push(alive);
+            let error = consolidate(&pool(protocol, &[&server])).await.expect_err("it never answers");
+            assert_eq!(error.attempts[0].cause, Cause::Timeout(Missing::FirstToken, TOKEN), "{protocol:?}");
+        }
     }
 }
 

@@ -160,7 +160,10 @@ fn specs(protocol: Protocol, servers: &[&ModelServer], becomes: Becomes) -> Vec<
     let specs = named.map(|(index, server)| model(&format!("m{index}"), protocol, &server.base_url()));
     let impatient = |index: usize| index == 0 && matches!(becomes, Failure("timeout", ..));
     let specs = specs.enumerate().map(|(index, spec)| {
-        if impatient(index) {
+        if impatient(index) && matches!(becomes, Failure(_, _, CALL)) {
+            // The whole takes too long, none of its pieces does.
+            ModelSpec { first_token_timeout: None, idle_timeout: SLACK, ..spec }
+        } else if impatient(index) {
             spec
         } else {
             ModelSpec { first_token_timeout: None, idle_timeout: SLACK, timeout: SLACK, ..spec }

@@ -141,7 +141,8 @@ async fn a_question_that_goes_away_in_any_place_leaves_nothing() {
     let retry = RetryPolicy { retries: 3, initial: SECOND, max: 3 * SECOND };
     let broken = ModelSpec { provider: Arc::new(Broken), queue, retry, ..failing(SECOND, None, 2) };
     let broken = ModelSpec { breaker: BreakerPolicy { open_for: SECOND / 2, ..broken.breaker }, ..broken };
-    let pools = pools(broken);
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let pools = metrics::with_local_recorder(&recorder, || pools(broken));
     for millis in 0..100_u64 {
         let patience = Duration::from_millis(millis * 37);
         let first = tokio::time::timeout(patience, ask(&pools, "alone"));
@@ -151,4 +152,9 @@ async fn a_question_that_goes_away_in_any_place_leaves_nothing() {
     sleep(20 * SECOND).await;
     let error = ask(&pools, "alone").await.expect_err("broken");
     assert_eq!(error.attempts[0].cause, Cause::BrokenOff, "the probe is made: {error}");
+    let metrics = recorder.handle().render();
+    for gauge in ["calls_in_flight", "calls_waiting"] {
+        let line = format!("precis_llm_{gauge}{{model=\"m0\"}} 0\n");
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
 }
