@@ -58,9 +58,12 @@ pub enum Cause {
     /// The key, or another secret of its provider, can't be had.
     #[error("no key: {0}")]
     Key(String),
-    /// Not called: it has failed too often of late.
-    #[error("not called: it keeps failing, and is tried again in {0:.1?}")]
+    /// Not called: it has failed too often of late, and is tried again after this time; zero: just now, by another call.
+    #[error("not called: it keeps failing, and is tried again {}", soon(.0))]
     BreakerOpen(Duration),
+    /// Not called: its server wants to be left alone for this time, and there is another model to ask.
+    #[error("not called: its server wants to be left alone for {0:.1?}")]
+    Paused(Duration),
     /// Not called: the prompt was too long for a model that takes no less.
     #[error("not called: it takes at most {0} tokens, too few for this prompt")]
     TooSmall(usize),
@@ -70,6 +73,10 @@ pub enum Cause {
     /// Not called: its turn did not come.
     #[error("not called: no turn within {0:.1?}")]
     QueueTimeout(Duration),
+}
+
+fn soon(wait: &Duration) -> String {
+    if wait.is_zero() { "just now, by another call".to_owned() } else { format!("in {wait:.1?}") }
 }
 
 /// What did not come in time.
@@ -106,6 +113,7 @@ impl Cause {
             Self::Refused(_) => "refused",
             Self::Key(_) => "key",
             Self::BreakerOpen(_) => "breaker_open",
+            Self::Paused(_) => "paused",
             Self::TooSmall(_) => "too_small",
             Self::QueueFull(_) => "queue_full",
             Self::QueueTimeout(_) => "queue_timeout",
@@ -113,7 +121,7 @@ impl Cause {
     }
 
     /// All that [`Cause::name`] can say.
-    pub const NAMES: [&str; 15] = [
+    pub const NAMES: [&str; 16] = [
         "connection",
         "timeout",
         "rate_limited",
@@ -126,6 +134,7 @@ impl Cause {
         "refused",
         "key",
         "breaker_open",
+        "paused",
         "too_small",
         "queue_full",
         "queue_timeout",
@@ -138,6 +147,7 @@ impl Cause {
             self,
             Self::Key(_)
                 | Self::BreakerOpen(_)
+                | Self::Paused(_)
                 | Self::TooSmall(_)
                 | Self::QueueFull(_)
                 | Self::QueueTimeout(_)

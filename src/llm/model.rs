@@ -83,6 +83,8 @@ pub(super) struct Question<'a> {
     pub(super) deadline: Duration,
     /// When that is over: no call is made after it, and none goes on.
     pub(super) until: Instant,
+    /// Whether there is no other model to ask: only then is it worth waiting for one that wants to be left alone.
+    pub(super) last: bool,
     /// What was tried so far.
     pub(super) attempts: Vec<Attempt>,
     /// What that took.
@@ -168,7 +170,7 @@ impl Model {
     async fn attempt(&self, question: &mut Question<'_>) -> Result<Completion, (Cause, Duration)> {
         let not_called = |cause| (cause, Duration::ZERO);
         let began = Instant::now();
-        let turn = self.turn(question.left()).await;
+        let turn = self.turn(question.left(), question.last).await;
         question.cost.queued += began.elapsed();
         let (_slot, permit) = turn.map_err(not_called)?;
         self.meters.queued.record(began.elapsed());
@@ -204,8 +206,9 @@ impl Model {
     }
 
     /// A place among the calls that are made at once, and leave to call. Neither is waited for where the breaker is
-    /// open: what stands in the queue when it opens leaves as soon as it is called up.
-    async fn turn(&self, left: Duration) -> Result<(SemaphorePermit<'_>, Permit<'_>), Cause> {
+    /// open: what stands in the queue when it opens leaves as soon as it is called up. A server that wants to be left
+    /// alone is waited for if there is no other model to ask.
+    async fn turn(&self, left: Duration, last: bool) -> Result<(SemaphorePermit<'_>, Permit<'_>), Cause> {
         if let Some(wait) = self.breaker.wait() {
             return Err(Cause::BreakerOpen(wait));
         }
@@ -218,6 +221,9 @@ impl Model {
             return Err(Cause::BreakerOpen(wait));
         }
         let pause = self.pause();
+        if !pause.is_zero() && !last {
+            return Err(Cause::Paused(pause));
+        }
         if pause >= until.saturating_duration_since(Instant::now()) && !pause.is_zero() {
             return Err(Cause::QueueTimeout(left));
         }

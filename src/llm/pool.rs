@@ -108,12 +108,12 @@ impl Pools {
 
 impl Pool {
     /// The models in the order in which this question tries them.
-    fn order(&self) -> impl Iterator<Item = &Arc<Model>> {
+    fn order(&self) -> Vec<&Arc<Model>> {
         let start = match self.strategy {
             Strategy::Fallback => 0,
             Strategy::RoundRobin => self.questions.fetch_add(1, Ordering::Relaxed) % self.models.len().max(1),
         };
-        self.models.iter().cycle().skip(start).take(self.models.len())
+        self.models.iter().cycle().skip(start).take(self.models.len()).collect()
     }
 }
 
@@ -129,12 +129,15 @@ impl Llm for Pools {
             prompts: &self.prompts,
             deadline,
             until: started + deadline,
+            last: false,
             attempts: Vec::new(),
             cost: Cost::default(),
         };
         // The largest limit that this prompt turned out to be too long for.
         let mut too_small = 0;
-        for model in known.into_iter().flat_map(Pool::order) {
+        let models = known.map(Pool::order).unwrap_or_default();
+        for (index, model) in models.iter().enumerate() {
+            question.last = index + 1 == models.len();
             if question.left().is_zero() {
                 break;
             }

@@ -58,3 +58,19 @@ async fn what_a_server_asks_of_one_holds_for_all() {
         assert!(call.at - calls[0].at >= wait, "{:?}", call.at - calls[0].at);
     }
 }
+
+#[tokio::test]
+async fn with_another_model_nobody_waits() {
+    let (first, second) = (ModelServer::start().await, ModelServer::start().await);
+    first.push(Behaviour::fail_with(429, "slow down", &[("retry-after", "20")]));
+    let mut spec = model("m0", Protocol::OpenAi, &first.base_url());
+    spec.retry.retries = 0;
+    spec.retry.max = DEADLINE;
+    let models = vec![spec, model("m1", Protocol::OpenAi, &second.base_url())];
+    let pools = pool_of(models, Strategy::Fallback, DEADLINE);
+    for _ in 0..3 {
+        let answer = consolidate(&pools).await.expect("an answer");
+        assert_eq!(answer.model, "m1");
+    }
+    assert_eq!((first.calls().len(), second.calls().len()), (1, 3));
+}

@@ -17,6 +17,11 @@ use std::time::Duration;
 const ERROR_BYTES: usize = 64 * 1024;
 /// The most that is read of an answer: a few hundred bytes of JSON come with each token of a stream.
 const ANSWER_BYTES: usize = 32 * 1024 * 1024;
+/// The most that is read of one object, in an event or for itself. An answer's text is far smaller, and what a parser
+/// makes of hostile JSON is many times as large as its text.
+pub(super) const OBJECT_BYTES: usize = 4 * 1024 * 1024;
+/// The most that may come before an answer begins.
+const BLANK_BYTES: usize = 64 * 1024;
 /// What some put at the beginning of a text.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
@@ -44,7 +49,7 @@ pub(super) async fn open(response: Response, patience: &Patience) -> Result<Body
     let mut chunks = bounded(response, ANSWER_BYTES);
     let mut read = Vec::new();
     loop {
-        if let Some(kind) = kind(&read) {
+        if let Some(kind) = kind(&read).or((read.len() > BLANK_BYTES).then_some(Kind::Other)) {
             return Ok(Body { kind, read, chunks });
         }
         let Some(chunk) = patience.wait(chunks.try_next()).await?? else {
@@ -84,6 +89,9 @@ impl Body {
     pub(super) async fn whole(mut self, patience: &Patience) -> Result<Vec<u8>, Cause> {
         while let Some(chunk) = patience.wait(self.chunks.try_next()).await?? {
             self.read.extend_from_slice(&chunk);
+            if self.read.len() > OBJECT_BYTES {
+                return Err(too_long());
+            }
         }
         // A parser takes the mark for a wrong character.
         Ok(text(&self.read).to_vec())

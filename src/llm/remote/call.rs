@@ -59,10 +59,10 @@ impl Call<'_> {
     pub(super) async fn read(&mut self, response: Response, reading: &mut Reading) -> Result<(), Cause> {
         let header = |name: HeaderName| {
             let value = response.headers().get(name).and_then(|value| value.to_str().ok());
-            value.unwrap_or_default().to_ascii_lowercase()
+            value.unwrap_or_default().to_owned()
         };
         let (label, encoding) = (header(CONTENT_TYPE), header(CONTENT_ENCODING));
-        if !matches!(encoding.as_str(), "" | "identity") {
+        if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
             let why = format!("compressed ({encoding}), though that was not asked for");
             return Err(Cause::Protocol(self.clean(&why)));
         }
@@ -87,6 +87,9 @@ impl Call<'_> {
             // An empty one is none, and some send it as a sign of life.
             if event.data.is_empty() {
                 continue;
+            }
+            if event.data.len() > body::OBJECT_BYTES {
+                return Err(super::too_long());
             }
             let before = reading.pieces();
             self.take(&event.event, &event.data, reading)?;
