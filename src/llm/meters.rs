@@ -18,7 +18,7 @@ const BREAKER: &str = "precis_llm_breaker_state";
 
 /// One model's meters.
 pub(super) struct Meters {
-    /// Calls that were made.
+    /// Calls that have ended.
     pub(super) calls: Counter,
     failures: Vec<(&'static str, Counter)>,
     input_tokens: Counter,
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Meters {
 }
 
 fn describe() {
-    describe_counter!(CALLS, "Calls of a model that were made");
+    describe_counter!(CALLS, "Calls of a model that have ended, however they did");
     describe_counter!(
         FAILURES,
         "Attempts with a model that brought no summary, by cause; some causes come without a call"
