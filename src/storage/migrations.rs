@@ -9,6 +9,11 @@ macro_rules! migrations {
         [
             (1, "initial", include_str!(concat!("../../migrations/", $store, "/0001_initial.sql"))),
             (2, "token_usage", include_str!(concat!("../../migrations/", $store, "/0002_token_usage.sql"))),
+            (
+                5,
+                "row_level_security",
+                include_str!(concat!("../../migrations/", $store, "/0005_row_level_security.sql")),
+            ),
         ]
     };
 }

@@ -1,13 +1,19 @@
 //! Postgres: the store for production. Any number of replicas over one database.
 //!
-//! Every statement stands for itself: nothing relies on the state of a connection, so a transaction pooler may stand
-//! between, if it knows prepared statements (`PgBouncer` does from 1.21 on). Each method is one statement, and with that one round trip and one transaction.
+//! Each method is one statement in a transaction of its own, which names the tenant whose rows it may see: behind the
+//! tenant in every statement stands the database's row-level security. Nothing relies on the state of a connection
+//! beyond a transaction, so a transaction pooler may stand between, if it knows prepared statements (`PgBouncer` does
+//! from 1.21 on).
 
 use super::{Options, Store, StoreError, migrations};
+use crate::domain::id::TenantId;
 use async_trait::async_trait;
 use sqlx::error::DatabaseError;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgDatabaseError, PgPool, PgPoolOptions, PgRow};
-use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+use sqlx::postgres::{
+    PgArguments, PgConnectOptions, PgConnection, PgDatabaseError, PgPool, PgPoolOptions, PgRow,
+};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, Transaction};
+use std::fmt::Write as _;
 use std::io;
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -62,11 +68,56 @@ impl Postgres {
     }
 }
 
+type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
+
+impl Postgres {
+    /// Begins a transaction that sees one tenant's rows and no others, whatever its statements say. One round trip:
+    /// that is why the tenant is part of the text. As hexadecimal digits nothing in it can end the literal.
+    async fn begin(&self, tenant: &TenantId) -> Result<Transaction<'static, sqlx::Postgres>, sqlx::Error> {
+        let mut begin = "BEGIN; SELECT set_config('precis.tenant', convert_from('\\x".to_owned();
+        for byte in tenant.as_str().bytes() {
+            let _ = write!(begin, "{byte:02x}");
+        }
+        begin.push_str("', 'UTF8'), true)");
+        self.pool.begin_with(AssertSqlSafe(begin)).await
+    }
+
+    /// All rows of a statement that changes nothing. Its transaction is given up, which nobody waits for.
+    async fn read_all(&self, tenant: &TenantId, query: Query<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut transaction = self.begin(tenant).await?;
+        query.fetch_all(&mut *transaction).await
+    }
+
+    /// The row of a statement that changes nothing.
+    async fn read(&self, tenant: &TenantId, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
+        let mut transaction = self.begin(tenant).await?;
+        query.fetch_optional(&mut *transaction).await
+    }
+
+    /// The row that a statement returns which changes something; committed.
+    async fn write(&self, tenant: &TenantId, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
+        let mut transaction = self.begin(tenant).await?;
+        let row = query.fetch_optional(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(row)
+    }
+
+    /// How many rows a statement changed; committed.
+    async fn execute(&self, tenant: &TenantId, query: Query<'_>) -> Result<u64, sqlx::Error> {
+        let mut transaction = self.begin(tenant).await?;
+        let done = query.execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(done.rows_affected())
+    }
+}
+
 #[async_trait]
 impl Store for Postgres {
     async fn migrate(&self) -> Result<(), StoreError> {
         /// Of the lock that lets one replica migrate at a time; any figure that nobody else uses.
         const LOCK: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
+        const EXEMPT: &str =
+            "SELECT rolsuper OR rolbypassrls AS exempt FROM pg_roles WHERE rolname = current_user";
         self.reach().await.map_err(StoreError::Unavailable)?;
         // The migrator's own lock belongs to a connection, which a transaction pooler may give to somebody else.
         let mut transaction = self.pool.begin().await?;
@@ -74,6 +125,13 @@ impl Store for Postgres {
         let mut migrator = migrations::postgres();
         migrator.set_locking(false);
         migrator.run_direct(None, &mut *transaction, false).await.map_err(StoreError::Migration)?;
+        let exempt: bool = sqlx::query(EXEMPT).fetch_one(&mut *transaction).await?.try_get("exempt")?;
+        if exempt {
+            tracing::warn!(
+                "the database's role is a superuser or has BYPASSRLS: row-level security does not hold it, and only \
+                 the statements keep tenants apart. Give precis a role of its own"
+            );
+        }
         Ok(transaction.commit().await?)
     }
 

@@ -40,7 +40,11 @@ impl Sql {
     pub(crate) async fn on(backend: &Backend) -> Self {
         match backend {
             Backend::Sqlite(_) => Self::Sqlite(SqliteConnection::connect(&backend.url()).await.unwrap()),
-            Backend::Postgres(_) => Self::Postgres(PgConnection::connect(&backend.url()).await.unwrap()),
+            Backend::Postgres(database) => {
+                // Past the policies as well.
+                let options = database.server.clone().database(&database.name);
+                Self::Postgres(PgConnection::connect_with(&options).await.unwrap())
+            }
         }
     }
 

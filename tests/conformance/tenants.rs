@@ -6,9 +6,52 @@ use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::id::UserId;
 use precis::storage::consolidations::{Claim, Step};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use uuid::Uuid;
 
 on_both_stores!(a_tenant_without_anything_sees_and_does_nothing, the_same_ids_are_another_tenants_own);
+
+/// The second wall: a statement that forgets the tenant sees and changes nothing, and one that says another tenant than
+/// its transaction doesn't either. For every table with a tenant, so that a new one is not forgotten.
+#[tokio::test]
+async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
+    const TABLES: &str = "\
+        SELECT c.table_name::text FROM information_schema.columns AS c
+        WHERE c.table_schema = 'public' AND c.column_name = 'tenant_id' ORDER BY 1";
+    let backend = Backend::postgres().await;
+    let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
+    fill(&acme, &ada).await;
+    acme.store.spend(&acme.tenant, 7).await.unwrap();
+    let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
+    let mut sql = Sql::on(&backend).await;
+    let rows = sql.rows().await;
+    let tables = sql.texts(TABLES).await;
+    assert!(tables.len() >= 7, "{tables:?}");
+    for table in tables.iter().filter(|table| !WITHOUT_WALL.contains(&table.as_str())) {
+        assert!(sql.figure(&format!("SELECT count(*) FROM {table}")).await > 0, "{table}");
+        for (setting, visible) in
+            [("", false), ("SET precis.tenant = 'other';", false), ("SET precis.tenant = 'acme';", true)]
+        {
+            owner.execute(AssertSqlSafe(format!("RESET precis.tenant; {setting}"))).await.unwrap();
+            let count = AssertSqlSafe(format!("SELECT count(*) FROM {table} WHERE tenant_id = 'acme'"));
+            let seen: i64 = sqlx::query_scalar(count).fetch_one(&mut owner).await.unwrap();
+            assert_eq!(seen > 0, visible, "{table} {setting}");
+            if !visible {
+                let delete = AssertSqlSafe(format!("DELETE FROM {table}"));
+                assert_eq!(owner.execute(delete).await.unwrap().rows_affected(), 0, "{table} {setting}");
+            }
+        }
+        // Nor can a row be given to another tenant.
+        let given = AssertSqlSafe(format!("UPDATE {table} SET tenant_id = 'other'"));
+        let error = owner.execute(given).await.expect_err(table);
+        let said = error.to_string();
+        assert!(said.contains("row-level security") || said.contains("append-only"), "{table}: {said}");
+    }
+    assert_eq!(sql.rows().await, rows);
+}
+
+/// Tables that are read before the tenant is known.
+const WITHOUT_WALL: [&str; 1] = ["api_keys"];
 
 /// A session with a held lease and a memory document; the token, and a step that could be committed.
 async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, Step) {

@@ -40,8 +40,9 @@ pub(crate) async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
             let mut connection = SqliteConnection::connect(&backend.url()).await.unwrap();
             connection.execute(sqlx::AssertSqlSafe(sqlite.to_owned())).await.unwrap();
         }
-        Backend::Postgres(_) => {
-            let mut connection = PgConnection::connect(&backend.url()).await.unwrap();
+        Backend::Postgres(database) => {
+            let options = database.server.clone().database(&database.name);
+            let mut connection = PgConnection::connect_with(&options).await.unwrap();
             for &statement in postgres {
                 connection.execute(sqlx::AssertSqlSafe(statement.to_owned())).await.unwrap();
             }

@@ -1,5 +1,8 @@
 //! A Postgres database of its own for each test, cloned from a template that holds the migrated schema.
 //!
+//! Its owner is a role without privileges, as in production: a superuser would walk through row-level security, and no
+//! test would notice.
+//!
 //! Migrating takes much longer than cloning, so the first test on a server does it once for all. Any number of test
 //! binaries and processes may share the server. To use it: `#[path = "support/postgres.rs"] mod postgres;`.
 
@@ -14,6 +17,10 @@ use uuid::Uuid;
 /// Of the lock that is held while a template is made; any figure that nobody else uses.
 const TEMPLATE_LOCK: i64 = 0x7072_6563_6973;
 
+/// The role that owns the databases, and its password, for servers that ask for one.
+const ROLE: &str = "precis_test";
+
+const ROLE_EXISTS: &str = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)";
 const EXISTS: &str = "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)";
 const LOCK: &str = "SELECT pg_advisory_lock($1)";
 const DISCONNECT: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
@@ -21,8 +28,9 @@ const DISCONNECT: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 /// A database that is dropped with this value.
 #[derive(Debug)]
 pub(crate) struct TestDatabase {
-    server: PgConnectOptions,
-    name: String,
+    /// As the server's superuser, to whom no policy applies.
+    pub(crate) server: PgConnectOptions,
+    pub(crate) name: String,
 }
 
 impl TestDatabase {
@@ -39,14 +47,14 @@ impl TestDatabase {
         let template = template(&server, &mut connection, schema, migrate).await;
         // Needs no lock: any number of sessions may copy a database at once, as long as none is connected to it.
         let name = format!("precis_test_{}", Uuid::new_v4().simple());
-        execute(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
+        execute(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template} OWNER {ROLE}")).await;
         connection.close().await.expect("the connection closes");
         Self { server, name }
     }
 
-    /// The database's URL.
+    /// The database's URL, as its owner.
     pub(crate) fn url(&self) -> String {
-        url(&self.server, &self.name)
+        url(&owner(&self.server), &self.name)
     }
 }
 
@@ -87,11 +95,19 @@ async fn template(
     let mut lock = server.connect().await.expect("the server answers");
     sqlx::query(LOCK).bind(TEMPLATE_LOCK).execute(&mut lock).await.expect("the lock is there in the end");
     if !exists(connection, &name).await {
+        let known: bool = sqlx::query_scalar(ROLE_EXISTS)
+            .bind(ROLE)
+            .fetch_one(&mut *connection)
+            .await
+            .expect("roles can be listed");
+        if !known {
+            execute(connection, format!("CREATE ROLE {ROLE} LOGIN PASSWORD '{ROLE}'")).await;
+        }
         // Gets its name when it is complete: what exists under that name can be used without the lock.
         let draft = format!("{name}_draft");
         execute(connection, format!("DROP DATABASE IF EXISTS {draft} WITH (FORCE)")).await;
-        execute(connection, format!("CREATE DATABASE {draft}")).await;
-        migrate(url(server, &draft)).await;
+        execute(connection, format!("CREATE DATABASE {draft} OWNER {ROLE}")).await;
+        migrate(url(&owner(server), &draft)).await;
         // No new connections, and none that a pool left behind: a database in use can't be copied.
         execute(connection, format!("ALTER DATABASE {draft} ALLOW_CONNECTIONS false")).await;
         sqlx::query(DISCONNECT)
@@ -121,6 +137,10 @@ fn fingerprint(schema: &str) -> String {
         hash.update(text);
     }
     hash.finalize().iter().take(8).fold(String::new(), |name, byte| format!("{name}{byte:02x}"))
+}
+
+fn owner(server: &PgConnectOptions) -> PgConnectOptions {
+    server.clone().username(ROLE).password(ROLE)
 }
 
 fn url(server: &PgConnectOptions, database: &str) -> String {

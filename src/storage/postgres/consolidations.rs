@@ -65,13 +65,16 @@ impl Consolidations for Postgres {
             Claim::Due { revision } => Some(revision),
             Claim::Asked => None,
         };
-        let row = sqlx::query(TAKE)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(token)
-            .bind(micros(ttl))
-            .bind(revision)
-            .fetch_optional(&self.pool)
+        let row = self
+            .write(
+                tenant,
+                sqlx::query(TAKE)
+                    .bind(tenant.as_str())
+                    .bind(session.as_str())
+                    .bind(token)
+                    .bind(micros(ttl))
+                    .bind(revision),
+            )
             .await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
@@ -85,7 +88,7 @@ impl Consolidations for Postgres {
     ) -> Result<bool, StoreError> {
         let query =
             sqlx::query(RENEW).bind(tenant.as_str()).bind(session.as_str()).bind(token).bind(micros(ttl));
-        Ok(query.execute(&self.pool).await?.rows_affected() > 0)
+        Ok(self.execute(tenant, query).await? > 0)
     }
 
     async fn release_lease(
@@ -95,7 +98,7 @@ impl Consolidations for Postgres {
         token: Uuid,
     ) -> Result<(), StoreError> {
         let query = sqlx::query(RELEASE).bind(tenant.as_str()).bind(session.as_str()).bind(token);
-        query.execute(&self.pool).await?;
+        self.execute(tenant, query).await?;
         Ok(())
     }
 
@@ -106,22 +109,25 @@ impl Consolidations for Postgres {
         token: Uuid,
         step: &Step,
     ) -> Result<Option<Revision>, StoreError> {
-        let row = sqlx::query(COMMIT)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(token)
-            .bind(step.base_revision)
-            .bind(step.base_cursor)
-            .bind(step.cursor)
-            .bind(&step.summary.text)
-            .bind(step.summary.words)
-            .bind(step.summary.tokens)
-            .bind(step.range_tokens)
-            .bind(RevisionKind::Consolidation.as_str())
-            .bind(&step.added)
-            .bind(meta_column(step.meta.as_ref()))
-            .bind(source_column(step.source.as_ref()))
-            .fetch_optional(&self.pool)
+        let row = self
+            .write(
+                tenant,
+                sqlx::query(COMMIT)
+                    .bind(tenant.as_str())
+                    .bind(session.as_str())
+                    .bind(token)
+                    .bind(step.base_revision)
+                    .bind(step.base_cursor)
+                    .bind(step.cursor)
+                    .bind(&step.summary.text)
+                    .bind(step.summary.words)
+                    .bind(step.summary.tokens)
+                    .bind(step.range_tokens)
+                    .bind(RevisionKind::Consolidation.as_str())
+                    .bind(&step.added)
+                    .bind(meta_column(step.meta.as_ref()))
+                    .bind(source_column(step.source.as_ref())),
+            )
             .await?;
         row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
     }
@@ -134,13 +140,16 @@ impl Consolidations for Postgres {
         retry_in: Duration,
         why: &str,
     ) -> Result<Option<OffsetDateTime>, StoreError> {
-        let row = sqlx::query(FAIL)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(token)
-            .bind(micros(retry_in))
-            .bind(why)
-            .fetch_optional(&self.pool)
+        let row = self
+            .write(
+                tenant,
+                sqlx::query(FAIL)
+                    .bind(tenant.as_str())
+                    .bind(session.as_str())
+                    .bind(token)
+                    .bind(micros(retry_in))
+                    .bind(why),
+            )
             .await?;
         Ok(row.as_ref().map(|row| time(row, "retry_at")).transpose()?)
     }

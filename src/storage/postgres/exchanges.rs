@@ -82,22 +82,25 @@ impl Postgres {
         let messages = &exchange.messages;
         let (opens, answers): (Vec<_>, Vec<_>) =
             messages.iter().map(|(message, _)| tool_columns(message)).unzip();
-        let row = sqlx::query(APPEND)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(exchange.user_id.as_ref().map(UserId::as_str))
-            .bind(exchange.metadata.as_deref())
-            .bind(limit(messages.len()))
-            .bind(key.map(|key| key.key.as_str()))
-            .bind(key.map(|key| key.fingerprint.as_slice()))
-            .bind(exchange.tokens())
-            .bind(messages.iter().map(|(message, _)| message.role().as_str()).collect::<Vec<_>>())
-            .bind(opens)
-            .bind(answers)
-            .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
-            .bind(UserId::default().as_str())
-            .bind(messages.iter().map(|(message, _)| message.json()).collect::<Vec<_>>())
-            .fetch_optional(&self.pool)
+        let row = self
+            .write(
+                tenant,
+                sqlx::query(APPEND)
+                    .bind(tenant.as_str())
+                    .bind(session.as_str())
+                    .bind(exchange.user_id.as_ref().map(UserId::as_str))
+                    .bind(exchange.metadata.as_deref())
+                    .bind(limit(messages.len()))
+                    .bind(key.map(|key| key.key.as_str()))
+                    .bind(key.map(|key| key.fingerprint.as_slice()))
+                    .bind(exchange.tokens())
+                    .bind(messages.iter().map(|(message, _)| message.role().as_str()).collect::<Vec<_>>())
+                    .bind(opens)
+                    .bind(answers)
+                    .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
+                    .bind(UserId::default().as_str())
+                    .bind(messages.iter().map(|(message, _)| message.json()).collect::<Vec<_>>()),
+            )
             .await?;
         let Some(row) = row else {
             return Ok(Append::OtherUser);

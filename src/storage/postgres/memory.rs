@@ -41,7 +41,7 @@ const LIST: &str = "\
 impl Memory for Postgres {
     async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, StoreError> {
         let query = sqlx::query(GET).bind(tenant.as_str()).bind(user.as_str());
-        let row = query.fetch_optional(&self.pool).await?;
+        let row = self.read(tenant, query).await?;
         row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
     }
 
@@ -52,14 +52,17 @@ impl Memory for Postgres {
         new: NewMemory<'_>,
         expected: Option<i64>,
     ) -> Result<Option<MemoryDocument>, StoreError> {
-        let row = sqlx::query(WRITE)
-            .bind(tenant.as_str())
-            .bind(user.as_str())
-            .bind(new.content)
-            .bind(new.words)
-            .bind(new.tokens)
-            .bind(expected)
-            .fetch_optional(&self.pool)
+        let row = self
+            .write(
+                tenant,
+                sqlx::query(WRITE)
+                    .bind(tenant.as_str())
+                    .bind(user.as_str())
+                    .bind(new.content)
+                    .bind(new.words)
+                    .bind(new.tokens)
+                    .bind(expected),
+            )
             .await?;
         row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
     }
@@ -72,7 +75,7 @@ impl Memory for Postgres {
         limit: i64,
     ) -> Result<Vec<MemoryDocument>, StoreError> {
         let query = sqlx::query(LIST).bind(tenant.as_str()).bind(user.as_str()).bind(before).bind(limit);
-        let rows = query.fetch_all(&self.pool).await?;
+        let rows = self.read_all(tenant, query).await?;
         rows.iter().map(|row| Ok(read_memory!(row, "", time))).collect()
     }
 }

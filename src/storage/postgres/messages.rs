@@ -37,13 +37,16 @@ impl Messages for Postgres {
         session: &SessionId,
         page: Page,
     ) -> Result<Option<Vec<StoredMessage>>, StoreError> {
-        let rows = sqlx::query(if page.descending { DESCENDING } else { ASCENDING })
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(page.after_seq)
-            .bind(page.before_seq)
-            .bind(page.limit)
-            .fetch_all(&self.pool)
+        let rows = self
+            .read_all(
+                tenant,
+                sqlx::query(if page.descending { DESCENDING } else { ASCENDING })
+                    .bind(tenant.as_str())
+                    .bind(session.as_str())
+                    .bind(page.after_seq)
+                    .bind(page.before_seq)
+                    .bind(page.limit),
+            )
             .await?;
         let mut messages = Vec::with_capacity(rows.len());
         let mut known = false;
@@ -71,7 +74,7 @@ impl Messages for Postgres {
     ) -> Result<Vec<Outline>, StoreError> {
         let query =
             sqlx::query(OUTLINES).bind(tenant.as_str()).bind(session.as_str()).bind(after_seq).bind(limit);
-        let rows = query.fetch_all(&self.pool).await?;
+        let rows = self.read_all(tenant, query).await?;
         rows.iter()
             .map(|row| {
                 let mark = mark(row.try_get("role")?, row.try_get("opens")?, row.try_get("answers")?)?;

@@ -8,8 +8,8 @@ use crate::storage::row::{limit, read_memory, read_session};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
-/// One statement is one snapshot. The borders of the tail are scalar subqueries, known before the index is asked; as a
-/// join, they made the database read the whole history. The upper one leaves out nothing: it tells the planner that a
+/// One statement is one snapshot. The user and the borders of the tail are scalar subqueries, known before the index is
+/// asked; as joins, they made the database read all documents and the whole history. The upper one leaves out nothing: it tells the planner that a
 /// short range is read, where it would expect a third of the history. The first row has the state, all others a message
 /// each: rows, because building JSON or arrays in the database costs half its capacity.
 const RECALL: &str = "\
@@ -21,7 +21,8 @@ const RECALL: &str = "\
     SELECT now() AS now, session.*, d.version AS d_version, d.content AS d_content, d.words AS d_words,
         d.tokens AS d_tokens, d.created_at AS d_created_at, 0::bigint AS m_seq, 0::bigint AS m_tokens, '' AS m_message
     FROM (SELECT 1) AS always LEFT JOIN session ON true
-        LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(session.user_id, $3)
+        LEFT JOIN memories AS d
+            ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT user_id FROM session), $3))
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
         NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message
@@ -38,12 +39,15 @@ impl Recall for Postgres {
         user: &UserId,
         most: usize,
     ) -> Result<Recalled, StoreError> {
-        let rows = sqlx::query(RECALL)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(user.as_str())
-            .bind(limit(most))
-            .fetch_all(&self.pool)
+        let rows = self
+            .read_all(
+                tenant,
+                sqlx::query(RECALL)
+                    .bind(tenant.as_str())
+                    .bind(session.as_str())
+                    .bind(user.as_str())
+                    .bind(limit(most)),
+            )
             .await?;
         let mut window = Vec::with_capacity(rows.len());
         let mut state = None;

@@ -54,10 +54,10 @@ impl Revisions for Postgres {
         limit: i64,
     ) -> Result<Option<Vec<Revision>>, StoreError> {
         let query = sqlx::query(LIST).bind(tenant.as_str()).bind(session.as_str()).bind(before).bind(limit);
-        let rows = query.fetch_all(&self.pool).await?;
+        let rows = self.read_all(tenant, query).await?;
         if rows.is_empty() {
             let query = sqlx::query(EXISTS).bind(tenant.as_str()).bind(session.as_str());
-            return Ok(query.fetch_optional(&self.pool).await?.map(|_| Vec::new()));
+            return Ok(self.read(tenant, query).await?.map(|_| Vec::new()));
         }
         rows.iter().map(|row| Ok(read_revision!(row, time))).collect::<Result<_, _>>().map(Some)
     }
@@ -69,7 +69,7 @@ impl Revisions for Postgres {
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
         let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
-        let row = query.fetch_optional(&self.pool).await?;
+        let row = self.read(tenant, query).await?;
         row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
     }
 
@@ -79,12 +79,15 @@ impl Revisions for Postgres {
         session: &SessionId,
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
-        let row = sqlx::query(RESTORE)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(revision)
-            .bind(RevisionKind::Restore.as_str())
-            .fetch_optional(&self.pool)
+        let row = self
+            .write(
+                tenant,
+                sqlx::query(RESTORE)
+                    .bind(tenant.as_str())
+                    .bind(session.as_str())
+                    .bind(revision)
+                    .bind(RevisionKind::Restore.as_str()),
+            )
             .await?;
         row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
     }

@@ -21,12 +21,12 @@ const SPENT: &str = "\
 impl TokenUsage for Postgres {
     async fn spend(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
         let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
-        sqlx::query(SPEND).bind(tenant.as_str()).bind(tokens).execute(&self.pool).await?;
+        self.execute(tenant, sqlx::query(SPEND).bind(tenant.as_str()).bind(tokens)).await?;
         Ok(())
     }
 
     async fn tokens_spent_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
-        let row = sqlx::query(SPENT).bind(tenant.as_str()).fetch_optional(&self.pool).await?;
+        let row = self.read(tenant, sqlx::query(SPENT).bind(tenant.as_str())).await?;
         row.map_or(Ok(0), |row| Ok(row.try_get("tokens")?))
     }
 }

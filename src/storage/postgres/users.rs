@@ -18,7 +18,10 @@ const ERASE: &str = "\
 #[async_trait]
 impl Users for Postgres {
     async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
-        let row = sqlx::query(ERASE).bind(tenant.as_str()).bind(user.as_str()).fetch_one(&self.pool).await?;
+        let row = self
+            .write(tenant, sqlx::query(ERASE).bind(tenant.as_str()).bind(user.as_str()))
+            .await?
+            .ok_or(sqlx::Error::RowNotFound)?;
         let erased: i64 = row.try_get("erased")?;
         Ok(erased > 0)
     }

@@ -1,0 +1,2 @@
+-- SQLite has no roles and no row-level security: this number is Postgres' alone.
+SELECT 1;
