@@ -1,0 +1,43 @@
+//! **Nothing lost, nothing doubled**: the real binary under load, killed, cut off and restarted at random.
+//!
+//! Writers and readers work against three processes over one Postgres, or one over SQLite, while processes are killed by
+//! SIGKILL, Postgres is stopped at once and started again, and a proxy in between cuts, delays, holds and loses what goes
+//! through it. After each fault, and at the end of all: every acknowledged exchange is there, once, in order, whole; one
+//! that was not acknowledged is there whole or not at all, and repeated with its key it is there once; revisions cover
+//! disjoint ranges without a hole; a summary names exactly the messages up to its cursor; no context has a hole.
+//!
+//! The suite has the short form. The long one:
+//!
+//! ```sh
+//! PRECIS_CRASH_KILLS=200 cargo test --test crash nothing_is_lost -- --nocapture
+//! ```
+//!
+//! It prints its seed, and `PRECIS_CRASH_SEED` repeats the choices of a run. To add a fault: a line in `chaos`, or a new
+//! kind of `Weather` in `proxy`.
+#![cfg(test)]
+
+mod chance;
+mod chaos;
+mod check;
+mod cluster;
+mod ledger;
+mod load;
+mod names;
+mod power;
+mod proxy;
+mod replica;
+
+#[path = "../support"]
+mod support {
+    pub(crate) mod model_server;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_on_postgres() {
+    chaos::postgres().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_on_sqlite() {
+    chaos::sqlite().await;
+}
