@@ -59,14 +59,20 @@ impl Policy {
     }
 
     /// The rule, applied to a session: at most one consolidation at a time, and none before its retry time.
+    ///
+    /// A time that lies far further ahead than it is ever set was set by a clock that has been put back since: nobody
+    /// waits for it. `lease` is the time that a lease is taken for.
     #[must_use]
-    pub fn due(&self, session: &Session, now: OffsetDateTime) -> Due {
+    pub fn due(&self, session: &Session, now: OffsetDateTime, lease: Duration) -> Due {
         let state = &session.consolidation;
+        let ahead = |time: Option<OffsetDateTime>, longest: Duration| {
+            time.filter(|time| *time > now && *time - now <= longest.saturating_mul(2))
+        };
         if !self.is_due(session.tail_len(), session.tail_tokens()) {
             Due::No
-        } else if state.lease_until.is_some_and(|until| until > now) {
+        } else if ahead(state.lease_until, lease).is_some() {
             Due::InProgress
-        } else if let Some(retry_at) = state.retry_at.filter(|retry_at| *retry_at > now) {
+        } else if let Some(retry_at) = ahead(state.retry_at, self.retry_max) {
             Due::NotBefore(retry_at)
         } else {
             Due::Yes

@@ -139,6 +139,11 @@ impl MemoryService {
         }
     }
 
+    /// What a lease is taken for.
+    pub(super) fn lease(&self, pools: &Pools) -> Duration {
+        self.llm.deadline(&pools.consolidation).max(self.llm.deadline(&pools.meta)) + LEASE_MARGIN
+    }
+
     async fn consolidate(
         &self,
         tenant: &TenantId,
@@ -146,8 +151,7 @@ impl MemoryService {
         claim: Claim,
         pools: &Pools,
     ) -> Ended {
-        let longest = self.llm.deadline(&pools.consolidation).max(self.llm.deadline(&pools.meta));
-        let ttl = longest + LEASE_MARGIN;
+        let ttl = self.lease(pools);
         let run = Run { service: self, pools, tenant, session, token: Uuid::new_v4(), ttl };
         match self.store.take_lease(tenant, session, run.token, claim, ttl).await {
             Ok(Some(taken)) => run.all(taken, claim == Claim::Asked).await,

@@ -140,8 +140,8 @@ impl MemoryService {
         let mut recalled = self.recall(tenant, session, user).await?;
         let report = match self.decide(&recalled, request.mode) {
             Decision::Reported(report) => report,
-            Decision::Due { revision, pools, mode } => {
-                let run = self.start(tenant, session, Claim::Due { revision }, &pools);
+            Decision::Due { claim, pools, mode } => {
+                let run = self.start(tenant, session, claim, &pools);
                 if mode == Mode::Background {
                     Outcome::Scheduled.into()
                 } else {
@@ -185,7 +185,7 @@ impl MemoryService {
         let Some(session) = &recalled.session else {
             return Decision::Reported(Outcome::NotDue.into());
         };
-        match self.rules.policy.due(session, recalled.now) {
+        match self.rules.policy.due(session, recalled.now, self.lease(pools)) {
             Due::No => Decision::Reported(Outcome::NotDue.into()),
             Due::InProgress => Decision::Reported(Outcome::InProgress.into()),
             Due::NotBefore(retry_at) => Decision::Reported(Report {
@@ -194,7 +194,12 @@ impl MemoryService {
                 ..Outcome::Failed.into()
             }),
             Due::Yes if !self.can_cut(session, recalled) => Decision::Reported(Outcome::NotDue.into()),
-            Due::Yes => Decision::Due { revision: session.revision, pools: pools.clone(), mode },
+            Due::Yes => {
+                // A wait that does not count must not be in the way of the claim either.
+                let waits = session.consolidation.retry_at.is_some_and(|retry_at| retry_at > recalled.now);
+                let claim = if waits { Claim::Asked } else { Claim::Due { revision: session.revision } };
+                Decision::Due { claim, pools: pools.clone(), mode }
+            }
         }
     }
 
@@ -283,7 +288,7 @@ enum Decision {
     /// Nothing; and this is what to say of it.
     Reported(Report),
     /// Do it.
-    Due { revision: i64, pools: Pools, mode: Mode },
+    Due { claim: Claim, pools: Pools, mode: Mode },
 }
 
 fn mark(json: &str) -> Result<Mark, StoreError> {

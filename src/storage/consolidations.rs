@@ -45,7 +45,9 @@ pub struct Step {
 /// Consolidating a session.
 #[async_trait]
 pub trait Consolidations {
-    /// Takes the lease: nobody else can until it is released or `ttl` is over. Returns the session as it is then;
+    /// Takes the lease: nobody else can until it is released or `ttl` is over. One that has more than twice `ttl` left
+    /// is over as well: a clock that has been put back since it was taken must not make it last. Returns the session as
+    /// it is then;
     /// `None`: no such session, or the claim does not hold, or another has it.
     async fn take_lease(
         &self,

@@ -139,7 +139,7 @@ async fn a_lease_that_somebody_took_meanwhile_is_not_taken() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let other =
-        "UPDATE sessions SET lease_token = gen_random_uuid(), lease_until = now() + interval '1 hour'";
+        "UPDATE sessions SET lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute'";
     assert_eq!(scene.meet(other, demo.take(Uuid::new_v4(), Claim::Asked, LONG)).await, None);
 }
 

@@ -17,7 +17,8 @@ use uuid::Uuid;
 
 const TAKE: &str = concat!(
     "UPDATE sessions SET lease_token = $3, lease_until = now() + $4 * interval '1 microsecond'
-    WHERE tenant_id = $1 AND session_id = $2 AND (lease_until IS NULL OR lease_until <= now())
+    WHERE tenant_id = $1 AND session_id = $2 AND (lease_until IS NULL OR lease_until <= now()
+            OR lease_until > now() + 2 * $4 * interval '1 microsecond')
         AND ($5::bigint IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= now())))
     RETURNING ",
     session_columns!()

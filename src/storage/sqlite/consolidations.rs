@@ -17,7 +17,8 @@ use uuid::Uuid;
 
 const TAKE: &str = concat!(
     "UPDATE sessions SET lease_token = $3, lease_until = $4
-    WHERE tenant_id = $1 AND session_id = $2 AND (lease_until IS NULL OR lease_until <= $6)
+    WHERE tenant_id = $1 AND session_id = $2
+        AND (lease_until IS NULL OR lease_until <= $6 OR lease_until > $4 + ($4 - $6))
         AND ($5 IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= $6)))
     RETURNING ",
     session_columns!()
@@ -64,13 +65,14 @@ impl Consolidations for Sqlite {
             Claim::Due { revision } => Some(revision),
             Claim::Asked => None,
         };
+        let now = now();
         let query = sqlx::query(TAKE)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(token)
-            .bind(micros(now() + ttl))
+            .bind(micros(now + ttl))
             .bind(revision)
-            .bind(micros(now()));
+            .bind(micros(now));
         let row = self.written(query).await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
