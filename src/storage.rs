@@ -14,6 +14,7 @@ pub mod exchanges;
 pub mod memory;
 pub mod messages;
 mod migrations;
+mod pool;
 pub mod postgres;
 pub mod recall;
 pub mod revisions;

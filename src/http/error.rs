@@ -198,8 +198,8 @@ impl Problem {
             }
             StoreError::Unavailable(_) => {
                 tracing::warn!(error = %causes, "the store is not available");
-                let detail =
-                    "The database does not answer. Repeat the request, an exchange with its Idempotency-Key.";
+                let detail = "The database does not answer, or takes no writes now. What the request was to write may have \
+                    been written or not: repeat it, an exchange with the same Idempotency-Key, and it is there once.";
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "store-unavailable", "Store unavailable", detail).retry_after(RETRY_SECONDS)
             }

@@ -5,14 +5,13 @@
 //! beyond a transaction, so a transaction pooler may stand between, if it knows prepared statements (`PgBouncer` does
 //! from 1.21 on).
 
+use super::pool::Connections;
 use super::{Options, Store, StoreError, migrations};
 use crate::domain::id::TenantId;
 use async_trait::async_trait;
 use sqlx::error::DatabaseError;
-use sqlx::postgres::{
-    PgArguments, PgConnectOptions, PgConnection, PgDatabaseError, PgPool, PgPoolOptions, PgRow,
-};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, Transaction};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgDatabaseError, PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, SqlSafeStr as _, SqlStr};
 use std::fmt::Write as _;
 use std::io;
 use std::str::FromStr as _;
@@ -32,7 +31,7 @@ mod users;
 /// The store over a pool of connections.
 #[derive(Debug)]
 pub struct Postgres {
-    pool: PgPool,
+    pool: Connections,
 }
 
 impl Postgres {
@@ -49,11 +48,26 @@ impl Postgres {
             .log_statements(tracing::log::LevelFilter::Off);
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
-            .acquire_timeout(options.acquire_timeout)
-            // A ping before each use costs 14 % of the throughput; connections are tested when they come back.
-            .test_before_acquire(false)
-            .connect_lazy_with(connect);
+            .acquire_timeout(options.acquire_timeout);
+        let pool = Connections::new(pool, connect);
         Ok(Self { pool })
+    }
+
+    /// The newest migration; 0 = none. A server that takes no writes is one that is not available.
+    async fn schema(&self) -> Result<i64, StoreError> {
+        const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
+        const TABLE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS found,
+            current_setting('transaction_read_only')::boolean AS read_only";
+        let row = sqlx::query(TABLE).fetch_one(&self.pool).await?;
+        if row.try_get("read_only")? {
+            let error = io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the server takes no writes");
+            return Err(StoreError::Unavailable(error.into()));
+        }
+        let migrated: bool = row.try_get("found")?;
+        if !migrated {
+            return Ok(0);
+        }
+        Ok(sqlx::query(APPLIED).fetch_one(&self.pool).await?.try_get("found")?)
     }
 
     /// Connects once, to learn why that fails: the pool tries until its time is over, and then knows only that.
@@ -70,44 +84,56 @@ impl Postgres {
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
 
-impl Postgres {
-    /// Begins a transaction that sees one tenant's rows and no others, whatever its statements say. One round trip:
-    /// that is why the tenant is part of the text. As hexadecimal digits nothing in it can end the literal.
-    async fn begin(&self, tenant: &TenantId) -> Result<Transaction<'static, sqlx::Postgres>, sqlx::Error> {
-        let mut begin = "BEGIN; SELECT set_config('precis.tenant', convert_from('\\x".to_owned();
-        for byte in tenant.as_str().bytes() {
-            let _ = write!(begin, "{byte:02x}");
-        }
-        begin.push_str("', 'UTF8'), true)");
-        self.pool.begin_with(AssertSqlSafe(begin)).await
+/// Begins a transaction that sees one tenant's rows and no others, whatever its statements say. One round trip: that is
+/// why the tenant is part of the text. As hexadecimal digits nothing in it can end the literal.
+fn begin(tenant: &TenantId) -> SqlStr {
+    let mut begin = "BEGIN; SELECT set_config('precis.tenant', convert_from('\\x".to_owned();
+    for byte in tenant.as_str().bytes() {
+        let _ = write!(begin, "{byte:02x}");
     }
+    begin.push_str("', 'UTF8'), true)");
+    AssertSqlSafe(begin).into_sql_str()
+}
 
+impl Postgres {
     /// All rows of a statement that changes nothing. Its transaction is given up, which nobody waits for.
     async fn read_all(&self, tenant: &TenantId, query: Query<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
-        let mut transaction = self.begin(tenant).await?;
-        query.fetch_all(&mut *transaction).await
+        let read = self.pool.ask(async |connection| {
+            let mut transaction = connection.begin_with(begin(tenant)).await?;
+            query.fetch_all(&mut *transaction).await
+        });
+        read.await
     }
 
     /// The row of a statement that changes nothing.
     async fn read(&self, tenant: &TenantId, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
-        let mut transaction = self.begin(tenant).await?;
-        query.fetch_optional(&mut *transaction).await
+        let read = self.pool.ask(async |connection| {
+            let mut transaction = connection.begin_with(begin(tenant)).await?;
+            query.fetch_optional(&mut *transaction).await
+        });
+        read.await
     }
 
     /// The row that a statement returns which changes something; committed.
     async fn write(&self, tenant: &TenantId, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
-        let mut transaction = self.begin(tenant).await?;
-        let row = query.fetch_optional(&mut *transaction).await?;
-        transaction.commit().await?;
-        Ok(row)
+        let written = self.pool.ask(async |connection| {
+            let mut transaction = connection.begin_with(begin(tenant)).await?;
+            let row = query.fetch_optional(&mut *transaction).await?;
+            transaction.commit().await?;
+            Ok(row)
+        });
+        written.await
     }
 
     /// How many rows a statement changed; committed.
     async fn execute(&self, tenant: &TenantId, query: Query<'_>) -> Result<u64, sqlx::Error> {
-        let mut transaction = self.begin(tenant).await?;
-        let done = query.execute(&mut *transaction).await?;
-        transaction.commit().await?;
-        Ok(done.rows_affected())
+        let done = self.pool.ask(async |connection| {
+            let mut transaction = connection.begin_with(begin(tenant)).await?;
+            let done = query.execute(&mut *transaction).await?;
+            transaction.commit().await?;
+            Ok(done.rows_affected())
+        });
+        done.await
     }
 }
 
@@ -136,12 +162,12 @@ impl Store for Postgres {
     }
 
     async fn ready(&self) -> Result<(), StoreError> {
-        const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
-        const TABLE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS found";
+        // Whoever asks wants to know it now.
+        let limit = self.pool.options().get_acquire_timeout();
+        let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
+        let answered = tokio::time::timeout(limit, self.schema()).await;
+        let found = answered.map_err(|_| sqlx::Error::from(silent()))??;
         let expected = migrations::newest(&migrations::postgres());
-        let migrated: bool = sqlx::query(TABLE).fetch_one(&self.pool).await?.try_get("found")?;
-        let found: i64 =
-            if migrated { sqlx::query(APPLIED).fetch_one(&self.pool).await?.try_get("found")? } else { 0 };
         if found == expected { Ok(()) } else { Err(StoreError::Schema { found, expected }) }
     }
 

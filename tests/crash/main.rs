@@ -12,7 +12,8 @@
 //! PRECIS_CRASH_KILLS=200 cargo test --test crash nothing_is_lost -- --nocapture
 //! ```
 //!
-//! It prints its seed, and `PRECIS_CRASH_SEED` repeats the choices of a run. To add a fault: a line in `chaos`, or a new
+//! It prints its seed, and `PRECIS_CRASH_SEED` repeats the choices of a run; `PRECIS_CRASH_BINARY` names another binary to
+//! run, such as a release. To add a fault: a line in `chaos`, or a new
 //! kind of `Weather` in `proxy`.
 #![cfg(test)]
 

@@ -19,6 +19,11 @@ pub(crate) struct Replica {
     log: Arc<Mutex<Vec<String>>>,
 }
 
+/// The one of this build, or another, such as a release.
+fn binary() -> PathBuf {
+    std::env::var_os("PRECIS_CRASH_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_precis").into(), PathBuf::from)
+}
+
 impl Drop for Replica {
     fn drop(&mut self) {
         self.kill();
@@ -62,7 +67,7 @@ impl Replica {
     }
 
     async fn start_once(&self) -> bool {
-        let mut command = Command::new(PathBuf::from(env!("CARGO_BIN_EXE_precis")));
+        let mut command = Command::new(binary());
         command.env_clear().envs(self.environment.iter().cloned()).current_dir(self.folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");

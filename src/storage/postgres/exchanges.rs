@@ -5,6 +5,7 @@ use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
+use crate::storage::pool;
 use crate::storage::row::{limit, tool_columns};
 use async_trait::async_trait;
 use sqlx::Row as _;
@@ -64,6 +65,10 @@ impl Exchanges for Postgres {
             Err(StoreError::Refused(sqlx::Error::Database(error)))
                 if error.is_unique_violation() && error.table() == Some("idempotency_keys") =>
             {
+                self.append_once(tenant, session, exchange, key).await
+            }
+            // With a key it is there once, whether the lost connection did it or not.
+            Err(error) if key.is_some() && pool::is_lost(&error) => {
                 self.append_once(tenant, session, exchange, key).await
             }
             other => other,
