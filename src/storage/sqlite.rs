@@ -11,7 +11,7 @@ use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteRow, SqliteSynchronous,
 };
-use sqlx::{ConnectOptions as _, Row as _, Sqlite as Driver, Transaction};
+use sqlx::{ConnectOptions as _, Connection as _, Row as _, Sqlite as Driver, Transaction};
 use std::str::FromStr as _;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -61,6 +61,12 @@ impl Sqlite {
                 .test_before_acquire(false)
                 .idle_timeout(None)
                 .max_lifetime(None)
+                // Where a commit fails, on a full disk, SQLite has ended the transaction by itself. The driver believes
+                // that it goes on, and would never begin another one on the connection.
+                .before_acquire(|connection, _| {
+                    let is_free = !connection.is_in_transaction();
+                    Box::pin(async move { Ok(is_free) })
+                })
         };
         // The writer comes first: it creates the file and turns the log on.
         let writer = pool(1).connect_with(connect.clone()).await?;

@@ -14,13 +14,14 @@
 //!
 //! It prints its seed, and `PRECIS_CRASH_SEED` repeats the choices of a run; `PRECIS_CRASH_BINARY` names another binary to
 //! run, such as a release. To add a fault: a line in `chaos`, or a new
-//! kind of `Weather` in `proxy`.
+//! kind of `Weather` in `proxy`. One fault at a time, and what is to be seen of it from outside, is in `faults`.
 #![cfg(test)]
 
 mod chance;
 mod chaos;
 mod check;
 mod cluster;
+mod faults;
 mod ledger;
 mod load;
 mod names;
@@ -28,9 +29,15 @@ mod power;
 mod proxy;
 mod replica;
 
+#[expect(dead_code, reason = "the tests of processes use the rest of it")]
+#[path = "../process/service.rs"]
+mod service;
+
 #[path = "../support"]
 mod support {
+    pub(crate) mod backend;
     pub(crate) mod model_server;
+    pub(crate) mod postgres;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

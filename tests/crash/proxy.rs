@@ -1,5 +1,4 @@
-//! A TCP proxy on the loopback between precis and Postgres: it cuts, delays, holds and swallows what goes through, and
-//! may be pointed at another server.
+//! A TCP proxy on the loopback between precis and Postgres: it cuts, delays, holds and swallows what goes through.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,12 +20,10 @@ pub(crate) enum Weather {
     Still,
     /// What the server says next is swallowed, and the connection ends there: its work is done, and nobody learns it.
     LoseAnswers,
-    /// New connections end at once.
-    Refuse,
 }
 
 struct Shared {
-    server: Mutex<PathBuf>,
+    server: PathBuf,
     weather: watch::Sender<Weather>,
     open: Mutex<Vec<AbortHandle>>,
 }
@@ -49,7 +46,7 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let weather = watch::Sender::new(Weather::Fair);
-        let shared = Arc::new(Shared { server: Mutex::new(server), weather, open: Mutex::default() });
+        let shared = Arc::new(Shared { server, weather, open: Mutex::default() });
         let serving = tokio::spawn(serve(listener, Arc::clone(&shared)));
         Self { address, shared, serving }
     }
@@ -75,12 +72,6 @@ impl Proxy {
             connection.abort();
         }
     }
-
-    /// New connections go to another server, and the old ones end: a failover.
-    pub(crate) fn fail_over(&self, server: PathBuf) {
-        *self.shared.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
-        self.cut();
-    }
 }
 
 async fn serve(listener: TcpListener, shared: Arc<Shared>) {
@@ -89,9 +80,6 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
         let Ok((client, _)) = listener.accept().await else {
             continue;
         };
-        if *shared.weather.borrow() == Weather::Refuse {
-            continue;
-        }
         let connection = connections.spawn(converse(client, Arc::clone(&shared)));
         let mut open = shared.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|connection| !connection.is_finished());
@@ -103,8 +91,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 
 /// Ends, with both sockets, when either side does.
 async fn converse(mut client: TcpStream, shared: Arc<Shared>) {
-    let server = shared.server.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let Ok(mut server) = UnixStream::connect(server).await else {
+    let Ok(mut server) = UnixStream::connect(&shared.server).await else {
         return;
     };
     // It would add a delay of its own to small packets.
@@ -139,7 +126,7 @@ async fn brave(weather: &watch::Sender<Weather>, is_answer: bool) -> Option<()> 
     let now = *weather.borrow();
     match now {
         Weather::LoseAnswers if is_answer => None,
-        Weather::Fair | Weather::Refuse | Weather::LoseAnswers => Some(()),
+        Weather::Fair | Weather::LoseAnswers => Some(()),
         Weather::Slow(time) => {
             sleep(time).await;
             Some(())

@@ -30,6 +30,15 @@ impl Precis {
         Self { folder, command }
     }
 
+    /// The same, deaf to a signal that would end it.
+    pub(crate) fn without_signal(self, signal: &str) -> Self {
+        let mut command = Command::new("/bin/sh");
+        let deaf = format!("trap '' {signal}; exec \"$0\" \"$@\"");
+        command.args(["-c", &deaf, env!("CARGO_BIN_EXE_precis")]);
+        command.env_clear().current_dir(self.folder.path()).stdin(Stdio::null());
+        Self { command, ..self }
+    }
+
     /// Where it runs.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
@@ -214,9 +223,14 @@ impl Process {
         found.unwrap_or_else(|| panic!("no {name:?} in the log:\n{}", self.log().join("\n")))
     }
 
+    /// The id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.child.id()
+    }
+
     /// Sends a signal: `TERM`, `INT`, `KILL`.
     pub(crate) fn signal(&self, signal: &str) {
-        let pid = self.child.child.id().to_string();
+        let pid = self.id().to_string();
         let sent = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status();
         assert!(sent.expect("a shell").success());
     }
