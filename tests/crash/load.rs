@@ -99,7 +99,7 @@ impl Request {
     }
 
     pub(crate) fn exchange(book: &Book, exchange: usize, of: usize) -> Self {
-        let messages: Vec<Value> = book.names(exchange, of).into_iter().map(|name| name.message()).collect();
+        let messages: Vec<Value> = book.names(exchange, of).into_iter().map(Name::message).collect();
         let path = format!("/sessions/{}/exchanges", book.id());
         let key = Some(format!("key-{}-{exchange}", book.number));
         Self { key, ..Self::post(path, json!({ "messages": messages })) }
@@ -174,7 +174,7 @@ impl Load {
 
     /// A worker that has found something wrong ends the test here.
     pub(crate) fn look(&mut self) {
-        while let Some(ended) = self.workers.try_join_next() {
+        if let Some(ended) = self.workers.try_join_next() {
             ended.expect("no worker found anything wrong");
             panic!("no worker ends by itself");
         }
@@ -257,8 +257,8 @@ pub(crate) fn check_context(context: &Value, book: &Book, known: &Known) {
     assert_eq!(covered.len(), through, "the summary and its cursor don't belong together: {context}");
     assert_eq!(through + verbatim.len(), last_seq, "{context}");
 
-    let (from, named) = covered.named();
-    let mut names = named.to_vec();
+    let (from, in_summary) = covered.named();
+    let mut names = in_summary.to_vec();
     for message in verbatim {
         let name = Name::of_message(message);
         assert_eq!(*message, name.message(), "not as it was given");

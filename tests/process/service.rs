@@ -23,20 +23,15 @@ pub(crate) struct Precis {
 impl Precis {
     /// The binary in an empty folder, with nothing in its environment.
     pub(crate) fn new() -> Self {
-        let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
-        let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_precis"));
-        command.env_clear().current_dir(folder.path()).stdin(Stdio::null());
-        Self { folder, command }
+        Self::by(Command::new(env!("CARGO_BIN_EXE_precis")))
     }
 
-    /// The same, deaf to a signal that would end it.
-    pub(crate) fn without_signal(self, signal: &str) -> Self {
-        let mut command = Command::new("/bin/sh");
-        let deaf = format!("trap '' {signal}; exec \"$0\" \"$@\"");
-        command.args(["-c", &deaf, env!("CARGO_BIN_EXE_precis")]);
-        command.env_clear().current_dir(self.folder.path()).stdin(Stdio::null());
-        Self { command, ..self }
+    /// The same by way of another command, which becomes it.
+    pub(crate) fn by(mut command: Command) -> Self {
+        let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
+        let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
+        command.env_clear().current_dir(folder.path()).stdin(Stdio::null());
+        Self { folder, command }
     }
 
     /// Where it runs.

@@ -44,8 +44,7 @@ impl Scene {
 #[tokio::test]
 async fn a_restart_that_is_over_fails_no_request() {
     let scene = scene().await;
-    let mut number = 1;
-    for at_once in [false, true] {
+    for (number, at_once) in (1..).zip([false, true]) {
         scene.use_all_connections().await;
         if at_once {
             scene.cluster.stop_at_once().await;
@@ -62,7 +61,6 @@ async fn a_restart_that_is_over_fails_no_request() {
             scene.service.context("s", &json!({})).await;
         }
         recorded(&scene.service, number).await;
-        number += 1;
         assert_eq!(status(&scene.service, "/readyz").await, StatusCode::OK);
     }
     history_is(&scene.service, 0..3).await;
