@@ -7,6 +7,7 @@
 //! | what does the model get to see | [`context`] |
 //! | what covers which messages | [`coverage`] |
 
+pub mod api_key;
 pub mod chain;
 pub mod chunk;
 pub mod consolidation;

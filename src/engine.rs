@@ -16,6 +16,7 @@ pub use crate::storage::messages::{Page, StoredMessage};
 pub use crate::storage::sessions::After;
 
 mod consolidate;
+pub mod keys;
 mod memory;
 pub mod recall;
 mod record;

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub mod api_keys;
 pub mod consolidations;
 pub mod exchanges;
 pub mod memory;
@@ -27,7 +28,8 @@ pub mod users;
 /// All that the service keeps.
 #[async_trait]
 pub trait Store:
-    consolidations::Consolidations
+    api_keys::ApiKeys
+    + consolidations::Consolidations
     + exchanges::Exchanges
     + memory::Memory
     + messages::Messages

@@ -69,6 +69,10 @@ id!(
     /// Whose memory document applies.
     UserId
 );
+id!(
+    /// What the owner of an API key calls it; not unique.
+    KeyName
+);
 
 impl Default for TenantId {
     /// The only tenant where there are no API keys.

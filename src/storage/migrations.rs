@@ -9,6 +9,7 @@ macro_rules! migrations {
         [
             (1, "initial", include_str!(concat!("../../migrations/", $store, "/0001_initial.sql"))),
             (2, "token_usage", include_str!(concat!("../../migrations/", $store, "/0002_token_usage.sql"))),
+            (3, "api_keys", include_str!(concat!("../../migrations/", $store, "/0003_api_keys.sql"))),
             (
                 5,
                 "row_level_security",

@@ -18,6 +18,7 @@ use std::str::FromStr as _;
 use std::time::Duration;
 use time::OffsetDateTime;
 
+mod api_keys;
 mod consolidations;
 mod exchanges;
 mod memory;

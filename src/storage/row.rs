@@ -212,6 +212,34 @@ macro_rules! read_memory {
     }};
 }
 
+/// Reads the columns of [`key_columns`] out of a row of either store.
+macro_rules! read_key {
+    ($row:expr, $time:path, $maybe_time:path) => {{
+        use $crate::domain::api_key::{KeyId, KeyRecord, Scope};
+        use $crate::domain::id::{KeyName, TenantId};
+        use $crate::storage::row::corrupt;
+        let row = $row;
+        let (id, tenant, scope): (String, String, String) =
+            (row.try_get("key_id")?, row.try_get("tenant_id")?, row.try_get("scope")?);
+        let name: Option<String> = row.try_get("name")?;
+        KeyRecord {
+            id: KeyId::parse(&id).map_err(corrupt("the id of a key"))?,
+            tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
+            name: name.map(KeyName::new).transpose().map_err(corrupt("the name of a key"))?,
+            scope: Scope::parse(&scope).ok_or(scope).map_err(corrupt("a scope"))?,
+            created_at: $time(row, "created_at")?,
+            revoked_at: $maybe_time(row, "revoked_at")?,
+        }
+    }};
+}
+
+/// The columns that [`read_key`] reads.
+macro_rules! key_columns {
+    () => {
+        "key_id, tenant_id, name, scope, created_at, revoked_at"
+    };
+}
+
 /// The columns that [`read_session`] reads.
 macro_rules! session_columns {
     () => {
@@ -228,4 +256,6 @@ macro_rules! revision_columns {
     };
 }
 
-pub(super) use {read_memory, read_revision, read_session, revision_columns, session_columns};
+pub(super) use {
+    key_columns, read_key, read_memory, read_revision, read_session, revision_columns, session_columns,
+};

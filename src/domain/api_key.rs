@@ -1,0 +1,302 @@
+//! API keys: how one is written, and what it may do.
+//!
+//! `precis_`, then in lower-case base 32: 8 characters that name the key in lists and logs, 40 that nobody can guess
+//! (200 bits), 7 that are the CRC-32 of all before. The prefix lets scanners find a key that leaked
+//! (`precis_[0-9a-v]{55}`), and the checksum tells a mistyped key without a look into the database.
+
+use super::id::{KeyName, TenantId};
+use secrecy::{ExposeSecret as _, SecretString};
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+use subtle::ConstantTimeEq as _;
+use time::OffsetDateTime;
+
+/// What every key begins with.
+pub const PREFIX: &str = "precis_";
+/// Random bytes that a key is made of: 5 of its id, 25 of its secret.
+pub const RANDOM_BYTES: usize = 30;
+
+const ID: usize = 8;
+const SECRET: usize = 40;
+const CHECKSUM: usize = 7;
+/// 5 bits.
+const BASE: u32 = 32;
+
+/// The text is no key: wrong in its form, or in its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an API key: a part is missing, or mistyped")]
+pub struct InvalidKey;
+
+/// A key as its holder has it. It shows itself nowhere but in [`ApiKey::expose`].
+#[derive(Clone)]
+pub struct ApiKey {
+    text: SecretString,
+    id: KeyId,
+}
+
+impl ApiKey {
+    /// The key that these random bytes make.
+    #[must_use]
+    pub fn new(random: &[u8; RANDOM_BYTES]) -> Self {
+        let digits: String = random.chunks(5).flat_map(|five| digits(number(five), 8)).collect();
+        let id = KeyId(digits.chars().take(ID).collect());
+        let body = format!("{PREFIX}{digits}");
+        let text = format!("{body}{}", checksum(&body));
+        Self { text: text.into(), id }
+    }
+
+    /// Reads a key. Whether it exists is another question.
+    ///
+    /// # Errors
+    /// It is not one, or it is mistyped.
+    pub fn parse(text: &str) -> Result<Self, InvalidKey> {
+        let (body, sum) = text.split_at_checked(PREFIX.len() + ID + SECRET).ok_or(InvalidKey)?;
+        let digits = body.strip_prefix(PREFIX).ok_or(InvalidKey)?;
+        if !is_base32(digits) || checksum(body) != sum {
+            return Err(InvalidKey);
+        }
+        Ok(Self { text: text.into(), id: KeyId(digits.chars().take(ID).collect()) })
+    }
+
+    /// The part that is no secret.
+    #[must_use]
+    pub fn id(&self) -> &KeyId {
+        &self.id
+    }
+
+    /// The key itself, for its holder's eyes.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        self.text.expose_secret()
+    }
+
+    /// What is stored of it. The secret is random, so that salt and slowness would add nothing.
+    #[must_use]
+    pub fn hash(&self) -> KeyHash {
+        KeyHash(Sha256::digest(self.expose()).into())
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ApiKey({})", self.id)
+    }
+}
+
+/// The id of a key: public, and part of the key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyId(String);
+
+impl KeyId {
+    /// Reads an id.
+    ///
+    /// # Errors
+    /// It is not one. The error does not repeat it: it may be a key.
+    pub fn parse(text: &str) -> Result<Self, InvalidKey> {
+        let sound = text.len() == ID && is_base32(text);
+        sound.then(|| Self(text.to_owned())).ok_or(InvalidKey)
+    }
+
+    /// As it stands in the key.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The SHA-256 of a key. Not to be compared but by [`KeyHash::matches`].
+#[derive(Clone)]
+pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// As it was stored; `None`: not the length of one.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// For the store.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether they are the same; it takes as long whatever they have in common.
+    #[must_use]
+    pub fn matches(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHash")
+    }
+}
+
+/// What a key may do. Each contains those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Look at everything of the tenant.
+    Read,
+    /// What an agent does: exchanges, contexts, memory, metadata, consolidations.
+    Write,
+    /// What takes away or sets back: erasure, restore; and the metrics.
+    Admin,
+}
+
+impl Scope {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Admin];
+
+    /// Its name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The scope of this name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|scope| scope.as_str() == name)
+    }
+
+    /// Whether a key of this scope may do what needs the other.
+    #[must_use]
+    pub fn covers(self, needed: Self) -> bool {
+        self >= needed
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What is known of a key. The key itself is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRecord {
+    /// Its id.
+    pub id: KeyId,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// What its owner calls it.
+    pub name: Option<KeyName>,
+    /// What it may do.
+    pub scope: Scope,
+    /// When it was made.
+    pub created_at: OffsetDateTime,
+    /// Since when it is refused.
+    pub revoked_at: Option<OffsetDateTime>,
+}
+
+fn is_base32(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'v'))
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// The lowest `count` digits of the number, the highest first.
+fn digits(number: u64, count: u32) -> impl Iterator<Item = char> {
+    let digit = move |place: u32| u32::try_from(number >> (5 * place) & u64::from(BASE - 1)).ok();
+    (0..count).rev().filter_map(move |place| char::from_digit(digit(place)?, BASE))
+}
+
+fn checksum(body: &str) -> String {
+    digits(crc32fast::hash(body.as_bytes()).into(), CHECKSUM as u32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Stays as it is for good: keys outlive versions.
+    const KEY: &str = "precis_000g40o40k30e209185go38e1s8124gj2gahc5oo34d1m70w";
+
+    fn counted() -> [u8; RANDOM_BYTES] {
+        std::array::from_fn(|index| u8::try_from(index).expect("small"))
+    }
+
+    #[test]
+    fn a_key_is_written_as_ever() {
+        let key = ApiKey::new(&counted());
+        assert_eq!(key.expose(), KEY);
+        assert_eq!(key.id().as_str(), &KEY[7..15]);
+        assert_eq!(KEY.len(), 62);
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_is_read_as_it_was_written(random: [u8; RANDOM_BYTES]) {
+            let key = ApiKey::new(&random);
+            let read = ApiKey::parse(key.expose()).expect("a key");
+            prop_assert_eq!(read.expose(), key.expose());
+            prop_assert_eq!(read.id(), key.id());
+            prop_assert!(read.hash().matches(&key.hash()));
+            prop_assert_eq!(&KeyId::parse(key.id().as_str()).expect("an id"), key.id());
+            prop_assert!(!format!("{key:?} {:?}", key.hash()).contains(&key.expose()[15..]));
+        }
+
+        #[test]
+        fn a_key_with_another_character_is_none(random: [u8; RANDOM_BYTES], at in 0..62_usize, by in "[0-9a-zA-Z_é -]") {
+            let key = ApiKey::new(&random).expose().to_owned();
+            let (before, rest) = key.split_at(at);
+            let wrong = format!("{before}{by}{}", &rest[1..]);
+            prop_assert_eq!(ApiKey::parse(&wrong).is_ok(), wrong == key);
+            let (swapped, two): (String, Vec<char>) = (key.clone(), key.chars().collect());
+            if let Some(pair) = two.get(at..at + 2).filter(|pair| pair[0] != pair[1]) {
+                let swapped = format!("{}{}{}{}", &swapped[..at], pair[1], pair[0], &swapped[at + 2..]);
+                prop_assert!(ApiKey::parse(&swapped).is_err());
+            }
+        }
+
+        #[test]
+        fn no_text_is_too_strange_to_be_refused(text in "\\PC{0,70}") {
+            prop_assert!(ApiKey::parse(&text).is_err());
+            prop_assert!(ApiKey::parse(&format!("{PREFIX}{text}")).is_err());
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_key_is_none() {
+        for wrong in ["", "precis_", &KEY[7..], &KEY[..61], &format!("{KEY}0"), &KEY.to_uppercase()] {
+            assert_eq!(ApiKey::parse(wrong).err(), Some(InvalidKey), "{wrong}");
+        }
+        for wrong in ["", "precis_0", "000G40o4", "000g40o", "000g40o40", "000g40é", KEY] {
+            assert_eq!(KeyId::parse(wrong), Err(InvalidKey), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn hashes_match_only_their_own() {
+        let (key, mut other) = (ApiKey::new(&counted()), counted());
+        other[29] ^= 1;
+        assert!(!key.hash().matches(&ApiKey::new(&other).hash()));
+        assert!(KeyHash::from_bytes(key.hash().as_bytes()).expect("a hash").matches(&key.hash()));
+        assert!(KeyHash::from_bytes(&[0; 31]).is_none() && KeyHash::from_bytes(&[]).is_none());
+    }
+
+    #[test]
+    fn a_scope_contains_those_before_it() {
+        for (index, scope) in Scope::ALL.into_iter().enumerate() {
+            assert_eq!(Scope::parse(scope.as_str()), Some(scope));
+            let covered = Scope::ALL.into_iter().filter(|needed| scope.covers(*needed)).count();
+            assert_eq!(covered, index + 1);
+        }
+        assert_eq!(Scope::parse("Admin"), None);
+    }
+}

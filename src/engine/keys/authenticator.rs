@@ -1,0 +1,213 @@
+//! Who a request is from. Answers of the store are remembered for a moment, so that a request costs no look-up of its
+//! own, and a revocation is seen everywhere within that moment.
+//!
+//! What the store can't be asked is never guessed: a database that is away is another error than a key that is none.
+
+use crate::domain::api_key::{ApiKey, KeyId, Scope};
+use crate::domain::id::TenantId;
+use crate::storage::api_keys::StoredKey;
+use crate::storage::{Store, StoreError};
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Keys remembered, at most.
+const MOST_KNOWN: usize = 10_000;
+/// Ids remembered of which there is no key, at most. They are apart, so that guesses drive no real key out.
+const MOST_UNKNOWN: usize = 1_000;
+
+/// Who a request is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Whom it acts for.
+    pub tenant: TenantId,
+    /// What it may do.
+    pub scope: Scope,
+    /// The key; `None`: the service has none, and is open.
+    pub key: Option<KeyId>,
+}
+
+/// Why a request is not let in.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// It needs a key, and has none that counts.
+    #[error("no valid key")]
+    Unauthorized,
+    /// The store can't say.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// How long what the store said is taken for true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// For the moment that is set.
+    Brief,
+    /// While the store is away, for longer: for what needs no store and is needed then most, the metrics.
+    WhileAway,
+}
+
+/// Knows callers by their keys.
+#[derive(Clone, Debug)]
+pub struct Authenticator {
+    store: Arc<dyn Store>,
+    open_without_keys: bool,
+    ttl: Duration,
+    memory: Arc<Mutex<Remembered>>,
+}
+
+#[derive(Debug, Default)]
+struct Remembered {
+    known: HashMap<KeyId, (Instant, StoredKey)>,
+    unknown: HashMap<KeyId, (Instant, ())>,
+    any: Option<(Instant, bool)>,
+}
+
+impl Authenticator {
+    /// Over this store. `open_without_keys`: whoever comes is let in while there was never a key. `ttl`: for how long
+    /// the store's answers are remembered, which is how long a revoked key may still pass.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, open_without_keys: bool, ttl: Duration) -> Self {
+        Self { store, open_without_keys, ttl, memory: Arc::default() }
+    }
+
+    /// The caller who sent this key.
+    ///
+    /// A key is looked at although the service may be open: who sends one means its tenant, and would write to another
+    /// where the service runs over the wrong database.
+    pub async fn with_key(&self, key: &ApiKey, trust: Trust) -> Result<Caller, Refused> {
+        let stored = self.stored(key.id(), trust).await?.ok_or(Refused::Unauthorized)?;
+        let same = stored.hash.matches(&key.hash());
+        let record = stored.record;
+        if !same || record.revoked_at.is_some() {
+            return Err(Refused::Unauthorized);
+        }
+        Ok(Caller { tenant: record.tenant, scope: record.scope, key: Some(record.id) })
+    }
+
+    /// The caller who sent none.
+    pub async fn without_key(&self, trust: Trust) -> Result<Caller, Refused> {
+        // Asked for nothing where the answer is no anyway.
+        if !self.open_without_keys || self.any(trust).await? {
+            return Err(Refused::Unauthorized);
+        }
+        Ok(Caller { tenant: TenantId::default(), scope: Scope::Admin, key: None })
+    }
+
+    async fn stored(&self, id: &KeyId, trust: Trust) -> Result<Option<StoredKey>, StoreError> {
+        let last = {
+            let memory = self.memory();
+            let known = memory.known.get(id).map(|(time, key)| (*time, Some(key.clone())));
+            known.or_else(|| memory.unknown.get(id).map(|(time, ())| (*time, None)))
+        };
+        let answer = self.answer(last, trust, self.store.api_key(id)).await?;
+        let Answer::New(asked, stored) = answer else {
+            return Ok(answer.value());
+        };
+        let mut memory = self.memory();
+        if let Some(key) = &stored {
+            memory.unknown.remove(id);
+            remember(&mut memory.known, MOST_KNOWN, self.ttl, id, (asked, key.clone()));
+        } else {
+            memory.known.remove(id);
+            remember(&mut memory.unknown, MOST_UNKNOWN, self.ttl, id, (asked, ()));
+        }
+        Ok(stored)
+    }
+
+    async fn any(&self, trust: Trust) -> Result<bool, StoreError> {
+        let last = self.memory().any;
+        // Once there was a key, there was one for good.
+        if let Some((_, true)) = last {
+            return Ok(true);
+        }
+        let answer = self.answer(last, trust, self.store.any_api_key()).await?;
+        if let Answer::New(asked, any) = answer {
+            self.memory().any = Some((asked, any));
+        }
+        Ok(answer.value())
+    }
+
+    /// What is remembered if it is young enough, else what the store says. Its time is that of the question: what was
+    /// revoked meanwhile may be missing in the answer.
+    async fn answer<T>(
+        &self,
+        last: Option<(Instant, T)>,
+        trust: Trust,
+        ask: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<Answer<T>, StoreError> {
+        let now = Instant::now();
+        let last = match last {
+            Some((asked, value)) if now.duration_since(asked) < self.ttl => return Ok(Answer::Old(value)),
+            last => last,
+        };
+        match (ask.await, last) {
+            (Ok(value), _) => Ok(Answer::New(now, value)),
+            (Err(StoreError::Unavailable(_)), Some((_, value))) if trust == Trust::WhileAway => {
+                Ok(Answer::Old(value))
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Remembered> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is known, and since when.
+enum Answer<T> {
+    Old(T),
+    New(Instant, T),
+}
+
+impl<T> Answer<T> {
+    fn value(self) -> T {
+        match self {
+            Self::Old(value) | Self::New(_, value) => value,
+        }
+    }
+}
+
+/// Keeps one more. Where there is no room, what is too old goes, and everything if that is not enough: it is all in the
+/// store.
+fn remember<K: Clone + Eq + Hash, V>(
+    map: &mut HashMap<K, (Instant, V)>,
+    most: usize,
+    ttl: Duration,
+    id: &K,
+    entry: (Instant, V),
+) {
+    if map.len() >= most && !map.contains_key(id) {
+        map.retain(|_, (asked, _)| entry.0.saturating_duration_since(*asked) < ttl);
+        if map.len() >= most {
+            map.clear();
+        }
+    }
+    map.insert(id.clone(), entry);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (start, ttl) = (Instant::now(), Duration::from_secs(2));
+        let (mut map, at) = (HashMap::new(), |second| start + Duration::from_secs(second));
+        for id in 0..3 {
+            remember(&mut map, 3, ttl, &id, (at(id), ()));
+        }
+        remember(&mut map, 3, ttl, &2, (at(3), ()));
+        assert_eq!(map.len(), 3, "a known one takes no room");
+        remember(&mut map, 3, ttl, &3, (at(3), ()));
+        let mut ids: Vec<_> = map.keys().copied().collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [2, 3], "those too old went");
+        for id in 4..6 {
+            remember(&mut map, 3, ttl, &id, (at(3), ()));
+        }
+        assert_eq!(Vec::from_iter(map.keys()), [&5], "all went");
+    }
+}
