@@ -3,6 +3,8 @@
 use crate::config::{self, DatabaseUrl, Settings};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::tokens;
+use crate::engine::keys::Keys;
+use crate::engine::keys::authenticator::Authenticator;
 use crate::engine::{MemoryService, Pools as PoolNames, Rules};
 use crate::http;
 use crate::llm::check::{self, Report};
@@ -18,7 +20,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+pub mod keys;
 mod models;
+
+/// How long an API key is taken for valid without a look into the store: a revocation is seen everywhere within it.
+const KEYS_REMEMBERED: Duration = Duration::from_secs(2);
 
 /// Why the service does not start, or ended early.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +35,13 @@ pub enum AppError {
     /// Models or prompts are set in a way that can't work.
     #[error("{0}")]
     Models(String),
+    /// Nothing would keep strangers out.
+    #[error(
+        "{0} (server.bind) is open to other machines, and there is no API key yet: make one with \
+         `precis keys create --tenant NAME`, or set server.allow_without_keys = true where the network keeps \
+         strangers out, or bind to 127.0.0.1"
+    )]
+    NoKeys(SocketAddr),
     /// The address can't be listened on.
     #[error("can't listen on {0} (server.bind)")]
     Bind(SocketAddr, #[source] std::io::Error),
@@ -43,6 +56,8 @@ pub struct App {
     service: MemoryService,
     metrics: PrometheusHandle,
     router: Router,
+    keys: Keys,
+    open_without_keys: bool,
     bind: SocketAddr,
     grace: Duration,
 }
@@ -59,15 +74,21 @@ impl App {
         let llm = Arc::new(metrics.measure(|| models::pools(settings)).map_err(AppError::Models)?);
         let store = store(settings, migrate).await?;
         let _ = tokenizer.await;
+        let server = &settings.server;
+        let open_without_keys = server.allow_without_keys || server.bind.ip().to_canonical().is_loopback();
+        let authenticator = Authenticator::new(Arc::clone(&store), open_without_keys, KEYS_REMEMBERED);
+        let keys = Keys::new(Arc::clone(&store));
         let service = MemoryService::new(store, llm, rules(settings));
-        let router = http::router(service.clone(), metrics.handle(), settings.server.max_body_bytes);
+        let router = http::router(service.clone(), authenticator, metrics.handle(), server.max_body_bytes);
         let metrics = metrics.handle();
         Ok(Self {
             service,
             metrics,
             router,
-            bind: settings.server.bind,
-            grace: settings.server.shutdown_grace,
+            keys,
+            open_without_keys,
+            bind: server.bind,
+            grace: server.shutdown_grace,
         })
     }
 
@@ -85,8 +106,12 @@ impl App {
     /// Listens where the settings say.
     ///
     /// # Errors
-    /// The address is taken, or not this machine's.
+    /// The address is taken, or not this machine's; or other machines reach it, and there is no key.
     pub async fn listen(&self) -> Result<TcpListener, AppError> {
+        // A store that can't tell is no reason not to start: without a key nobody is let in here.
+        if !self.open_without_keys && self.keys.any().await.is_ok_and(|any| !any) {
+            return Err(AppError::NoKeys(self.bind));
+        }
         TcpListener::bind(self.bind).await.map_err(|error| AppError::Bind(self.bind, error))
     }
 

@@ -58,7 +58,8 @@ pub struct Server {
     /// Where it listens.
     #[serde(deserialize_with = "address")]
     pub bind: SocketAddr,
-    /// Lets `bind` be an address that other machines reach although no API key protects it.
+    /// Lets `bind` be an address that other machines reach although there is no API key. That is looked at when the
+    /// service starts: only the database knows.
     pub allow_without_keys: bool,
     /// How long requests may go on after the signal to stop.
     #[serde(with = "duration")]

@@ -3,13 +3,17 @@
 //! A handler extracts, calls the engine, wraps. Each resource has a file of its name; [`error`] is the one place where
 //! errors become answers, [`extract`] the one where requests become values.
 
+use crate::domain::api_key::Scope;
 use crate::engine::MemoryService;
+use crate::engine::keys::authenticator::Authenticator;
+use auth::Access;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::catch_panic::CatchPanicLayer;
 
+mod auth;
 mod consolidations;
 mod contexts;
 mod error;
@@ -26,8 +30,21 @@ mod revisions;
 mod sessions;
 mod users;
 
+/// Which key a request needs: one of scope `read` for GET, `admin` for DELETE, `write` otherwise; but for these routes.
+const ACCESS: &[(&str, Access)] = &[
+    ("/sessions/{session_id}/revisions/{revision}/restore", Access::Key(Scope::Admin)),
+    ("/livez", Access::Open),
+    ("/readyz", Access::Open),
+    ("/metrics", Access::KeyWhileAway(Scope::Admin)),
+];
+
 /// All routes over the service. `max_body_bytes` bounds the body of a request.
-pub fn router(service: MemoryService, metrics: PrometheusHandle, max_body_bytes: usize) -> Router {
+pub fn router(
+    service: MemoryService,
+    authenticator: Authenticator,
+    metrics: PrometheusHandle,
+    max_body_bytes: usize,
+) -> Router {
     Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{session_id}", get(sessions::get).patch(sessions::patch).delete(sessions::erase))
@@ -45,8 +62,10 @@ pub fn router(service: MemoryService, metrics: PrometheusHandle, max_body_bytes:
         .route("/readyz", get(operation::readyz))
         .route("/metrics", get(operation::metrics).with_state(metrics))
         .with_state(service)
-        .merge(openapi::page())
         .fallback(error::no_route)
+        .layer(middleware::from_fn_with_state(authenticator, auth::layer))
+        // Open: static, and nobody's data.
+        .merge(openapi::page())
         .method_not_allowed_fallback(error::no_method)
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(middleware::from_fn_with_state(error::MaxBody(max_body_bytes), error::with_limits))

@@ -1,10 +1,14 @@
 //! The command line: settings, and what to do with them.
 #![expect(clippy::print_stdout, reason = "what a command prints is its result")]
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use precis::app::keys::KeysError;
 use precis::app::{self, App};
 use precis::config::{Flag, Loaded, Settings, Sources};
+use precis::domain::api_key::Scope;
 use precis::domain::chain::Chain;
+use precis::domain::id::{KeyName, TenantId};
 use precis::{http, telemetry};
 use std::error::Error;
 use std::path::PathBuf;
@@ -65,6 +69,9 @@ enum Command {
     /// About the models of the settings
     #[command(subcommand)]
     Llm(LlmCommand),
+    /// The API keys of the database: who may do what
+    #[command(subcommand)]
+    Keys(KeysCommand),
     /// Ask the service at server.bind whether it is ready: exit status 0 or 1
     Health,
 }
@@ -73,6 +80,38 @@ enum Command {
 enum LlmCommand {
     /// Ask every model one short question: exit status 0 if each pool has a model that works, else 1
     Check,
+}
+
+#[derive(Subcommand)]
+enum KeysCommand {
+    /// Make a key and print it: once, for only its hash is stored
+    Create {
+        /// Whose data the key opens
+        #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+        tenant: TenantId,
+        /// What the list calls it
+        #[arg(long, value_parser = |text: &str| KeyName::new(text))]
+        name: Option<KeyName>,
+        /// read: look at everything; write: what an agent does, too; admin: erasure, restore and metrics, too
+        #[arg(long, default_value = "write", value_parser = scopes())]
+        scope: Scope,
+    },
+    /// List the keys, revoked ones too; never the keys themselves
+    List {
+        /// Only those of this tenant
+        #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+        tenant: Option<TenantId>,
+    },
+    /// Revoke a key: every service over the database refuses it within seconds
+    Revoke {
+        /// Its id, as `precis keys list` shows it
+        id: String,
+    },
+}
+
+fn scopes() -> impl TypedValueParser<Value = Scope> {
+    let names = PossibleValuesParser::new(Scope::ALL.map(Scope::as_str));
+    names.try_map(|name| Scope::parse(&name).ok_or("no such scope"))
 }
 
 impl SettingsArgs {
@@ -118,6 +157,13 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
         Some(Command::Config) => print!("{}", cli.settings.load()?),
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),
         Some(Command::Llm(LlmCommand::Check)) => return check(&cli.settings.load()?.settings).await,
+        Some(Command::Keys(command)) => {
+            let settings = cli.settings.load()?.settings;
+            let opened = app::keys::Command::open(&settings, !cli.serve.no_migrate).await?;
+            let done = keys(&opened, command).await;
+            opened.close().await;
+            done?;
+        }
         Some(Command::Health) => return health(&cli.settings.load()?.settings).await,
     }
     Ok(ExitCode::SUCCESS)
@@ -149,6 +195,20 @@ async fn check(settings: &Settings) -> Result<ExitCode, Box<dyn Error>> {
     let report = app::check_models(settings).await?;
     print!("{report}");
     Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The result goes to standard output, alone, so that it can be piped; what else there is to say goes beside it.
+async fn keys(keys: &app::keys::Command, command: KeysCommand) -> Result<(), KeysError> {
+    match command {
+        KeysCommand::Create { tenant, name, scope } => {
+            let created = keys.create(&tenant, name.as_ref(), scope).await?;
+            eprintln!("{}", created.explanation);
+            println!("{}", created.key.expose());
+        }
+        KeysCommand::List { tenant } => print!("{}", keys.list(tenant.as_ref()).await?),
+        KeysCommand::Revoke { id } => eprintln!("{}", keys.revoke(&id).await?),
+    }
+    Ok(())
 }
 
 /// For a container's health check: images have no curl.

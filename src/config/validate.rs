@@ -139,16 +139,6 @@ impl Findings {
     }
 
     fn places(&mut self, settings: &Settings) {
-        let bind = settings.server.bind;
-        if !bind.ip().to_canonical().is_loopback() && !settings.server.allow_without_keys {
-            self.add(
-                &["server.bind", "server.allow_without_keys"],
-                format!(
-                    "{bind} is open to other machines, and no API key protects it: bind to 127.0.0.1, or set \
-                     server.allow_without_keys = true where the network keeps strangers out"
-                ),
-            );
-        }
         if !settings.database.url.is_valid() {
             self.add(
                 &["database.url"],

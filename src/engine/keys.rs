@@ -45,7 +45,7 @@ impl Keys {
             let key = ApiKey::new(&random);
             let (id, hash) = (key.id().clone(), key.hash());
             let new = NewKey { id, hash, tenant: tenant.clone(), name: name.cloned(), scope };
-            // Ids are short, so one may be taken: once among a million keys, in a million.
+            // Ids are short, so one may be taken: with a million keys, one in a million is.
             if self.store.create_api_key(&new).await?.is_some() {
                 return Ok(key);
             }

@@ -3,6 +3,7 @@
 //!
 //! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
 
+use crate::domain::api_key::Scope;
 use crate::domain::chain::Chain;
 use crate::engine::{Error, StoreError};
 use axum::Json;
@@ -94,6 +95,25 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", "Bad request", detail)
     }
 
+    /// 401. The same text whatever is wrong with the key: it must not help to find one.
+    pub(crate) fn unauthorized() -> Self {
+        let detail = "This needs an API key that is valid: send it as `Authorization: Bearer precis_…`. \
+            `precis keys create` makes one.";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "No valid API key", detail)
+    }
+
+    /// 401 for a header that holds no bearer token.
+    pub(crate) fn no_bearer() -> Self {
+        let detail = "The header authorization must be there once, and read `Bearer precis_…`.";
+        Self { detail: detail.to_owned(), ..Self::unauthorized() }
+    }
+
+    /// 403.
+    pub(crate) fn forbidden(has: Scope, needed: Scope) -> Self {
+        let detail = format!("This needs a key of the scope {needed}; the one sent has {has}.");
+        Self::new(StatusCode::FORBIDDEN, "forbidden", "Not within the key's scope", detail)
+    }
+
     /// 413.
     pub(crate) fn too_large(most: usize) -> Self {
         let detail =
@@ -179,7 +199,7 @@ impl From<Error> for Problem {
 }
 
 impl Problem {
-    fn from_store(error: &StoreError) -> Self {
+    pub(crate) fn from_store(error: &StoreError) -> Self {
         let causes = Chain(error);
         match error {
             StoreError::Schema { .. } | StoreError::Unmigrated(_) => {
@@ -210,7 +230,8 @@ impl Problem {
         }
     }
 
-    fn internal() -> Self {
+    /// 500.
+    pub(crate) fn internal() -> Self {
         let detail =
             "Something went wrong inside precis. The log has the reason, under this answer's x-request-id.";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
@@ -227,6 +248,9 @@ impl IntoResponse for Problem {
         if status == StatusCode::PAYLOAD_TOO_LARGE {
             // The rest of the body is not read: the client must not send its next request after it.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -5,22 +5,24 @@ use super::exchanges::at;
 use super::json;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::invalid;
+use crate::engine::keys::authenticator::Caller;
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use serde::de::DeserializeOwned;
-use std::convert::Infallible;
 
-/// The tenant that the request acts for. Without API keys there is one.
+/// The tenant that the request acts for: that of its key. Without API keys there is one.
 pub(super) struct Tenant(pub(super) TenantId);
 
 impl<S: Send + Sync> FromRequestParts<S> for Tenant {
-    type Rejection = Infallible;
+    type Rejection = Problem;
 
-    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self(TenantId::default()))
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        // A route that the layer was forgotten around serves nobody, rather than one tenant the data of another.
+        let caller = parts.extensions.get::<Caller>().ok_or_else(Problem::internal)?;
+        Ok(Self(caller.tenant.clone()))
     }
 }
 

@@ -1,14 +1,19 @@
 //! The OpenAPI document, made of what stands at the handlers, and the page that shows it.
 
+use super::auth::Access;
 use super::{
     consolidations, contexts, error, exchanges, memory, messages, operation, revisions, sessions, users,
 };
+use crate::domain::api_key::Scope;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use utoipa::OpenApi;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 /// A memory for LLM agents that fits their context window.
@@ -47,7 +52,47 @@ struct Document;
 /// The document.
 #[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
-    Document::openapi()
+    let mut document = Document::openapi();
+    let key = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("precis_…").description(Some(
+        "An API key, made by `precis keys create`. Its scope, `read`, `write` or `admin`, contains those before it. \
+         A service that has no key at all, and is not open to the network, asks for none.",
+    ));
+    document.components.get_or_insert_default().add_security_scheme(KEY, SecurityScheme::Http(key.build()));
+    for (path, item) in &mut document.paths.paths {
+        for (method, operation) in operations(item) {
+            if let Some(scope) = Access::of(&method, path).scope() {
+                secure(operation, scope);
+            }
+        }
+    }
+    document
+}
+
+/// The name of the security scheme.
+const KEY: &str = "key";
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
+    let operations = [
+        (Method::GET, &mut item.get),
+        (Method::HEAD, &mut item.head),
+        (Method::POST, &mut item.post),
+        (Method::PUT, &mut item.put),
+        (Method::PATCH, &mut item.patch),
+        (Method::DELETE, &mut item.delete),
+    ];
+    operations.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+fn secure(operation: &mut Operation, scope: Scope) {
+    operation.security = Some(vec![SecurityRequirement::new(KEY, [scope.as_str()])]);
+    let unauthorized = "No valid API key".to_owned();
+    let forbidden = format!("The key's scope is not `{scope}`, nor one that contains it");
+    for (status, description) in [("401", unauthorized), ("403", forbidden)] {
+        let content = Content::new(Some(Ref::from_schema_name("Problem")));
+        let response = ResponseBuilder::new().description(description);
+        let response = response.content("application/problem+json", content).build();
+        operation.responses.responses.insert(status.to_owned(), response.into());
+    }
 }
 
 /// The document as it is committed: `openapi/openapi.json`.

@@ -5,7 +5,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::time::Instant;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, field};
 use uuid::Uuid;
 
 /// The header that brings it, and returns it.
@@ -16,7 +16,13 @@ const MOST_BYTES: usize = 128;
 /// Takes the client's id if it is sound, makes one otherwise, and logs the request under it.
 pub(super) async fn layer(request: Request, next: Next) -> Response {
     let id = request.headers().get(HEADER).filter(|id| is_sound(id)).cloned().unwrap_or_else(new_id);
-    let span = tracing::info_span!("request", request_id = id.to_str().unwrap_or_default());
+    let span = tracing::info_span!(
+        "request",
+        request_id = id.to_str().unwrap_or_default(),
+        // Known once the key is looked at; never the key itself.
+        tenant = field::Empty,
+        key = field::Empty,
+    );
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let began = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
