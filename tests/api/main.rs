@@ -11,6 +11,8 @@ mod contexts;
 mod errors;
 mod exchanges;
 mod ids;
+mod isolation;
+mod keys;
 mod memory;
 mod messages;
 mod openapi;
@@ -24,5 +26,6 @@ mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
+    pub(crate) mod keys;
     pub(crate) mod postgres;
 }

@@ -8,6 +8,7 @@
 #![cfg(test)]
 #![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 
+mod api_keys;
 mod consolidations;
 mod conversation;
 mod exchanges;

@@ -14,7 +14,7 @@ const TABLES_OF_POSTGRES: &str = "\
     ORDER BY tablename";
 
 /// Tables that hold nothing of a session or a user: erasure leaves them.
-pub(crate) const OF_TENANTS: [&str; 1] = ["token_usage"];
+pub(crate) const OF_TENANTS: [&str; 2] = ["api_keys", "token_usage"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),

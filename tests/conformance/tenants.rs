@@ -1,6 +1,7 @@
 //! The border between tenants: the same ids, and nothing in common. Every method of the store is called here for a
 //! tenant that has nothing; a new method gets its line.
 
+use crate::api_keys::new_key;
 use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, user_id};
 use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
@@ -67,6 +68,7 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     let (token, step) = fill(&acme, &ada).await;
     acme.store.spend(&acme.tenant, 7).await.unwrap();
+    acme.store.create_api_key(&new_key("acme", 1)).await.unwrap().unwrap();
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
     for name in ["Acme", "acme ", "default", "ACME"] {
@@ -84,6 +86,7 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         assert_eq!(other.revisions().await, None);
         assert_eq!(store.revision(tenant, session, 1).await.unwrap(), None);
         assert_eq!(store.tokens_spent_today(tenant).await.unwrap(), 0);
+        assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);
         assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9).await.unwrap(), []);
         // Writing to what it doesn't have.

@@ -7,6 +7,7 @@
 
 mod check;
 mod first_run;
+mod keys;
 mod logs;
 mod models;
 mod replicas;

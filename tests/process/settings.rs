@@ -133,18 +133,6 @@ async fn a_file_that_was_named_must_be_there() {
 }
 
 #[tokio::test]
-async fn an_address_open_to_others_needs_a_word() {
-    for open in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
-        let said = Precis::new().args(["--bind", open]).run().await.refused();
-        assert!(said.contains("server.bind (flag --bind)"), "{said}");
-        assert!(said.contains("server.allow_without_keys"), "{said}");
-        let mut allowed = Precis::new().args(["config", "--bind", open]);
-        allowed = allowed.set("server.allow_without_keys", "true");
-        allowed.run().await.printed();
-    }
-}
-
-#[tokio::test]
 async fn the_openapi_document_is_the_committed_one() {
     let printed = Precis::new().args(["openapi"]).run().await.printed();
     // Not `assert_eq!`: two documents of thousands of lines help nobody.

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 pub(crate) struct TestApp {
     pub(crate) url: String,
     pub(crate) client: Client,
+    key: Option<String>,
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<()>>,
 }
@@ -61,7 +62,13 @@ impl TestApp {
             app.serve(listener, stop).await.expect("served");
         });
         let client = precis::llm::remote::http_client(std::time::Duration::from_secs(5)).expect("a client");
-        Self { url, client, stop: Some(stop), served: Some(served) }
+        Self { url, client, key: None, stop: Some(stop), served: Some(served) }
+    }
+
+    /// The same service for the holder of this key. It runs for as long as the one that was started.
+    pub(crate) fn with_key(&self, key: &str) -> Self {
+        let (url, client) = (self.url.clone(), self.client.clone());
+        Self { url, client, key: Some(key.to_owned()), stop: None, served: None }
     }
 
     /// Stops the service as a signal does, and waits until it has ended.
@@ -73,7 +80,8 @@ impl TestApp {
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.client.request(method, format!("{}{path}", self.url))
+        let request = self.client.request(method, format!("{}{path}", self.url));
+        if let Some(key) = &self.key { request.bearer_auth(key) } else { request }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Value {

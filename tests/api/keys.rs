@@ -1,0 +1,300 @@
+//! Who is let in: no key, a key, and what it may do. What `src/http/auth.rs` decides.
+
+use crate::answer::{Answer, get, on_sqlite, post, put, raw, send};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+on_both_stores!(
+    a_revoked_key_is_refused_within_seconds_everywhere,
+    tenants_with_the_same_ids_never_meet,
+    a_service_is_closed_with_its_first_key,
+);
+
+/// Every operation of the document: method, path with its parameters filled in, template, and the scope it names.
+fn operations() -> Vec<(Method, String, String, Option<Scope>)> {
+    let document = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
+    let mut found = Vec::new();
+    for (template, item) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("operations") {
+            let method: Method = method.to_uppercase().parse().expect("a method");
+            let scope =
+                operation["security"][0]["key"][0].as_str().map(|name| Scope::parse(name).expect("a scope"));
+            let path = template.replace("{revision}", "1").replace(['{', '}'], "");
+            for status in ["401", "403"] {
+                assert_eq!(
+                    operation["responses"][status].is_object(),
+                    scope.is_some(),
+                    "{method} {template}"
+                );
+            }
+            found.push((method, path, template.clone(), scope));
+        }
+    }
+    assert!(found.len() >= 17);
+    found
+}
+
+async fn ask(app: &TestApp, method: &Method, path: &str) -> Answer {
+    send(app.request(method.clone(), path)).await
+}
+
+/// What the contract says of each route: looking, doing, taking away.
+#[test]
+fn each_route_needs_the_scope_that_it_should() {
+    let schemes = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
+    let scheme = &schemes["components"]["securitySchemes"]["key"];
+    assert_eq!((&scheme["type"], &scheme["scheme"]), (&json!("http"), &json!("bearer")));
+    for (method, _, template, scope) in operations() {
+        let expected = match (method.as_str(), template.as_str()) {
+            (_, "/livez" | "/readyz") => None,
+            (_, "/metrics") => Some(Scope::Admin),
+            ("GET", _) => Some(Scope::Read),
+            ("DELETE", _) => Some(Scope::Admin),
+            (_, path) if path.ends_with("/restore") => Some(Scope::Admin),
+            _ => Some(Scope::Write),
+        };
+        assert_eq!(scope, expected, "{method} {template}");
+    }
+}
+
+#[tokio::test]
+async fn every_route_holds_to_the_document() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    let mut keys = Vec::new();
+    for scope in Scope::ALL {
+        keys.push((scope, app.with_key(backend.key("acme", scope).await.expose())));
+    }
+    for (method, path, _, needed) in operations() {
+        let at = format!("{method} {path}");
+        let without = ask(&app, &method, &path).await;
+        let Some(needed) = needed else {
+            assert_eq!(without.status, 200, "{at}");
+            continue;
+        };
+        without.problem(401, "unauthorized");
+        for (scope, app) in &keys {
+            let answer = ask(app, &method, &path).await;
+            if scope.covers(needed) {
+                assert!(![401, 403].contains(&answer.status), "{at} with {scope}: {answer:?}");
+            } else {
+                let detail = answer.problem(403, "forbidden");
+                assert!(
+                    detail.contains(&format!("scope {needed}")) && detail.contains(scope.as_str()),
+                    "{detail}"
+                );
+            }
+        }
+    }
+}
+
+/// The page and the document are static, a wrong method is a fact about the interface; all else needs a key.
+#[tokio::test]
+async fn what_is_no_route_of_the_document() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
+    for path in ["/docs/", "/openapi.json"] {
+        assert_eq!(get(&app, path).await.status, 200, "{path}");
+    }
+    for path in ["/", "/nothing", "/sessions/a/b"] {
+        for method in [Method::GET, Method::POST, Method::DELETE] {
+            ask(&app, &method, path).await.problem(401, "unauthorized");
+            ask(&reader, &method, path).await.problem(404, "no-such-route");
+        }
+    }
+    ask(&app, &Method::PUT, "/sessions").await.problem(405, "method-not-allowed");
+    ask(&app, &Method::HEAD, "/livez").await.ok(200);
+    assert_eq!(ask(&app, &Method::HEAD, "/sessions").await.status, 401);
+    assert_eq!(ask(&reader, &Method::HEAD, "/sessions").await.status, 200);
+}
+
+#[tokio::test]
+async fn whatever_is_wrong_with_a_key_the_answer_is_the_same() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    let (key, revoked) = (backend.key("acme", Scope::Admin).await, backend.key("acme", Scope::Admin).await);
+    backend.revoke(revoked.id()).await;
+    let key = key.expose();
+    let with = |value: String| send(app.request(Method::GET, "/sessions").header("authorization", value));
+    for value in [format!("Bearer {key}"), format!("bearer  {key}"), format!("BEARER {key}")] {
+        with(value).await.ok(200);
+    }
+    let none = get(&app, "/sessions").await;
+    assert_eq!(none.header("www-authenticate"), Some("Bearer"));
+    none.problem(401, "unauthorized");
+    let unknown = ApiKey::new(&[7; RANDOM_BYTES]);
+    let other_secret = ApiKey::parse(key).expect("a key").id().as_str().to_owned() + &unknown.expose()[15..];
+    for token in [
+        unknown.expose(),
+        revoked.expose(),
+        &key[..61],
+        &format!("{key}0"),
+        &key.to_uppercase(),
+        &format!("precis_{other_secret}"),
+        "precis_",
+        "x",
+        "sk-0123456789",
+    ] {
+        let answer = with(format!("Bearer {token}")).await;
+        assert_eq!((answer.status, &answer.text), (401, &none.text), "{token}");
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+    }
+    for value in [
+        key.to_owned(),
+        format!("Basic {key}"),
+        "Bearer".to_owned(),
+        format!("Bearer {key} {key}"),
+        String::new(),
+    ] {
+        let answer = with(value.clone()).await;
+        let detail = answer.problem(401, "unauthorized");
+        assert!(detail.contains("authorization") && !detail.contains(key), "{detail}");
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer"), "{value}");
+    }
+    let twice = app.request(Method::GET, "/sessions").header("authorization", format!("Bearer {key}"));
+    send(twice.header("authorization", format!("Bearer {key}"))).await.problem(401, "unauthorized");
+    // Not in the query: it would stand in logs.
+    get(&app, &format!("/sessions?access_token={key}")).await.problem(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn a_service_without_keys_is_open() {
+    let app = on_sqlite(&[]).await;
+    app.record_turns("s", 0..1).await;
+    for value in ["Bearer sk-none", "Basic dTpw", "x"] {
+        send(app.request(Method::GET, "/sessions/s").header("authorization", value)).await.ok(200);
+    }
+    // But whoever sends a key of precis means its tenant, and must not write to another.
+    let key = ApiKey::new(&[7; RANDOM_BYTES]);
+    for key in [key.expose(), "precis_x"] {
+        get(&app.with_key(key), "/sessions/s").await.problem(401, "unauthorized");
+    }
+}
+
+/// Refused before the body is there; the connection ends with it, because the body is still to come.
+#[tokio::test]
+async fn a_refused_body_is_not_read() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    let reader = backend.key("acme", Scope::Read).await;
+    let head =
+        "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 1000";
+    let answer = raw(&app, head, b"").await;
+    answer.problem(401, "unauthorized");
+    assert_eq!(answer.header("connection"), Some("close"));
+    let answer = raw(&app, &format!("{head}\r\nauthorization: Bearer {}", reader.expose()), b"").await;
+    answer.problem(403, "forbidden");
+    let body = "x".repeat(100_000);
+    let answer = send(app.request(Method::POST, "/sessions/s/exchanges").body(body)).await;
+    assert_eq!((answer.status, answer.header("connection")), (401, Some("close")));
+    assert_eq!(get(&app, "/sessions").await.header("connection"), None, "nothing is left to be read");
+}
+
+async fn a_revoked_key_is_refused_within_seconds_everywhere(backend: Backend) {
+    let replicas = [TestApp::start(&backend, &[]).await, TestApp::start(&backend, &[]).await];
+    let (key, other) = (backend.key("acme", Scope::Read).await, backend.key("acme", Scope::Read).await);
+    for replica in &replicas {
+        for key in [&key, &other] {
+            get(&replica.with_key(key.expose()), "/sessions").await.ok(200);
+        }
+    }
+    backend.revoke(key.id()).await;
+    let began = Instant::now();
+    for replica in &replicas {
+        while get(&replica.with_key(key.expose()), "/sessions").await.status != 401 {
+            assert!(began.elapsed() < Duration::from_secs(5), "it still passes");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        get(&replica.with_key(other.expose()), "/sessions").await.ok(200);
+    }
+}
+
+async fn a_service_is_closed_with_its_first_key(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    app.record_turns("s", 0..1).await;
+    let key = backend.key("acme", Scope::Admin).await;
+    let acme = app.with_key(key.expose());
+    assert_eq!(acme.get("/sessions").await["items"], json!([]), "a key works at once, and sees its own only");
+    let began = Instant::now();
+    while get(&app, "/sessions").await.status != 401 {
+        assert!(began.elapsed() < Duration::from_secs(5), "it is still open");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // What was there before is the default tenant's.
+    let default = app.with_key(backend.key("default", Scope::Admin).await.expose());
+    assert_eq!(default.get("/sessions/s").await["last_seq"], 2);
+    get(&acme, "/sessions/s").await.problem(404, "session-not-found");
+    backend.revoke(key.id()).await;
+    while get(&acme, "/sessions").await.status != 401 {
+        assert!(began.elapsed() < Duration::from_secs(9), "it still passes");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    get(&app, "/sessions").await.problem(401, "unauthorized");
+}
+
+async fn tenants_with_the_same_ids_never_meet(backend: Backend) {
+    let app =
+        TestApp::start(&backend, &[("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")])
+            .await;
+    // Names that a careless comparison would take for the same.
+    let mut tenants = Vec::new();
+    for name in ["acme", "Acme", "acme ", "default"] {
+        let (admin, writer) = (backend.key(name, Scope::Admin).await, backend.key(name, Scope::Write).await);
+        tenants.push((name, app.with_key(admin.expose()), app.with_key(writer.expose())));
+    }
+    let of = |name: &str, turn: usize| json!({"user_message": format!("[{name}] asks {turn}"), "assistant_reply": format!("[{name}] is told {turn}"), "user_id": "ada"});
+    let foreign = |own: &str, text: &str| {
+        tenants.iter().any(|(name, ..)| *name != own && text.contains(&format!("[{name}]")))
+    };
+    for turn in 0..3 {
+        for (name, _, app) in &tenants {
+            let request = app.request(Method::POST, "/sessions/s/exchanges").header("idempotency-key", "k");
+            let (request, repeated) = (request.json(&of(name, 0)), turn > 0);
+            let answer = send(request).await;
+            assert_eq!(answer.header("idempotent-replayed").is_some(), repeated);
+            assert_eq!(answer.ok(201)["first_seq"], 1);
+            let recorded = app.post("/sessions/s/exchanges", &of(name, turn + 1)).await;
+            assert_eq!(recorded["last_seq"], 2 * (turn + 2));
+            let memory = json!({"content": format!("[{name}] remembers {turn}")}).to_string();
+            assert_eq!(put(app, "/users/ada/memory", memory).await.ok(200)["version"], turn + 1);
+        }
+    }
+    for (name, _, app) in &tenants {
+        let context = app.context("s", &json!({"user_id": "ada"})).await;
+        assert_eq!(context["consolidation"]["outcome"], "consolidated", "{name}");
+        for path in [
+            "/sessions",
+            "/sessions/s",
+            "/sessions/s/messages",
+            "/sessions/s/revisions",
+            "/users/ada/memory/revisions",
+        ] {
+            let answer = get(app, path).await;
+            answer.ok(200);
+            assert!(!foreign(name, &answer.text), "{name}: {path}: {answer:?}");
+        }
+        assert!(!foreign(name, &context.to_string()), "{context}");
+    }
+    let histories = async || {
+        let mut histories: Vec<Value> = Vec::new();
+        for (.., app) in &tenants[1..] {
+            histories.push(app.get("/sessions/s/messages").await);
+            histories.push(app.get("/users/ada/memory/revisions").await);
+        }
+        histories
+    };
+    let before = histories().await;
+    let (_, admin, _) = &tenants[0];
+    send(admin.request(Method::DELETE, "/sessions/s")).await.ok(204);
+    assert_eq!(histories().await, before);
+    put(admin, "/users/ada/memory", r#"{"content":"x"}"#).await.ok(200);
+    send(admin.request(Method::DELETE, "/users/ada")).await.ok(204);
+    assert_eq!(histories().await, before);
+    post(admin, "/sessions/s/context", "").await.ok(200);
+    assert_eq!(StatusCode::NOT_FOUND, get(admin, "/sessions/s").await.status);
+}

@@ -1,0 +1,250 @@
+//! API keys: what the store keeps of them, and who the authenticator takes a request to be from.
+
+use crate::conversation::{Conversation, user_id};
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
+use precis::domain::id::{KeyName, TenantId};
+use precis::engine::keys::Keys;
+use precis::engine::keys::authenticator::{Authenticator, Refused, Trust};
+use precis::storage::api_keys::NewKey;
+use precis::storage::{Store, StoreError};
+use std::sync::Arc;
+use std::time::Duration;
+
+on_both_stores!(
+    a_key_is_found_by_its_id,
+    a_key_is_kept_as_its_hash,
+    an_id_that_is_taken_is_told,
+    keys_are_listed_in_order,
+    a_revoked_key_stays,
+    erasure_leaves_keys_alone,
+    a_key_opens_its_tenant,
+    answers_are_remembered_for_a_while,
+    a_store_that_is_away_is_no_refusal,
+    without_keys_it_is_open_or_not,
+);
+
+fn key(seed: u8) -> ApiKey {
+    ApiKey::new(&[seed; RANDOM_BYTES])
+}
+
+pub(crate) fn new_key(tenant: &str, seed: u8) -> NewKey {
+    let key = key(seed);
+    let name = KeyName::new(format!("é {seed}")).unwrap();
+    let tenant = TenantId::new(tenant).unwrap();
+    NewKey { id: key.id().clone(), hash: key.hash(), tenant, name: Some(name), scope: Scope::Write }
+}
+
+async fn create(store: &Arc<dyn Store>, new: &NewKey) -> KeyRecord {
+    store.create_api_key(new).await.unwrap().expect("a new id")
+}
+
+async fn a_key_is_found_by_its_id(backend: Backend) {
+    let store = backend.store().await;
+    assert!(!store.any_api_key().await.unwrap());
+    assert!(store.api_key(key(1).id()).await.unwrap().is_none());
+    for (seed, scope) in (1..).zip(Scope::ALL) {
+        let mut new = NewKey { scope, ..new_key("acme ü", seed) };
+        new.name = new.name.filter(|_| scope != Scope::Read);
+        let record = create(&store, &new).await;
+        assert_eq!((&record.id, &record.tenant, &record.name), (&new.id, &new.tenant, &new.name));
+        assert_eq!((record.scope, record.revoked_at), (scope, None));
+        let age = time::OffsetDateTime::now_utc() - record.created_at;
+        assert!(age.abs() < time::Duration::minutes(1), "{age}");
+        let found = store.api_key(&new.id).await.unwrap().expect("it is there");
+        assert_eq!(found.record, record);
+        assert!(found.hash.matches(&key(seed).hash()) && !found.hash.matches(&key(9).hash()));
+        assert!(store.any_api_key().await.unwrap());
+    }
+    assert!(store.api_key(key(9).id()).await.unwrap().is_none());
+}
+
+async fn a_key_is_kept_as_its_hash(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let key = Keys::new(demo.store.clone()).create(&demo.tenant, None, Scope::Admin).await.unwrap();
+    let rows = Sql::on(&backend).await.rows().await;
+    let secret = &key.expose()["precis_".len() + key.id().as_str().len()..];
+    assert!(rows.iter().any(|row| row.contains(key.id().as_str())), "{rows:?}");
+    for part in [secret, &secret[..20], &secret[20..40]] {
+        assert!(!rows.iter().any(|row| row.contains(part)), "{rows:?}");
+    }
+}
+
+async fn an_id_that_is_taken_is_told(backend: Backend) {
+    let store = backend.store().await;
+    let record = create(&store, &new_key("acme", 1)).await;
+    let other = NewKey { hash: key(2).hash(), ..new_key("other", 1) };
+    assert_eq!(store.create_api_key(&other).await.unwrap(), None);
+    let kept = store.api_key(&other.id).await.unwrap().unwrap();
+    assert_eq!(kept.record, record);
+    assert!(kept.hash.matches(&key(1).hash()));
+}
+
+async fn keys_are_listed_in_order(backend: Backend) {
+    let store = backend.store().await;
+    let mut all = Vec::new();
+    for (seed, tenant) in [(3, "acme"), (1, "other"), (2, "acme"), (4, "Acme")] {
+        all.push(create(&store, &new_key(tenant, seed)).await);
+        // A time of its own.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    store.revoke_api_key(key(3).id()).await.unwrap();
+    all[0].revoked_at = store.api_keys(None).await.unwrap()[0].revoked_at;
+    assert!(all[0].revoked_at.is_some());
+    assert_eq!(store.api_keys(None).await.unwrap(), all);
+    let acme = TenantId::new("acme").unwrap();
+    assert_eq!(store.api_keys(Some(&acme)).await.unwrap(), [all[0].clone(), all[2].clone()]);
+    assert_eq!(store.api_keys(Some(&TenantId::new("nobody").unwrap())).await.unwrap(), []);
+}
+
+async fn a_revoked_key_stays(backend: Backend) {
+    let store = backend.store().await;
+    let (id, other) = (key(1).id().clone(), key(2).id().clone());
+    assert!(!store.revoke_api_key(&id).await.unwrap());
+    create(&store, &new_key("acme", 1)).await;
+    create(&store, &new_key("acme", 2)).await;
+    assert!(store.revoke_api_key(&id).await.unwrap());
+    let revoked = store.api_key(&id).await.unwrap().unwrap().record;
+    assert!(revoked.revoked_at.unwrap() >= revoked.created_at);
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    assert!(store.revoke_api_key(&id).await.unwrap());
+    assert_eq!(store.api_key(&id).await.unwrap().unwrap().record, revoked, "the first time stays");
+    assert_eq!(store.api_key(&other).await.unwrap().unwrap().record.revoked_at, None);
+    store.revoke_api_key(&other).await.unwrap();
+    assert!(store.any_api_key().await.unwrap(), "a service without a valid key stays closed");
+    assert_eq!(store.create_api_key(&new_key("acme", 1)).await.unwrap(), None);
+}
+
+async fn erasure_leaves_keys_alone(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let record = create(&demo.store, &new_key(demo.tenant.as_str(), 1)).await;
+    demo.say(&["a", "b"]).await;
+    demo.remember(&user_id("default"), "x").await;
+    assert!(demo.erase().await);
+    assert!(demo.store.erase_user(&demo.tenant, &user_id("default")).await.unwrap());
+    assert_eq!(demo.store.api_keys(Some(&demo.tenant)).await.unwrap(), [record]);
+}
+
+const NO_TIME: Duration = Duration::ZERO;
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Whom the key makes the caller, as `tenant/scope`; or why nobody.
+async fn who(authenticator: &Authenticator, key: &ApiKey) -> String {
+    describe(authenticator.with_key(key, Trust::Brief).await)
+}
+
+async fn anybody(authenticator: &Authenticator) -> String {
+    describe(authenticator.without_key(Trust::Brief).await)
+}
+
+fn describe(known: Result<precis::engine::keys::authenticator::Caller, Refused>) -> String {
+    match known {
+        Ok(caller) => format!("{}/{}", caller.tenant, caller.scope),
+        Err(Refused::Unauthorized) => "unauthorized".to_owned(),
+        Err(Refused::Store(StoreError::Unavailable(_))) => "away".to_owned(),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+async fn a_key_opens_its_tenant(backend: Backend) {
+    let store = backend.store().await;
+    let authenticator = Authenticator::new(store.clone(), true, NO_TIME);
+    for (seed, tenant) in [(1, "acme"), (2, "other")] {
+        create(&store, &new_key(tenant, seed)).await;
+        assert_eq!(who(&authenticator, &key(seed)).await, format!("{tenant}/write"));
+    }
+    let caller = authenticator.with_key(&key(1), Trust::Brief).await.unwrap();
+    assert_eq!(caller.key.as_ref(), Some(key(1).id()));
+    assert_eq!(who(&authenticator, &key(3)).await, "unauthorized");
+    // The id of one key, the secret of another.
+    let mut random = [1; RANDOM_BYTES];
+    random[29] = 2;
+    let forged = ApiKey::new(&random);
+    assert_eq!(forged.id(), key(1).id());
+    assert_eq!(who(&authenticator, &forged).await, "unauthorized");
+    store.revoke_api_key(key(1).id()).await.unwrap();
+    assert_eq!(who(&authenticator, &key(1)).await, "unauthorized");
+    assert_eq!(who(&authenticator, &key(2)).await, "other/write");
+    store.revoke_api_key(key(2).id()).await.unwrap();
+    assert_eq!(anybody(&authenticator).await, "unauthorized", "closed for good");
+}
+
+async fn answers_are_remembered_for_a_while(backend: Backend) {
+    let store = backend.store().await;
+    let new = |ttl| Authenticator::new(store.clone(), true, ttl);
+    let (brief, long) = (new(NO_TIME), new(LONG));
+    for authenticator in [&brief, &long] {
+        assert_eq!(who(authenticator, &key(1)).await, "unauthorized");
+        assert_eq!(anybody(authenticator).await, "default/admin");
+    }
+    create(&store, &new_key("acme", 1)).await;
+    assert_eq!(
+        (who(&brief, &key(1)).await, anybody(&brief).await),
+        ("acme/write".into(), "unauthorized".into())
+    );
+    assert_eq!(
+        (who(&long, &key(1)).await, anybody(&long).await),
+        ("unauthorized".into(), "default/admin".into())
+    );
+    let long = new(LONG);
+    assert_eq!(who(&long, &key(1)).await, "acme/write");
+    store.revoke_api_key(key(1).id()).await.unwrap();
+    assert_eq!(
+        (who(&brief, &key(1)).await, who(&long, &key(1)).await),
+        ("unauthorized".into(), "acme/write".into())
+    );
+    // A clone, as each connection has one, remembers the same.
+    assert_eq!(who(&long.clone(), &key(1)).await, "acme/write");
+    let short = new(Duration::from_millis(50));
+    create(&store, &new_key("other", 2)).await;
+    assert_eq!(who(&short, &key(2)).await, "other/write");
+    store.revoke_api_key(key(2).id()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert_eq!(who(&short, &key(2)).await, "unauthorized");
+}
+
+async fn a_store_that_is_away_is_no_refusal(backend: Backend) {
+    let store = backend.store().await;
+    create(&store, &new_key("acme", 1)).await;
+    create(&store, &new_key("acme", 2)).await;
+    store.revoke_api_key(key(2).id()).await.unwrap();
+    let new = |ttl| Authenticator::new(store.clone(), true, ttl);
+    let (brief, long, ignorant) = (new(NO_TIME), new(LONG), new(LONG));
+    for authenticator in [&brief, &long] {
+        assert_eq!(who(authenticator, &key(1)).await, "acme/write");
+        assert_eq!(who(authenticator, &key(2)).await, "unauthorized");
+        assert_eq!(who(authenticator, &key(3)).await, "unauthorized");
+    }
+    store.close().await;
+    assert_eq!(who(&long, &key(1)).await, "acme/write");
+    assert_eq!(
+        (who(&long, &key(2)).await, who(&long, &key(3)).await),
+        ("unauthorized".into(), "unauthorized".into())
+    );
+    for seed in [1, 2, 3] {
+        assert_eq!(who(&brief, &key(seed)).await, "away", "{seed}");
+        assert_eq!(who(&ignorant, &key(seed)).await, "away", "{seed}");
+    }
+    assert_eq!(anybody(&ignorant).await, "away");
+    // What needs no store goes by what was true last.
+    let while_away = async |seed| describe(brief.with_key(&key(seed), Trust::WhileAway).await);
+    assert_eq!((while_away(1).await, while_away(2).await), ("acme/write".into(), "unauthorized".into()));
+    assert_eq!(while_away(4).await, "away");
+}
+
+async fn without_keys_it_is_open_or_not(backend: Backend) {
+    let store = backend.store().await;
+    let open = Authenticator::new(store.clone(), true, NO_TIME);
+    let closed = Authenticator::new(store.clone(), false, NO_TIME);
+    assert_eq!(
+        (anybody(&open).await, anybody(&closed).await),
+        ("default/admin".into(), "unauthorized".into())
+    );
+    assert_eq!(who(&open, &key(1)).await, "unauthorized", "who sends a key means a tenant");
+    create(&store, &new_key("acme", 1)).await;
+    assert_eq!(
+        (anybody(&open).await, anybody(&closed).await),
+        ("unauthorized".into(), "unauthorized".into())
+    );
+}
