@@ -18,7 +18,7 @@ pub const RANDOM_BYTES: usize = 30;
 
 const ID: usize = 8;
 const SECRET: usize = 40;
-const CHECKSUM: usize = 7;
+const CHECKSUM: u32 = 7;
 /// 5 bits.
 const BASE: u32 = 32;
 
@@ -216,7 +216,7 @@ fn digits(number: u64, count: u32) -> impl Iterator<Item = char> {
 }
 
 fn checksum(body: &str) -> String {
-    digits(crc32fast::hash(body.as_bytes()).into(), CHECKSUM as u32).collect()
+    digits(crc32fast::hash(body.as_bytes()).into(), CHECKSUM).collect()
 }
 
 #[cfg(test)]
@@ -248,7 +248,8 @@ mod tests {
             prop_assert_eq!(read.id(), key.id());
             prop_assert!(read.hash().matches(&key.hash()));
             prop_assert_eq!(&KeyId::parse(key.id().as_str()).expect("an id"), key.id());
-            prop_assert!(!format!("{key:?} {:?}", key.hash()).contains(&key.expose()[15..]));
+            let shown = format!("{key:?} {:?}", key.hash());
+            prop_assert!(!shown.contains(&key.expose()[15..]));
         }
 
         #[test]
@@ -257,9 +258,9 @@ mod tests {
             let (before, rest) = key.split_at(at);
             let wrong = format!("{before}{by}{}", &rest[1..]);
             prop_assert_eq!(ApiKey::parse(&wrong).is_ok(), wrong == key);
-            let (swapped, two): (String, Vec<char>) = (key.clone(), key.chars().collect());
-            if let Some(pair) = two.get(at..at + 2).filter(|pair| pair[0] != pair[1]) {
-                let swapped = format!("{}{}{}{}", &swapped[..at], pair[1], pair[0], &swapped[at + 2..]);
+            let characters: Vec<char> = key.chars().collect();
+            if let Some(&[one, two]) = characters.get(at..at + 2) && one != two {
+                let swapped = format!("{}{two}{one}{}", &key[..at], &key[at + 2..]);
                 prop_assert!(ApiKey::parse(&swapped).is_err());
             }
         }
@@ -267,7 +268,8 @@ mod tests {
         #[test]
         fn no_text_is_too_strange_to_be_refused(text in "\\PC{0,70}") {
             prop_assert!(ApiKey::parse(&text).is_err());
-            prop_assert!(ApiKey::parse(&format!("{PREFIX}{text}")).is_err());
+            let prefixed = format!("{PREFIX}{text}");
+            prop_assert!(ApiKey::parse(&prefixed).is_err());
         }
     }
 

@@ -51,10 +51,9 @@ fn each_route_needs_the_scope_that_it_should() {
     for (method, _, template, scope) in operations() {
         let expected = match (method.as_str(), template.as_str()) {
             (_, "/livez" | "/readyz") => None,
-            (_, "/metrics") => Some(Scope::Admin),
-            ("GET", _) => Some(Scope::Read),
-            ("DELETE", _) => Some(Scope::Admin),
+            (_, "/metrics") | ("DELETE", _) => Some(Scope::Admin),
             (_, path) if path.ends_with("/restore") => Some(Scope::Admin),
+            ("GET", _) => Some(Scope::Read),
             _ => Some(Scope::Write),
         };
         assert_eq!(scope, expected, "{method} {template}");

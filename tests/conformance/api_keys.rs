@@ -3,6 +3,7 @@
 use crate::conversation::{Conversation, user_id};
 use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
+use futures_util::future::join_all;
 use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
 use precis::domain::id::{KeyName, TenantId};
 use precis::engine::keys::Keys;
@@ -23,6 +24,7 @@ on_both_stores!(
     answers_are_remembered_for_a_while,
     a_store_that_is_away_is_no_refusal,
     without_keys_it_is_open_or_not,
+    many_may_ask_at_once,
 );
 
 fn key(seed: u8) -> ApiKey {
@@ -127,7 +129,7 @@ async fn erasure_leaves_keys_alone(backend: Backend) {
 }
 
 const NO_TIME: Duration = Duration::ZERO;
-const LONG: Duration = Duration::from_secs(3600);
+const LONG: Duration = Duration::from_hours(1);
 
 /// Whom the key makes the caller, as `tenant/scope`; or why nobody.
 async fn who(authenticator: &Authenticator, key: &ApiKey) -> String {
@@ -247,4 +249,18 @@ async fn without_keys_it_is_open_or_not(backend: Backend) {
         (anybody(&open).await, anybody(&closed).await),
         ("unauthorized".into(), "unauthorized".into())
     );
+}
+
+async fn many_may_ask_at_once(backend: Backend) {
+    let store = backend.store().await;
+    for seed in 0..20 {
+        create(&store, &new_key("acme", seed)).await;
+    }
+    for ttl in [NO_TIME, LONG] {
+        let authenticator = &Authenticator::new(store.clone(), true, ttl);
+        let asked = (0..200).map(|index| async move { who(authenticator, &key(index % 40)).await });
+        for (index, answer) in join_all(asked).await.into_iter().enumerate() {
+            assert_eq!(answer, if index % 40 < 20 { "acme/write" } else { "unauthorized" });
+        }
+    }
 }

@@ -6,6 +6,7 @@
 
 #[path = "../support"]
 mod support {
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
     pub(crate) mod model_server;

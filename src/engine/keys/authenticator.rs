@@ -96,11 +96,7 @@ impl Authenticator {
     }
 
     async fn stored(&self, id: &KeyId, trust: Trust) -> Result<Option<StoredKey>, StoreError> {
-        let last = {
-            let memory = self.memory();
-            let known = memory.known.get(id).map(|(time, key)| (*time, Some(key.clone())));
-            known.or_else(|| memory.unknown.get(id).map(|(time, ())| (*time, None)))
-        };
+        let last = self.last(id);
         let answer = self.answer(last, trust, self.store.api_key(id)).await?;
         let Answer::New(asked, stored) = answer else {
             return Ok(answer.value());
@@ -114,6 +110,12 @@ impl Authenticator {
             remember(&mut memory.unknown, MOST_UNKNOWN, self.ttl, id, (asked, ()));
         }
         Ok(stored)
+    }
+
+    fn last(&self, id: &KeyId) -> Option<(Instant, Option<StoredKey>)> {
+        let memory = self.memory();
+        let known = memory.known.get(id).map(|(asked, key)| (*asked, Some(key.clone())));
+        known.or_else(|| memory.unknown.get(id).map(|(asked, ())| (*asked, None)))
     }
 
     async fn any(&self, trust: Trust) -> Result<bool, StoreError> {
@@ -208,6 +210,6 @@ mod tests {
         for id in 4..6 {
             remember(&mut map, 3, ttl, &id, (at(3), ()));
         }
-        assert_eq!(Vec::from_iter(map.keys()), [&5], "all went");
+        assert!(map.len() == 1 && map.contains_key(&5), "all went");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Sqlite, maybe_time, micros, now, time};
 use crate::domain::api_key::{KeyHash, KeyId, KeyRecord};
-use crate::domain::id::TenantId;
+use crate::domain::id::{KeyName, TenantId};
 use crate::storage::StoreError;
 use crate::storage::api_keys::{ApiKeys, NewKey, StoredKey};
 use crate::storage::row::{corrupt, key_columns, read_key};
@@ -33,7 +33,7 @@ impl ApiKeys for Sqlite {
         let query = sqlx::query(CREATE)
             .bind(key.id.as_str())
             .bind(key.tenant.as_str())
-            .bind(key.name.as_ref().map(|name| name.as_str()))
+            .bind(key.name.as_ref().map(KeyName::as_str))
             .bind(key.scope.as_str())
             .bind(key.hash.as_bytes())
             .bind(micros(now()));
