@@ -6,13 +6,13 @@ use crate::domain::tokens;
 use crate::engine::keys::Keys;
 use crate::engine::keys::authenticator::Authenticator;
 use crate::engine::{MemoryService, Pools as PoolNames, Rules};
-use crate::http;
+use crate::http::{self, server};
 use crate::llm::check::{self, Report};
 use crate::storage::{self, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
 use metrics_exporter_prometheus::PrometheusHandle;
-use std::future::{Future, IntoFuture as _};
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +59,7 @@ pub struct App {
     keys: Keys,
     open_without_keys: bool,
     bind: SocketAddr,
+    read_timeout: Duration,
     grace: Duration,
 }
 
@@ -79,7 +80,7 @@ impl App {
         let authenticator = Authenticator::new(Arc::clone(&store), open_without_keys, KEYS_REMEMBERED);
         let keys = Keys::new(Arc::clone(&store));
         let service = MemoryService::new(store, llm, rules(settings));
-        let router = http::router(service.clone(), authenticator, metrics.handle(), server.max_body_bytes);
+        let router = http::router(service.clone(), authenticator, metrics.handle(), &interface(settings));
         let metrics = metrics.handle();
         Ok(Self {
             service,
@@ -88,6 +89,7 @@ impl App {
             keys,
             open_without_keys,
             bind: server.bind,
+            read_timeout: server.read_timeout,
             grace: server.shutdown_grace,
         })
     }
@@ -123,9 +125,8 @@ impl App {
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::keep_up(self.metrics)));
-        let server =
-            axum::serve(listener, self.router).with_graceful_shutdown(stopping.clone().cancelled_owned());
-        let mut server = tokio::spawn(server.into_future());
+        let server = server::serve(listener, self.router, self.read_timeout, stopping.clone());
+        let mut server = tokio::spawn(server);
         let ended = tokio::select! {
             ended = &mut server => Some(ended),
             () = stop => None,
@@ -134,7 +135,7 @@ impl App {
         // The last quarter of the grace is for the requests that wait for a consolidation: they answer without it.
         let patience = self.grace * 3 / 4;
         let ended = if let Some(ended) = ended {
-            ended.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
+            ended.map_err(std::io::Error::other)
         } else {
             tracing::info!(grace = ?self.grace, "stopping: requests under way are answered first");
             stopping.cancel();
@@ -148,7 +149,7 @@ impl App {
                 }
             };
             if let Ok(ended) = drained {
-                ended.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
+                ended.map_err(std::io::Error::other)
             } else {
                 tracing::warn!("requests did not end within the grace; their connections are closed");
                 server.abort();
@@ -190,6 +191,26 @@ pub async fn check_models(settings: &Settings) -> Result<Report, AppError> {
     let models = models::models(settings).map_err(AppError::Models)?;
     let pools = settings.llm.pools.iter().map(|(name, pool)| (name.clone(), pool.models.clone()));
     Ok(check::check(&models, pools.collect()).await)
+}
+
+fn interface(settings: &Settings) -> http::Options {
+    let (server, set) = (&settings.server, &settings.limits);
+    let limits = http::Limits {
+        max_body_bytes: set.max_body_bytes,
+        max_json_levels: set.max_json_levels,
+        max_message_bytes: set.max_message_bytes,
+        max_messages_per_exchange: set.max_messages_per_exchange,
+        max_metadata_bytes: set.max_metadata_bytes,
+        max_system_prompt_bytes: set.max_system_prompt_bytes,
+        requests_per_second: set.requests_per_second,
+        request_burst: set.request_burst,
+        max_requests_in_flight: set.max_requests_in_flight,
+        max_requests_at_work: set.max_requests_at_work,
+        max_wait: set.max_wait,
+        read_timeout: server.read_timeout,
+        request_timeout: server.request_timeout,
+    };
+    http::Options { limits, cors_origins: server.cors_origins.clone() }
 }
 
 fn rules(settings: &Settings) -> Rules {

@@ -5,11 +5,10 @@
 //! is a field here, a value in `defaults`, a line in `precis.example.toml`, and a rule in `validate` where not every
 //! value will do.
 
-use parse::{address, duration, optional_duration, optional_word, word};
+use parse::{duration, optional_duration, optional_word, word};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 mod database_url;
@@ -19,6 +18,7 @@ mod load;
 mod parse;
 mod provider;
 mod secret;
+mod server;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -27,6 +27,7 @@ mod validate;
 pub use database_url::DatabaseUrl;
 pub use load::{ConfigErrors, Loaded, Problem};
 pub use secret::{Secret, SecretSource};
+pub use server::{Limits, Server};
 pub use sources::{Flag, Sources};
 
 /// The name of the provider, and of the model, that are always there.
@@ -39,6 +40,8 @@ pub const EXTRACTIVE: &str = "extractive";
 pub struct Settings {
     /// The HTTP server.
     pub server: Server,
+    /// What a client may send, and how often.
+    pub limits: Limits,
     /// The store.
     pub database: Database,
     /// When and how the older part of a session is summarised.
@@ -49,23 +52,6 @@ pub struct Settings {
     pub llm: Llm,
     /// What precis says about itself.
     pub log: Log,
-}
-
-/// `[server]`
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Server {
-    /// Where it listens.
-    #[serde(deserialize_with = "address")]
-    pub bind: SocketAddr,
-    /// Lets `bind` be an address that other machines reach although there is no API key. That is looked at when the
-    /// service starts: only the database knows.
-    pub allow_without_keys: bool,
-    /// How long requests may go on after the signal to stop.
-    #[serde(with = "duration")]
-    pub shutdown_grace: Duration,
-    /// Largest body of a request, in bytes.
-    pub max_body_bytes: usize,
 }
 
 /// `[database]`

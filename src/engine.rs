@@ -15,12 +15,14 @@ pub use crate::storage::StoreError;
 pub use crate::storage::messages::{Page, StoredMessage};
 pub use crate::storage::sessions::After;
 
+pub mod blocking;
 mod consolidate;
 pub mod keys;
 mod memory;
 pub mod recall;
 mod record;
 mod sessions;
+pub mod turn;
 
 /// What the settings say about the service's ways.
 #[derive(Clone, Debug)]

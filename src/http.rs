@@ -6,20 +6,25 @@
 use crate::domain::api_key::Scope;
 use crate::engine::MemoryService;
 use crate::engine::keys::authenticator::Authenticator;
+use admission::Admission;
 use auth::Access;
-use axum::extract::DefaultBodyLimit;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use axum::{Router, middleware};
+use axum::{Extension, Router};
 use metrics_exporter_prometheus::PrometheusHandle;
+use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
 
+mod admission;
 mod auth;
+mod body;
 mod consolidations;
 mod contexts;
 mod error;
 mod exchanges;
 mod extract;
 mod json;
+mod limits;
 mod memory;
 mod messages;
 pub mod openapi;
@@ -27,8 +32,21 @@ mod operation;
 mod page;
 mod request_id;
 mod revisions;
+mod security;
+pub mod server;
 mod sessions;
 mod users;
+
+pub use limits::Limits;
+
+/// What the settings say about the interface.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What a request may bring, how many there may be, and how long they may take.
+    pub limits: Limits,
+    /// The origins of the web pages that may call.
+    pub cors_origins: Vec<String>,
+}
 
 /// Which key a request needs: one of scope `read` for GET, `admin` for DELETE, `write` otherwise; but for these routes.
 const ACCESS: &[(&str, Access)] = &[
@@ -38,14 +56,16 @@ const ACCESS: &[(&str, Access)] = &[
     ("/metrics", Access::KeyWhileAway(Scope::Admin)),
 ];
 
-/// All routes over the service. `max_body_bytes` bounds the body of a request.
+/// All routes over the service.
 pub fn router(
     service: MemoryService,
     authenticator: Authenticator,
     metrics: PrometheusHandle,
-    max_body_bytes: usize,
+    options: &Options,
 ) -> Router {
-    Router::new()
+    let limits = options.limits;
+    let admission = Arc::new(Admission::new(limits));
+    let router = Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{session_id}", get(sessions::get).patch(sessions::patch).delete(sessions::erase))
         .route("/sessions/{session_id}/exchanges", post(exchanges::record))
@@ -58,17 +78,24 @@ pub fn router(
         .route("/users/{user_id}", axum::routing::delete(users::erase))
         .route("/users/{user_id}/memory", get(memory::read).put(memory::write))
         .route("/users/{user_id}/memory/revisions", get(memory::revisions))
+        // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
+        .route_layer(from_fn_with_state(limits, body::whole))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::in_time))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::rate))
+        .route_layer(from_fn_with_state(admission, admission::in_flight))
         .route("/livez", get(operation::livez))
         .route("/readyz", get(operation::readyz))
         .route("/metrics", get(operation::metrics).with_state(metrics))
         .with_state(service)
         .fallback(error::no_route)
-        .layer(middleware::from_fn_with_state(authenticator, auth::layer))
+        .layer(from_fn_with_state(authenticator, auth::layer))
         // Open: static, and nobody's data.
         .merge(openapi::page())
         .method_not_allowed_fallback(error::no_method)
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(middleware::from_fn_with_state(error::MaxBody(max_body_bytes), error::with_limits))
-        .layer(DefaultBodyLimit::max(max_body_bytes))
-        .layer(middleware::from_fn(request_id::layer))
+        .layer(Extension(limits));
+    security::allow(router, &options.cors_origins)
+        .layer(from_fn(security::headers))
+        .layer(from_fn(request_id::layer))
 }

@@ -1,8 +1,8 @@
 //! The value of every setting that nobody sets. `precis.example.toml` shows the same values; a test compares them.
 
 use super::{
-    Consolidation, Database, DatabaseUrl, EXTRACTIVE, Llm, Log, LogFormat, Memory, Mode, Model, OnFailure,
-    OutputLimitField, Pool, Prompts, Provider, ProviderKind, Server, Strategy,
+    Consolidation, Database, DatabaseUrl, EXTRACTIVE, Limits, Llm, Log, LogFormat, Memory, Mode, Model,
+    OnFailure, OutputLimitField, Pool, Prompts, Provider, ProviderKind, Server, Strategy,
 };
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,7 +14,27 @@ impl Default for Server {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             allow_without_keys: false,
             shutdown_grace: Duration::from_secs(20),
+            read_timeout: Duration::from_mins(1),
+            request_timeout: Duration::from_mins(3),
+            cors_origins: Vec::new(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
             max_body_bytes: 32 * 1024 * 1024,
+            max_json_levels: 100,
+            max_message_bytes: 8 * 1024 * 1024,
+            max_messages_per_exchange: 1000,
+            max_metadata_bytes: 64 * 1024,
+            max_system_prompt_bytes: 1024 * 1024,
+            requests_per_second: 1000,
+            request_burst: 2000,
+            max_requests_in_flight: 512,
+            max_requests_at_work: 16,
+            max_wait: Duration::from_secs(1),
         }
     }
 }

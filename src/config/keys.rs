@@ -327,7 +327,7 @@ mod tests {
         );
         assert_one(
             &problems,
-            "port (precis.toml): unknown key: the sections are consolidation, database, llm",
+            "port (precis.toml): unknown key: the sections are consolidation, database, limits, llm",
         );
         assert_one(&problems, "log.colour (precis.toml): unknown key: log has filter, format");
         assert_one(

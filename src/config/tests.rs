@@ -81,23 +81,23 @@ fn nothing_at_all_gives_the_defaults() {
 
 #[test]
 fn flags_win_over_environment_over_file() {
-    let toml = "[server]\nbind = '127.0.0.1:1'\nmax_body_bytes = 1\n[database]\nurl = 'sqlite:file'\nmax_connections = 1";
+    let toml = "[server]\nbind = '127.0.0.1:1'\n[limits]\nmax_body_bytes = 1\n[database]\nurl = 'sqlite:file'\nmax_connections = 1";
     let world = file(toml)
         .environment(&[
             ("PRECIS__SERVER__BIND", "127.0.0.1:2"),
             ("PRECIS__DATABASE__URL", "sqlite:precis"),
             ("DATABASE_URL", "sqlite:plain"),
-            ("PRECIS__SERVER__MAX_BODY_BYTES", "2"),
+            ("PRECIS__LIMITS__MAX_BODY_BYTES", "2"),
             ("UNRELATED__KEY", "x"),
         ])
         .flag("server.bind", "127.0.0.1:3", "--bind");
     let loaded = world.load();
     assert_eq!(loaded.settings.server.bind.port(), 3);
-    assert_eq!(loaded.settings.server.max_body_bytes, 2);
+    assert_eq!(loaded.settings.limits.max_body_bytes, 2);
     assert_eq!(loaded.settings.database.url.expose(), "sqlite:precis");
     assert_eq!(loaded.settings.database.max_connections, 1);
     assert_eq!(loaded.origins["server.bind"], "flag --bind");
-    assert_eq!(loaded.origins["server.max_body_bytes"], "environment PRECIS__SERVER__MAX_BODY_BYTES");
+    assert_eq!(loaded.origins["limits.max_body_bytes"], "environment PRECIS__LIMITS__MAX_BODY_BYTES");
     assert_eq!(loaded.origins["database.url"], "environment PRECIS__DATABASE__URL");
     assert!(loaded.origins["database.max_connections"].ends_with("precis.toml"));
     assert!(!loaded.origins.contains_key("database.acquire_timeout"));
@@ -143,7 +143,7 @@ fn all_that_is_wrong_comes_at_once() {
         "[server]\nbind = 'localhost'\n[consolidation]\ntreshold = 1\nmode = 'inlin'\nretry_max = 30\n\
          keep_recent = 2.5\nthreshold = true\n[memry]\nmax_bytes = 1\n[llm]\nproviders = 1\n[llm.pools.x]\nmodels = 5",
     )
-    .environment(&[("PRECIS__SERVER__MAX_BODY_BYTES", "on"), ("PRECIS__LOG", "debug")])
+    .environment(&[("PRECIS__LIMITS__MAX_BODY_BYTES", "on"), ("PRECIS__LOG", "debug")])
     .flag("database.url", "mysql://u:hunter2@h/d", "--database-url");
     let problems = world.problems();
     for beginning in [
@@ -156,7 +156,7 @@ fn all_that_is_wrong_comes_at_once() {
         "memry.max_bytes (precis.toml): unknown key: did you mean memory.max_bytes?",
         "llm.providers (precis.toml): is a section: set its keys, such as llm.providers.name.kind",
         "llm.pools.x.models (precis.toml): must be a list",
-        "server.max_body_bytes (environment PRECIS__SERVER__MAX_BODY_BYTES): must be a whole number",
+        "limits.max_body_bytes (environment PRECIS__LIMITS__MAX_BODY_BYTES): must be a whole number",
         "log (environment PRECIS__LOG): is a section",
         "database.url (flag --database-url): must be a URL that begins with sqlite:",
         "llm.default_pool: there is no pool \"default\": there is x",

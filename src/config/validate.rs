@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// So that "forever" can be said, and a point in time that far away still be computed.
-const LONGEST: Duration = Duration::from_hours(365 * 24);
+pub(super) const LONGEST: Duration = Duration::from_hours(365 * 24);
 
 /// So that "any number" can be said, and be counted with the counters there are.
 const MOST_CALLS: usize = 1_000_000;
@@ -46,6 +46,7 @@ pub(super) fn validate(settings: &Settings) -> Vec<Finding> {
     findings.durations(settings);
     findings.places(settings);
     findings.consolidation(settings);
+    findings.limits(settings);
     for (name, provider) in &settings.llm.providers {
         findings.provider(name, provider);
     }
@@ -68,7 +69,8 @@ impl Findings {
         for (key, value) in entries(settings) {
             let way_out = match *key.parts() {
                 ["llm", "models", _, "retries" | "max_queued_calls"]
-                | ["llm", "providers", _, "body", ..] => continue,
+                | ["llm", "providers", _, "body", ..]
+                | ["limits", "requests_per_second"] => continue,
                 ["consolidation", "max_tail_tokens" | "daily_token_limit"] => ": leave it out for no limit",
                 _ => "",
             };
@@ -88,9 +90,12 @@ impl Findings {
     }
 
     fn durations(&mut self, settings: &Settings) {
-        let Settings { server, database, consolidation, llm, .. } = settings;
+        let Settings { server, limits, database, consolidation, llm, .. } = settings;
         let mut durations = vec![
             ("server.shutdown_grace".to_owned(), server.shutdown_grace),
+            ("server.read_timeout".to_owned(), server.read_timeout),
+            ("server.request_timeout".to_owned(), server.request_timeout),
+            ("limits.max_wait".to_owned(), limits.max_wait),
             ("database.acquire_timeout".to_owned(), database.acquire_timeout),
             ("consolidation.retry_initial".to_owned(), consolidation.retry_initial),
             ("consolidation.retry_max".to_owned(), consolidation.retry_max),

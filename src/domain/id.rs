@@ -12,7 +12,7 @@ pub enum InvalidId {
     #[error("must not be empty")]
     Empty,
     /// More than [`MAX_BYTES`].
-    #[error("must have at most {MAX_BYTES} bytes, has {0}")]
+    #[error("has {0} bytes, at most {MAX_BYTES} are allowed")]
     TooLong(usize),
     /// A control character: C0, C1 or DEL.
     #[error("must not contain control characters")]

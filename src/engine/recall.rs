@@ -1,6 +1,8 @@
 //! Building a context: what should this agent send to its model now?
 
+use super::blocking;
 use super::consolidate::{Ended, Progress};
+use super::turn::Turn;
 use super::{Error, MemoryService, Pools};
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::context::{self, SystemParts};
@@ -27,6 +29,8 @@ pub struct Request {
     pub user_id: Option<UserId>,
     /// When to consolidate, other than the settings say.
     pub mode: Option<Mode>,
+    /// Given back while the request waits for its consolidation.
+    pub turn: Turn,
 }
 
 /// A context, ready to be sent, with what it is made of.
@@ -145,7 +149,7 @@ impl MemoryService {
                 if mode == Mode::Background {
                     Outcome::Scheduled.into()
                 } else {
-                    let ended = tokio::time::timeout(self.rules.inline_wait, run).await;
+                    let ended = request.turn.idle(tokio::time::timeout(self.rules.inline_wait, run)).await;
                     // The state has changed, if only by a failure. What was read before is complete as well.
                     match self.recall(tenant, session, user).await {
                         Ok(now) => recalled = now,
@@ -158,7 +162,11 @@ impl MemoryService {
                 }
             }
         };
-        self.assemble(recalled, request, report)
+        // What the request brought is counted now.
+        let brought = request.system_prompt.as_ref().map_or(0, String::len)
+            + request.user_message.as_ref().map_or(0, |message| message.json().len());
+        let service = self.clone();
+        blocking::sized(brought, move || service.assemble(recalled, request, report)).await
     }
 
     /// Reads what a context is made of, for the session's own user only.

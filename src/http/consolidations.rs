@@ -4,6 +4,7 @@ use super::error::Problem;
 use super::extract::{Session, Tenant};
 use super::revisions::RevisionBody;
 use crate::engine::MemoryService;
+use crate::engine::turn::Turn;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -24,8 +25,9 @@ pub(super) async fn consolidate(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
+    turn: Turn,
 ) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {
-    let revision = service.consolidate_now(&tenant, &session).await?;
+    let revision = turn.idle(service.consolidate_now(&tenant, &session)).await?;
     let status = if revision.is_some() { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(revision.map(RevisionBody::from))))
 }

@@ -4,11 +4,14 @@ use super::error::Problem;
 use super::exchanges::{ContentBody, at};
 use super::extract::{OptionalJson, Session, Tenant, user_id};
 use super::json::stored;
+use super::limits::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::message::{Invalid, Message, Role};
 use crate::domain::tokens::TOKENIZER;
 use crate::engine::recall::{Context, Request};
-use crate::engine::{Error, MemoryService};
+use crate::engine::turn::Turn;
+use crate::engine::{Error, MemoryService, blocking};
+use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -149,31 +152,44 @@ pub(super) async fn build(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
+    Extension(limits): Extension<Limits>,
+    turn: Turn,
     OptionalJson(request): OptionalJson<ContextRequest>,
 ) -> Result<axum::Json<ContextResponse>, Problem> {
-    let mut wrong = Vec::new();
-    let user_message = request.user_message.and_then(|content| {
-        let message = Message::of_content(Role::User, &content);
-        let complain = |errors: Vec<Invalid>| errors.into_iter().map(|invalid| at("user_message", invalid));
-        message.map_err(|errors| wrong.extend(complain(errors))).ok()
-    });
-    let user_id = request.user_id.map(|id| user_id(id, "user_id")).transpose();
-    let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();
-    if !wrong.is_empty() {
-        return Err(Problem::invalid(wrong));
-    }
-    let request = Request {
-        system_prompt: request.system_prompt,
-        user_message,
-        user_id,
-        mode: request.mode.map(|mode| match mode {
-            RequestMode::Inline => Mode::Inline,
-            RequestMode::Background => Mode::Background,
-            RequestMode::Off => Mode::Off,
-        }),
-    };
-    let context = service.context(&tenant, &session, request).await?;
+    let bytes = request.user_message.as_ref().map_or(0, |content| content.get().len());
+    let request = blocking::sized(bytes, move || request.into_request(&limits)).await?;
+    let context = service.context(&tenant, &session, Request { turn, ..request }).await?;
     Ok(axum::Json(respond(session.as_str(), context)?))
+}
+
+impl ContextRequest {
+    fn into_request(self, limits: &Limits) -> Result<Request, Problem> {
+        let mut wrong = Vec::new();
+        let user_message = self.user_message.and_then(|content| {
+            let message = Message::of_content(Role::User, &content);
+            let complain =
+                |errors: Vec<Invalid>| errors.into_iter().map(|invalid| at("user_message", invalid));
+            message.map_err(|errors| wrong.extend(complain(errors))).ok()
+        });
+        wrong.extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));
+        wrong.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
+        let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose();
+        let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();
+        if !wrong.is_empty() {
+            return Err(Problem::invalid(wrong));
+        }
+        Ok(Request {
+            system_prompt: self.system_prompt,
+            user_message,
+            user_id,
+            mode: self.mode.map(|mode| match mode {
+                RequestMode::Inline => Mode::Inline,
+                RequestMode::Background => Mode::Background,
+                RequestMode::Off => Mode::Off,
+            }),
+            turn: Turn::default(),
+        })
+    }
 }
 
 fn respond(session_id: &str, context: Context) -> Result<ContextResponse, Error> {

@@ -7,13 +7,13 @@ use crate::domain::api_key::Scope;
 use crate::domain::chain::Chain;
 use crate::engine::{Error, StoreError};
 use axum::Json;
-use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
 use utoipa::ToSchema;
+
+mod limits;
 
 /// What the types of problems begin with.
 const TYPE: &str = "urn:precis:problem:";
@@ -114,11 +114,9 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "forbidden", "Not within the key's scope", detail)
     }
 
-    /// 413.
-    pub(crate) fn too_large(most: usize) -> Self {
-        let detail =
-            format!("The body may have at most {most} bytes (server.max_body_bytes). Send less at once.");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+    /// 400: the client went away, or its connection did.
+    pub(crate) fn broken_off() -> Self {
+        Self::bad_request("The body broke off. Send the request again.")
     }
 
     /// 415.
@@ -245,7 +243,7 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(self)).into_response();
         let problem = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, problem);
-        if status == StatusCode::PAYLOAD_TOO_LARGE {
+        if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
             // The rest of the body is not read: the client must not send its next request after it.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -284,25 +282,11 @@ pub(super) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
     Problem::internal().into_response()
 }
 
-/// The largest body of a request, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MaxBody(pub(super) usize);
-
-/// Refuses a body that says that it is too large before any of it is read, and lets the extractors name the limit.
-pub(super) async fn with_limits(State(most): State<MaxBody>, mut request: Request, next: Next) -> Response {
-    let announced = request.headers().get(header::CONTENT_LENGTH);
-    let announced = announced.and_then(|length| length.to_str().ok()).and_then(|length| length.parse().ok());
-    if announced.is_some_and(|length: usize| length > most.0) {
-        return Problem::too_large(most.0).into_response();
-    }
-    request.extensions_mut().insert(most);
-    next.run(request).await
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use axum::body::{Body, to_bytes};
+    use axum::extract::Request;
     use axum::routing::get;
     use tower::ServiceExt as _;
     use tower_http::catch_panic::CatchPanicLayer;
@@ -321,12 +305,5 @@ mod tests {
         let problem: Problem = serde_json::from_slice(&body).expect("a problem");
         assert_eq!((problem.status, problem.kind.as_str()), (500, "urn:precis:problem:internal"));
         assert!(!String::from_utf8_lossy(&body).contains("secret"));
-    }
-
-    #[test]
-    fn a_connection_ends_with_a_body_that_was_not_read() {
-        let headers = |problem: Problem| problem.into_response().headers().clone();
-        assert_eq!(headers(Problem::too_large(1))[header::CONNECTION], "close");
-        assert!(!headers(Problem::media_type()).contains_key(header::CONNECTION));
     }
 }

@@ -2,10 +2,12 @@
 
 use super::error::{FieldError, Problem};
 use super::extract::{Json, Session, Tenant, user_id};
+use super::limits::Limits;
 use super::sessions::metadata;
 use crate::domain::exchange::Exchange;
 use crate::domain::message::{self, Invalid, Message, Role};
-use crate::engine::MemoryService;
+use crate::engine::{MemoryService, blocking};
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -15,8 +17,6 @@ use time::OffsetDateTime;
 use utoipa::ToSchema;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Reading and counting more bytes than this takes milliseconds: not on a thread that serves requests.
-const LARGE: usize = 64 * 1024;
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The content of a message: text, or content parts of the OpenAI chat format (`text`, `image_url` …).
@@ -93,16 +93,12 @@ pub(super) async fn record(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
+    Extension(limits): Extension<Limits>,
     headers: HeaderMap,
     Json(request): Json<ExchangeRequest>,
 ) -> Result<Response, Problem> {
     let key = idempotency_key(&headers)?;
-    let exchange = if request.bytes() > LARGE {
-        let read = tokio::task::spawn_blocking(move || request.into_exchange()).await;
-        read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?
-    } else {
-        request.into_exchange()?
-    };
+    let exchange = blocking::sized(request.bytes(), move || request.into_exchange(&limits)).await?;
     let recorded = service.record(&tenant, &session, exchange, key).await?;
     let body = ExchangeResponse {
         session_id: session.as_str().to_owned(),
@@ -138,14 +134,19 @@ impl ExchangeRequest {
         single.chain(self.messages.iter().flatten()).map(|message| message.get().len()).sum()
     }
 
-    fn into_exchange(self) -> Result<Exchange, Problem> {
+    fn into_exchange(self, limits: &Limits) -> Result<Exchange, Problem> {
         let mut wrong = Vec::new();
         let mut messages = Vec::new();
         let mut take = |path: &str, parsed: Result<Message, Vec<Invalid>>| match parsed {
-            Ok(message) => messages.push(message),
+            Ok(message) => {
+                wrong.extend(limits.message(path, &message).err());
+                messages.push(message);
+            }
             Err(errors) => wrong.extend(errors.into_iter().map(|invalid| at(path, invalid))),
         };
         let mut lacks = Vec::new();
+        // So many that each need not be looked at.
+        limits.messages(self.messages.as_ref().map_or(0, Vec::len))?;
         match (self.user_message, self.assistant_reply, self.messages) {
             (None, None, Some(given)) => {
                 if given.is_empty() {
@@ -181,7 +182,7 @@ impl ExchangeRequest {
         let user_id =
             self.user_id.and_then(|id| user_id(id, "user_id").map_err(|error| wrong.push(error)).ok());
         let metadata =
-            self.metadata.and_then(|given| metadata(&given).map_err(|error| wrong.push(error)).ok());
+            self.metadata.and_then(|given| metadata(&given, limits).map_err(|error| wrong.push(error)).ok());
         if wrong.is_empty() {
             Ok(Exchange::new(messages, user_id, metadata))
         } else {

@@ -1,16 +1,18 @@
 //! Requests as values: axum's extractors, with problem documents where axum answers in plain text.
 
-use super::error::{FieldError, MaxBody, Problem};
+use super::error::{FieldError, Problem};
 use super::exchanges::at;
 use super::json;
+use super::limits::Limits;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::invalid;
+use crate::engine::blocking;
 use crate::engine::keys::authenticator::Caller;
-use axum::body::Bytes;
+use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Uri, header};
 use serde::de::DeserializeOwned;
 
 /// The tenant that the request acts for: that of its key. Without API keys there is one.
@@ -157,37 +159,49 @@ fn complaint(rejection: &QueryRejection) -> FieldError {
 /// A JSON object as the body. All unknown fields are named; a wrong one is named with its path.
 pub(super) struct Json<T>(pub(super) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let limits = limits(&request)?;
         let typed = is_json(request.headers());
-        let bytes = body(request, state).await?;
+        let bytes = body(request).await?;
         if !typed {
             return Err(Problem::media_type());
         }
-        json::read(&bytes).map(Self)
+        read(bytes, limits).await.map(Self)
     }
 }
 
 /// As [`Json`], but the body may be left out.
 pub(super) struct OptionalJson<T>(pub(super) T);
 
-impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
+impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let limits = limits(&request)?;
         let typed = is_json(request.headers());
-        let bytes = body(request, state).await?;
+        let bytes = body(request).await?;
         match bytes.trim_ascii().is_empty() {
             true => Ok(Self(T::default())),
             false if !typed => Err(Problem::media_type()),
-            false => json::read(&bytes).map(Self),
+            false => read(bytes, limits).await.map(Self),
         }
     }
 }
 
-async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
+/// The router puts them into each request.
+fn limits(request: &Request) -> Result<Limits, Problem> {
+    request.extensions().get().copied().ok_or_else(Problem::internal)
+}
+
+async fn read<T: DeserializeOwned + Send + 'static>(bytes: Bytes, limits: Limits) -> Result<T, Problem> {
+    blocking::sized(bytes.len(), move || json::read(&bytes, limits.max_json_levels)).await
+}
+
+/// What `body::whole` has read already.
+async fn body(request: Request) -> Result<Bytes, Problem> {
     // A `user_id` there would be passed over in silence.
     let query = request.uri().query().unwrap_or_default();
     let misplaced = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| FieldError {
@@ -198,11 +212,7 @@ async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Prob
     if !misplaced.is_empty() {
         return Err(Problem::invalid(misplaced));
     }
-    let most = request.extensions().get::<MaxBody>().map_or(0, |most| most.0);
-    Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large(most),
-        _ => Problem::bad_request("The body broke off. Send the request again."),
-    })
+    to_bytes(request.into_body(), usize::MAX).await.map_err(|_| Problem::broken_off())
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -9,19 +9,16 @@ use serde_json::error::Category;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashSet};
 
-/// Levels of lists and objects in a body. Clients' own parsers have limits too, from 127 on, and what is stored here
-/// comes back to them a level or two deeper: one message beyond that would make its whole session unreadable.
-const MOST_LEVELS: u8 = 100;
-
 /// A stored message, to be sent as it is.
 pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
     RawValue::from_string(json)
         .map_err(|error| StoreError::Corrupt { what: "a message", why: error.to_string() }.into())
 }
 
-/// A JSON object. All unknown fields and all fields of a wrong type are named with their paths.
-pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    let text = sound(bytes)?;
+/// A JSON object with at most `levels` levels of lists and objects. All unknown fields and all fields of a wrong type are
+/// named with their paths.
+pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], levels: usize) -> Result<T, Problem> {
+    let text = sound(bytes, levels)?;
     let mut wrong: Vec<FieldError> = Vec::new();
     let mut known = HashSet::new();
     let mut rest = None;
@@ -73,16 +70,19 @@ fn without(text: &str, path: &str) -> Option<String> {
 }
 
 /// The text of a body, if it is a JSON object that every client can read again. What is kept as raw JSON is checked
-/// here and nowhere else: a reader of raw values lets half a surrogate pair and any depth pass.
-fn sound(bytes: &[u8]) -> Result<&str, Problem> {
+/// here and nowhere else: a reader of raw values lets half a surrogate pair and any depth pass. Clients' own parsers have
+/// limits too, from 127 levels on, and what is stored here comes back to them a level or two deeper: one message beyond
+/// that would make its whole session unreadable.
+fn sound(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Problem::malformed(format!("The body is not UTF-8 from byte {} on.", error.valid_up_to()))
     })?;
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let read = Sound { levels: MOST_LEVELS }.deserialize(&mut deserializer);
+    let read = Sound { levels }.deserialize(&mut deserializer);
     read.and_then(|()| deserializer.end()).map_err(|error| match error.classify() {
         Category::Data => {
-            Problem::invalid_field("body", format!("is nested deeper than {MOST_LEVELS} levels"))
+            let detail = format!("is nested deeper than {levels} levels (limits.max_json_levels)");
+            Problem::invalid_field("body", detail)
         }
         Category::Eof if text.trim_ascii().is_empty() => {
             Problem::malformed("The body is empty. Send a JSON object.")
@@ -104,7 +104,7 @@ fn sound(bytes: &[u8]) -> Result<&str, Problem> {
 /// Any JSON value, read to its end and dropped.
 #[derive(Clone, Copy)]
 struct Sound {
-    levels: u8,
+    levels: usize,
 }
 
 impl Sound {
@@ -179,7 +179,7 @@ mod tests {
     fn of_very_many_unknown_fields_a_hundred_are_named_and_all_are_counted() {
         let fields: Vec<String> = (0..100_000).map(|name| format!("\"u{name}\":0")).collect();
         let body = format!("{{{}}}", fields.join(","));
-        let problem = read::<Nothing>(body.as_bytes()).expect_err("no field is known");
+        let problem = read::<Nothing>(body.as_bytes(), 100).expect_err("no field is known");
         let problem = serde_json::to_value(&problem).expect("JSON");
         assert_eq!(problem["errors"].as_array().map(Vec::len), Some(100));
         assert!(problem["detail"].as_str().is_some_and(|detail| detail.ends_with("u99, and 99900 more.")));

@@ -7,7 +7,7 @@ use super::{
 use crate::domain::api_key::Scope;
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use utoipa::OpenApi;
@@ -110,11 +110,19 @@ pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::from(page).layer(middleware::from_fn(with_problems))
 }
 
-/// The page knows nothing of problem documents.
+/// What the page may do: run its own scripts, and call this service. Its style sheet has pictures in it, and its elements
+/// have styles.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+);
+
+/// The page knows nothing of problem documents, nor of what it may do.
 async fn with_problems(method: Method, uri: Uri, request: Request, next: Next) -> Response {
-    let response = next.run(request).await;
-    match response.status() {
-        StatusCode::NOT_FOUND => error::no_route(method, uri).await.into_response(),
-        _ => response,
+    let mut response = next.run(request).await;
+    if response.status() == StatusCode::NOT_FOUND {
+        return error::no_route(method, uri).await.into_response();
     }
+    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, POLICY);
+    response
 }

@@ -2,11 +2,13 @@
 
 use super::error::{FieldError, Problem};
 use super::extract::{Json, Params, Session, Tenant, user_id};
+use super::limits::Limits;
 use super::page::{self, Limit, Page};
 use crate::domain::id::SessionId;
 use crate::domain::message::compact;
 use crate::domain::session;
 use crate::engine::{After, MemoryService};
+use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -196,18 +198,19 @@ pub(super) async fn patch(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
+    Extension(limits): Extension<Limits>,
     Json(patch): Json<SessionPatch>,
 ) -> Result<axum::Json<SessionBody>, Problem> {
-    let metadata = metadata(&patch.metadata).map_err(Problem::from)?;
+    let metadata = metadata(&patch.metadata, &limits).map_err(Problem::from)?;
     let session = service.set_metadata(&tenant, &session, &metadata).await?;
     Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
 }
 
 /// Metadata out of a request: an object, kept as it was given.
-pub(super) fn metadata(given: &RawValue) -> Result<String, FieldError> {
+pub(super) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, FieldError> {
     let text = compact(given.get());
     if text.starts_with('{') {
-        Ok(text)
+        limits.metadata(&text).map(|()| text)
     } else {
         Err(FieldError { field: "metadata".to_owned(), detail: "must be a JSON object".to_owned() })
     }

@@ -165,14 +165,14 @@ async fn the_body_must_say_that_it_is_json() {
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_with_the_limit() {
-    let app = on_sqlite(&[("server.max_body_bytes", "1000")]).await;
+    let app = on_sqlite(&[("limits.max_body_bytes", "1000")]).await;
     let body = |bytes: usize| {
         let around = r#"{"user_message":"","assistant_reply":"b"}"#.len();
         format!(r#"{{"user_message":"{}","assistant_reply":"b"}}"#, "x".repeat(bytes - around))
     };
     post(&app, PATH, body(1000)).await.ok(201);
     let detail = post(&app, PATH, body(1001)).await.problem(413, "body-too-large");
-    assert!(detail.contains("1000 bytes") && detail.contains("server.max_body_bytes"), "{detail}");
+    assert!(detail.contains("1000 bytes") && detail.contains("limits.max_body_bytes"), "{detail}");
     // Refused by what it says, before any of it is sent.
     let head =
         format!("POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 99999999999");

@@ -30,7 +30,7 @@ async fn start(backend: &Backend, model: &ModelServer, filter: &str) -> Process 
         .set("consolidation.summary_word_limit", "10")
         .set("consolidation.retry_initial", "1ms")
         .set("consolidation.retry_max", "1ms")
-        .set("server.max_body_bytes", "20000");
+        .set("limits.max_body_bytes", "20000");
     match backend {
         Backend::Postgres(_) => precis.env("DATABASE_URL", &format!("{url}{password}")).start().await,
         Backend::Sqlite(_) => precis.env("DATABASE_URL", &url).start().await,

@@ -1,0 +1,149 @@
+//! Which requests are let in, and how long each may take. Whoever is refused is told at once, before anything was done:
+//! under more load than it can serve, precis answers those that it lets in as fast as ever.
+//!
+//! From the outside in: [`in_flight`] bounds memory, [`rate`] keeps one key from taking the share of all others,
+//! [`in_time`] ends what hangs, [`turn`] keeps the queue before the database short. The last follows "controlled delay"
+//! (Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that empties now and then is a burst, and waiting helps; one
+//! that never does is overload, and waiting only makes every answer late.
+
+use super::error::Problem;
+use super::limits::Limits;
+use crate::domain::api_key::KeyId;
+use crate::engine::keys::authenticator::Caller;
+use crate::engine::turn::Turn;
+use axum::body::HttpBody as _;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use governor::clock::{Clock as _, DefaultClock};
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use std::convert::Infallible;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+/// How long a request waits for its turn under overload: long enough for the jitter of a machine that has enough to do.
+const OVERLOADED_WAIT: Duration = Duration::from_millis(5);
+
+/// Of a refused request, a body up to this size has mostly arrived, and the connection is used on; a larger one would
+/// have to be taken in first.
+const SMALL_BODY: u64 = 64 * 1024;
+
+/// What may be let in, and what is there now.
+#[derive(Debug)]
+pub(super) struct Admission {
+    limits: Limits,
+    in_flight: Semaphore,
+    turns: Arc<Semaphore>,
+    /// When a turn was free last.
+    free_at: Mutex<Instant>,
+    /// For each key that was used, and one for those who need none; there are as many as keys, so none is forgotten.
+    rates: Option<DefaultKeyedRateLimiter<Option<KeyId>>>,
+}
+
+impl Admission {
+    pub(super) fn new(limits: Limits) -> Self {
+        let quota = NonZeroU32::new(limits.requests_per_second).map(|rate| {
+            Quota::per_second(rate).allow_burst(NonZeroU32::new(limits.request_burst).unwrap_or(rate))
+        });
+        Self {
+            limits,
+            in_flight: Semaphore::new(limits.max_requests_in_flight),
+            turns: Arc::new(Semaphore::new(limits.max_requests_at_work)),
+            free_at: Mutex::new(Instant::now()),
+            rates: quota.map(RateLimiter::keyed),
+        }
+    }
+
+    /// A turn to work; `None` where there is more to do than can be done.
+    async fn turn(&self) -> Option<Turn> {
+        let turns = || Arc::clone(&self.turns);
+        // A turn that is given back goes to those who wait; one is free only if nobody does.
+        let free = turns().try_acquire_owned().ok();
+        let now = Instant::now();
+        let busy_for = {
+            let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+            if free.is_some() {
+                *free_at = now;
+            }
+            now.duration_since(*free_at)
+        };
+        if free.is_some() {
+            return free.map(Turn::new);
+        }
+        let most = self.limits.max_wait;
+        let patience = if busy_for < most { most } else { most.min(OVERLOADED_WAIT) };
+        timeout(patience, turns().acquire_owned()).await.ok()?.ok().map(Turn::new)
+    }
+}
+
+/// Refuses what is more than may be under way, before its body is read.
+pub(super) async fn in_flight(
+    State(admission): State<Arc<Admission>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if let Ok(_until_answered) = admission.in_flight.try_acquire() {
+        return next.run(request).await;
+    }
+    let large = request.body().size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY);
+    let mut refusal = Problem::too_many(&admission.limits).into_response();
+    if large {
+        refusal.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    refusal
+}
+
+/// Refuses what comes faster than its [`Caller`] may send.
+pub(super) async fn rate(
+    State(admission): State<Arc<Admission>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    if let Some(rates) = &admission.rates {
+        let key = request.extensions().get::<Caller>().and_then(|caller| caller.key.clone());
+        if let Err(not_until) = rates.check_key(&key) {
+            let wait = not_until.wait_time_from(DefaultClock::default().now());
+            let seconds = u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
+            return Err(Problem::too_often(&admission.limits, seconds.max(1)));
+        }
+    }
+    Ok(next.run(request).await)
+}
+
+/// Ends a request that takes too long. What it was at is dropped: a transaction rolls back; what must not end half-way
+/// is a task of its own in the engine, and goes on.
+pub(super) async fn in_time(
+    State(admission): State<Arc<Admission>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let limits = &admission.limits;
+    timeout(limits.request_timeout, next.run(request)).await.map_err(|_| Problem::timeout(limits))
+}
+
+/// Lets a request work when it is its turn, and refuses it if that does not come soon.
+pub(super) async fn turn(
+    State(admission): State<Arc<Admission>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let turn = admission.turn().await.ok_or_else(|| Problem::no_turn(&admission.limits))?;
+    request.extensions_mut().insert(turn.clone());
+    let answer = next.run(request).await;
+    drop(turn);
+    Ok(answer)
+}
+
+/// The request's own.
+impl<S: Send + Sync> FromRequestParts<S> for Turn {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().cloned().unwrap_or_default())
+    }
+}

@@ -1,0 +1,72 @@
+//! Refusals of what goes beyond a limit: each names the setting and its value.
+
+use super::Problem;
+use crate::http::limits::Limits;
+use axum::http::StatusCode;
+
+/// What a client waits before it comes back to a service that has too much to do.
+const OVERLOADED_SECONDS: u32 = 1;
+
+impl Problem {
+    /// 413.
+    pub(crate) fn too_large(limits: &Limits) -> Self {
+        let most = limits.max_body_bytes;
+        let detail =
+            format!("The body may have at most {most} bytes (limits.max_body_bytes). Send less at once.");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+    }
+
+    /// 408: the body did not come.
+    pub(crate) fn too_slow(limits: &Limits) -> Self {
+        let most = humantime::format_duration(limits.read_timeout);
+        let detail = format!(
+            "The body was not there within {most} (server.read_timeout), and nothing was done. Send it faster, or less \
+             at once."
+        );
+        Self::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "Body too slow", detail)
+    }
+
+    /// 429.
+    pub(crate) fn too_often(limits: &Limits, seconds: u32) -> Self {
+        let Limits { requests_per_second, request_burst, .. } = limits;
+        let detail = format!(
+            "These are more than {requests_per_second} requests a second (limits.requests_per_second) and more than \
+             {request_burst} at once (limits.request_burst). Send the next one in {seconds} s."
+        );
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests", detail)
+            .retry_after(seconds)
+    }
+
+    /// 503: more requests than there may be.
+    pub(crate) fn too_many(limits: &Limits) -> Self {
+        let most = limits.max_requests_in_flight;
+        Self::overloaded(&format!(
+            "There are {most} requests under way, and no more are taken (limits.max_requests_in_flight)"
+        ))
+    }
+
+    /// 503: no turn to work came.
+    pub(crate) fn no_turn(limits: &Limits) -> Self {
+        let (most, wait) = (limits.max_requests_at_work, humantime::format_duration(limits.max_wait));
+        Self::overloaded(&format!(
+            "There is more to do than can be done: {most} requests are at work (limits.max_requests_at_work), and others \
+             wait that came before. A wait may take {wait} (limits.max_wait), and far less while they never end"
+        ))
+    }
+
+    fn overloaded(why: &str) -> Self {
+        let detail = format!("{why}. Nothing was done. Try again in {OVERLOADED_SECONDS} s.");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
+            .retry_after(OVERLOADED_SECONDS)
+    }
+
+    /// 504: no answer in time.
+    pub(crate) fn timeout(limits: &Limits) -> Self {
+        let most = humantime::format_duration(limits.request_timeout);
+        let detail = format!(
+            "There was no answer within {most} (server.request_timeout). A write was done whole or not at all, and a \
+             consolidation goes on. Repeat the request, an exchange with its Idempotency-Key."
+        );
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail)
+    }
+}
