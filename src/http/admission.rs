@@ -147,3 +147,92 @@ impl<S: Send + Sync> FromRequestParts<S> for Turn {
         Ok(parts.extensions.get().cloned().unwrap_or_default())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::body::Body;
+    use axum::middleware::{from_fn, from_fn_with_state};
+    use axum::routing::get;
+    use tower::ServiceExt as _;
+
+    fn admission(set: impl FnOnce(&mut Limits)) -> Arc<Admission> {
+        let mut limits = Limits {
+            max_body_bytes: 1,
+            max_json_levels: 1,
+            max_message_bytes: 1,
+            max_messages_per_exchange: 1,
+            max_metadata_bytes: 1,
+            max_system_prompt_bytes: 1,
+            requests_per_second: 1,
+            request_burst: 1,
+            max_requests_in_flight: 1,
+            max_requests_at_work: 1,
+            max_wait: Duration::from_secs(1),
+            read_timeout: Duration::from_secs(1),
+            request_timeout: Duration::from_secs(1),
+        };
+        set(&mut limits);
+        Arc::new(Admission::new(limits))
+    }
+
+    #[tokio::test]
+    async fn each_caller_has_a_rate_of_its_own() {
+        /// As the check of keys will.
+        async fn identify(mut request: Request, next: Next) -> Response {
+            if let Some(key) = request.headers().get("key").and_then(|key| key.to_str().ok()) {
+                let caller = Caller(key.into());
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        let router = Router::new()
+            .route("/", get(|| async {}))
+            .route_layer(from_fn_with_state(admission(|limits| limits.request_burst = 2), rate))
+            .route_layer(from_fn(identify));
+        let ask = async |key: Option<&str>| {
+            let mut request = Request::new(Body::empty());
+            if let Some(key) = key {
+                request.headers_mut().insert("key", key.parse().expect("a header"));
+            }
+            let answer = router.clone().oneshot(request).await;
+            answer.expect("infallible").status().as_u16()
+        };
+        let mut refused = 0;
+        for _ in 0..100 {
+            refused += usize::from(ask(Some("a")).await == 429);
+        }
+        assert!(refused > 90, "{refused}");
+        for key in [Some("b"), None] {
+            assert_eq!((ask(key).await, ask(key).await), (200, 200), "{key:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_is_waited_for_and_overload_is_not() {
+        let admission = admission(|_| ());
+        let waited = async || {
+            let began = Instant::now();
+            let turn = admission.turn().await;
+            (turn, began.elapsed())
+        };
+        let (first, none) = waited().await;
+        assert!(first.is_some() && none.is_zero());
+        let (second, long) = waited().await;
+        assert!(second.is_none() && long >= Duration::from_secs(1), "{long:?}");
+        // There has been no free moment for a second now.
+        let (third, short) = waited().await;
+        assert!(third.is_none() && short < Duration::from_millis(10), "{short:?}");
+        drop(first);
+        let (fourth, none) = waited().await;
+        assert!(fourth.is_some() && none.is_zero());
+        // There was one just now: others may wait again, and get the turn when it comes.
+        let given_back = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            drop(fourth);
+        };
+        let ((fifth, long), ()) = tokio::join!(waited(), given_back);
+        assert!(fifth.is_some() && long >= Duration::from_millis(500), "{long:?}");
+    }
+}

@@ -4,6 +4,7 @@
 //! alone runs on SQLite. Every answer comes in through [`answer`], which refuses an error that is no problem document.
 #![cfg(test)]
 
+mod admission;
 mod answer;
 mod bodies;
 mod consolidations;
@@ -13,11 +14,13 @@ mod exchanges;
 mod ids;
 mod isolation;
 mod keys;
+mod limits;
 mod memory;
 mod messages;
 mod openapi;
 mod operation;
 mod revisions;
+mod security;
 mod sessions;
 mod users;
 
@@ -27,5 +30,6 @@ mod support {
     pub(crate) mod app;
     pub(crate) mod backend;
     pub(crate) mod keys;
+    pub(crate) mod model_server;
     pub(crate) mod postgres;
 }

@@ -28,6 +28,10 @@ pub(crate) fn settings(backend: &Backend, set: Set<'_>) -> Settings {
         (variable("server.bind"), "127.0.0.1:0".to_owned()),
         (variable("log.filter"), "off".to_owned()),
     ];
+    // A busy machine is no overload.
+    if !set.iter().any(|(path, _)| *path == "limits.max_wait") {
+        environment.push((variable("limits.max_wait"), "30s".to_owned()));
+    }
     environment.extend(set.iter().map(|(path, value)| (variable(path), (*value).to_owned())));
     let sources = Sources { environment, ..Sources::default() };
     Settings::load(&sources).unwrap_or_else(|errors| panic!("{errors}")).settings

@@ -1,0 +1,198 @@
+//! How many requests are let in, and how long each may take: refused early, with when to come back.
+
+use crate::answer::{Answer, get, on_sqlite, post, raw, send};
+use crate::support::app::{TestApp, one_model};
+use crate::support::backend::Backend;
+use crate::support::model_server::{Behaviour, ModelServer};
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{Connection as _, PgConnection};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+/// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Served whatever else is refused.
+const OPERATION: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+
+fn retry_after(answer: &Answer) -> u32 {
+    answer.header("retry-after").and_then(|seconds| seconds.parse().ok()).expect("a number of seconds")
+}
+
+/// A service whose consolidations wait until the semaphore has a permit for each. Sessions of six messages are due.
+async fn held(set: &[(&str, &str)]) -> (TestApp, Backend, ModelServer, Arc<Semaphore>) {
+    let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
+    let released = Arc::new(Semaphore::new(0));
+    model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
+    let of_model = one_model(&model.base_url());
+    let mut all: Vec<(&str, &str)> = of_model.iter().map(|(path, value)| (*path, value.as_str())).collect();
+    all.extend([("consolidation.threshold", "5"), ("consolidation.keep_recent", "2")]);
+    all.extend(set);
+    let app = TestApp::start(&backend, &all).await;
+    for session in ["a", "b", "c"] {
+        app.record_turns(session, 0..3).await;
+    }
+    (app, backend, model, released)
+}
+
+fn ask(app: &TestApp, path: &str) -> tokio::task::JoinHandle<Answer> {
+    tokio::spawn(send(app.request(Method::POST, path)))
+}
+
+#[tokio::test]
+async fn more_than_the_rate_is_refused_until_its_time() {
+    let app = on_sqlite(&[("limits.requests_per_second", "1"), ("limits.request_burst", "3")]).await;
+    let mut passed = 0;
+    let refused = loop {
+        let answer = get(&app, "/sessions").await;
+        if answer.status != 200 {
+            break answer;
+        }
+        passed += 1;
+    };
+    assert!(passed >= 3, "the burst passes: {passed}");
+    let detail = refused.problem(429, "rate-limited");
+    for part in ["1 requests a second (limits.requests_per_second)", "3 at once (limits.request_burst)"] {
+        assert!(detail.contains(part), "{detail}");
+    }
+    assert_eq!(retry_after(&refused), 1);
+    for path in OPERATION {
+        assert_eq!(get(&app, path).await.status, 200, "{path}");
+    }
+    let again = async { while get(&app, "/sessions").await.status != 200 {} };
+    timeout(PATIENCE, again).await.expect("let in again");
+    let app = on_sqlite(&[("limits.requests_per_second", "0"), ("limits.request_burst", "1")]).await;
+    for _ in 0..10 {
+        get(&app, "/sessions").await.ok(200);
+    }
+}
+
+#[tokio::test]
+async fn more_than_may_be_under_way_is_refused_at_once() {
+    let (app, _backend, model, released) = held(&[("limits.max_requests_in_flight", "2")]).await;
+    let under_way = ["a", "b"].map(|session| ask(&app, &format!("/sessions/{session}/context")));
+    model.until_calls(2).await;
+    let refused = get(&app, "/sessions").await;
+    let detail = refused.problem(503, "overloaded");
+    assert!(detail.contains("2 requests") && detail.contains("limits.max_requests_in_flight"), "{detail}");
+    assert_eq!(retry_after(&refused), 1);
+    // Before any of its body is there.
+    for length in [100, 1_000_000] {
+        let head = format!("POST /sessions/s/exchanges HTTP/1.1\r\ncontent-length: {length}");
+        raw(&app, &head, b"").await.problem(503, "overloaded");
+    }
+    for path in OPERATION {
+        assert_eq!(get(&app, path).await.status, 200, "{path}");
+    }
+    released.add_permits(2);
+    for answer in under_way {
+        assert_eq!(answer.await.expect("no panic").ok(200)["consolidation"]["outcome"], "consolidated");
+    }
+    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+}
+
+/// One turn, and two requests that wait for a model: they don't keep it.
+#[tokio::test]
+async fn who_waits_for_a_model_keeps_nobody_from_working() {
+    let (app, _backend, model, released) = held(&[("limits.max_requests_at_work", "1")]).await;
+    let waiting = ["/sessions/a/context", "/sessions/b/consolidations"].map(|path| ask(&app, path));
+    model.until_calls(2).await;
+    get(&app, "/sessions").await.ok(200);
+    app.record_turns("c", 3..4).await;
+    released.add_permits(2);
+    for answer in waiting {
+        let answer = answer.await.expect("no panic");
+        assert!(answer.status < 300, "{answer:?}");
+    }
+}
+
+/// All that the server says on a connection on which `head` is sent, and then a byte every few milliseconds, until it is
+/// closed.
+async fn trickle(app: &TestApp, head: &str) -> String {
+    let address = app.url.strip_prefix("http://").expect("an address");
+    let (mut reader, mut writer) = TcpStream::connect(address).await.expect("connected").into_split();
+    writer.write_all(head.as_bytes()).await.expect("sent");
+    let trickling = tokio::spawn(async move {
+        while writer.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let mut said = Vec::new();
+    // A reset ends it as well: there are always bytes that nobody reads.
+    let _ = timeout(PATIENCE, reader.read_to_end(&mut said)).await.expect("closed in time");
+    trickling.abort();
+    String::from_utf8(said).expect("UTF-8")
+}
+
+#[tokio::test]
+async fn a_client_that_sends_slowly_is_not_waited_for() {
+    let app = on_sqlite(&[("server.read_timeout", "300ms")]).await;
+    let began = Instant::now();
+    let said = trickle(&app, "GET /livez HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
+    assert!(!said.contains("200"), "{said}");
+    let head = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    for length in ["content-length: 100000\r\n\r\n", "transfer-encoding: chunked\r\n\r\n186a0\r\n"] {
+        let said = trickle(&app, &format!("{head}{length}")).await;
+        for part in
+            ["HTTP/1.1 408", "connection: close", "problem:body-timeout", "300ms (server.read_timeout)"]
+        {
+            assert!(said.contains(part), "{part} is not in {said}");
+        }
+    }
+    assert!(began.elapsed() >= Duration::from_millis(900));
+    // Nothing at all: before the first request, and after it.
+    for sent in ["", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let address = app.url.strip_prefix("http://").expect("an address");
+        let mut connection = TcpStream::connect(address).await.expect("connected");
+        connection.write_all(sent.as_bytes()).await.expect("sent");
+        let mut said = Vec::new();
+        timeout(PATIENCE, connection.read_to_end(&mut said)).await.expect("closed in time").expect("read");
+        assert_eq!(said.starts_with(b"HTTP/1.1 200"), !sent.is_empty());
+    }
+    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+}
+
+const SHORT: [(&str, &str); 3] = [
+    ("server.read_timeout", "500ms"),
+    ("consolidation.inline_wait", "500ms"),
+    ("server.request_timeout", "1s"),
+];
+
+#[tokio::test]
+async fn a_request_that_takes_too_long_is_answered_and_what_it_began_goes_on() {
+    let (app, _backend, model, released) = held(&SHORT).await;
+    let detail = post(&app, "/sessions/a/consolidations", "").await.problem(504, "timeout");
+    assert!(detail.contains("1s (server.request_timeout)"), "{detail}");
+    assert_eq!(model.calls().len(), 1);
+    released.add_permits(1);
+    let done = async { while app.get("/sessions/a").await["cursor"] == 0 {} };
+    timeout(PATIENCE, done).await.expect("the consolidation went on");
+    assert_eq!(model.calls().len(), 1);
+}
+
+/// The client can't know whether its exchange is there; its key gets it the answer.
+#[tokio::test]
+async fn a_write_that_is_under_way_is_finished() {
+    let backend = Backend::postgres().await;
+    let app = TestApp::start(&backend, &SHORT).await;
+    app.record_turns("s", 0..1).await;
+    let mut other = PgConnection::connect(&backend.url()).await.expect("connected");
+    let mut lock = other.begin().await.expect("begun");
+    sqlx::query("SELECT FROM sessions FOR UPDATE").execute(&mut *lock).await.expect("locked");
+    let body: Value = json!({ "user_message": "a", "assistant_reply": "b" });
+    let write = || {
+        send(app.request(Method::POST, "/sessions/s/exchanges").header("idempotency-key", "k").json(&body))
+    };
+    write().await.problem(504, "timeout");
+    lock.rollback().await.expect("rolled back");
+    let there = async { while app.get("/sessions/s").await["last_seq"] != 4 {} };
+    timeout(PATIENCE, there).await.expect("the exchange is there, whole");
+    let again = write().await;
+    assert_eq!(again.ok(201)["last_seq"], 4);
+    assert_eq!(again.header("idempotent-replayed"), Some("true"));
+}

@@ -1,0 +1,125 @@
+//! What browsers are told: the headers of every answer, and which pages may call.
+
+use crate::answer::{Answer, get, on_sqlite, post, raw, send};
+use crate::support::app::TestApp;
+use reqwest::Method;
+
+#[tokio::test]
+async fn every_answer_has_the_headers() {
+    let app = on_sqlite(&[("limits.max_body_bytes", "1000")]).await;
+    app.record_turns("s", 0..1).await;
+    let mut answers = Vec::new();
+    for path in [
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/openapi.json",
+        "/sessions",
+        "/sessions/s/messages",
+        "/sessions/none",
+        "/sessions?limit=x",
+        "/users/u/memory",
+        "/nothing",
+        "/docs/nothing",
+    ] {
+        answers.push(get(&app, path).await);
+    }
+    answers.push(send(app.request(Method::PUT, "/livez")).await);
+    answers.push(post(&app, "/sessions/s/context", "x".repeat(1001)).await);
+    answers.push(raw(&app, "GET /sessions/%zz HTTP/1.1", b"").await);
+    for answer in &answers {
+        for (name, value) in [
+            ("x-content-type-options", "nosniff"),
+            ("referrer-policy", "no-referrer"),
+            ("cache-control", "no-store"),
+        ] {
+            assert_eq!(answer.header(name), Some(value), "{name}: {answer:?}");
+        }
+        let policy = answer.header("content-security-policy").expect("a policy");
+        assert!(policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'"));
+        assert_eq!(answer.header("server"), None);
+    }
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    for status in [200, 400, 404, 405, 413, 422] {
+        assert!(statuses.contains(&status), "{status} is not among {statuses:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_page_may_run_its_own_scripts_and_nobody_elses() {
+    let app = on_sqlite(&[]).await;
+    let page = get(&app, "/docs/").await;
+    let policy = page.header("content-security-policy").expect("a policy");
+    assert!(policy.contains("script-src 'self';") && policy.contains("default-src 'none'"), "{policy}");
+    // What the policy forbids is not in it.
+    for part in page.text.split("<script").skip(1) {
+        assert!(part.starts_with(" src=\"./"), "a script in the page: {part}");
+    }
+    assert!(!page.text.contains("http://") && !page.text.contains("https://"), "{page:?}");
+    assert_eq!(get(&app, "/docs/swagger-ui.css").await.header("x-content-type-options"), Some("nosniff"));
+}
+
+const PAGE: &str = "https://app.example.com";
+
+/// What a browser sends before a page's request, for it to be allowed.
+async fn preflight(app: &TestApp, origin: &str) -> Answer {
+    let request = app.request(Method::OPTIONS, "/sessions/s/exchanges");
+    let request = request.header("origin", origin).header("access-control-request-method", "POST");
+    send(request.header("access-control-request-headers", "content-type,authorization")).await
+}
+
+async fn from_page(app: &TestApp, path: &str, origin: &str) -> Answer {
+    send(app.request(Method::GET, path).header("origin", origin)).await
+}
+
+fn allowed(answer: &Answer) -> Option<&str> {
+    answer.header("access-control-allow-origin")
+}
+
+#[tokio::test]
+async fn no_page_may_call_unless_set() {
+    let app = on_sqlite(&[]).await;
+    let answer = preflight(&app, PAGE).await;
+    answer.problem(405, "method-not-allowed");
+    assert_eq!(allowed(&answer), None);
+    for origin in [PAGE, "null", &app.url] {
+        let answer = from_page(&app, "/sessions", origin).await;
+        assert_eq!((answer.status, allowed(&answer)), (200, None));
+    }
+}
+
+#[tokio::test]
+async fn the_pages_that_are_set_may_call() {
+    let other = "http://localhost:3000";
+    let app = on_sqlite(&[("server.cors_origins", &format!("{PAGE},{other}"))]).await;
+    for origin in [PAGE, other] {
+        let answer = preflight(&app, origin).await;
+        assert_eq!((answer.status, allowed(&answer)), (200, Some(origin)));
+        let header = |name: &str| answer.header(name).unwrap_or_default().to_lowercase();
+        assert!(
+            ["GET", "POST", "PUT", "PATCH", "DELETE"]
+                .iter()
+                .all(|method| { header("access-control-allow-methods").contains(&method.to_lowercase()) })
+        );
+        for name in ["authorization", "content-type", "idempotency-key", "if-match", "x-request-id"] {
+            assert!(header("access-control-allow-headers").contains(name), "{name}: {answer:?}");
+        }
+        assert_eq!(answer.header("access-control-allow-credentials"), None);
+        // Errors can be read, too.
+        for path in ["/sessions", "/sessions/none", "/nothing", "/sessions?limit=x"] {
+            let answer = from_page(&app, path, origin).await;
+            assert_eq!(allowed(&answer), Some(origin), "{path}");
+            assert!(answer.header("vary").is_some_and(|vary| vary.contains("origin")), "{answer:?}");
+            let exposed = answer.header("access-control-expose-headers").expect("a list");
+            for name in ["etag", "retry-after", "idempotent-replayed", "x-request-id"] {
+                assert!(exposed.contains(name), "{name}: {exposed}");
+            }
+        }
+    }
+    for origin in
+        ["https://evil.example", "http://app.example.com", "https://app.example.com.evil.example", "null"]
+    {
+        assert_eq!(allowed(&preflight(&app, origin).await), None, "{origin}");
+        assert_eq!(allowed(&from_page(&app, "/sessions", origin).await), None, "{origin}");
+    }
+}
