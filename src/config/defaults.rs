@@ -27,13 +27,13 @@ impl Default for Limits {
             max_body_bytes: 32 * 1024 * 1024,
             max_json_levels: 100,
             max_message_bytes: 8 * 1024 * 1024,
-            max_messages_per_exchange: 1000,
+            max_messages_per_exchange: 10_000,
             max_metadata_bytes: 64 * 1024,
             max_system_prompt_bytes: 1024 * 1024,
             requests_per_second: 1000,
             request_burst: 2000,
             max_requests_in_flight: 512,
-            max_requests_at_work: 16,
+            max_requests_at_work: 8,
             max_wait: Duration::from_secs(1),
         }
     }

@@ -21,7 +21,7 @@ use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::convert::Infallible;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -33,14 +33,23 @@ const OVERLOADED_WAIT: Duration = Duration::from_millis(5);
 /// have to be taken in first.
 const SMALL_BODY: u64 = 64 * 1024;
 
+/// What tells a burst from overload.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    /// When a turn was free last.
+    free_at: Instant,
+    /// When somebody waited for one in vain last. Under overload a turn is free now and then, just because those who
+    /// wait for so short a time were all gone: that alone is not the end of it.
+    refused_at: Option<Instant>,
+}
+
 /// What may be let in, and what is there now.
 #[derive(Debug)]
 pub(super) struct Admission {
     limits: Limits,
     in_flight: Semaphore,
     turns: Arc<Semaphore>,
-    /// When a turn was free last.
-    free_at: Mutex<Instant>,
+    load: Mutex<Load>,
     /// For each key that was used, and one for those who need none; there are as many as keys, so none is forgotten.
     rates: Option<DefaultKeyedRateLimiter<Option<KeyId>>>,
 }
@@ -54,7 +63,7 @@ impl Admission {
             limits,
             in_flight: Semaphore::new(limits.max_requests_in_flight),
             turns: Arc::new(Semaphore::new(limits.max_requests_at_work)),
-            free_at: Mutex::new(Instant::now()),
+            load: Mutex::new(Load { free_at: Instant::now(), refused_at: None }),
             rates: quota.map(RateLimiter::keyed),
         }
     }
@@ -63,21 +72,23 @@ impl Admission {
     async fn turn(&self) -> Option<Turn> {
         let turns = || Arc::clone(&self.turns);
         // A turn that is given back goes to those who wait; one is free only if nobody does.
-        let free = turns().try_acquire_owned().ok();
-        let now = Instant::now();
-        let busy_for = {
-            let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-            if free.is_some() {
-                *free_at = now;
-            }
-            now.duration_since(*free_at)
-        };
-        if free.is_some() {
-            return free.map(Turn::new);
+        if let Ok(free) = turns().try_acquire_owned() {
+            self.load().free_at = Instant::now();
+            return Some(Turn::new(free));
         }
-        let most = self.limits.max_wait;
-        let patience = if busy_for < most { most } else { most.min(OVERLOADED_WAIT) };
-        timeout(patience, turns().acquire_owned()).await.ok()?.ok().map(Turn::new)
+        let (most, load, now) = (self.limits.max_wait, *self.load(), Instant::now());
+        let lately = |time: Instant| now.duration_since(time) < most;
+        let overload = !lately(load.free_at) || load.refused_at.is_some_and(lately);
+        let patience = if overload { most.min(OVERLOADED_WAIT) } else { most };
+        if let Ok(Ok(given)) = timeout(patience, turns().acquire_owned()).await {
+            return Some(Turn::new(given));
+        }
+        self.load().refused_at = Some(Instant::now());
+        None
+    }
+
+    fn load(&self) -> MutexGuard<'_, Load> {
+        self.load.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,12 +238,18 @@ mod tests {
         drop(first);
         let (fourth, none) = waited().await;
         assert!(fourth.is_some() && none.is_zero());
-        // There was one just now: others may wait again, and get the turn when it comes.
+        // A free moment alone does not end it.
+        let (fifth, short) = waited().await;
+        assert!(fifth.is_none() && short < Duration::from_millis(10), "{short:?}");
+        // A second without a refusal does: others may wait again, and get the turn when it comes.
+        drop(fourth);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (sixth, _) = waited().await;
         let given_back = async {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            drop(fourth);
+            drop(sixth);
         };
-        let ((fifth, long), ()) = tokio::join!(waited(), given_back);
-        assert!(fifth.is_some() && long >= Duration::from_millis(500), "{long:?}");
+        let ((seventh, long), ()) = tokio::join!(waited(), given_back);
+        assert!(seventh.is_some() && long >= Duration::from_millis(500), "{long:?}");
     }
 }
