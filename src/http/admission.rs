@@ -162,6 +162,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::api_key::Scope;
+    use crate::domain::id::TenantId;
     use axum::Router;
     use axum::body::Body;
     use axum::middleware::{from_fn, from_fn_with_state};
@@ -190,12 +192,12 @@ mod tests {
 
     #[tokio::test]
     async fn each_caller_has_a_rate_of_its_own() {
-        /// As the check of keys will.
+        /// As the check of keys does.
         async fn identify(mut request: Request, next: Next) -> Response {
-            if let Some(key) = request.headers().get("key").and_then(|key| key.to_str().ok()) {
-                let caller = Caller(key.into());
-                request.extensions_mut().insert(caller);
-            }
+            let id = request.headers().get("key").and_then(|key| key.to_str().ok());
+            let key = id.map(|id| KeyId::parse(&id.repeat(8)).expect("an id"));
+            let (tenant, scope) = (TenantId::default(), Scope::Read);
+            request.extensions_mut().insert(Caller { tenant, scope, key });
             next.run(request).await
         }
         let router = Router::new()
