@@ -151,7 +151,7 @@ pub(crate) async fn postgres() {
     let cluster = Cluster::start().await;
     let proxy = Proxy::start(cluster.socket()).await;
     let mut run = Run::start("postgres", &proxy.url(), 3, 6).await;
-    let kills = kills(10);
+    let kills = kills(8);
     let mut round = 0;
     while run.how_often("kill") < kills {
         run.work().await;
