@@ -92,9 +92,14 @@ impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
         match &error {
-            E::Io(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Protocol(_) => {
-                Self::Unavailable(error)
-            }
+            // A transaction that doesn't begin is a matter of its connection, too.
+            E::Io(_)
+            | E::Tls(_)
+            | E::PoolTimedOut
+            | E::PoolClosed
+            | E::WorkerCrashed
+            | E::Protocol(_)
+            | E::BeginFailed => Self::Unavailable(error),
             E::Database(refused)
                 if postgres::is_unavailable(&**refused) || sqlite::is_unavailable(&**refused) =>
             {

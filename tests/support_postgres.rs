@@ -84,7 +84,7 @@ async fn a_failed_migration_leaves_no_template() {
 async fn a_test_connects_as_a_role_without_privileges() {
     const EXEMPT: &str = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user";
     let database = TestDatabase::create("privileges", async |_| {}).await;
-    let admin = PgConnection::connect_with(&database.server.clone().database(&database.name)).await;
+    let admin = PgConnection::connect(&database.admin_url()).await;
     let owner = connect(&database.url()).await;
     for (mut connection, exempt) in [(owner, false), (admin.expect("the server answers"), true)] {
         let is: bool = sqlx::query_scalar(EXEMPT).fetch_one(&mut connection).await.expect("an answer");

@@ -92,7 +92,7 @@ impl Connections {
 /// only reads (25006), such as a primary that has become a standby.
 fn is_useless(error: &Error) -> bool {
     match error {
-        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) => true,
+        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::BeginFailed => true,
         Error::Database(error) => error
             .code()
             .is_some_and(|code| code == "25006" || code.starts_with("57P") || code.starts_with("08")),

@@ -181,7 +181,8 @@ async fn a_write_that_is_under_way_is_finished() {
     let backend = Backend::postgres().await;
     let app = TestApp::start(&backend, &SHORT).await;
     app.record_turns("s", 0..1).await;
-    let mut other = PgConnection::connect(&backend.url()).await.expect("connected");
+    let Backend::Postgres(database) = &backend else { unreachable!() };
+    let mut other = PgConnection::connect(&database.admin_url()).await.expect("connected");
     let mut lock = other.begin().await.expect("begun");
     sqlx::query("SELECT FROM sessions FOR UPDATE").execute(&mut *lock).await.expect("locked");
     let body: Value = json!({ "user_message": "a", "assistant_reply": "b" });

@@ -42,8 +42,7 @@ impl Sql {
             Backend::Sqlite(_) => Self::Sqlite(SqliteConnection::connect(&backend.url()).await.unwrap()),
             Backend::Postgres(database) => {
                 // Past the policies as well.
-                let options = database.server.clone().database(&database.name);
-                Self::Postgres(PgConnection::connect_with(&options).await.unwrap())
+                Self::Postgres(PgConnection::connect(&database.admin_url()).await.unwrap())
             }
         }
     }

@@ -41,8 +41,7 @@ pub(crate) async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
             connection.execute(sqlx::AssertSqlSafe(sqlite.to_owned())).await.unwrap();
         }
         Backend::Postgres(database) => {
-            let options = database.server.clone().database(&database.name);
-            let mut connection = PgConnection::connect_with(&options).await.unwrap();
+            let mut connection = PgConnection::connect(&database.admin_url()).await.unwrap();
             for &statement in postgres {
                 connection.execute(sqlx::AssertSqlSafe(statement.to_owned())).await.unwrap();
             }

@@ -59,10 +59,7 @@ async fn expire_leases(backend: &Backend) -> u64 {
     const SQLITE: &str = "UPDATE sessions SET lease_until = 1 WHERE lease_until > 1";
     match backend {
         Backend::Postgres(database) => {
-            let mut connection =
-                PgConnection::connect_with(&database.server.clone().database(&database.name))
-                    .await
-                    .expect("connected");
+            let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
             sqlx::query(POSTGRES).execute(&mut connection).await.expect("updated").rows_affected()
         }
         Backend::Sqlite(_) => {

@@ -158,8 +158,7 @@ async fn a_database_that_hangs_does_not_hold_it() {
     let mut service = start(&backend, &model, "1s").await;
     service.record("s", &messages(2)).await;
     let Backend::Postgres(database) = &backend else { unreachable!() };
-    let options = database.server.clone().database(&database.name);
-    let mut other = PgConnection::connect_with(&options).await.expect("connected");
+    let mut other = PgConnection::connect(&database.admin_url()).await.expect("connected");
     let mut lock = other.begin().await.expect("begun");
     sqlx::query("SELECT FROM sessions FOR UPDATE").execute(&mut *lock).await.expect("locked");
     let body = json!({"messages": messages(2)});

@@ -28,9 +28,8 @@ const DISCONNECT: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 /// A database that is dropped with this value.
 #[derive(Debug)]
 pub(crate) struct TestDatabase {
-    /// As the server's superuser, to whom no policy applies.
-    pub(crate) server: PgConnectOptions,
-    pub(crate) name: String,
+    server: PgConnectOptions,
+    name: String,
 }
 
 impl TestDatabase {
@@ -55,6 +54,11 @@ impl TestDatabase {
     /// The database's URL, as its owner.
     pub(crate) fn url(&self) -> String {
         url(&owner(&self.server), &self.name)
+    }
+
+    /// The URL for a look past the service: as the server's superuser, to whom no policy applies.
+    pub(crate) fn admin_url(&self) -> String {
+        url(&self.server, &self.name)
     }
 }
 

@@ -19,7 +19,7 @@ impl Lock {
     async fn take(backend: &Backend) -> Self {
         match backend {
             Backend::Postgres(database) => {
-                let mut connection = PgConnection::connect(&database.url()).await.expect("connected");
+                let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
                 connection.execute("BEGIN").await.expect("begun");
                 connection.execute("LOCK TABLE messages IN EXCLUSIVE MODE").await.expect("locked");
                 Self::Postgres(connection)

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteCo
 async fn a_day_ahead(backend: &Backend, postgres: &str, sqlite: &str) {
     match backend {
         Backend::Postgres(database) => {
-            let mut connection = PgConnection::connect(&database.url()).await.expect("connected");
+            let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
             connection.execute(AssertSqlSafe(postgres.to_owned())).await.expect("set");
         }
         Backend::Sqlite(_) => {
