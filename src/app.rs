@@ -22,6 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub mod keys;
 mod models;
+pub mod transfer;
 
 /// How long an API key is taken for valid without a look into the store: a revocation is seen everywhere within it.
 const KEYS_REMEMBERED: Duration = Duration::from_secs(2);

@@ -6,8 +6,10 @@
 //! | where may a conversation be cut | [`cut`] |
 //! | what does the model get to see | [`context`] |
 //! | what covers which messages | [`coverage`] |
+//! | what is an export of a session, and a sound one | [`archive`] |
 
 pub mod api_key;
+pub mod archive;
 pub mod chain;
 pub mod chunk;
 pub mod consolidation;
@@ -21,6 +23,7 @@ pub mod memory;
 pub mod message;
 pub mod revision;
 pub mod session;
+pub(crate) mod sound;
 pub mod summary;
 pub mod tokens;
 pub mod transcript;

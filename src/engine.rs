@@ -3,6 +3,7 @@
 //! It sees the traits [`Store`] and [`Llm`] only. Nothing in it waits on a model while it holds a connection, a
 //! transaction or a lock: what keeps others out during a consolidation is a lease in the store.
 
+use crate::domain::archive::LineError;
 use crate::domain::consolidation::{Mode, Policy};
 use crate::llm::Llm;
 use crate::storage::Store;
@@ -17,6 +18,8 @@ pub use crate::storage::sessions::After;
 
 pub mod blocking;
 mod consolidate;
+pub mod export;
+pub mod import;
 pub mod keys;
 mod memory;
 pub mod recall;
@@ -92,6 +95,15 @@ pub enum Error {
     /// Consolidation was asked for and failed.
     #[error("consolidation failed: {0}")]
     ConsolidationFailed(String),
+    /// A line of an import is wrong.
+    #[error("{0}")]
+    Import(#[from] LineError),
+    /// There is another session of the id that is imported to.
+    #[error("there is another session of this id")]
+    OtherSession,
+    /// What is imported can't be put down in the folder for temporary files.
+    #[error("the folder for temporary files can't be used")]
+    Spool(#[source] std::io::Error),
     /// The store could not do its part.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
 
 mod admission;
+mod archives;
 mod auth;
 mod body;
 mod consolidations;
@@ -82,6 +83,9 @@ pub fn router(
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
         .route_layer(from_fn_with_state(limits, body::whole))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::in_time))
+        // Streams: they take as long as they take, and are never in memory as a whole.
+        .route("/sessions/{session_id}/export", get(archives::export))
+        .route("/sessions/{session_id}/import", post(archives::import))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::rate))
         .route_layer(from_fn_with_state(admission, admission::in_flight))
         .route("/livez", get(operation::livez))

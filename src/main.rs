@@ -4,11 +4,11 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use precis::app::keys::KeysError;
-use precis::app::{self, App};
+use precis::app::{self, App, transfer};
 use precis::config::{Flag, Loaded, Settings, Sources};
 use precis::domain::api_key::Scope;
 use precis::domain::chain::Chain;
-use precis::domain::id::{KeyName, TenantId};
+use precis::domain::id::{KeyName, SessionId, TenantId, UserId};
 use precis::{http, telemetry};
 use std::error::Error;
 use std::path::PathBuf;
@@ -62,6 +62,10 @@ enum Command {
     Serve(ServeArgs),
     /// Bring the schema of the database up to date
     Migrate,
+    /// Write a session to a file, or to standard output: its messages and its revisions, as JSON lines
+    Export(ExportArgs),
+    /// Make a session of an export, or of JSON lines with role and content; all of it or nothing
+    Import(ImportArgs),
     /// Print the settings in force, with where each comes from
     Config,
     /// Print the OpenAPI document
@@ -114,6 +118,36 @@ fn scopes() -> impl TypedValueParser<Value = Scope> {
     names.try_map(|name| Scope::parse(&name).ok_or("no such scope"))
 }
 
+/// Which session.
+#[derive(Args)]
+struct SessionArgs {
+    /// The session
+    session: String,
+    /// The tenant whose session it is
+    #[arg(long, default_value = "default")]
+    tenant: String,
+}
+
+#[derive(Args)]
+struct ExportArgs {
+    #[command(flatten)]
+    of: SessionArgs,
+    /// File to write; it is there only when the export is whole
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct ImportArgs {
+    #[command(flatten)]
+    into: SessionArgs,
+    /// File to read; standard input where it is left out
+    file: Option<PathBuf>,
+    /// Whose session it becomes; the export's own user where this is left out
+    #[arg(long)]
+    user: Option<String>,
+}
+
 impl SettingsArgs {
     fn load(self) -> Result<Loaded, Box<dyn Error>> {
         let flags = [
@@ -124,6 +158,14 @@ impl SettingsArgs {
         let flags =
             flags.into_iter().filter_map(|(path, value, name)| Some(Flag { path, value: value?, name }));
         Ok(Settings::load(&Sources::of_process(self.config, flags.collect()))?)
+    }
+}
+
+impl SessionArgs {
+    fn ids(self) -> Result<(TenantId, SessionId), String> {
+        let tenant = TenantId::new(self.tenant).map_err(|error| format!("--tenant {error}"))?;
+        let session = SessionId::new(self.session).map_err(|error| format!("the session's id {error}"))?;
+        Ok((tenant, session))
     }
 }
 
@@ -153,6 +195,20 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             let settings = cli.settings.load()?.settings;
             telemetry::start(&settings.log)?;
             app::store(&settings, true).await?.close().await;
+        }
+        Some(Command::Export(args)) => {
+            let (tenant, session) = args.of.ids()?;
+            let settings = cli.settings.load()?.settings;
+            telemetry::start(&settings.log)?;
+            transfer::export(&settings, &tenant, &session, args.output.as_deref()).await?;
+        }
+        Some(Command::Import(args)) => {
+            let (tenant, session) = args.into.ids()?;
+            let user = args.user.map(UserId::new).transpose().map_err(|error| format!("--user {error}"))?;
+            let settings = cli.settings.load()?.settings;
+            telemetry::start(&settings.log)?;
+            let done = transfer::import(&settings, &tenant, &session, user, args.file.as_deref()).await?;
+            println!("{done}");
         }
         Some(Command::Config) => print!("{}", cli.settings.load()?),
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub mod api_keys;
+pub mod archives;
 pub mod consolidations;
 pub mod exchanges;
 pub mod memory;
@@ -29,6 +30,7 @@ pub mod users;
 #[async_trait]
 pub trait Store:
     api_keys::ApiKeys
+    + archives::Archives
     + consolidations::Consolidations
     + exchanges::Exchanges
     + memory::Memory

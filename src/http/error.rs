@@ -4,6 +4,7 @@
 //! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
 
 use crate::domain::api_key::Scope;
+use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
 use crate::engine::{Error, StoreError};
 use axum::Json;
@@ -131,6 +132,25 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// 415 for JSON lines.
+    pub(crate) fn media_type_of_lines() -> Self {
+        let detail = "Send JSON lines, with the header content-type: application/x-ndjson.";
+        Self { detail: detail.to_owned(), ..Self::media_type() }
+    }
+
+    /// 422 for a line of an import.
+    fn invalid_line(error: LineError) -> Self {
+        let line = error.line;
+        let at = |field: &str| if field.is_empty() { String::new() } else { format!(", {field}") };
+        let errors = error.wrong.into_iter().map(|invalid| FieldError {
+            field: format!("line {line}{}", at(&invalid.field)),
+            detail: invalid.detail,
+        });
+        Self::invalid(errors.collect())
+    }
+}
+
 impl From<FieldError> for Problem {
     fn from(error: FieldError) -> Self {
         Self::invalid(vec![error])
@@ -190,6 +210,17 @@ impl From<Error> for Problem {
                      the reason is gone."
                 );
                 Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
+            }
+            Error::Import(error) => Self::invalid_line(error),
+            Error::OtherSession => {
+                let detail = "There is another session of this id, and an import makes a new one. \
+                    Import under another id, or erase that session first.";
+                Self::new(S::CONFLICT, "session-exists", "The session exists", detail)
+            }
+            Error::Spool(error) => {
+                tracing::error!(error = %Chain(&error), "the folder for temporary files (TMPDIR) can't be used");
+                let detail = "There is no room for an import where precis runs. Its log has the reason.";
+                Self::new(S::INSUFFICIENT_STORAGE, "no-room", "No room for the import", detail)
             }
             Error::Store(error) => Self::from_store(&error),
         }

@@ -2,9 +2,9 @@
 
 use super::error::{FieldError, Problem};
 use super::exchanges::at;
-use crate::domain::json;
+use crate::domain::{json, sound};
 use crate::engine::{Error, StoreError};
-use serde::de::{DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashSet};
@@ -77,9 +77,7 @@ fn sound(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Problem::malformed(format!("The body is not UTF-8 from byte {} on.", error.valid_up_to()))
     })?;
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let read = Sound { levels }.deserialize(&mut deserializer);
-    read.and_then(|()| deserializer.end()).map_err(|error| match error.classify() {
+    sound::check(text, levels).map_err(|error| match error.classify() {
         Category::Data => {
             let detail = format!("is nested deeper than {levels} levels (limits.max_json_levels)");
             Problem::invalid_field("body", detail)
@@ -98,73 +96,6 @@ fn sound(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
         Ok(text)
     } else {
         Err(Problem::invalid_field("body", "must be a JSON object"))
-    }
-}
-
-/// Any JSON value, read to its end and dropped.
-#[derive(Clone, Copy)]
-struct Sound {
-    levels: usize,
-}
-
-impl Sound {
-    fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
-        let levels = self.levels.checked_sub(1);
-        levels.map(|levels| Self { levels }).ok_or_else(|| E::custom("nested too deep"))
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Sound {
-    type Value = ();
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Sound {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let inside = self.inside()?;
-        while list.next_element_seed(inside)?.is_some() {}
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
-        let inside = self.inside()?;
-        while object.next_key_seed(inside)?.is_some() {
-            object.next_value_seed(inside)?;
-        }
-        Ok(())
     }
 }
 

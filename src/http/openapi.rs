@@ -2,7 +2,8 @@
 
 use super::auth::Access;
 use super::{
-    consolidations, contexts, error, exchanges, memory, messages, operation, revisions, sessions, users,
+    archives, consolidations, contexts, error, exchanges, memory, messages, operation, revisions, sessions,
+    users,
 };
 use crate::domain::api_key::Scope;
 use axum::Router;
@@ -28,6 +29,8 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
         sessions::get,
         sessions::patch,
         sessions::erase,
+        archives::export,
+        archives::import,
         consolidations::consolidate,
         revisions::list,
         revisions::get,

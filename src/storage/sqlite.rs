@@ -17,6 +17,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 mod api_keys;
+mod archives;
 mod consolidations;
 mod exchanges;
 mod memory;

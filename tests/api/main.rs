@@ -6,6 +6,7 @@
 
 mod admission;
 mod answer;
+mod archives;
 mod bodies;
 mod consolidations;
 mod contexts;

@@ -178,7 +178,7 @@ async fn an_exchange_that_its_caller_gives_up_is_stored_whole_or_not_at_all(back
 }
 
 /// The result, if it is there within so many polls.
-async fn polled<F: Future>(most: usize, future: F) -> Option<F::Output> {
+pub(crate) async fn polled<F: Future>(most: usize, future: F) -> Option<F::Output> {
     let (mut future, mut polls) = (pin!(future), 0);
     std::future::poll_fn(move |context| {
         if polls == most {

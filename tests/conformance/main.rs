@@ -9,6 +9,7 @@
 #![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 
 mod api_keys;
+mod archives;
 mod consolidations;
 mod conversation;
 mod exchanges;

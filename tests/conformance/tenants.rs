@@ -6,6 +6,7 @@ use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, u
 use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::id::UserId;
+use precis::storage::archives::Part;
 use precis::storage::consolidations::{Claim, Step};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use uuid::Uuid;
@@ -78,6 +79,8 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         assert_eq!(other.find().await, None);
         assert_eq!(other.page(ALL).await, None);
         assert_eq!(store.outlines(tenant, session, 0, 9).await.unwrap(), []);
+        let part = Part { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 999 };
+        assert_eq!(store.part(tenant, session, part).await.unwrap(), []);
         let recalled = store.recall(tenant, session, &ada, 9).await.unwrap();
         assert!(recalled.session.is_none() && recalled.memory.is_none() && recalled.window.is_empty());
         for user in [None, Some(&ada)] {

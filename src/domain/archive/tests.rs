@@ -1,0 +1,247 @@
+//! What an export looks like to the letter, and every way in which one is refused.
+
+use super::*;
+use crate::domain::id::{SessionId, UserId};
+use crate::domain::revision::{Meta, RevisionKind, Source};
+use crate::domain::session::{ConsolidationState, Summary};
+use crate::domain::{summary, tokens};
+use proptest::prelude::*;
+use time::macros::datetime;
+
+const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
+
+fn summary(text: &str) -> Summary {
+    let words = i64::try_from(summary::words(text)).expect("small");
+    Summary { text: text.to_owned(), words, tokens: tokens::of_text(text) }
+}
+
+fn source() -> Source {
+    Source {
+        model: "small".to_owned(),
+        pool: "default".to_owned(),
+        prompt_version: "1".to_owned(),
+        input_tokens: Some(7),
+        output_tokens: None,
+        duration_ms: 12,
+        calls: Some(1),
+        failures: Some(0),
+        queued_ms: None,
+    }
+}
+
+fn revisions() -> Vec<Revision> {
+    let revision = |revision, kind, range, cursor, text: &str| Revision {
+        revision,
+        kind,
+        range,
+        cursor,
+        summary: summary(text),
+        added: if range.is_some() { "added".to_owned() } else { String::new() },
+        meta: None,
+        source: range.map(|_| source()),
+        created_at: BEGAN,
+    };
+    let meta = Meta { text_before: "long".to_owned(), source: source() };
+    vec![
+        revision(1, RevisionKind::Consolidation, Some((1, 1)), 1, "one"),
+        Revision {
+            meta: Some(meta),
+            ..revision(2, RevisionKind::Consolidation, Some((2, 3)), 3, "one, two")
+        },
+        revision(3, RevisionKind::Restore, None, 1, "one"),
+        revision(4, RevisionKind::Restore, None, 0, ""),
+        revision(5, RevisionKind::Consolidation, Some((1, 2)), 2, "anew"),
+    ]
+}
+
+fn session() -> Session {
+    Session {
+        session_id: SessionId::new("s").expect("valid"),
+        user_id: UserId::new("ada").expect("valid"),
+        metadata: r#"{"z":1.0}"#.to_owned(),
+        last_seq: 3,
+        tokens: 0,
+        cursor: 2,
+        cursor_tokens: 0,
+        summary: summary("anew"),
+        revision: 5,
+        consolidation: ConsolidationState::default(),
+        created_at: BEGAN,
+        updated_at: BEGAN + time::Duration::HOUR,
+    }
+}
+
+const MESSAGES: [&str; 3] = [
+    r#"{"x":1.0,"role":"user","content":"\u0000 \" é"}"#,
+    r#"{"role":"assistant","content":null,"tool_calls":[{"id":"a","function":{"name":"f","arguments":"{}"}}]}"#,
+    r#"{"role":"tool","tool_call_id":"a","content":"done"}"#,
+];
+
+/// The lines of a whole export.
+fn lines() -> Vec<String> {
+    let mut writer = Writer::default();
+    let mut lines = vec![writer.header(&session()).expect("JSON")];
+    for (seq, message) in (1..).zip(MESSAGES) {
+        lines.push(writer.message(seq, BEGAN, message).expect("JSON"));
+    }
+    lines.extend(revisions().iter().map(|revision| writer.revision(revision).expect("JSON")));
+    lines.push(writer.end().expect("JSON"));
+    lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
+}
+
+fn check<T: AsRef<[u8]>>(lines: impl IntoIterator<Item = T>) -> Result<(Archive, Vec<Entry>), LineError> {
+    let mut checker = Checker::default();
+    let mut entries = Vec::new();
+    for line in lines {
+        entries.push(checker.line(line.as_ref())?);
+    }
+    Ok((checker.finish()?, entries))
+}
+
+#[test]
+fn what_is_written_can_be_read() {
+    let lines = lines();
+    let header = r#"{"precis_export":1,"session":{"session_id":"s","user_id":"ada","metadata":{"z":1.0},"created_at":"2026-02-03T10:15:00.000001Z","updated_at":"2026-02-03T11:15:00.000001Z"},"messages":3,"revisions":5}"#;
+    assert_eq!(lines[0], header);
+    let first = r#"{"seq":1,"created_at":"2026-02-03T10:15:00.000001Z","message":{"x":1.0,"role":"user","content":"\u0000 \" é"}}"#;
+    assert_eq!(lines[1], first);
+    let (archive, entries) = check(&lines).expect("sound");
+    assert_eq!((archive.last_seq, archive.revision, archive.cursor), (3, 5, 2));
+    assert_eq!((archive.summary, archive.bare), (summary("anew"), false));
+    assert_eq!(archive.metadata.as_deref(), Some(r#"{"z":1.0}"#));
+    assert_eq!(archive.times, Some((BEGAN, BEGAN + time::Duration::HOUR)));
+    let (mut messages, mut read) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match entry {
+            Entry::Message(message) => messages.push(message),
+            Entry::Revision(revision) => read.push(*revision),
+            Entry::Nothing => {}
+        }
+    }
+    assert!(messages.iter().map(|message| message.message.json()).eq(MESSAGES));
+    assert!(messages.iter().all(|message| message.created_at == Some(BEGAN) && message.tokens > 4));
+    assert_eq!(read, revisions());
+    let mut same = Fingerprint::new(false);
+    for message in &messages {
+        same.message(message.seq, BEGAN, message.message.json()).expect("JSON");
+    }
+    read.iter().for_each(|revision| same.revision(revision).expect("JSON"));
+    assert_eq!(same.finish(), archive.fingerprint);
+    for revision in &read {
+        let line = write_revision(revision).expect("JSON");
+        assert_eq!(read_revision(&line).as_ref(), Ok(revision));
+    }
+}
+
+#[test]
+fn a_cut_off_export_is_told_wherever_it_is_cut() {
+    let lines = lines();
+    for kept in 0..lines.len() {
+        let error = check(&lines[..kept]).expect_err("cut off");
+        assert_eq!(error.line, u64::try_from(kept.max(1)).expect("small"), "{error}");
+    }
+    for removed in 0..lines.len() {
+        let mut less = lines.clone();
+        less.remove(removed);
+        check(&less).expect_err("a line is missing");
+    }
+    for byte in 0..lines[3].len() {
+        check(lines.iter().map(|line| &line.as_bytes()[..byte.min(line.len())])).expect_err("cut lines");
+    }
+}
+
+#[test]
+fn every_wrong_line_is_named_with_its_field() {
+    let lines = lines();
+    let cases: &[(usize, &str, &str, &str)] = &[
+        (0, r#""precis_export":1"#, r#""precis_export":2"#, "precis_export"),
+        (0, r#""user_id":"ada""#, r#""user_id":"""#, "session.user_id"),
+        (0, r#""session_id":"s""#, r#""session_id":"a\u0000""#, "session.session_id"),
+        (0, r#"{"z":1.0}"#, "[]", "session.metadata"),
+        (0, "2026-02-03T11", "2026-02-03T09", "session.updated_at"),
+        (0, "2026-02-03T10:15", "1969-02-03T10:15", "session.created_at"),
+        (0, r#""messages":3"#, r#""messages":0"#, "messages"),
+        (0, r#""messages":3"#, r#""messages":3,"x":1"#, "x"),
+        (1, r#""seq":1"#, r#""seq":2"#, "seq"),
+        (1, r#""role":"user""#, r#""role":"system""#, "message.role"),
+        (1, r#""seq":1"#, r#""seq":1,"y":1"#, "y"),
+        (1, "é", "\u{e9}\\ud800", ""),
+        (1, "10:15:00.000001", "10:15:00", "created_at"),
+        (1, "2026", "2027", "created_at"),
+        (2, r#""name":"f""#, r#""name":"""#, "message.tool_calls[0].function.name"),
+        (4, r#""to_seq":1"#, r#""to_seq":2"#, "from_seq"),
+        (4, r#""revision":1"#, r#""revision":2"#, "revision"),
+        (4, r#""cursor":1"#, r#""cursor":4"#, "cursor"),
+        (4, r#""kind":"consolidation""#, r#""kind":"guess""#, "kind"),
+        (4, r#""text":"one""#, r#""text":"o\u0000e""#, "text"),
+        (4, r#""calls":1"#, r#""calls":-1"#, "source.calls"),
+        (5, r#""from_seq":2"#, r#""from_seq":1"#, "from_seq"),
+        (6, r#""text":"one""#, r#""text":"never""#, "cursor"),
+        (6, r#""added":"""#, r#""added":"x""#, "kind"),
+        (9, r#""messages":3"#, r#""messages":2"#, "end.messages"),
+        (9, r#""sha256":""#, r#""sha256":"0"#, "end.sha256"),
+    ];
+    for (line, from, to, field) in cases {
+        let mut changed = lines.clone();
+        changed[*line] = changed[*line].replacen(from, to, 1);
+        assert_ne!(changed, lines, "{from}");
+        let error = check(&changed).expect_err(to);
+        assert_eq!((error.line, error.wrong[0].field.as_str()), (*line as u64 + 1, *field), "{to}: {error}");
+    }
+    let behind = lines.iter().map(String::as_str).chain([MESSAGES[0]]);
+    assert_eq!(check(behind).expect_err("behind the end").line, 11);
+    let mut changed = lines.clone();
+    changed[1] = changed[1].replace("é", "e");
+    assert_eq!(check(&changed).expect_err("changed").wrong[0].field, "end.sha256");
+}
+
+#[test]
+fn messages_alone_are_a_history() {
+    let (archive, entries) = check(MESSAGES.iter().chain(&["", "  "])).expect("sound");
+    assert_eq!((archive.last_seq, archive.revision, archive.bare), (3, 0, true));
+    assert_eq!((archive.user_id, archive.metadata, archive.times), (None, None, None));
+    assert_eq!(entries.iter().filter(|entry| matches!(entry, Entry::Message(_))).count(), 3);
+    for (line, hint) in [
+        (r#"{"role":"system","content":"x"}"#, "role"),
+        (&lines()[0], "no message"),
+        (&lines()[1], "no message"),
+        ("[]", "JSON object"),
+        (r#"{"role":"user","content":"x""#, "not JSON"),
+        (r#"{"content":"x"}"#, "neither"),
+        (r#"{"role":"user","content":"\ud800"}"#, "surrogate"),
+    ] {
+        let error = check([MESSAGES[0], line]).expect_err(line);
+        assert_eq!(error.line, 2);
+        assert!(error.to_string().contains(hint), "{error}");
+    }
+    assert!(check([&b"\xff"[..]]).expect_err("no UTF-8").to_string().contains("UTF-8"));
+}
+
+#[test]
+fn what_is_read_can_be_exported_and_read_again() {
+    let deep = |levels: usize| {
+        let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+        format!(r#"{{"role":"user","content":"x","deep":{open}{close}}}"#)
+    };
+    check([deep(98)]).expect_err("deeper than in an exchange");
+    check([deep(97)]).expect("as in an exchange");
+    let line = |message: &str| Writer::default().message(1, BEGAN, message).expect("JSON");
+    let mut header = Writer::default().header(&session()).expect("JSON");
+    header.truncate(header.len() - 1);
+    check([header.clone(), line(&deep(98))]).expect_err("too deep");
+    let error = check([header, line(&deep(97))]).expect_err("cut off");
+    assert!(error.to_string().contains("cut off"), "{error}");
+}
+
+proptest! {
+    /// Whatever comes, there is an answer.
+    #[test]
+    fn any_bytes_are_read_or_refused(line in 0..10_usize, at in 0..400_usize, byte: u8, cut: bool) {
+        let mut lines: Vec<Vec<u8>> = lines().into_iter().map(String::into_bytes).collect();
+        let at = at % lines[line].len();
+        if cut { lines[line].truncate(at) } else { lines[line][at] = byte }
+        if let Ok((archive, _)) = check(&lines) {
+            prop_assert_eq!(archive.last_seq, 3);
+        }
+    }
+}

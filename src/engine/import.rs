@@ -1,0 +1,202 @@
+//! Importing a session: all of it or nothing.
+//!
+//! What arrives is checked line by line and put down in a temporary file; only when all of it is there and sound, one
+//! transaction makes the session of it. So a client may be slow, or go away, without a connection, a lock or SQLite's
+//! only writer being held, no half of a session is ever in the database, and nothing has to be cleaned up after a
+//! crash. A staging table would hold the writer just as long in the end, for the copy, and write everything twice.
+
+use super::export::{BYTES, REVISIONS, ROWS, corrupt};
+use super::{Error, MemoryService};
+use crate::domain::archive::{Archive, Checker, Entry, Fingerprint, MAX_LINE_BYTES};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::Invalid;
+use crate::domain::session::Session;
+use crate::storage::Store;
+use crate::storage::archives::{Import, Part};
+use spool::Spool;
+use std::sync::Arc;
+use tracing::Instrument as _;
+
+mod spool;
+
+/// What has arrived of an import.
+#[derive(Debug)]
+pub struct Upload {
+    checker: Checker,
+    spool: Spool,
+    /// The beginning of a line that has not arrived whole.
+    rest: Vec<u8>,
+}
+
+/// An import that has arrived, whole and sound.
+#[derive(Debug)]
+pub struct Received {
+    archive: Archive,
+    spool: Spool,
+}
+
+/// The outcome of an import.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// `false`: an earlier import had made the session already.
+    pub created: bool,
+    /// How many messages were imported.
+    pub messages: i64,
+    /// How many revisions were imported.
+    pub revisions: i64,
+    /// The session.
+    pub session: Session,
+}
+
+impl Upload {
+    /// Of nothing yet.
+    pub fn begin() -> Result<Self, Error> {
+        let spool = Spool::new().map_err(Error::Spool)?;
+        Ok(Self { checker: Checker::default(), spool, rest: Vec::new() })
+    }
+
+    /// How many messages the first line promises; 0 where it promises none.
+    #[must_use]
+    pub fn promised(&self) -> i64 {
+        self.checker.promised()
+    }
+
+    /// How many messages have arrived.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        u64::try_from(self.checker.messages()).unwrap_or(0)
+    }
+
+    /// Takes the next bytes. Reads JSON and counts tokens: nothing for a thread that serves requests.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let mut lines = bytes.split(|byte| *byte == b'\n');
+        let rest = lines.next_back().unwrap_or_default();
+        for end in lines {
+            if self.rest.is_empty() {
+                self.line(end)?;
+            } else {
+                let mut line = std::mem::take(&mut self.rest);
+                line.extend_from_slice(end);
+                self.line(&line)?;
+                line.clear();
+                self.rest = line;
+            }
+        }
+        self.rest.extend_from_slice(rest);
+        self.within_limit(self.rest.len())
+    }
+
+    /// Ends it: everything has arrived.
+    pub fn finish(mut self) -> Result<Received, Error> {
+        let rest = std::mem::take(&mut self.rest);
+        if !rest.is_empty() {
+            self.line(&rest)?;
+        }
+        Ok(Received { archive: self.checker.finish()?, spool: self.spool })
+    }
+
+    fn line(&mut self, line: &[u8]) -> Result<(), Error> {
+        self.within_limit(line.len())?;
+        match self.checker.line(line)? {
+            Entry::Nothing => Ok(()),
+            Entry::Message(message) => self.spool.message(&message).map_err(Error::Spool),
+            Entry::Revision(revision) => self.spool.revision(&revision).map_err(Error::Spool),
+        }
+    }
+
+    fn within_limit(&self, bytes: usize) -> Result<(), Error> {
+        if bytes <= MAX_LINE_BYTES {
+            return Ok(());
+        }
+        let detail = format!("the line behind it is longer than {MAX_LINE_BYTES} bytes");
+        Err(Error::Import(self.checker.error(vec![Invalid { field: String::new(), detail }])))
+    }
+}
+
+impl Received {
+    /// How many messages there are.
+    #[must_use]
+    pub fn messages(&self) -> i64 {
+        self.archive.last_seq
+    }
+}
+
+impl MemoryService {
+    /// Makes a session of what was received. The write goes on if the caller goes away.
+    pub async fn import(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: Option<UserId>,
+        received: Received,
+    ) -> Result<Imported, Error> {
+        let (store, tenant, session) = (self.store.clone(), tenant.clone(), session.clone());
+        let write = async move { import(&store, &tenant, &session, user.as_ref(), received, |_| {}).await };
+        let write = tokio::spawn(write.in_current_span());
+        write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+}
+
+/// Makes a session of what was received: of `user`, or else of the user that the export names. The same import again
+/// finds the session that it made, however much was said there since. `progress` gets the messages written so far.
+pub async fn import(
+    store: &Arc<dyn Store>,
+    tenant: &TenantId,
+    session: &SessionId,
+    user: Option<&UserId>,
+    received: Received,
+    progress: impl Fn(i64) + Send + 'static,
+) -> Result<Imported, Error> {
+    let Received { archive, spool } = received;
+    let owner = user.or(archive.user_id.as_ref()).cloned();
+    let (batches, reading) = spool.read(progress);
+    let new_owner = owner.clone().unwrap_or_default();
+    let outcome = store.import(tenant, session, &new_owner, &archive, batches).await?;
+    if outcome == Import::Incomplete {
+        let why = reading.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let short = || std::io::Error::other("a temporary file is shorter than it was");
+        return Err(Error::Spool(why.err().unwrap_or_else(short)));
+    }
+    let state = store.session(tenant, session).await?.ok_or(Error::NoSession)?;
+    let created = outcome == Import::Imported;
+    let its_own = owner.is_none_or(|owner| owner == state.user_id);
+    if !created {
+        let same = its_own && begins_with(store, tenant, &state, &archive).await?;
+        same.then_some(()).ok_or(Error::OtherSession)?;
+    }
+    Ok(Imported { created, messages: archive.last_seq, revisions: archive.revision, session: state })
+}
+
+/// Whether the session's history and revisions begin with those of the archive.
+async fn begins_with(
+    store: &Arc<dyn Store>,
+    tenant: &TenantId,
+    session: &Session,
+    archive: &Archive,
+) -> Result<bool, Error> {
+    if session.last_seq < archive.last_seq || session.revision < archive.revision {
+        return Ok(false);
+    }
+    let mut fingerprint = Fingerprint::new(archive.bare);
+    let mut part = Part { after_seq: 0, last_seq: archive.last_seq, limit: ROWS, max_bytes: BYTES };
+    while part.after_seq < part.last_seq {
+        let page = store.part(tenant, &session.session_id, part).await?;
+        let Some(last) = page.last() else {
+            return Ok(false);
+        };
+        part.after_seq = last.seq;
+        for message in &page {
+            fingerprint.message(message.seq, message.created_at, &message.json).map_err(corrupt)?;
+        }
+    }
+    let mut after = 0;
+    while after < archive.revision {
+        let last = (after + REVISIONS).min(archive.revision);
+        let page = store.revisions(tenant, &session.session_id, last + 1, last - after).await?;
+        for revision in page.unwrap_or_default().iter().rev() {
+            fingerprint.revision(revision).map_err(corrupt)?;
+        }
+        after = last;
+    }
+    Ok(fingerprint.finish() == archive.fingerprint)
+}

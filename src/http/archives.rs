@@ -1,0 +1,155 @@
+//! `GET /sessions/{session_id}/export` and `POST /sessions/{session_id}/import`
+//!
+//! Both stream: neither an export nor an import is ever in memory as a whole, and the limit of a body is none of theirs.
+//! `docs/export.md` has the format.
+
+use super::error::Problem;
+use super::extract::{Params, Session, Tenant, user_id};
+use crate::engine::MemoryService;
+use crate::engine::import::{Received, Upload};
+use axum::body::{Body, BodyDataStream};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::IntoResponse;
+use futures_util::{StreamExt as _, stream};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+const MEDIA_TYPE: &str = "application/x-ndjson";
+/// What JSON lines are called as well.
+const MEDIA_TYPES: [&str; 4] =
+    [MEDIA_TYPE, "application/ndjson", "application/jsonl", "application/x-jsonlines"];
+
+/// What is read of a body after an error, so that a client that is still sending gets to see the answer.
+const DRAINED: usize = 8 * 1024 * 1024;
+
+/// The whole session as JSON lines: its state, its messages, its revisions, and a last line that says that it is whole.
+///
+/// It is one snapshot, of the moment when it begins. Without its last line it is cut off; the connection breaks then.
+#[utoipa::path(
+    get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "memory",
+    params(("session_id" = String, Path, description = "The session")),
+    responses(
+        (status = 200, description = "The lines; docs/export.md has their format", body = String, content_type = "application/x-ndjson"),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn export(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+) -> Result<impl IntoResponse, Problem> {
+    let export = service.export(&tenant, &session).await?;
+    let lines = stream::try_unfold(export, |mut export| async move {
+        let next = export.next().await;
+        // There is nobody to tell but the log: the client sees a body that breaks off.
+        let next = next.inspect_err(|error| tracing::warn!(%error, "an export ended early"))?;
+        Ok::<_, crate::engine::Error>(next.map(|lines| (lines, export)))
+    });
+    Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], Body::from_stream(lines)))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ImportParams {
+    /// Whose session it becomes; where it is left out, the export's user, or `default` where it names none.
+    user_id: Option<String>,
+}
+
+/// What was imported.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ImportResponse {
+    session_id: String,
+    user_id: String,
+    /// Messages that were imported.
+    messages: i64,
+    /// Revisions that were imported.
+    revisions: i64,
+    /// The `seq` of the newest message.
+    last_seq: i64,
+    /// The `seq` of the last message that the summary covers; 0 = none.
+    cursor: i64,
+}
+
+/// Makes a session of an export, or of JSON lines with `role` and `content`; all of it or nothing.
+///
+/// The same import again is answered with 200 and writes nothing; into any other session that exists: 409.
+#[utoipa::path(
+    post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "memory",
+    params(("session_id" = String, Path, description = "The session; there must be none of this id"), ImportParams),
+    request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; of any length"),
+    responses(
+        (status = 201, description = "Imported", body = ImportResponse),
+        (status = 200, description = "It was imported before", body = ImportResponse),
+        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn import(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+    Params(params): Params<ImportParams>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<impl IntoResponse, Problem> {
+    let mut body = body.into_data_stream();
+    let received = async {
+        if !is_lines(&headers) {
+            return Err(Problem::media_type_of_lines());
+        }
+        let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
+        Ok((user, receive(&mut body).await?))
+    };
+    let (user, received) = match received.await {
+        Ok(received) => received,
+        Err(problem) => {
+            drain(body).await;
+            return Err(problem);
+        }
+    };
+    let imported = service.import(&tenant, &session, user, received).await?;
+    let status = if imported.created { StatusCode::CREATED } else { StatusCode::OK };
+    let body = ImportResponse {
+        session_id: session.as_str().to_owned(),
+        user_id: imported.session.user_id.as_str().to_owned(),
+        messages: imported.messages,
+        revisions: imported.revisions,
+        last_seq: imported.session.last_seq,
+        cursor: imported.session.cursor,
+    };
+    Ok((status, axum::Json(body)))
+}
+
+fn is_lines(headers: &HeaderMap) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    MEDIA_TYPES.contains(&essence.as_str())
+}
+
+/// Reads the body to its end, away from the threads that serve requests.
+async fn receive(body: &mut BodyDataStream) -> Result<Received, Problem> {
+    let mut upload = Upload::begin()?;
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk.map_err(|_| {
+            Problem::bad_request("The body broke off. Nothing was imported: send the request again.")
+        })?;
+        upload = blocking(move || upload.feed(&chunk).map(|()| upload)).await?;
+    }
+    Ok(blocking(move || upload.finish()).await?)
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+async fn drain(mut body: BodyDataStream) {
+    let mut read = 0;
+    while let Some(Ok(chunk)) = body.next().await {
+        read += chunk.len();
+        if read > DRAINED {
+            return;
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Exporting and importing whole sessions, on Postgres.
+
+use super::{Postgres, begin, time};
+use crate::domain::archive::{Archive, Imported};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::revision::Revision;
+use crate::storage::StoreError;
+use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
+use crate::storage::messages::StoredMessage;
+use crate::storage::row::{meta_column, source_column, tool_columns};
+use async_trait::async_trait;
+use sqlx::{PgConnection, Row as _};
+
+/// The sizes are summed up first, so that no text is read that is not wanted.
+const PART: &str = "\
+    SELECT seq, created_at, message FROM messages
+    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 AND seq <= coalesce((
+        SELECT max(seq) FROM (
+            SELECT seq, sum(bytes) OVER (ORDER BY seq) AS bytes FROM (
+                SELECT seq, octet_length(message) AS bytes FROM messages
+                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5
+            ) AS sizes
+        ) AS sums WHERE bytes <= $6
+    ), $3 + 1)
+    ORDER BY seq";
+
+const CREATE: &str = "\
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, summary,
+        summary_words, summary_tokens, revision, created_at, updated_at, activity_hour)
+    VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, coalesce($12, now()), coalesce($13, now()),
+        floor(extract(epoch FROM coalesce($13, now())) / 3600))
+    ON CONFLICT (tenant_id, session_id) DO NOTHING";
+
+const STORE: &str = "\
+    INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
+    SELECT $1, $2, m.seq, m.role, m.opens, m.answers, m.tokens, m.message, coalesce(m.created_at, now())
+    FROM unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::timestamptz[])
+        AS m (seq, role, opens, answers, tokens, message, created_at)";
+
+const KEEP: &str = "\
+    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
+        summary_tokens, added, meta, source, created_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+
+const COUNT_CURSOR: &str = "\
+    UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
+        WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
+    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
+
+#[async_trait]
+impl Archives for Postgres {
+    async fn part(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        part: Part,
+    ) -> Result<Vec<StoredMessage>, StoreError> {
+        let query = sqlx::query(PART)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(part.after_seq)
+            .bind(part.last_seq)
+            .bind(part.limit)
+            .bind(part.max_bytes);
+        let rows = self.read_all(tenant, query).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(StoredMessage {
+                    seq: row.try_get("seq")?,
+                    created_at: time(row, "created_at")?,
+                    json: row.try_get("message")?,
+                })
+            })
+            .collect()
+    }
+
+    async fn import(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &UserId,
+        archive: &Archive,
+        mut batches: Batches,
+    ) -> Result<Import, StoreError> {
+        let mut transaction = self.pool.begin_with(begin(tenant)).await?;
+        let created = sqlx::query(CREATE)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(user.as_str())
+            .bind(archive.metadata.as_deref())
+            .bind(archive.last_seq)
+            .bind(archive.tokens)
+            .bind(archive.cursor)
+            .bind(&archive.summary.text)
+            .bind(archive.summary.words)
+            .bind(archive.summary.tokens)
+            .bind(archive.revision)
+            .bind(archive.times.map(|(created_at, _)| created_at))
+            .bind(archive.times.map(|(_, updated_at)| updated_at))
+            .execute(&mut *transaction)
+            .await?;
+        if created.rows_affected() == 0 {
+            return Ok(Import::Exists);
+        }
+        let mut tally = Tally::default();
+        while let Some(batch) = batches.recv().await {
+            tally.add(&batch);
+            match batch {
+                Batch::Messages(rows) => store(&mut transaction, tenant, session, &rows).await?,
+                Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
+            }
+        }
+        if !tally.is_whole(archive) {
+            return Ok(Import::Incomplete);
+        }
+        let query = sqlx::query(COUNT_CURSOR).bind(tenant.as_str()).bind(session.as_str());
+        query.execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(Import::Imported)
+    }
+}
+
+async fn store(
+    connection: &mut PgConnection,
+    tenant: &TenantId,
+    session: &SessionId,
+    rows: &[Imported],
+) -> Result<(), StoreError> {
+    let (opens, answers): (Vec<_>, Vec<_>) = rows.iter().map(|row| tool_columns(&row.message)).unzip();
+    sqlx::query(STORE)
+        .bind(tenant.as_str())
+        .bind(session.as_str())
+        .bind(rows.iter().map(|row| row.seq).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.message.role().as_str()).collect::<Vec<_>>())
+        .bind(opens)
+        .bind(answers)
+        .bind(rows.iter().map(|row| row.tokens).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.message.json()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.created_at).collect::<Vec<_>>())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+async fn keep(
+    connection: &mut PgConnection,
+    tenant: &TenantId,
+    session: &SessionId,
+    rows: &[Revision],
+) -> Result<(), StoreError> {
+    for row in rows {
+        sqlx::query(KEEP)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(row.revision)
+            .bind(row.kind.as_str())
+            .bind(row.range.map(|(from, _)| from))
+            .bind(row.range.map(|(_, to)| to))
+            .bind(row.cursor)
+            .bind(&row.summary.text)
+            .bind(row.summary.words)
+            .bind(row.summary.tokens)
+            .bind(&row.added)
+            .bind(meta_column(row.meta.as_ref()))
+            .bind(source_column(row.source.as_ref()))
+            .bind(row.created_at)
+            .execute(&mut *connection)
+            .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,295 @@
+//! `GET /sessions/{session_id}/export` and `POST /sessions/{session_id}/import`
+
+use crate::answer::{Answer, delete, get, on_sqlite, post, send};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use futures_util::{StreamExt as _, stream};
+use precis::domain::exchange::Exchange;
+use precis::domain::id::{SessionId, TenantId};
+use precis::domain::message::{Message, Role};
+use precis::engine::Error;
+use precis::engine::export::Export;
+use reqwest::{Body, Method};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+on_both_stores!(
+    a_round_trip_loses_nothing,
+    an_import_can_be_repeated_and_touches_no_other_session,
+    an_interrupted_import_leaves_nothing_and_can_be_repeated,
+    a_hundred_thousand_messages_pass_through,
+    an_export_of_an_erased_session_has_no_last_line,
+);
+
+/// Small enough for a few turns to go through everything that a summary goes through.
+const SET: &[(&str, &str)] = &[
+    ("consolidation.threshold", "10"),
+    ("consolidation.keep_recent", "4"),
+    ("consolidation.summary_word_limit", "30"),
+];
+
+async fn export(app: &TestApp, session: &str) -> String {
+    let answer = get(app, &format!("/sessions/{session}/export")).await;
+    answer.ok_lines();
+    answer.text
+}
+
+async fn import(app: &TestApp, session: &str, lines: impl Into<Body>) -> Answer {
+    let request = app.request(Method::POST, &format!("/sessions/{session}/import"));
+    send(request.header("content-type", "application/x-ndjson").body(lines.into())).await
+}
+
+impl Answer {
+    fn ok_lines(&self) {
+        assert_eq!(
+            (self.status, self.header("content-type")),
+            (200, Some("application/x-ndjson")),
+            "{self:?}"
+        );
+        assert!(self.text.ends_with("}}\n"), "{self:?}");
+    }
+}
+
+/// A session with messages of all kinds, consolidations, meta-consolidations and a restore.
+async fn fill(app: &TestApp, session: &str) {
+    let odd = r#"{"messages":[
+        {"x-n":1.0,"role":"user","content":"a \u0022question\u0022 \u0000 <é>\u2028","big":12345678901234567890123},
+        {"role":"assistant","content":null,"tool_calls":[{"id":"a\u0000","type":"function","function":{"name":"f","arguments":"{}"}}]},
+        {"role":"tool","tool_call_id":"a\u0000","content":[{"type":"text","text":"done"},{"type":"image_url","image_url":{"url":"u"}}]},
+        {"role":"assistant","content":""}],"user_id":"ada lovelace","metadata":{"z":1.0,"a":[null]}}"#;
+    post(app, &format!("/sessions/{session}/exchanges"), odd).await.ok(201);
+    for turns in [0..8, 8..16, 16..24] {
+        app.record_turns(session, turns).await;
+        let context = app.context(session, &json!({})).await;
+        assert_eq!(context["consolidation"]["outcome"], "consolidated");
+    }
+    post(app, &format!("/sessions/{session}/revisions/1/restore"), "").await.ok(201);
+    post(app, &format!("/sessions/{session}/consolidations"), "").await;
+    app.record_turns(session, 24..26).await;
+    let revisions = app.get(&format!("/sessions/{session}/revisions")).await;
+    let revisions = revisions["items"].as_array().expect("a list");
+    assert!(revisions.len() >= 5 && revisions.iter().any(|revision| !revision["meta"].is_null()));
+}
+
+/// The lines behind the first, without the last, and the first as JSON.
+fn record(export: &str) -> (Value, Vec<&str>) {
+    let mut lines: Vec<_> = export.lines().collect();
+    lines.pop();
+    (serde_json::from_str(lines.remove(0)).expect("JSON"), lines)
+}
+
+/// What the interface shows of a session, apart from its id.
+async fn seen(app: &TestApp, session: &str) -> Vec<String> {
+    let mut seen = Vec::new();
+    for path in ["", "/messages?limit=1000", "/revisions?limit=1000"] {
+        seen.push(get(app, &format!("/sessions/{session}{path}")).await.text);
+    }
+    for body in
+        [r#"{"mode":"off"}"#, r#"{"mode":"off","system_prompt":"Be kind.","user_message":"And now?"}"#]
+    {
+        seen.push(post(app, &format!("/sessions/{session}/context"), body).await.text);
+    }
+    let id = format!("\"session_id\":\"{session}\"");
+    seen.iter().map(|text| text.replace(&id, "")).collect()
+}
+
+async fn a_round_trip_loses_nothing(backend: Backend) {
+    let app = TestApp::start(&backend, SET).await;
+    fill(&app, "s").await;
+    let first = export(&app, "s").await;
+    let (header, lines) = record(&first);
+    assert_eq!(header["session"]["user_id"], "ada lovelace");
+    // Under another id, in the same database.
+    let answer = import(&app, "copy", first.clone()).await.ok(201);
+    assert_eq!((&answer["session_id"], &answer["user_id"]), (&json!("copy"), &json!("ada lovelace")));
+    assert_eq!((&answer["messages"], &answer["last_seq"]), (&header["messages"], &header["messages"]));
+    let second = export(&app, "copy").await;
+    let (mut copied, copied_lines) = record(&second);
+    assert_eq!(copied["session"]["session_id"].take(), "copy");
+    copied["session"]["session_id"] = json!("s");
+    assert_eq!((copied, copied_lines), (header, lines));
+    assert_eq!(seen(&app, "copy").await, seen(&app, "s").await);
+    // Under the same id, in a database of the other kind.
+    let other = match backend {
+        Backend::Sqlite(_) => Backend::postgres().await,
+        Backend::Postgres(_) => Backend::sqlite().await,
+    };
+    let elsewhere = TestApp::start(&other, SET).await;
+    import(&elsewhere, "s", first.clone()).await.ok(201);
+    assert_eq!(export(&elsewhere, "s").await, first);
+    assert_eq!(seen(&elsewhere, "s").await, seen(&app, "s").await);
+    // And both go on alike.
+    for app in [&app, &elsewhere] {
+        app.record_turns("s", 26..34).await;
+        assert_eq!(app.context("s", &json!({})).await["consolidation"]["outcome"], "consolidated");
+    }
+    let summary = async |app: &TestApp| app.get("/sessions/s").await["summary"].clone();
+    assert_eq!(summary(&elsewhere).await, summary(&app).await);
+    // An export of before is still known as such, and a session of somebody else is not touched.
+    assert_eq!(import(&app, "s", first.clone()).await.ok(200)["messages"], 56);
+    let request = app.request(Method::POST, "/sessions/theirs/import?user_id=bo");
+    let answer = send(request.header("content-type", "application/jsonl").body(first.clone())).await.ok(201);
+    assert_eq!(answer["user_id"], "bo");
+    import(&app, "theirs", first).await.problem(409, "session-exists");
+}
+
+async fn an_import_can_be_repeated_and_touches_no_other_session(backend: Backend) {
+    let app = TestApp::start(&backend, SET).await;
+    let lines =
+        "{\"role\":\"user\",\"content\":\"a\",\"at\":1.0}\n\n{\"role\":\"assistant\",\"content\":\"b\"}\n";
+    let answer = import(&app, "s", lines).await.ok(201);
+    assert_eq!(
+        answer,
+        json!({"session_id": "s", "user_id": "default", "messages": 2, "revisions": 0, "last_seq": 2, "cursor": 0})
+    );
+    let first = app.get("/sessions/s/messages").await;
+    assert_eq!(first["items"][0]["message"], json!({"role": "user", "content": "a", "at": 1.0}));
+    assert_eq!(import(&app, "s", lines).await.ok(200), answer);
+    // However much was said since, and whether the last line ends or not.
+    app.record_turns("s", 0..1).await;
+    assert_eq!(import(&app, "s", lines.trim_end()).await.ok(200)["last_seq"], 4);
+    for other in [lines.replace("\"a\"", "\"A\""), format!("{lines}{lines}{lines}")] {
+        import(&app, "s", other).await.problem(409, "session-exists");
+    }
+    assert_eq!(app.get("/sessions/s").await["last_seq"], 4);
+    delete(&app, "/sessions/s").await.ok(204);
+    import(&app, "s", lines).await.ok(201);
+}
+
+async fn an_interrupted_import_leaves_nothing_and_can_be_repeated(backend: Backend) {
+    let app = TestApp::start(&backend, SET).await;
+    fill(&app, "s").await;
+    let lines = export(&app, "s").await;
+    for kept in [0, 1, lines.len() / 2, lines.len() - 1] {
+        let sent = lines.as_bytes()[..kept].to_vec();
+        let broken = stream::iter([Ok(sent), Err(std::io::Error::other("the line is down"))]);
+        let request = app.request(Method::POST, "/sessions/copy/import");
+        let request = request.header("content-type", "application/x-ndjson");
+        request.body(Body::wrap_stream(broken)).send().await.expect_err("broken off");
+        // And one that ends too early, in good order.
+        let answer = import(&app, "copy", lines.as_bytes()[..kept].to_vec()).await;
+        if kept < lines.len() - 1 {
+            assert!(answer.fields()[0].starts_with("line "), "{answer:?}");
+            get(&app, "/sessions/copy").await.problem(404, "session-not-found");
+            assert_eq!(app.get("/sessions").await["items"].as_array().map(Vec::len), Some(1));
+        } else {
+            // All but the last line feed.
+            answer.ok(201);
+        }
+    }
+    import(&app, "copy", lines).await.ok(200);
+}
+
+/// Short messages, made as they are sent: what takes time here is the reading of JSON without optimisation.
+fn generated(messages: usize) -> Body {
+    let chunk = move |first: usize| {
+        let mut lines = String::new();
+        for seq in first..(first + 1000).min(messages) {
+            let role = if seq % 2 == 0 { "user" } else { "assistant" };
+            writeln!(lines, r#"{{"role":"{role}","content":"Message {seq}."}}"#).expect("a String");
+        }
+        Ok::<_, std::io::Error>(lines)
+    };
+    Body::wrap_stream(stream::iter((0..messages).step_by(1000).map(chunk)))
+}
+
+/// More than the largest body of any other request, in a time that a suite can afford.
+async fn a_hundred_thousand_messages_pass_through(backend: Backend) {
+    const MESSAGES: usize = 100_000;
+    let app = TestApp::start(&backend, &[("server.max_body_bytes", "1000")]).await;
+    assert_eq!(import(&app, "s", generated(MESSAGES)).await.ok(201)["last_seq"], MESSAGES);
+    let response = app.request(Method::GET, "/sessions/s/export").send().await.expect("an answer");
+    let mut body = response.bytes_stream();
+    let (mut lines, mut last) = (0, Vec::new());
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk.expect("it does not break off");
+        lines += chunk.iter().filter(|byte| **byte == b'\n').count();
+        last.extend_from_slice(&chunk);
+        last.drain(..last.len().saturating_sub(200));
+    }
+    assert_eq!(lines, MESSAGES + 2);
+    let last = String::from_utf8(last).expect("UTF-8");
+    assert!(last.contains("{\"end\":{\"messages\":100000,\"revisions\":0,\"sha256\":"), "{last}");
+}
+
+async fn an_export_of_an_erased_session_has_no_last_line(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    get(&app, "/sessions/s/export").await.problem(404, "session-not-found");
+    let (store, tenant) = (backend.store().await, TenantId::default());
+    let session = SessionId::new("s").expect("valid");
+    for anew in [false, true] {
+        for pieces in 0..=2 {
+            app.record_turns("s", 0..2).await;
+            let mut export = Export::begin(store.clone(), &tenant, &session).await.expect("begun");
+            for _ in 0..pieces {
+                export.next().await.expect("it is there").expect("lines");
+            }
+            delete(&app, "/sessions/s").await.ok(204);
+            if anew {
+                app.record_turns("s", 0..3).await;
+            }
+            let ended = loop {
+                match export.next().await {
+                    Ok(Some(lines)) => assert!(!lines.contains("\"end\"")),
+                    other => break other,
+                }
+            };
+            // The first line was read at the beginning.
+            assert!(matches!(ended, Err(Error::NoSession)), "{ended:?}");
+            delete(&app, "/sessions/s").await;
+        }
+    }
+}
+
+/// In the middle of a body there is no other way to tell: without it, a client takes what it has for whole.
+#[tokio::test]
+async fn an_export_that_fails_breaks_the_connection() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    let (store, session) = (backend.store().await, SessionId::new("s").expect("valid"));
+    // More than fits between the two, so that it is still being read.
+    let long = "x".repeat(4 << 20);
+    for _ in 0..5 {
+        let messages = vec![(Message::text(Role::User, &long), 1)];
+        let exchange = Exchange { messages, user_id: None, metadata: None };
+        store.append(&TenantId::default(), &session, &exchange, None).await.expect("stored");
+    }
+    let response = app.request(Method::GET, "/sessions/s/export").send().await.expect("an answer");
+    let mut body = response.bytes_stream();
+    body.next().await.expect("a beginning").expect("sound");
+    delete(&app, "/sessions/s").await.ok(204);
+    let mut broken = false;
+    while let Some(chunk) = body.next().await {
+        broken |= chunk.is_err();
+    }
+    assert!(broken);
+}
+
+#[tokio::test]
+async fn hostile_lines_are_named_and_leave_nothing() {
+    let app = on_sqlite(&[]).await;
+    let good = r#"{"role":"user","content":"a"}"#;
+    let deep = format!(r#"{{"role":"user","content":"x","d":{}{}}}"#, "[".repeat(100), "]".repeat(100));
+    for (lines, field) in [
+        (String::new(), "line 1"),
+        ("\n\n".to_owned(), "line 1"),
+        ("[]".to_owned(), "line 1"),
+        (format!("{good}\n{good}\nnothing"), "line 3"),
+        (format!("{good}\n{{\"role\":\"system\",\"content\":\"x\"}}"), "line 2, role"),
+        (format!("{good}\n{{\"role\":\"tool\",\"content\":\"x\"}}"), "line 2, tool_call_id"),
+        (format!("{good}\n{deep}"), "line 2"),
+        (format!("{good}\n\n{{\"role\":\"user\",\"content\":\"\\ud800\"}}"), "line 3"),
+        (format!("{good}\n{{\"precis_export\":1}}"), "line 2"),
+        (r#"{"precis_export":2}"#.to_owned(), "line 1, session"),
+        (format!(r#"{{"role":"user","content":"{}"#, "x".repeat(10_000)), "line 1"),
+    ] {
+        assert_eq!(import(&app, "s", lines.clone()).await.fields(), [field], "{lines}");
+        get(&app, "/sessions/s").await.problem(404, "session-not-found");
+    }
+    assert_eq!(import(&app, "s", vec![0xff]).await.fields(), ["line 1"]);
+    let plain = app.request(Method::POST, "/sessions/s/import").body(good);
+    assert!(send(plain).await.problem(415, "unsupported-media-type").contains("application/x-ndjson"));
+    let request = app.request(Method::POST, "/sessions/s/import?user_id=&x=1");
+    let answer = send(request.header("content-type", "application/x-ndjson").body(good)).await;
+    assert_eq!(answer.fields(), ["x"]);
+}

@@ -1,0 +1,258 @@
+//! Exporting and importing whole sessions: parts that are bounded, and imports that are whole or not at all.
+
+use crate::conversation::{Conversation, counted, exchange, message, summary, user_id};
+use crate::exchanges::polled;
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::archive::{Archive, Imported};
+use precis::domain::revision::{Revision, RevisionKind};
+use precis::domain::session::{ConsolidationState, Session};
+use precis::storage::StoreError;
+use precis::storage::archives::{Batch, Batches, Import, Part};
+use precis::storage::messages::StoredMessage;
+use time::OffsetDateTime;
+use time::macros::datetime;
+use tokio::sync::mpsc;
+
+on_both_stores!(
+    a_part_is_bounded_in_rows_and_bytes,
+    an_imported_session_is_as_any_other,
+    rows_without_a_time_get_the_stores,
+    an_import_never_touches_a_session_that_is_there,
+    an_import_is_whole_or_not_at_all,
+    an_import_that_its_caller_gives_up_is_whole_or_not_at_all,
+);
+
+const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
+
+async fn part(demo: &Conversation, part: Part) -> Vec<i64> {
+    let read = demo.store.part(&demo.tenant, &demo.session, part).await.unwrap();
+    read.iter().map(|message| message.seq).collect()
+}
+
+async fn a_part_is_bounded_in_rows_and_bytes(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let all = Part { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 1 << 20 };
+    assert_eq!(part(&demo, all).await, [0; 0]);
+    let long = "é".repeat(1000);
+    demo.say(&["a", "b", "c", &long, "d", &long]).await;
+    let bytes: Vec<_> = demo.history().await.iter().map(|message| message.json.len() as i64).collect();
+    assert_eq!(part(&demo, all).await, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(part(&demo, Part { limit: 2, ..all }).await, [1, 2]);
+    assert_eq!(part(&demo, Part { after_seq: 2, last_seq: 4, ..all }).await, [3, 4]);
+    assert_eq!(part(&demo, Part { after_seq: 6, ..all }).await, [0; 0]);
+    for (sum, expected) in [(bytes[0] + bytes[1], vec![1, 2]), (bytes[0] + bytes[1] - 1, vec![1])] {
+        assert_eq!(part(&demo, Part { max_bytes: sum, ..all }).await, expected);
+    }
+    // One message is read whatever it has.
+    assert_eq!(part(&demo, Part { after_seq: 3, max_bytes: 1, ..all }).await, [4]);
+    let read = demo.store.part(&demo.tenant, &demo.session, all).await.unwrap();
+    assert_eq!(read, demo.history().await);
+}
+
+/// Rows of three messages and two revisions, and what names them.
+fn archive() -> (Archive, Vec<Batch>) {
+    let texts = [
+        r#"{"role":"user","content":"\u0000 ' \" $1 é","x":1.0}"#,
+        r#"{"role":"assistant","tool_calls":[{"id":"a\u0000","function":{"name":"f","arguments":"{}"}}]}"#,
+        r#"{"role":"tool","tool_call_id":"a\u0000","content":"done"}"#,
+    ];
+    let messages = (1..).zip(texts).map(|(seq, text)| {
+        let (message, tokens) = counted(message(text));
+        Imported { seq, created_at: Some(BEGAN + time::Duration::seconds(seq)), message, tokens }
+    });
+    let messages: Vec<_> = messages.collect();
+    let revision = |revision, kind, range, cursor, text: &str| Revision {
+        revision,
+        kind,
+        range,
+        cursor,
+        summary: summary(text),
+        added: "added".to_owned(),
+        meta: None,
+        source: None,
+        created_at: BEGAN,
+    };
+    let revisions = vec![
+        revision(1, RevisionKind::Consolidation, Some((1, 1)), 1, "one"),
+        revision(2, RevisionKind::Consolidation, Some((2, 2)), 2, "one, two"),
+    ];
+    let archive = Archive {
+        user_id: Some(user_id("ada")),
+        metadata: Some(r#"{"z":1.0}"#.to_owned()),
+        times: Some((BEGAN, BEGAN + time::Duration::HOUR)),
+        last_seq: 3,
+        tokens: messages.iter().map(|message| message.tokens).sum(),
+        revision: 2,
+        cursor: 2,
+        summary: summary("one, two"),
+        fingerprint: String::new(),
+        bare: false,
+    };
+    let (first, second) = messages.split_at(1);
+    let batches =
+        vec![Batch::Messages(first.to_vec()), Batch::Messages(second.to_vec()), Batch::Revisions(revisions)];
+    (archive, batches)
+}
+
+/// All batches, ready to be taken.
+fn ready(batches: Vec<Batch>) -> Batches {
+    let (sender, receiver) = mpsc::channel(batches.len().max(1));
+    for batch in batches {
+        sender.try_send(batch).expect("there is room");
+    }
+    receiver
+}
+
+async fn import(demo: &Conversation, archive: &Archive, batches: Vec<Batch>) -> Result<Import, StoreError> {
+    demo.store.import(&demo.tenant, &demo.session, &user_id("ada"), archive, ready(batches)).await
+}
+
+async fn an_imported_session_is_as_any_other(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let (archive, batches) = archive();
+    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), Import::Imported);
+    let (mut messages, mut revisions) = (Vec::new(), Vec::new());
+    for batch in batches {
+        match batch {
+            Batch::Messages(rows) => messages.extend(rows),
+            Batch::Revisions(rows) => revisions.extend(rows),
+        }
+    }
+    let expected = Session {
+        session_id: demo.session.clone(),
+        user_id: user_id("ada"),
+        metadata: r#"{"z":1.0}"#.to_owned(),
+        last_seq: 3,
+        tokens: archive.tokens,
+        cursor: 2,
+        cursor_tokens: messages[..2].iter().map(|message| message.tokens).sum(),
+        summary: summary("one, two"),
+        revision: 2,
+        consolidation: ConsolidationState::default(),
+        created_at: BEGAN,
+        updated_at: BEGAN + time::Duration::HOUR,
+    };
+    assert_eq!(demo.state().await, expected);
+    let stored: Vec<_> = messages
+        .iter()
+        .map(|row| StoredMessage {
+            seq: row.seq,
+            created_at: row.created_at.unwrap(),
+            json: row.message.json().to_owned(),
+        })
+        .collect();
+    assert_eq!(demo.history().await, stored);
+    revisions.reverse();
+    assert_eq!(demo.revisions().await, Some(revisions));
+    // The marks that a cut needs, and the place in the list of sessions.
+    let outlines = demo.store.outlines(&demo.tenant, &demo.session, 1, 9).await.unwrap();
+    assert_eq!(
+        (&outlines[0].mark.opens[0], outlines[1].mark.answers.as_deref()),
+        (&"a\0".to_owned(), Some("a\0"))
+    );
+    let hour = Sql::on(&backend).await.figure("SELECT activity_hour FROM sessions").await;
+    assert_eq!(hour, BEGAN.unix_timestamp() / 3600 + 1);
+    // And it goes on.
+    assert_eq!(demo.say(&["next"]).await.first_seq, 4);
+    assert_eq!(demo.consolidate(3, "three").await.revision, 3);
+    assert_eq!(demo.restore(1).await.unwrap().cursor, 1);
+    assert!(demo.erase().await);
+    assert_eq!(Sql::on(&backend).await.rows().await, []);
+}
+
+async fn rows_without_a_time_get_the_stores(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let first = counted(message(r#"{"role":"user","content":"a"}"#));
+    let row = Imported { seq: 1, created_at: None, message: first.0, tokens: first.1 };
+    let archive = Archive {
+        user_id: None,
+        metadata: None,
+        times: None,
+        last_seq: 1,
+        tokens: first.1,
+        revision: 0,
+        cursor: 0,
+        summary: summary(""),
+        bare: true,
+        ..archive().0
+    };
+    assert_eq!(import(&demo, &archive, vec![Batch::Messages(vec![row])]).await.unwrap(), Import::Imported);
+    let (state, history) = (demo.state().await, demo.history().await);
+    assert_eq!((state.created_at, state.metadata.as_str()), (state.updated_at, "{}"));
+    assert_eq!(history[0].created_at, state.created_at);
+    let age = OffsetDateTime::now_utc() - state.created_at;
+    assert!(age.abs() < time::Duration::minutes(1), "{age}");
+}
+
+async fn an_import_never_touches_a_session_that_is_there(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["mine"]).await;
+    let mut sql = Sql::on(&backend).await;
+    let rows = sql.rows().await;
+    let (archive, batches) = archive();
+    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), Import::Exists);
+    assert_eq!(sql.rows().await, rows);
+    // Of many at once one makes it.
+    let other = demo.session("other");
+    let all = (0..8).map(|_| import(&other, &archive, batches.clone()));
+    let outcomes = futures_util::future::join_all(all).await;
+    let made = outcomes.iter().filter(|outcome| matches!(outcome, Ok(Import::Imported))).count();
+    let found = outcomes.iter().filter(|outcome| matches!(outcome, Ok(Import::Exists))).count();
+    assert_eq!((made, found), (1, 7), "{outcomes:?}");
+    assert_eq!(other.history().await.len(), 3);
+}
+
+/// The database refuses the last message; the rows are fewer, or more, than was said; two have one `seq`.
+async fn an_import_is_whole_or_not_at_all(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let (archive, batches) = archive();
+    for short in 0..batches.len() {
+        let outcome = import(&demo, &archive, batches[..short].to_vec()).await.unwrap();
+        assert_eq!(outcome, Import::Incomplete);
+        assert_eq!((sql.rows().await, demo.find().await), (Vec::new(), None));
+    }
+    let mut double = batches.clone();
+    double.insert(1, batches[0].clone());
+    let error = import(&demo, &archive, double).await.unwrap_err();
+    assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
+    let refuse = match backend {
+        Backend::Sqlite(_) => {
+            "CREATE TRIGGER refuse BEFORE INSERT ON revisions WHEN NEW.revision = 2
+             BEGIN SELECT RAISE(ABORT, 'unlucky'); END"
+        }
+        Backend::Postgres(_) => "ALTER TABLE revisions ADD CONSTRAINT refuse CHECK (revision <> 2)",
+    };
+    sql.run(refuse).await;
+    let error = import(&demo, &archive, batches.clone()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
+    assert_eq!((sql.rows().await, demo.find().await), (Vec::new(), None));
+    let allow = match backend {
+        Backend::Sqlite(_) => "DROP TRIGGER refuse",
+        Backend::Postgres(_) => "ALTER TABLE revisions DROP CONSTRAINT refuse",
+    };
+    sql.run(allow).await;
+    assert_eq!(import(&demo, &archive, batches).await.unwrap(), Import::Imported);
+}
+
+/// As it happens when a task is aborted: at every point at which the call waits.
+async fn an_import_that_its_caller_gives_up_is_whole_or_not_at_all(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let (archive, batches) = archive();
+    let mut given_up = 0;
+    for polls in 0..40 {
+        let one = demo.session(&format!("{polls}"));
+        given_up += usize::from(polled(polls, import(&one, &archive, batches.clone())).await.is_none());
+    }
+    assert!(given_up > 3);
+    // The store is none the worse for it: what was given up is gone, or whole.
+    demo.record(&exchange(&["after", "it"])).await;
+    for polls in 0..40 {
+        let one = demo.session(&format!("{polls}"));
+        if let Some(state) = one.find().await {
+            assert_eq!((state.last_seq, state.revision, one.history().await.len()), (3, 2, 3));
+            assert_eq!(one.revisions().await.unwrap().len(), 2);
+        }
+    }
+}
