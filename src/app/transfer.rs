@@ -22,7 +22,7 @@ pub enum TransferError {
     #[error(transparent)]
     App(#[from] AppError),
     /// The schema is not there, or another one.
-    #[error("the database {0} (database.url) can't be exported from as it is")]
+    #[error("the database {0} (database.url) is not ready: run `precis migrate`, then try again")]
     Schema(String, #[source] StoreError),
     /// There is no such session.
     #[error("tenant {tenant} has no session {session:?} in the database {database} (database.url)")]

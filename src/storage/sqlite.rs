@@ -55,6 +55,8 @@ impl Sqlite {
             // Another process, such as a backup, may hold the file for a moment.
             .busy_timeout(Duration::from_secs(5))
             .pragma("temp_store", "memory")
+            // What is erased must not stay in the file: its bytes are overwritten.
+            .pragma("secure_delete", "on")
             .log_statements(tracing::log::LevelFilter::Off);
         let pool = |connections| {
             SqlitePoolOptions::new()
@@ -83,6 +85,15 @@ impl Sqlite {
         query: Query<'_, Driver, SqliteArguments>,
     ) -> Result<Option<SqliteRow>, sqlx::Error> {
         Ok(query.fetch_all(&self.writer).await?.pop())
+    }
+
+    /// Takes what was erased out of the log too: its frames would stay in that file until others are written over them.
+    /// Best effort: with a reader in the way, the next checkpoint does it.
+    async fn forget(&self) {
+        const CHECKPOINT: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
+        if let Err(error) = sqlx::query(CHECKPOINT).fetch_all(&self.writer).await {
+            tracing::warn!(%error, "what was erased may still be in the log of the database");
+        }
     }
 
     async fn write(&self) -> Result<Transaction<'static, Driver>, sqlx::Error> {

@@ -12,6 +12,7 @@ mod api_keys;
 mod archives;
 mod consolidations;
 mod conversation;
+mod erasure;
 mod exchanges;
 mod idempotency;
 mod memory;

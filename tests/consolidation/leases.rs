@@ -18,6 +18,7 @@ use uuid::Uuid;
 on_both_stores!(
     fifty_requests_make_one_call_and_none_waits_for_another,
     what_is_erased_meanwhile_does_not_come_back,
+    a_user_erased_meanwhile_does_not_come_back,
     a_restore_meanwhile_wins,
     what_is_written_meanwhile_is_kept,
     a_client_that_goes_away_takes_nothing_with_it,
@@ -100,6 +101,53 @@ async fn what_is_erased_meanwhile_does_not_come_back(backend: Backend) {
         }
         let gone = app.request(Method::GET, "/sessions/s").send().await.unwrap();
         assert_eq!(gone.status(), StatusCode::NOT_FOUND);
+    }
+}
+
+/// Several sessions at once, each with its consolidation in the model, and exchanges that come in all the while.
+async fn a_user_erased_meanwhile_does_not_come_back(backend: Backend) {
+    let model = ModelServer::start().await;
+    let release = Arc::new(Semaphore::new(0));
+    model.default(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
+    let app = Arc::new(start(&backend, &model, &[]).await);
+    let sessions = ["one", "two", "three"];
+    let mut requests = JoinSet::new();
+    for session in sessions {
+        record(&app, session, &turns(1..=102)).await;
+        let app = Arc::clone(&app);
+        requests.spawn(async move { app.context(session, &json!({})).await });
+    }
+    let document = json!({"content": "They met."});
+    let written = app.request(Method::PUT, "/users/default/memory").json(&document).send().await.unwrap();
+    assert_eq!(written.status(), StatusCode::OK);
+    model.until_calls(sessions.len()).await;
+    let other = Arc::clone(&app);
+    // Ones and the other may come before or behind: what comes behind begins anew, with seq 1 and whole.
+    let writing = tokio::spawn(async move {
+        for _ in 0..20 {
+            record(&other, "one", &turns(1..=2)).await;
+        }
+    });
+    let erased = app.request(Method::DELETE, "/users/default").send().await.unwrap();
+    assert_eq!(erased.status(), StatusCode::NO_CONTENT);
+    ended(writing).await.unwrap();
+    release.add_permits(sessions.len());
+    while let Some(answer) = ended(requests.join_next()).await {
+        let answer = answer.unwrap();
+        assert_eq!(answer["coverage"]["summary_through"], 0, "{answer}");
+        assert!(!answer.to_string().contains("They met."), "{answer}");
+    }
+    for session in ["two", "three"] {
+        let gone = app.request(Method::GET, &format!("/sessions/{session}")).send().await.unwrap();
+        assert_eq!(gone.status(), StatusCode::NOT_FOUND);
+    }
+    assert_eq!(app.get("/users/default/memory").await["version"], 0);
+    let left = app.request(Method::GET, "/sessions/one").send().await.unwrap();
+    if left.status() == StatusCode::OK {
+        let left: Value = left.json().await.unwrap();
+        assert!(left["last_seq"].as_i64().unwrap() <= 40 && left["last_seq"].as_i64().unwrap() % 2 == 0);
+        assert_eq!((&left["cursor"], &left["summary"]["text"]), (&json!(0), &json!("")));
+        assert!(revisions(&app, "one").await.is_empty());
     }
 }
 

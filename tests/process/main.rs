@@ -15,6 +15,7 @@ mod service;
 mod settings;
 mod shutdown;
 mod start;
+mod transfer;
 
 #[path = "../support"]
 mod support {

@@ -78,6 +78,10 @@ impl Sessions for Sqlite {
 
     async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
         let query = sqlx::query(ERASE).bind(tenant.as_str()).bind(session.as_str());
-        Ok(query.execute(&self.writer).await?.rows_affected() > 0)
+        let erased = query.execute(&self.writer).await?.rows_affected() > 0;
+        if erased {
+            self.forget().await;
+        }
+        Ok(erased)
     }
 }

@@ -20,6 +20,9 @@ impl Users for Sqlite {
             erased += query.execute(&mut *transaction).await?.rows_affected();
         }
         transaction.commit().await?;
+        if erased > 0 {
+            self.forget().await;
+        }
         Ok(erased > 0)
     }
 }

@@ -1,0 +1,189 @@
+//! Erasure reaches everything: a word that was put into every field of a session and of a user is nowhere afterwards,
+//! in no table, in no column, and on SQLite not in the bytes of its files either.
+//!
+//! Tables and columns are read from the catalogue, so that a new one is covered: one that the word doesn't get into
+//! fails the test until [`fill`] puts it there, or [`OURS`] says why it can't hold anything of a user.
+
+use crate::conversation::{
+    Conversation, LONG, counted, key, message, recorded, session_id, summary, user_id,
+};
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::exchange::Exchange;
+use precis::domain::revision::{Meta, Source};
+use precis::storage::consolidations::Step;
+use std::collections::BTreeSet;
+use uuid::Uuid;
+
+on_both_stores!(
+    an_erased_user_is_in_no_column_of_any_table,
+    an_erased_session_is_in_no_column_of_any_table,
+    whoever_holds_a_lease_brings_nothing_back,
+);
+
+/// The word.
+const PLUGH: &str = "plugh";
+
+/// Columns of text that hold words of ours, or the tenant's name: nothing that a user said.
+const OURS: [&str; 3] = ["tenant_id", "role", "kind"];
+
+/// The columns of text of a table.
+async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {
+    let query = if matches!(sql, Sql::Sqlite(_)) {
+        format!("SELECT name FROM pragma_table_info('{table}') WHERE type NOT IN ('INTEGER', 'BLOB')")
+    } else {
+        format!(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attnum > 0
+             AND NOT attisdropped AND atttypid NOT IN ('bigint'::regtype, 'integer'::regtype, 'bytea'::regtype,
+                'uuid'::regtype, 'timestamptz'::regtype)"
+        )
+    };
+    sql.texts(&query).await
+}
+
+/// `table.column` of each column of text in which the word stands.
+async fn marked(sql: &mut Sql) -> BTreeSet<String> {
+    let mut marked = BTreeSet::new();
+    for table in sql.tables().await {
+        for column in columns(sql, &table).await {
+            let text = format!("CAST({column} AS text)");
+            let query = format!("SELECT count(*) FROM {table} WHERE lower({text}) LIKE '%{PLUGH}%'");
+            if sql.figure(&query).await > 0 {
+                marked.insert(format!("{table}.{column}"));
+            }
+        }
+    }
+    marked
+}
+
+/// Every column of text that can hold anything of a user.
+async fn markable(sql: &mut Sql) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for table in sql.erasable().await {
+        let columns = columns(sql, &table).await.into_iter();
+        let theirs = columns.filter(|column| !OURS.contains(&column.as_str()));
+        all.extend(theirs.map(|column| format!("{table}.{column}")));
+    }
+    all
+}
+
+fn source() -> Source {
+    Source {
+        model: PLUGH.to_owned(),
+        pool: PLUGH.to_owned(),
+        prompt_version: PLUGH.to_owned(),
+        input_tokens: None,
+        output_tokens: None,
+        duration_ms: 1,
+        calls: None,
+        failures: None,
+        queued_ms: None,
+    }
+}
+
+/// A session of the user `plugh` with the word in every field, and their memory document. Its lease is held; the token.
+async fn fill(demo: &Conversation) -> Uuid {
+    let texts = [
+        r#"{"role":"user","name":"plugh","content":"plugh plugh"}"#,
+        r#"{"role":"assistant","tool_calls":[{"id":"plugh","function":{"name":"plugh","arguments":"plugh"}}]}"#,
+        r#"{"role":"tool","tool_call_id":"plugh","content":"plugh"}"#,
+    ];
+    // Enough of them for pages of their own.
+    let messages = texts.iter().cycle().take(300).map(|text| counted(message(text))).collect();
+    let metadata = Some(r#"{"plugh":"plugh"}"#.to_owned());
+    let exchange = Exchange { messages, user_id: Some(user_id(PLUGH)), metadata };
+    recorded(demo.append(&exchange, Some(&key("key-plugh", &exchange))).await);
+    let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
+    let token = demo.lease().await;
+    let meta = Meta { text_before: PLUGH.to_owned(), source: source() };
+    let step = Step { source: Some(source()), meta: Some(meta), ..demo.step(2, PLUGH).await };
+    demo.commit(token, &step).await.expect("committed");
+    store.fail(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
+    demo.remember(&user_id(PLUGH), "plugh one").await;
+    demo.remember(&user_id(PLUGH), "plugh two").await;
+    demo.lease().await
+}
+
+/// A neighbour that stays.
+async fn neighbour(demo: &Conversation) {
+    demo.session("other").say(&["xyzzy", "b"]).await;
+    demo.remember(&user_id("default"), "xyzzy").await;
+}
+
+/// What the word can be found in, in the files of an embedded database.
+fn files(backend: &Backend, word: &str) -> Vec<String> {
+    let Backend::Sqlite(folder) = backend else { return Vec::new() };
+    let mut found = Vec::new();
+    for file in std::fs::read_dir(folder.path()).unwrap() {
+        let path = file.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        if bytes.windows(word.len()).any(|window| window == word.as_bytes()) {
+            found.push(path.display().to_string());
+        }
+    }
+    found
+}
+
+async fn an_erased_user_is_in_no_column_of_any_table(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    neighbour(&demo).await;
+    let kept = sql.rows().await;
+    for id in ["plugh 1", "plugh 2"] {
+        fill(&demo.session(id)).await;
+    }
+    assert_eq!(marked(&mut sql).await, markable(&mut sql).await, "a new column? Fill it in `fill`.");
+    assert!(matches!(backend, Backend::Postgres(_)) || !files(&backend, PLUGH).is_empty());
+    assert!(demo.store.erase_user(&demo.tenant, &user_id(PLUGH)).await.unwrap());
+    assert_eq!((sql.rows().await, marked(&mut sql).await), (kept, BTreeSet::new()));
+    assert_eq!(files(&backend, PLUGH), [""; 0]);
+    assert!(matches!(backend, Backend::Postgres(_)) || !files(&backend, "xyzzy").is_empty());
+}
+
+async fn an_erased_session_is_in_no_column_of_any_table(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    neighbour(&demo).await;
+    let kept = sql.rows().await;
+    let plugh = demo.session("plugh");
+    fill(&plugh).await;
+    assert!(plugh.erase().await);
+    // The memory document is the user's.
+    let left = marked(&mut sql).await;
+    assert!(left.iter().all(|column| column.starts_with("memor")), "{left:?}");
+    let rows: BTreeSet<_> = sql.rows().await.into_iter().filter(|row| !row.contains(PLUGH)).collect();
+    assert_eq!(rows, kept.into_iter().collect());
+    assert_eq!(files(&backend, "key-plugh"), [""; 0]);
+}
+
+/// A consolidation goes on for as long as its model takes: whatever it does then finds nothing.
+async fn whoever_holds_a_lease_brings_nothing_back(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    for by_user in [false, true] {
+        let plugh = demo.session("plugh");
+        let token = fill(&plugh).await;
+        let step = plugh.step(3, PLUGH).await;
+        let (store, tenant, session) = (&plugh.store, &plugh.tenant, session_id("plugh"));
+        if !by_user {
+            assert!(plugh.erase().await);
+        }
+        assert!(store.erase_user(tenant, &user_id(PLUGH)).await.unwrap());
+        for anew in [false, true] {
+            if anew {
+                plugh.say(&["new"]).await;
+            }
+            let rows = sql.rows().await;
+            assert!(!store.renew_lease(tenant, &session, token, LONG).await.unwrap());
+            assert_eq!(plugh.commit(token, &step).await, None);
+            assert_eq!(plugh.commit(token, &Step { summary: summary(""), ..step.clone() }).await, None);
+            assert_eq!(store.fail(tenant, &session, token, LONG, PLUGH).await.unwrap(), None);
+            plugh.release(token).await;
+            assert_eq!(plugh.restore(1).await, None);
+            assert_eq!(sql.rows().await, rows);
+            assert!(rows.iter().all(|row| row.table == "sessions" || row.table == "messages"));
+        }
+        assert!(plugh.erase().await);
+        assert_eq!(sql.rows().await, []);
+    }
+}

@@ -1,0 +1,96 @@
+//! `precis export` and `precis import`: sessions as files, with and without a service over the same database.
+
+use crate::service::{Precis, messages};
+use crate::support::backend::{Backend, on_both_stores};
+use crate::support::postgres::TestDatabase;
+
+on_both_stores!(a_session_moves_as_a_file, a_service_sees_what_was_imported_beside_it);
+
+const CHAT: &str =
+    "{\"role\":\"user\",\"content\":\"a\",\"n\":1.0}\n{\"role\":\"assistant\",\"content\":\"b\"}\n";
+
+/// One command over the database, in a folder with these files.
+fn precis(url: &str, files: &[(&str, &str)], args: &[&str]) -> Precis {
+    let precis = Precis::new().env("DATABASE_URL", url).args(args.iter().copied());
+    files.iter().fold(precis, |precis, (name, text)| precis.file(name, text))
+}
+
+async fn printed(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
+    precis(url, files, args).run().await.printed()
+}
+
+async fn refused(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
+    precis(url, files, args).run().await.refused()
+}
+
+async fn a_session_moves_as_a_file(backend: Backend) {
+    let url = backend.url();
+    let chat = [("chat.jsonl", CHAT)];
+    let said =
+        printed(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "ada"]).await;
+    assert_eq!(said, "imported 2 messages and 0 revisions");
+    let again = printed(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme"]).await;
+    assert_eq!(again, "nothing to do: the 2 messages and 0 revisions were imported before");
+    let lines = printed(&url, &[], &["export", "a/b", "--tenant", "acme"]).await + "\n";
+    assert!(
+        lines.contains("\"user_id\":\"ada\"") && lines.contains(r#"{"role":"user","content":"a","n":1.0}"#)
+    );
+
+    let other = Backend::sqlite().await.url().replace("precis.db", "new.db");
+    let folder = other.trim_start_matches("sqlite://").trim_end_matches("/new.db");
+    std::fs::create_dir_all(folder).expect("a folder");
+    let export = [("export.jsonl", lines.as_str())];
+    assert!(printed(&other, &export, &["import", "moved", "export.jsonl"]).await.starts_with("imported 2"));
+    let mut to_file = precis(&other, &[], &["export", "moved", "-o", "out.jsonl"]);
+    assert_eq!(to_file.run().await.printed(), "");
+    let moved = std::fs::read_to_string(to_file.folder().join("out.jsonl")).expect("written");
+    assert_eq!(moved.lines().nth(1), lines.lines().nth(1));
+    assert_eq!(std::fs::read_dir(to_file.folder()).expect("a folder").count(), 1);
+    std::fs::remove_dir_all(folder).expect("removed");
+
+    // Each refusal says what to do, and leaves nothing.
+    let said =
+        refused(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "bo"]).await;
+    assert!(said.contains("there is another session \"a/b\": import under another id"), "{said}");
+    let cut = lines.lines().take(2).collect::<Vec<_>>().join("\n");
+    let wrong = CHAT.replace("assistant", "system");
+    for (text, hint) in [
+        (cut.as_str(), "line 2: the export is cut off here"),
+        (wrong.as_str(), "line 2: role: the system prompt is not part of a history"),
+        ("", "line 1: there is nothing in it"),
+    ] {
+        let said = refused(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;
+        assert!(said.contains("x.jsonl: nothing was imported") && said.contains(hint), "{said}");
+    }
+    let said = refused(&url, &[], &["import", "new", "absent.jsonl"]).await;
+    assert!(said.contains("absent.jsonl: can't be read"), "{said}");
+    assert!(refused(&url, &[], &["import", "new"]).await.contains("standard input: nothing was imported"));
+    assert!(refused(&url, &[], &["import", "", "x"]).await.contains("must not be empty"));
+    let mut absent = precis(&url, &[], &["export", "new", "--output", "out.jsonl"]);
+    let said = absent.run().await.refused();
+    assert!(said.contains("tenant default has no session \"new\" in the database"), "{said}");
+    assert_eq!(std::fs::read_dir(absent.folder()).expect("a folder").count(), 0);
+    let said = refused(&url, &[], &["export", "a/b", "--tenant", "acme", "-o", "absent/out.jsonl"]).await;
+    assert!(said.contains("absent/out.jsonl: can't be written"), "{said}");
+    let said =
+        precis(&url, &chat, &["import", "new", "chat.jsonl"]).env("TMPDIR", "/absent").run().await.refused();
+    assert!(said.contains("set TMPDIR to a folder with room"), "{said}");
+}
+
+async fn a_service_sees_what_was_imported_beside_it(backend: Backend) {
+    let url = backend.url();
+    let service = Precis::new().env("DATABASE_URL", &url).start().await;
+    service.record("before", &messages(4)).await;
+    printed(&url, &[("chat.jsonl", CHAT)], &["import", "s", "chat.jsonl"]).await;
+    assert_eq!(service.history("s").await.len(), 2);
+    service.record("s", &messages(2)).await;
+    assert_eq!(printed(&url, &[], &["export", "s"]).await.lines().count(), 6);
+    assert!(printed(&url, &[], &["export", "before"]).await.contains("Question 2"));
+}
+
+#[tokio::test]
+async fn an_export_needs_the_schema() {
+    let database = TestDatabase::create("empty", async |_| {}).await;
+    let said = refused(&database.url(), &[], &["export", "s"]).await;
+    assert!(said.contains("migration 0") && said.contains("precis migrate"), "{said}");
+}
