@@ -125,7 +125,9 @@ fn what_is_written_can_be_read() {
     for message in &messages {
         same.message(message.seq, BEGAN, message.message.json()).expect("JSON");
     }
-    read.iter().for_each(|revision| same.revision(revision).expect("JSON"));
+    for revision in &read {
+        same.revision(revision).expect("JSON");
+    }
     assert_eq!(same.finish(), archive.fingerprint);
     for revision in &read {
         let line = write_revision(revision).expect("JSON");
