@@ -13,17 +13,18 @@ use serde_json::json;
 use sqlx::{Row as _, SqliteConnection};
 use time::OffsetDateTime;
 
-/// The sizes are summed up first, so that no text is read that is not wanted.
+/// The sizes are summed up first, so that no text is read that is not wanted. There is one upper bound, because of two
+/// the index gets the one that leaves all the rest of the history to be read and passed over.
 const PART: &str = "\
     SELECT seq, created_at, message FROM messages
-    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 AND seq <= coalesce((
+    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= min($4, coalesce((
         SELECT max(seq) FROM (
             SELECT seq, sum(bytes) OVER (ORDER BY seq) AS bytes FROM (
                 SELECT seq, octet_length(message) AS bytes FROM messages
                 WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5
             ) AS sizes
         ) AS sums WHERE bytes <= $6
-    ), $3 + 1)
+    ), $3 + 1))
     ORDER BY seq";
 
 const CREATE: &str = "\
