@@ -196,7 +196,7 @@ fn generated(messages: usize) -> Body {
 /// More than the largest body of any other request, in a time that a suite can afford.
 async fn a_hundred_thousand_messages_pass_through(backend: Backend) {
     const MESSAGES: usize = 100_000;
-    let app = TestApp::start(&backend, &[("server.max_body_bytes", "1000")]).await;
+    let app = TestApp::start(&backend, &[("limits.max_body_bytes", "1000")]).await;
     assert_eq!(import(&app, "s", generated(MESSAGES)).await.ok(201)["last_seq"], MESSAGES);
     let response = app.request(Method::GET, "/sessions/s/export").send().await.expect("an answer");
     let mut body = response.bytes_stream();
@@ -269,7 +269,7 @@ async fn an_export_that_fails_breaks_the_connection() {
 async fn hostile_lines_are_named_and_leave_nothing() {
     let app = on_sqlite(&[]).await;
     let good = r#"{"role":"user","content":"a"}"#;
-    let deep = format!(r#"{{"role":"user","content":"x","d":{}{}}}"#, "[".repeat(100), "]".repeat(100));
+    let deep = format!(r#"{{"role":"user","content":"x","d":{}{}}}"#, "[".repeat(120), "]".repeat(120));
     for (lines, field) in [
         (String::new(), "line 1"),
         ("\n\n".to_owned(), "line 1"),

@@ -225,13 +225,13 @@ fn what_is_read_can_be_exported_and_read_again() {
         let (open, close) = ("[".repeat(levels), "]".repeat(levels));
         format!(r#"{{"role":"user","content":"x","deep":{open}{close}}}"#)
     };
-    check([deep(98)]).expect_err("deeper than in an exchange");
-    check([deep(97)]).expect("as in an exchange");
+    check([deep(118)]).expect_err("deeper than in an exchange");
+    check([deep(117)]).expect("as in an exchange");
     let line = |message: &str| Writer::default().message(1, BEGAN, message).expect("JSON");
     let mut header = Writer::default().header(&session()).expect("JSON");
     header.truncate(header.len() - 1);
-    check([header.clone(), line(&deep(98))]).expect_err("too deep");
-    let error = check([header, line(&deep(97))]).expect_err("cut off");
+    check([header.clone(), line(&deep(118))]).expect_err("too deep");
+    let error = check([header, line(&deep(117))]).expect_err("cut off");
     assert!(error.to_string().contains("cut off"), "{error}");
 }
 
