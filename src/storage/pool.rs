@@ -101,7 +101,7 @@ fn is_useless(error: &Error) -> bool {
 }
 
 /// Whether a statement failed because of its connection, so that it may go better on another one.
-pub(super) fn is_lost(error: &super::StoreError) -> bool {
+fn is_lost(error: &super::StoreError) -> bool {
     matches!(error, super::StoreError::Unavailable(error) if is_useless(error) && !timed_out(error))
 }
 
@@ -109,18 +109,24 @@ fn timed_out(error: &Error) -> bool {
     matches!(error, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut)
 }
 
-/// Does it once more where the connection was lost: for what may be done twice.
-pub(super) async fn twice<T, F>(attempt: impl Fn() -> F) -> Result<T, super::StoreError>
+/// How often what may be done twice is tried: a connection that comes back into the pool just after another has failed
+/// passes for a fresh one, and may be as dead.
+const TRIES: usize = 3;
+
+/// Does it again where the connection was lost: for what may be done more than once.
+pub(super) async fn again<T, F>(attempt: impl Fn() -> F) -> Result<T, super::StoreError>
 where
     F: Future<Output = Result<T, super::StoreError>>,
 {
-    match attempt().await {
-        Err(error) if is_lost(&error) => {
-            tracing::info!(%error, "a connection was lost; once more, on another one");
-            attempt().await
+    for _ in 1..TRIES {
+        match attempt().await {
+            Err(error) if is_lost(&error) => {
+                tracing::info!(%error, "a connection was lost; once more, on another one");
+            }
+            done => return done,
         }
-        done => done,
     }
+    attempt().await
 }
 
 impl<'p> Executor<'p> for &'_ Connections {

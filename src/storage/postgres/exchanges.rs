@@ -60,19 +60,17 @@ impl Exchanges for Postgres {
         exchange: &Exchange,
         key: Option<&IdempotencyKey>,
     ) -> Result<Append, StoreError> {
-        match self.append_once(tenant, session, exchange, key).await {
+        let once = async || match self.append_once(tenant, session, exchange, key).await {
             // The same key at the same time: the other one was first, so now there is something to find.
             Err(StoreError::Refused(sqlx::Error::Database(error)))
                 if error.is_unique_violation() && error.table() == Some("idempotency_keys") =>
             {
                 self.append_once(tenant, session, exchange, key).await
             }
-            // With a key it is there once, whether the lost connection did it or not.
-            Err(error) if key.is_some() && pool::is_lost(&error) => {
-                self.append_once(tenant, session, exchange, key).await
-            }
             other => other,
-        }
+        };
+        // With a key it is there once, whether a lost connection did it or not.
+        if key.is_some() { pool::again(once).await } else { once().await }
     }
 }
 

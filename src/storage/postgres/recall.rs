@@ -3,7 +3,7 @@
 use super::{Postgres, maybe_time, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::StoreError;
-use crate::storage::pool::twice;
+use crate::storage::pool::again;
 use crate::storage::recall::{Recall, Recalled, WindowMessage};
 use crate::storage::row::{limit, read_memory, read_session};
 use async_trait::async_trait;
@@ -40,7 +40,7 @@ impl Recall for Postgres {
         user: &UserId,
         most: usize,
     ) -> Result<Recalled, StoreError> {
-        let rows = twice(async || {
+        let rows = again(async || {
             let query = sqlx::query(RECALL).bind(tenant.as_str()).bind(session.as_str());
             Ok(self.read_all(tenant, query.bind(user.as_str()).bind(limit(most))).await?)
         });
