@@ -18,6 +18,7 @@ mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod postgres;
 }
 
@@ -47,7 +48,7 @@ const SET: Set<'static> = &[
 
 async fn whatever_clients_do_the_contract_holds(backend: Backend) {
     let service = Service::start(&backend).await;
-    service.search(32, &story::stories(), async |app: [TestApp; 3], story| {
+    service.search(20, &story::stories(), async |app: [TestApp; 3], story| {
         teller::Teller::new(app).tell(story).await;
     });
     service.app.stop().await;

@@ -67,7 +67,7 @@ impl Teller {
                 session.metadata = given;
             }
             Op::WriteMemory { user, condition } => {
-                write_memory(app, tenant, user, condition, self.step).await
+                write_memory(app, tenant, user, condition, self.step).await;
             }
             Op::ReadMemory { user } => tenant.check_memory(app, user).await,
             Op::Consolidate { session: id } => {
@@ -93,9 +93,9 @@ impl Teller {
                 let path = format!("/users/{}", USERS[usize::from(user)]);
                 let answer = send(app.request(Method::DELETE, &path)).await;
                 if tenant.erase_user(user) {
-                    drop(answer.ok(204))
+                    answer.ok(204);
                 } else {
-                    answer.problem(404, "user-not-found")
+                    answer.problem(404, "user-not-found");
                 }
                 for id in 0..3 {
                     tenant.check_session(app, id).await;
@@ -154,14 +154,11 @@ fn keyed(request: RequestBuilder, key: Option<u8>) -> RequestBuilder {
 async fn exchange_with(app: &TestApp, tenant: &mut Tenant, exchange: &Exchange, step: usize) {
     let mark = exchange.key.map_or_else(|| format!("m{step}"), |key| format!("k{key}"));
     let messages = contract::messages(exchange.form, &mark);
-    let mut body = format!(r#"{{"messages":[{}]"#, messages.join(","));
-    if let Some(user) = exchange.user {
-        body += &format!(r#","user_id":"{}""#, USERS[usize::from(user)]);
-    }
-    if let Some(given) = exchange.metadata {
-        body += &format!(r#","metadata":{}"#, metadata(given));
-    }
-    body += "}";
+    let named = |user| format!(r#","user_id":"{}""#, USERS[usize::from(user)]);
+    let user = exchange.user.map_or(String::new(), named);
+    let given =
+        exchange.metadata.map_or(String::new(), |given| format!(r#","metadata":{}"#, metadata(given)));
+    let body = format!(r#"{{"messages":[{}]{user}{given}}}"#, messages.join(","));
     let request = app.request(Method::POST, &format!("/sessions/s{}/exchanges", exchange.session));
     let answer = send(with_json(keyed(request, exchange.key), &body)).await;
     match tenant.judge(exchange) {
@@ -358,7 +355,11 @@ async fn import_lines(app: &TestApp, tenant: &mut Tenant, id: u8, count: u8) {
     };
     let begins = known.history.len() >= lines.len()
         && known.history.iter().zip(&lines).all(|(has, line)| has.json == *line);
-    if begins { drop(answer.ok(200)) } else { answer.problem(409, "session-exists") }
+    if begins {
+        answer.ok(200);
+    } else {
+        answer.problem(409, "session-exists");
+    }
 }
 
 async fn send_lines(app: &TestApp, id: u8, query: &str, lines: &str) -> Answer {
