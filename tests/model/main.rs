@@ -9,6 +9,7 @@
 mod answer;
 mod contract;
 mod crowd;
+mod quiet;
 mod story;
 mod teller;
 mod visible;
@@ -84,12 +85,16 @@ impl Service {
             Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
         let (handle, tried) = (Handle::current(), Cell::new(0));
         tokio::task::block_in_place(|| {
-            let searched = TestRunner::new(config).run(strategy, |case| {
-                tried.set(tried.get() + 1);
-                handle.block_on(async { test(self.clients(tried.get()).await, case).await });
-                Ok(())
-            });
-            searched.unwrap_or_else(|failure| panic!("{failure}"));
+            let mut runner = TestRunner::new(config);
+            let search = || {
+                runner.run(strategy, |case| {
+                    tried.set(tried.get() + 1);
+                    handle.block_on(async { test(self.clients(tried.get()).await, case).await });
+                    Ok(())
+                })
+            };
+            let (searched, at) = quiet::quietly(search);
+            searched.unwrap_or_else(|failure| panic!("{at}: {failure}"));
         });
     }
 

@@ -14,8 +14,15 @@ pub(super) struct Step {
 
 impl fmt::Debug for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // One line, also where the list is printed with one item a line.
-        write!(f, "client {}: {}", self.client, format!("{:?}", self.op).replace("Some", ""))
+        // One line, also where the list is printed with one item a line; without what is not given.
+        let mut op =
+            format!("{:?}", self.op).replace("Exchange(Exchange {", "Exchange {").replace(" })", " }");
+        for field in ["user", "metadata", "key"] {
+            op = op.replace(&format!(", {field}: None"), "");
+            op = (0..3)
+                .fold(op, |op, id| op.replace(&format!("{field}: Some({id})"), &format!("{field}: {id}")));
+        }
+        write!(f, "client {}: {op}", self.client)
     }
 }
 
