@@ -28,7 +28,7 @@ const DRAINED: usize = 8 * 1024 * 1024;
 /// It is one snapshot, of the moment when it begins. Without its last line it is cut off; the connection breaks then.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "memory",
-    params(("session_id" = String, Path, description = "The session")),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
     responses(
         (status = 200, description = "The lines; docs/export.md has their format", body = String, content_type = "application/x-ndjson"),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
@@ -77,7 +77,7 @@ pub(super) struct ImportResponse {
 /// The same import again is answered with 200 and writes nothing; into any other session that exists: 409.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "memory",
-    params(("session_id" = String, Path, description = "The session; there must be none of this id"), ImportParams),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session; there must be none of this id"), ImportParams),
     request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; of any length"),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),

@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 /// All but the last `consolidation.keep_recent` messages are summarised.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/consolidations", tag = "summary",
-    params(("session_id" = String, Path, description = "The session")),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
     responses(
         (status = 201, description = "The new revision; the last one, where the tail took more than one step", body = RevisionBody),
         (status = 200, description = "null: there was nothing to do", body = Option<RevisionBody>),

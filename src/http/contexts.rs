@@ -141,7 +141,7 @@ struct TokenCounts {
 /// message: the answer has the summary as it is, and verbatim what it doesn't cover.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "memory",
-    params(("session_id" = String, Path, description = "An unknown session is an empty one; it is not created")),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "An unknown session is an empty one; it is not created")),
     request_body = Option<ContextRequest>,
     responses(
         (status = 200, description = "The context", body = ContextResponse),

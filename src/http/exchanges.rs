@@ -79,7 +79,7 @@ pub(super) struct ExchangeResponse {
 #[utoipa::path(
     post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "memory",
     params(
-        ("session_id" = String, Path, description = "Chosen by the client: 1 to 256 bytes, percent-encoded"),
+        ("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "Chosen by the client: 1 to 256 bytes, percent-encoded"),
         ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters, new for each exchange"),
     ),
     request_body = ExchangeRequest,

@@ -53,7 +53,7 @@ fn tagged(body: MemoryBody) -> Tagged {
 /// The user's memory document; version 0 where it was never written.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory", operation_id = "read_memory", tag = "users",
-    params(("user_id" = String, Path, description = "The user")),
+    params(("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user")),
     responses(
         (status = 200, description = "The document", body = MemoryBody, headers(("ETag" = String, description = "The version, for If-Match"))),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
@@ -79,7 +79,7 @@ pub(super) struct MemoryRequest {
 #[utoipa::path(
     put, path = "/users/{user_id}/memory", operation_id = "write_memory", tag = "users",
     params(
-        ("user_id" = String, Path, description = "The user"),
+        ("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the change is based on; 412 if it is another now"),
     ),
     request_body = MemoryRequest,
@@ -122,7 +122,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 /// The versions of the memory document, newest first, the current one included.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
-    params(("user_id" = String, Path, description = "The user"), ListParams),
+    params(("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user"), ListParams),
     responses(
         (status = 200, description = "Versions", body = Page<MemoryBody>),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),

@@ -52,7 +52,7 @@ enum Order {
 /// The history, page by page.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "memory",
-    params(("session_id" = String, Path, description = "The session"), ListParams),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"), ListParams),
     responses(
         (status = 200, description = "Messages", body = Page<MessageBody>),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),

@@ -143,7 +143,7 @@ impl ListParams {
 /// How the summary came to be, newest first.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summary",
-    params(("session_id" = String, Path, description = "The session"), ListParams),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"), ListParams),
     responses(
         (status = 200, description = "Revisions", body = Page<RevisionBody>),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
@@ -164,8 +164,8 @@ pub(super) async fn list(
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summary",
     params(
-        ("session_id" = String, Path, description = "The session"),
-        ("revision" = i64, Path, description = "1, 2, 3 …"),
+        ("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"),
+        ("revision" = i64, Path, minimum = 0, description = "1, 2, 3 …"),
     ),
     responses(
         (status = 200, description = "The revision", body = RevisionBody),
@@ -187,8 +187,8 @@ pub(super) async fn get(
 #[utoipa::path(
     post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summary",
     params(
-        ("session_id" = String, Path, description = "The session"),
-        ("revision" = i64, Path, description = "0 = no summary at all"),
+        ("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"),
+        ("revision" = i64, Path, minimum = 0, description = "0 = no summary at all"),
     ),
     responses(
         (status = 201, description = "The new revision", body = RevisionBody),

@@ -161,7 +161,7 @@ fn after(micros: i64, session_id: String) -> Option<After> {
 /// The state of a session.
 #[utoipa::path(
     get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "memory",
-    params(("session_id" = String, Path, description = "The session")),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
     responses(
         (status = 200, description = "The state", body = SessionBody),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
@@ -187,7 +187,7 @@ pub(super) struct SessionPatch {
 /// Replaces the metadata of a session.
 #[utoipa::path(
     patch, path = "/sessions/{session_id}", operation_id = "patch_session", tag = "memory",
-    params(("session_id" = String, Path, description = "The session")),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
     request_body = SessionPatch,
     responses(
         (status = 200, description = "The state after it", body = SessionBody),
@@ -219,7 +219,7 @@ pub(super) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, Fiel
 /// Erases a session: history, summary, revisions, keys.
 #[utoipa::path(
     delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "memory",
-    params(("session_id" = String, Path, description = "The session")),
+    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
     responses(
         (status = 204, description = "Nothing of it is left"),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 /// Erases a user: the memory document with its versions, and all sessions.
 #[utoipa::path(
     delete, path = "/users/{user_id}", operation_id = "erase_user", tag = "users",
-    params(("user_id" = String, Path, description = "The user")),
+    params(("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user")),
     responses(
         (status = 204, description = "Nothing of the user is left"),
         (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
