@@ -14,7 +14,7 @@ use axum::response::{IntoResponse as _, Response};
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Content, Ref, ResponseBuilder};
+use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 /// A memory for LLM agents that fits their context window.
@@ -63,6 +63,9 @@ pub fn document() -> utoipa::openapi::OpenApi {
     document.components.get_or_insert_default().add_security_scheme(KEY, SecurityScheme::Http(key.build()));
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
+            if let Some(RefOr::T(body)) = &mut operation.request_body {
+                body.content.values_mut().for_each(without_null);
+            }
             if let Some(scope) = Access::of(&method, path).scope() {
                 secure(operation, scope);
             }
@@ -84,6 +87,16 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operati
         (Method::DELETE, &mut item.delete),
     ];
     operations.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+/// A body that may be left out is written as one that may be null as well: and null is refused.
+fn without_null(content: &mut RefOr<Content>) {
+    if let RefOr::T(content) = content
+        && let Some(RefOr::T(Schema::OneOf(one_of))) = &content.schema
+        && let Some(body) = one_of.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
+    {
+        content.schema = Some(body.clone());
+    }
 }
 
 fn secure(operation: &mut Operation, scope: Scope) {
