@@ -50,6 +50,23 @@ enum State {
     },
 }
 
+impl State {
+    fn opened(policy: &BreakerPolicy) -> Self {
+        Self::Open { until: Instant::now() + policy.open_for, probing: false }
+    }
+
+    /// How long no call may be made.
+    fn wait(&self) -> Option<Duration> {
+        match self {
+            Self::Closed(_) => None,
+            Self::Open { until, probing } => {
+                let wait = until.saturating_duration_since(Instant::now());
+                (*probing || !wait.is_zero()).then_some(wait)
+            }
+        }
+    }
+}
+
 /// Leave for one call. Dropped, it says nothing about the model.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
@@ -65,13 +82,12 @@ impl Breaker {
     /// Leave for a call, or how long there will be none.
     pub(super) fn admit(&self) -> Result<Permit<'_>, Duration> {
         let mut state = self.lock();
+        if let Some(wait) = state.wait() {
+            return Err(wait);
+        }
         let probe = match &mut *state {
             State::Closed(_) => false,
-            State::Open { until, probing } => {
-                let wait = until.saturating_duration_since(Instant::now());
-                if *probing || !wait.is_zero() {
-                    return Err(wait);
-                }
+            State::Open { probing, .. } => {
                 *probing = true;
                 true
             }
@@ -81,13 +97,7 @@ impl Breaker {
 
     /// How long there will be no leave; `None` where the next call may be made.
     pub(super) fn wait(&self) -> Option<Duration> {
-        match &*self.lock() {
-            State::Closed(_) => None,
-            State::Open { until, probing } => {
-                let wait = until.saturating_duration_since(Instant::now());
-                (*probing || !wait.is_zero()).then_some(wait)
-            }
-        }
+        self.lock().wait()
     }
 
     pub(super) fn state(&self) -> BreakerState {
@@ -123,7 +133,7 @@ impl Breaker {
             && calls.len() >= self.policy.min_calls
             && failures.saturating_mul(100) >= share.saturating_mul(calls.len());
         if opens {
-            *state = State::Open { until: now + self.policy.open_for, probing: false };
+            *state = State::opened(&self.policy);
         }
         opens
     }
@@ -133,9 +143,7 @@ impl Breaker {
         let mut state = self.lock();
         match failed {
             Some(false) => *state = State::Closed(VecDeque::new()),
-            Some(true) => {
-                *state = State::Open { until: Instant::now() + self.policy.open_for, probing: false };
-            }
+            Some(true) => *state = State::opened(&self.policy),
             None => {
                 if let State::Open { probing, .. } = &mut *state {
                     *probing = false;

@@ -10,7 +10,6 @@ use super::prompt::Prompts;
 use super::provider::{Completion, Provider, Request};
 use super::slots::Slots;
 use super::{Attempt, Cause, Cost, Task, gate, thoughts};
-use crate::domain::tokens;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use metrics::Gauge;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -286,7 +285,7 @@ impl Model {
             Cause::TooLong(_) => {
                 let prompt = question.prompts.render(&question.task);
                 // Counting takes its time: not on a thread that serves requests.
-                let count = move || tokens::count(&prompt.system) + tokens::count(&prompt.user);
+                let count = move || prompt.tokens();
                 let Ok(Ok(size)) = timeout(question.left(), tokio::task::spawn_blocking(count)).await else {
                     return;
                 };

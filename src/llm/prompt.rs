@@ -128,6 +128,14 @@ pub struct Prompt {
     pub user: String,
 }
 
+impl Prompt {
+    /// What it weighs, by our own count. Of a long one that takes milliseconds.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        tokens::count(&self.system) + tokens::count(&self.user)
+    }
+}
+
 /// Valid templates, cut up at their placeholders.
 #[derive(Clone, Debug)]
 pub struct Prompts {
@@ -167,7 +175,7 @@ impl Prompts {
             return Err(errors);
         }
         let empty = prompts.render(&Task::Consolidate { entries: &[], sentences: MOST_SENTENCES });
-        prompts.overhead = tokens::count(&empty.system) + tokens::count(&empty.user);
+        prompts.overhead = empty.tokens();
         Ok(prompts)
     }
 

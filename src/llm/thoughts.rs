@@ -7,7 +7,7 @@ const MARKS: [&str; 4] = ["think", "thinking", "thought", "reasoning"];
 /// The answer without them. Thoughts that don't end leave nothing: the model never came to its answer.
 pub(super) fn without(text: &str) -> &str {
     let mut rest = text.trim_start();
-    while let Some(mark) = MARKS.iter().find(|mark| is_tag(rest, "<", mark)) {
+    while let Some(mark) = MARKS.iter().find(|mark| begins_with_tag(rest, mark)) {
         let close = format!("</{mark}>");
         let Some(end) = find_ignoring_case(rest, &close) else {
             return "";
@@ -26,8 +26,8 @@ pub(super) fn without(text: &str) -> &str {
     closing.and_then(|end| rest.get(end..)).unwrap_or(rest)
 }
 
-fn is_tag(text: &str, open: &str, mark: &str) -> bool {
-    let tag = format!("{open}{mark}>");
+fn begins_with_tag(text: &str, mark: &str) -> bool {
+    let tag = format!("<{mark}>");
     text.get(..tag.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(&tag))
 }
 

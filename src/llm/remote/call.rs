@@ -117,8 +117,7 @@ impl Call<'_> {
 
 /// What the call cost, by our own count. It may take milliseconds: not on a thread that serves requests.
 pub(super) async fn count(prompt: &Prompt, text: &str) -> u64 {
-    let texts = [prompt.system.clone(), prompt.user.clone(), text.to_owned()];
-    let counted =
-        tokio::task::spawn_blocking(move || texts.iter().map(|text| tokens::count(text)).sum::<usize>());
+    let (prompt, text) = (prompt.clone(), text.to_owned());
+    let counted = tokio::task::spawn_blocking(move || prompt.tokens() + tokens::count(&text));
     counted.await.ok().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or_default()
 }
