@@ -174,6 +174,7 @@ pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>,
     let options = storage::Options {
         max_connections: database.max_connections,
         acquire_timeout: database.acquire_timeout,
+        statement_timeout: database.statement_timeout,
     };
     let store = storage::connect(database.url.expose(), &options).await.map_err(named)?;
     if migrate {

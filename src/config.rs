@@ -65,6 +65,9 @@ pub struct Database {
     /// How long a request waits for a connection.
     #[serde(with = "duration")]
     pub acquire_timeout: Duration,
+    /// What a statement may take on Postgres, locks and network included.
+    #[serde(with = "duration")]
+    pub statement_timeout: Duration,
 }
 
 /// `[consolidation]`

@@ -124,6 +124,8 @@ pub struct Options {
     pub max_connections: u32,
     /// How long a request waits for one.
     pub acquire_timeout: Duration,
+    /// What a statement may take, on a server. Its connection is given up then.
+    pub statement_timeout: Duration,
 }
 
 /// Connects to the store that the URL names: `postgres://…`, `postgresql://…` or `sqlite:…`. The database itself

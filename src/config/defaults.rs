@@ -45,6 +45,8 @@ impl Default for Database {
             url: DatabaseUrl::from("sqlite://precis.db"),
             max_connections: 10,
             acquire_timeout: Duration::from_secs(5),
+            // Far more than any of ours takes.
+            statement_timeout: Duration::from_secs(30),
         }
     }
 }

@@ -97,6 +97,7 @@ impl Findings {
             ("server.request_timeout".to_owned(), server.request_timeout),
             ("limits.max_wait".to_owned(), limits.max_wait),
             ("database.acquire_timeout".to_owned(), database.acquire_timeout),
+            ("database.statement_timeout".to_owned(), database.statement_timeout),
             ("consolidation.retry_initial".to_owned(), consolidation.retry_initial),
             ("consolidation.retry_max".to_owned(), consolidation.retry_max),
             ("consolidation.inline_wait".to_owned(), consolidation.inline_wait),

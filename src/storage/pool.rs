@@ -23,13 +23,12 @@ use tokio::time::timeout;
 const FRESH: Duration = Duration::from_millis(100);
 /// What a test of a connection may take.
 const TEST: Duration = Duration::from_secs(2);
-/// What a statement may take: far more than any of ours does, locks included.
-const STATEMENT: Duration = Duration::from_secs(30);
 
 /// A pool of connections. As an executor it is used as `&PgPool` is; what it doesn't do itself is the pool's.
 #[derive(Clone, Debug)]
 pub(super) struct Connections {
     pool: PgPool,
+    statement_timeout: Duration,
     failed: Failed,
 }
 
@@ -58,7 +57,11 @@ impl Deref for Connections {
 
 impl Connections {
     /// The first connection is made when it's needed.
-    pub(super) fn new(options: PgPoolOptions, connect: PgConnectOptions) -> Self {
+    pub(super) fn new(
+        options: PgPoolOptions,
+        connect: PgConnectOptions,
+        statement_timeout: Duration,
+    ) -> Self {
         let failed = Failed::default();
         let seen = failed.clone();
         let options = options.test_before_acquire(false).before_acquire(move |connection, meta| {
@@ -67,7 +70,7 @@ impl Connections {
                 Ok(is_fresh || timeout(TEST, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok()))
             })
         });
-        Self { pool: options.connect_lazy_with(connect), failed }
+        Self { pool: options.connect_lazy_with(connect), statement_timeout, failed }
     }
 
     /// What `ask` gets from a connection, within the time for a statement. A connection that fails is not used again.
@@ -75,10 +78,11 @@ impl Connections {
         &self,
         ask: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        let limit = self.statement_timeout;
         let mut connection = self.pool.acquire().await?;
-        let asked = timeout(STATEMENT, ask(&mut connection)).await;
+        let asked = timeout(limit, ask(&mut connection)).await;
         let asked = asked.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {STATEMENT:?}")).into())
+            Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into())
         });
         if asked.as_ref().is_err_and(is_useless) {
             self.failed.now();

@@ -51,7 +51,7 @@ impl Postgres {
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout);
-        let pool = Connections::new(pool, connect);
+        let pool = Connections::new(pool, connect, options.statement_timeout);
         Ok(Self { pool })
     }
 

@@ -52,7 +52,11 @@ async fn read(sql: &mut Sql, table: &str) -> (i64, i64) {
 
 /// The store over one connection, so that its statements come to be planned in each way that Postgres has.
 async fn connect(backend: &Backend) -> Conversation {
-    let options = Options { max_connections: 1, acquire_timeout: Duration::from_secs(20) };
+    let options = Options {
+        max_connections: 1,
+        acquire_timeout: Duration::from_secs(20),
+        statement_timeout: Duration::from_secs(30),
+    };
     Conversation {
         store: storage::connect(&backend.url(), &options).await.unwrap(),
         ..Conversation::on(backend).await

@@ -94,7 +94,11 @@ async fn a_closed_store_is_unavailable(backend: Backend) {
 }
 
 fn options() -> Options {
-    Options { max_connections: 2, acquire_timeout: Duration::from_secs(5) }
+    Options {
+        max_connections: 2,
+        acquire_timeout: Duration::from_secs(5),
+        statement_timeout: Duration::from_secs(30),
+    }
 }
 
 #[tokio::test]

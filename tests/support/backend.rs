@@ -44,7 +44,11 @@ impl Backend {
 }
 
 async fn connect(url: &str) -> Arc<dyn Store> {
-    let options = Options { max_connections: 8, acquire_timeout: Duration::from_secs(20) };
+    let options = Options {
+        max_connections: 8,
+        acquire_timeout: Duration::from_secs(20),
+        statement_timeout: Duration::from_secs(30),
+    };
     storage::connect(url, &options).await.expect("a store")
 }
 

@@ -38,6 +38,21 @@ async fn a_full_disk_refuses_writes_and_leaves_nothing_of_them() {
     history_is(&service, 0..2).await;
 }
 
+/// As after a mount for reading only.
+#[tokio::test]
+async fn a_file_that_can_only_be_read_is_read() {
+    let service = Precis::new().start().await;
+    recorded(&service, 0).await;
+    let url = format!("sqlite://{}?mode=ro", service.folder.path().join("precis.db").display());
+    let reader = Precis::new().env("DATABASE_URL", &url).args(["--no-migrate"]).start().await;
+    reader.context("s", &json!({})).await;
+    refused(exchange(&reader, 1).await).await;
+    lives(&reader).await;
+    history_is(&reader, 0..1).await;
+    recorded(&service, 1).await;
+    history_is(&reader, 0..2).await;
+}
+
 #[tokio::test]
 async fn a_file_that_another_process_holds_is_waited_for_and_then_refused() {
     let service = Precis::new().start().await;

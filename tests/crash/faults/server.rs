@@ -136,6 +136,22 @@ async fn silence_is_told_and_what_waits_is_done_when_it_ends() {
     history_is(&scene.service, 0..3).await;
 }
 
+/// A host that is gone without a word, or a lock that is never let go.
+#[tokio::test]
+async fn a_statement_without_an_answer_is_given_up_and_so_is_its_connection() {
+    let scene = scene().await;
+    let hasty =
+        Precis::new().env("DATABASE_URL", &scene.proxy.url()).set("database.statement_timeout", "500ms");
+    let hasty = hasty.start().await;
+    recorded(&hasty, 1).await;
+    let mut other = PgConnection::connect(scene.cluster.url()).await.expect("connected");
+    other.execute("BEGIN; SELECT FROM sessions FOR UPDATE").await.expect("held");
+    refused(exchange(&hasty, 2).await).await;
+    other.execute("ROLLBACK").await.expect("let go");
+    recorded(&hasty, 2).await;
+    history_is(&hasty, 0..3).await;
+}
+
 #[tokio::test]
 async fn a_slow_database_is_waited_for() {
     let scene = scene().await;
