@@ -5,6 +5,7 @@ use crate::domain::cut::Mark;
 use crate::domain::message::{Message, Role};
 use crate::domain::revision::{Meta, Source};
 use serde::{Deserialize, Serialize};
+use serde_json::{Deserializer, Serializer};
 
 /// The error of a stored value that isn't what was written.
 pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> StoreError {
@@ -14,8 +15,8 @@ pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) ->
 /// The columns `opens` and `answers` of a message: JSON, because an id is any text, and Postgres can't store NUL.
 pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>) {
     let ids: Vec<&str> = message.tool_calls().iter().map(|call| call.id.as_str()).collect();
-    let opens = (!ids.is_empty()).then(|| json(&ids));
-    (opens, message.tool_call_id().map(|id| json(&id)))
+    let opens = (!ids.is_empty()).then(|| json(|out| ids.serialize(out)));
+    (opens, message.tool_call_id().map(|id| json(|out| id.serialize(out))))
 }
 
 /// The mark of a message, out of its columns.
@@ -29,6 +30,7 @@ pub(super) fn mark(role: &str, opens: Option<&str>, answers: Option<&str>) -> Re
 /// The column `source` of a revision. A revision is never changed, so what is added here later must be left out where
 /// it isn't known.
 #[derive(Serialize, Deserialize)]
+#[serde(remote = "Source")]
 struct SourceColumn {
     model: String,
     pool: String,
@@ -43,85 +45,29 @@ struct SourceColumn {
 
 /// The column `meta` of a revision.
 #[derive(Serialize, Deserialize)]
+#[serde(remote = "Meta")]
 struct MetaColumn {
     text_before: String,
-    source: SourceColumn,
-}
-
-impl From<&Source> for SourceColumn {
-    fn from(source: &Source) -> Self {
-        let Source {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-            calls,
-            failures,
-            queued_ms,
-        } = source.clone();
-        Self {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-            calls,
-            failures,
-            queued_ms,
-        }
-    }
-}
-
-impl From<SourceColumn> for Source {
-    fn from(column: SourceColumn) -> Self {
-        let SourceColumn {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-            calls,
-            failures,
-            queued_ms,
-        } = column;
-        Self {
-            model,
-            pool,
-            prompt_version,
-            input_tokens,
-            output_tokens,
-            duration_ms,
-            calls,
-            failures,
-            queued_ms,
-        }
-    }
+    #[serde(with = "SourceColumn")]
+    source: Source,
 }
 
 pub(super) fn source_column(source: Option<&Source>) -> Option<String> {
-    source.map(|source| json(&SourceColumn::from(source)))
+    source.map(|source| json(|out| SourceColumn::serialize(source, out)))
 }
 
 pub(super) fn read_source(column: Option<&str>) -> Result<Option<Source>, StoreError> {
-    let column: Option<SourceColumn> =
-        column.map(serde_json::from_str).transpose().map_err(corrupt("a revision's source"))?;
-    Ok(column.map(Source::from))
+    let read = |column| SourceColumn::deserialize(&mut Deserializer::from_str(column));
+    column.map(read).transpose().map_err(corrupt("a revision's source"))
 }
 
 pub(super) fn meta_column(meta: Option<&Meta>) -> Option<String> {
-    meta.map(|meta| {
-        json(&MetaColumn { text_before: meta.text_before.clone(), source: SourceColumn::from(&meta.source) })
-    })
+    meta.map(|meta| json(|out| MetaColumn::serialize(meta, out)))
 }
 
 pub(super) fn read_meta(column: Option<&str>) -> Result<Option<Meta>, StoreError> {
-    let column: Option<MetaColumn> =
-        column.map(serde_json::from_str).transpose().map_err(corrupt("a revision's meta"))?;
-    Ok(column.map(|column| Meta { text_before: column.text_before, source: column.source.into() }))
+    let read = |column| MetaColumn::deserialize(&mut Deserializer::from_str(column));
+    column.map(read).transpose().map_err(corrupt("a revision's meta"))
 }
 
 /// A page size as a count of rows.
@@ -129,8 +75,10 @@ pub(super) fn limit(most: usize) -> i64 {
     i64::try_from(most).unwrap_or(i64::MAX)
 }
 
-fn json<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).unwrap_or_else(|_| unreachable!("strings and numbers are always JSON"))
+fn json(write: impl FnOnce(&mut Serializer<&mut Vec<u8>>) -> serde_json::Result<()>) -> String {
+    let mut text = Vec::new();
+    let written = write(&mut Serializer::new(&mut text)).map(|()| String::from_utf8(text));
+    written.ok().and_then(Result::ok).unwrap_or_else(|| unreachable!("strings and numbers are always JSON"))
 }
 
 /// Reads the columns of [`session_columns`] out of a row of either store; `$time` and `$maybe_time` read its times.
