@@ -81,7 +81,9 @@ impl App {
         let authenticator = Authenticator::new(Arc::clone(&store), open_without_keys, KEYS_REMEMBERED);
         let keys = Keys::new(Arc::clone(&store));
         let service = MemoryService::new(store, llm, rules(settings));
-        let router = http::router(service.clone(), authenticator, metrics.handle(), &interface(settings));
+        let meters = http::Meters::new(metrics.recorder());
+        let interface = interface(settings);
+        let router = http::router(service.clone(), authenticator, metrics.handle(), meters, &interface);
         let metrics = metrics.handle();
         Ok(Self {
             service,

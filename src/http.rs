@@ -28,6 +28,7 @@ mod json;
 mod limits;
 mod memory;
 mod messages;
+mod meters;
 pub mod openapi;
 mod operation;
 mod page;
@@ -39,6 +40,7 @@ mod sessions;
 mod users;
 
 pub use limits::Limits;
+pub use meters::Meters;
 
 /// What the settings say about the interface.
 #[derive(Clone, Debug)]
@@ -62,6 +64,7 @@ pub fn router(
     service: MemoryService,
     authenticator: Authenticator,
     metrics: PrometheusHandle,
+    meters: Meters,
     options: &Options,
 ) -> Router {
     let limits = options.limits;
@@ -83,6 +86,7 @@ pub fn router(
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
         .route_layer(from_fn_with_state(limits, body::whole))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::in_time))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::room))
         // Streams: they take as long as they take, and are never in memory as a whole.
         .route("/sessions/{session_id}/export", get(archives::export))
         .route("/sessions/{session_id}/import", post(archives::import))
@@ -101,5 +105,6 @@ pub fn router(
         .layer(Extension(limits));
     security::allow(router, &options.cors_origins)
         .layer(from_fn(security::headers))
+        .layer(from_fn_with_state(meters, meters::layer))
         .layer(from_fn(request_id::layer))
 }

@@ -2,8 +2,11 @@
 //! the metrics, which each service of a process has for itself: nothing is global.
 
 use crate::config::{Log, LogFormat};
-use metrics_exporter_prometheus::{BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_exporter_prometheus::{
+    BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
 use std::io::IsTerminal as _;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
@@ -33,12 +36,17 @@ pub fn start(log: &Log) -> Result<(), ParseError> {
 /// The borders of the histograms, in seconds: from what a local server takes to what nobody waits for.
 const BUCKETS: [f64; 13] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0];
 
+/// The same for requests to precis, most of which wait for no model.
+const REQUEST_BUCKETS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
+const REQUESTS: &str = "precis_http_request_duration_seconds";
+
 /// How often samples that nobody fetches are put together.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// The metrics of one service.
 #[derive(Debug)]
-pub struct Metrics(PrometheusRecorder);
+pub struct Metrics(Arc<PrometheusRecorder>);
 
 impl Metrics {
     /// Without any meter yet.
@@ -46,12 +54,21 @@ impl Metrics {
     /// # Errors
     /// There are no buckets, which there are.
     pub fn new() -> Result<Self, BuildError> {
-        Ok(Self(PrometheusBuilder::new().set_buckets(&BUCKETS)?.build_recorder()))
+        let requests = Matcher::Full(REQUESTS.to_owned());
+        let builder = PrometheusBuilder::new().set_buckets(&BUCKETS)?;
+        let builder = builder.set_buckets_for_metric(requests, &REQUEST_BUCKETS)?;
+        Ok(Self(Arc::new(builder.build_recorder())))
     }
 
     /// Makes something whose meters are to be among these.
     pub fn measure<T>(&self, make: impl FnOnce() -> T) -> T {
-        metrics::with_local_recorder(&self.0, make)
+        metrics::with_local_recorder(&*self.0, make)
+    }
+
+    /// For meters that are made as they are needed.
+    #[must_use]
+    pub fn recorder(&self) -> Arc<PrometheusRecorder> {
+        Arc::clone(&self.0)
     }
 
     /// What reads them.

@@ -2,7 +2,8 @@
 //! under more load than it can serve, precis answers those that it lets in as fast as ever.
 //!
 //! From the outside in: [`in_flight`] bounds memory, [`rate`] keeps one key from taking the share of all others,
-//! [`in_time`] ends what hangs, [`turn`] keeps the queue before the database short. The last follows "controlled delay"
+//! [`room`] refuses what would wait in vain before its body is read, [`in_time`] ends what hangs, [`turn`] keeps the queue
+//! before the database short. The last follows "controlled delay"
 //! (Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that empties now and then is a burst, and waiting helps; one
 //! that never does is overload, and waiting only makes every answer late.
 
@@ -21,6 +22,7 @@ use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::convert::Infallible;
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -49,6 +51,8 @@ pub(super) struct Admission {
     limits: Limits,
     in_flight: Semaphore,
     turns: Arc<Semaphore>,
+    /// Requests that wait for a turn.
+    waiting: AtomicUsize,
     load: Mutex<Load>,
     /// For each key that was used, and one for those who need none; there are as many as keys, so none is forgotten.
     rates: Option<DefaultKeyedRateLimiter<Option<KeyId>>>,
@@ -63,6 +67,7 @@ impl Admission {
             limits,
             in_flight: Semaphore::new(limits.max_requests_in_flight),
             turns: Arc::new(Semaphore::new(limits.max_requests_at_work)),
+            waiting: AtomicUsize::new(0),
             load: Mutex::new(Load { free_at: Instant::now(), refused_at: None }),
             rates: quota.map(RateLimiter::keyed),
         }
@@ -76,10 +81,9 @@ impl Admission {
             self.load().free_at = Instant::now();
             return Some(Turn::new(free));
         }
-        let (most, load, now) = (self.limits.max_wait, *self.load(), Instant::now());
-        let lately = |time: Instant| now.duration_since(time) < most;
-        let overload = !lately(load.free_at) || load.refused_at.is_some_and(lately);
-        let patience = if overload { most.min(OVERLOADED_WAIT) } else { most };
+        let most = self.limits.max_wait;
+        let patience = if self.is_overloaded() { most.min(OVERLOADED_WAIT) } else { most };
+        let _one_more = Waiting::among(&self.waiting);
         if let Ok(Ok(given)) = timeout(patience, turns().acquire_owned()).await {
             return Some(Turn::new(given));
         }
@@ -87,8 +91,40 @@ impl Admission {
         None
     }
 
+    fn is_overloaded(&self) -> bool {
+        let (load, now) = (*self.load(), Instant::now());
+        let lately = |time: Instant| now.duration_since(time) < self.limits.max_wait;
+        !lately(load.free_at) || load.refused_at.is_some_and(lately)
+    }
+
+    /// Whether there is a point in waiting for a turn: under overload, as many may wait as there are turns.
+    fn has_room(&self) -> bool {
+        let crowded = self.waiting.load(Ordering::Relaxed) >= self.limits.max_requests_at_work;
+        let room = !crowded || !self.is_overloaded();
+        if !room {
+            self.load().refused_at = Some(Instant::now());
+        }
+        room
+    }
+
     fn load(&self) -> MutexGuard<'_, Load> {
         self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of those who wait.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn among(all: &'a AtomicUsize) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self(all)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -101,8 +137,21 @@ pub(super) async fn in_flight(
     if let Ok(_until_answered) = admission.in_flight.try_acquire() {
         return next.run(request).await;
     }
+    unread(&request, Problem::too_many(&admission.limits))
+}
+
+/// Refuses what would wait for a turn in vain, before its body is read.
+pub(super) async fn room(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response {
+    if admission.has_room() {
+        return next.run(request).await;
+    }
+    unread(&request, Problem::no_turn(&admission.limits))
+}
+
+/// The refusal of a request whose body is not read.
+fn unread(request: &Request, problem: Problem) -> Response {
     let large = request.body().size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY);
-    let mut refusal = Problem::too_many(&admission.limits).into_response();
+    let mut refusal = problem.into_response();
     if large {
         refusal.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -220,6 +269,31 @@ mod tests {
         for key in [Some("b"), None] {
             assert_eq!((ask(key).await, ask(key).await), (200, 200), "{key:?}");
         }
+    }
+
+    /// In a burst all wait; under overload as many as there are turns.
+    #[tokio::test(start_paused = true)]
+    async fn under_overload_few_wait() {
+        let admission = admission(|_| ());
+        let held = admission.turn().await.expect("free");
+        let waits = || {
+            let admission = Arc::clone(&admission);
+            tokio::spawn(async move { admission.turn().await.is_some() })
+        };
+        let all = [waits(), waits(), waits()];
+        tokio::task::yield_now().await;
+        assert!(admission.has_room(), "a burst");
+        for waited in all {
+            assert!(!waited.await.expect("no panic"));
+        }
+        assert!(admission.has_room(), "nobody waits");
+        let one = waits();
+        tokio::task::yield_now().await;
+        assert!(!admission.has_room(), "one waits for the one turn");
+        assert!(!one.await.expect("no panic"));
+        assert!(admission.has_room());
+        drop(held);
+        assert!(admission.turn().await.is_some());
     }
 
     #[tokio::test(start_paused = true)]

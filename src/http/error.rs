@@ -16,6 +16,8 @@ use utoipa::ToSchema;
 
 mod limits;
 
+pub(super) use limits::Beyond;
+
 /// What the types of problems begin with.
 const TYPE: &str = "urn:precis:problem:";
 /// Fields that an answer lists, at most: a request can have a million wrong ones.
@@ -41,6 +43,8 @@ pub(crate) struct Problem {
     errors: Vec<FieldError>,
     #[serde(skip)]
     retry_after: Option<u32>,
+    #[serde(skip)]
+    beyond: Option<Beyond>,
 }
 
 /// A field that is wrong.
@@ -61,6 +65,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             retry_after: None,
+            beyond: None,
         }
     }
 
@@ -270,7 +275,7 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let retry_after = self.retry_after;
+        let (retry_after, beyond) = (self.retry_after, self.beyond);
         let mut response = (status, Json(self)).into_response();
         let problem = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, problem);
@@ -283,6 +288,9 @@ impl IntoResponse for Problem {
         }
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(beyond) = beyond {
+            response.extensions_mut().insert(beyond);
         }
         response
     }

@@ -1,5 +1,6 @@
 //! A request id on every request, every answer and every line of the log in between.
 
+use super::error::Beyond;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -30,6 +31,10 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
     span.in_scope(|| match path.as_str() {
         // Asked every few seconds by whatever watches over the service.
         "/livez" | "/readyz" => tracing::debug!(%method, path, status, ?elapsed, "answered"),
+        // `meters` tells how many.
+        _ if response.extensions().get().is_some_and(|beyond: &Beyond| beyond.overload) => {
+            tracing::debug!(%method, path, status, ?elapsed, "answered");
+        }
         _ => tracing::info!(%method, path, status, ?elapsed, "answered"),
     });
     response.headers_mut().insert(HEADER, id);

@@ -18,6 +18,7 @@ mod keys;
 mod limits;
 mod memory;
 mod messages;
+mod meters;
 mod openapi;
 mod operation;
 mod revisions;

@@ -5,6 +5,8 @@ use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 
 /// What was said, in messages, prompts, summaries and memory. Each place has words of its own, in which this occurs.
 const SAID: &str = "xylophon";
@@ -216,4 +218,37 @@ async fn a_request_id_is_taken_or_made_and_returned() {
         assert_eq!(given == Some(id.as_str()), taken, "{id}");
         service.until_line(&id, |line| request_of(line) == Some(id.as_str())).await;
     }
+}
+
+/// Refusals for there being too many are told together, and not one by one.
+#[tokio::test]
+async fn refusals_under_overload_are_summed_up() {
+    const REFUSED: u64 = 20;
+    let service = Precis::new().set("limits.max_requests_in_flight", "1").start().await;
+    let mut under_way =
+        TcpStream::connect(service.url.trim_start_matches("http://")).await.expect("connected");
+    let head = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+        content-length: 99\r\n\r\n{";
+    under_way.write_all(head.as_bytes()).await.expect("sent");
+    let ask = || status(service.request(Method::GET, "/sessions").header("x-request-id", "xylophon"));
+    while ask().await != 503 {}
+    for _ in 1..REFUSED {
+        assert_eq!(ask().await, 503);
+    }
+    let mut told = 0;
+    while told < REFUSED {
+        let lines = service.log();
+        let lines = lines.iter().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let of = lines.filter(|line| line["message"] == "overloaded: requests were refused");
+        told = of
+            .map(|line| {
+                assert_eq!(line["limit"], "limits.max_requests_in_flight");
+                line["requests"].as_u64().expect("a number")
+            })
+            .sum();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(told, REFUSED);
+    let alone = |line: &String| line.contains("\"status\":503");
+    assert!(!service.log().iter().any(alone), "{:#?}", service.log());
 }

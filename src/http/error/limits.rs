@@ -7,13 +7,27 @@ use axum::http::StatusCode;
 /// What a client waits before it comes back to a service that has too much to do.
 const OVERLOADED_SECONDS: u32 = 1;
 
+/// The limit that a request went beyond: an answer has it in its extensions, to be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beyond {
+    /// The setting.
+    pub(crate) limit: &'static str,
+    /// Whether that says nothing about this request, only that there are too many.
+    pub(crate) overload: bool,
+}
+
 impl Problem {
+    fn beyond(self, limit: &'static str) -> Self {
+        Self { beyond: Some(Beyond { limit, overload: false }), ..self }
+    }
+
     /// 413.
     pub(crate) fn too_large(limits: &Limits) -> Self {
         let most = limits.max_body_bytes;
         let detail =
             format!("The body may have at most {most} bytes (limits.max_body_bytes). Send less at once.");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+            .beyond("limits.max_body_bytes")
     }
 
     /// 408: the body did not come.
@@ -24,6 +38,7 @@ impl Problem {
              at once."
         );
         Self::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "Body too slow", detail)
+            .beyond("server.read_timeout")
     }
 
     /// 429.
@@ -35,29 +50,35 @@ impl Problem {
         );
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests", detail)
             .retry_after(seconds)
+            .beyond("limits.requests_per_second")
     }
 
     /// 503: more requests than there may be.
     pub(crate) fn too_many(limits: &Limits) -> Self {
         let most = limits.max_requests_in_flight;
-        Self::overloaded(&format!(
-            "There are {most} requests under way, and no more are taken (limits.max_requests_in_flight)"
-        ))
+        let limit = "limits.max_requests_in_flight";
+        Self::overloaded(
+            limit,
+            &format!("There are {most} requests under way, and no more are taken ({limit})"),
+        )
     }
 
     /// 503: no turn to work came.
     pub(crate) fn no_turn(limits: &Limits) -> Self {
         let (most, wait) = (limits.max_requests_at_work, humantime::format_duration(limits.max_wait));
-        Self::overloaded(&format!(
-            "There is more to do than can be done: {most} requests are at work (limits.max_requests_at_work), and others \
-             wait that came before. A wait may take {wait} (limits.max_wait), and far less while they never end"
-        ))
+        let limit = "limits.max_requests_at_work";
+        let why = format!(
+            "There is more to do than can be done: {most} requests are at work ({limit}), and others wait that came \
+             before. A wait may take {wait} (limits.max_wait), and far less while they never end"
+        );
+        Self::overloaded(limit, &why)
     }
 
-    fn overloaded(why: &str) -> Self {
+    fn overloaded(limit: &'static str, why: &str) -> Self {
         let detail = format!("{why}. Nothing was done. Try again in {OVERLOADED_SECONDS} s.");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
-            .retry_after(OVERLOADED_SECONDS)
+        let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
+            .retry_after(OVERLOADED_SECONDS);
+        Self { beyond: Some(Beyond { limit, overload: true }), ..problem }
     }
 
     /// 504: no answer in time.
@@ -67,6 +88,6 @@ impl Problem {
             "There was no answer within {most} (server.request_timeout). A write was done whole or not at all, and a \
              consolidation goes on. Repeat the request, an exchange with its Idempotency-Key."
         );
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail)
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail).beyond("server.request_timeout")
     }
 }
