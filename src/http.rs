@@ -19,6 +19,7 @@ mod admission;
 mod archives;
 mod auth;
 mod body;
+mod chat;
 mod consolidations;
 mod contexts;
 mod error;

@@ -5,6 +5,8 @@
 
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant, user_id};
+use super::openapi::parameters::Id;
+use super::openapi::refusals::{NoRoom, NoSession, SessionExists};
 use crate::engine::MemoryService;
 use crate::engine::import::{Received, Upload};
 use axum::body::{Body, BodyDataStream};
@@ -15,7 +17,7 @@ use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-const MEDIA_TYPE: &str = "application/x-ndjson";
+pub(super) const MEDIA_TYPE: &str = "application/x-ndjson";
 /// What JSON lines are called as well.
 const MEDIA_TYPES: [&str; 4] =
     [MEDIA_TYPE, "application/ndjson", "application/jsonl", "application/x-jsonlines"];
@@ -28,10 +30,10 @@ const DRAINED: usize = 8 * 1024 * 1024;
 /// It is one snapshot, of the moment when it begins. Without its last line it is cut off; the connection breaks then.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "memory",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
+    params(Session),
     responses(
         (status = 200, description = "The lines; docs/export.md has their format", body = String, content_type = "application/x-ndjson"),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn export(
@@ -54,6 +56,7 @@ pub(super) async fn export(
 #[serde(deny_unknown_fields)]
 pub(super) struct ImportParams {
     /// Whose session it becomes; where it is left out, the export's user, or `default` where it names none.
+    #[param(value_type = Option<Id>)]
     user_id: Option<String>,
 }
 
@@ -77,12 +80,12 @@ pub(super) struct ImportResponse {
 /// The same import again is answered with 200 and writes nothing; into any other session that exists: 409.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "memory",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session; there must be none of this id"), ImportParams),
+    params(Session, ImportParams),
     request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; of any length"),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),
         (status = 200, description = "It was imported before", body = ImportResponse),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession, SessionExists, NoRoom,
     )
 )]
 pub(super) async fn import(

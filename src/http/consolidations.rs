@@ -2,6 +2,7 @@
 
 use super::error::Problem;
 use super::extract::{Session, Tenant};
+use super::openapi::refusals::{ConsolidationFailed, NoSession, NotNow};
 use super::revisions::RevisionBody;
 use crate::engine::MemoryService;
 use crate::engine::turn::Turn;
@@ -14,11 +15,11 @@ use axum::http::StatusCode;
 /// All but the last `consolidation.keep_recent` messages are summarised.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/consolidations", tag = "summary",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
+    params(Session),
     responses(
         (status = 201, description = "The new revision; the last one, where the tail took more than one step", body = RevisionBody),
         (status = 200, description = "null: there was nothing to do", body = Option<RevisionBody>),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession, NotNow, ConsolidationFailed,
     )
 )]
 pub(super) async fn consolidate(

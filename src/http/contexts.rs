@@ -1,10 +1,13 @@
 //! `POST /sessions/{session_id}/context`
 
+use super::chat::ContentBody;
 use super::error::Problem;
-use super::exchanges::{ContentBody, at};
+use super::exchanges::at;
 use super::extract::{OptionalJson, Session, Tenant, user_id};
 use super::json::stored;
 use super::limits::Limits;
+use super::openapi::parameters::Id;
+use super::openapi::refusals::OtherUser;
 use crate::domain::consolidation::Mode;
 use crate::domain::message::{Invalid, Message, Role};
 use crate::domain::tokens::TOKENIZER;
@@ -27,6 +30,7 @@ pub(super) struct ContextRequest {
     #[schema(value_type = Option<ContentBody>)]
     user_message: Option<Box<RawValue>>,
     /// Whose memory document applies where the session doesn't exist yet.
+    #[schema(value_type = Option<Id>)]
     user_id: Option<String>,
     /// When to consolidate, other than the settings say.
     mode: Option<RequestMode>,
@@ -138,14 +142,15 @@ struct TokenCounts {
 /// Builds the message list that the agent should send to its model now.
 ///
 /// Consolidates the session first where that is due. A failure of that never fails the request, and never loses a
-/// message: the answer has the summary as it is, and verbatim what it doesn't cover.
+/// message: the answer has the summary as it is, and verbatim what it doesn't cover. An unknown session is an empty one,
+/// and is not created.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "memory",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "An unknown session is an empty one; it is not created")),
+    params(Session),
     request_body = Option<ContextRequest>,
     responses(
         (status = 200, description = "The context", body = ContextResponse),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        OtherUser,
     )
 )]
 pub(super) async fn build(

@@ -3,6 +3,8 @@
 use super::error::{FieldError, Problem};
 use super::extract::{Json, Session, Tenant, user_id};
 use super::limits::Limits;
+use super::openapi::refusals::OtherUser;
+use super::openapi::written::written;
 use super::sessions::metadata;
 use crate::domain::exchange::Exchange;
 use crate::domain::message::{self, Invalid, Message, Role};
@@ -13,50 +15,63 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use time::OffsetDateTime;
-use utoipa::ToSchema;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// The content of a message: text, or content parts of the OpenAI chat format (`text`, `image_url` …).
-// Stands in the document for what is read as raw JSON, to be kept as it is.
-#[derive(Deserialize, ToSchema)]
-#[serde(untagged)]
-#[expect(dead_code, reason = "the document needs its shape only")]
-pub(super) enum ContentBody {
-    Text(String),
-    Parts(Vec<ContentPart>),
-}
-
-/// A content part; it has other fields by its type.
-#[derive(Deserialize, ToSchema)]
-#[expect(dead_code, reason = "the document needs its shape only")]
-pub(super) struct ContentPart {
-    /// `text`, `image_url` or another type of the chat format.
-    r#type: String,
-    /// Of a `text` part.
-    text: Option<String>,
-}
-
 /// One turn: either `user_message` and `assistant_reply`, or `messages`.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 pub(super) struct ExchangeRequest {
-    /// What the user said: text, or content parts.
-    #[schema(value_type = Option<ContentBody>)]
     user_message: Option<Box<RawValue>>,
-    /// What the agent replied: text, or content parts.
-    #[schema(value_type = Option<ContentBody>)]
     assistant_reply: Option<Box<RawValue>>,
-    /// The turn in the OpenAI chat format, with the roles `user`, `assistant`, `tool`; every field is kept.
-    #[schema(value_type = Option<Vec<Object>>)]
     messages: Option<Vec<Box<RawValue>>>,
-    /// Whose session it is; can't change.
     user_id: Option<String>,
-    /// Replaces the session's metadata: a JSON object.
-    #[schema(value_type = Option<Object>)]
     metadata: Option<Box<RawValue>>,
 }
+
+impl PartialSchema for ExchangeRequest {
+    fn schema() -> RefOr<Schema> {
+        let form = |title: &str, required: &[&str], mut fields: Value| {
+            fields["user_id"] = json!({
+                "description": "Whose session it is; can't change",
+                "oneOf": [{"$ref": "#/components/schemas/Id"}, {"type": "null"}]
+            });
+            fields["metadata"] = json!({
+                "type": ["object", "null"], "description": "Replaces the session's metadata: a JSON object"
+            });
+            json!({"title": title, "type": "object", "required": required, "properties": fields})
+        };
+        written(json!({
+            "description": "One turn: either `user_message` and `assistant_reply`, or `messages`",
+            "oneOf": [
+                form("Question and answer", &["user_message", "assistant_reply"], json!({
+                    "user_message": {
+                        "$ref": "#/components/schemas/ContentBody",
+                        "description": "What the user said: text, or content parts"
+                    },
+                    "assistant_reply": {
+                        "$ref": "#/components/schemas/ContentBody",
+                        "description": "What the agent replied: text, or content parts"
+                    }
+                })),
+                form("Messages", &["messages"], json!({
+                    "messages": {
+                        "type": "array",
+                        "minItems": 1,
+                        "description": "The turn in the OpenAI chat format",
+                        "items": {"$ref": "#/components/schemas/ChatMessage"}
+                    }
+                }))
+            ]
+        }))
+    }
+}
+
+impl ToSchema for ExchangeRequest {}
 
 /// Where an exchange was persisted.
 #[derive(Serialize, ToSchema)]
@@ -79,14 +94,14 @@ pub(super) struct ExchangeResponse {
 #[utoipa::path(
     post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "memory",
     params(
-        ("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "Chosen by the client: 1 to 256 bytes, percent-encoded"),
-        ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters, new for each exchange"),
+        Session,
+        ("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, pattern = "^[!-~]+$", description = "1 to 255 visible ASCII characters, new for each exchange"),
     ),
     request_body = ExchangeRequest,
     responses(
         (status = 201, description = "Persisted", body = ExchangeResponse,
             headers(("Idempotent-Replayed" = Option<bool>, description = "true: an earlier request with the key did it"))),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        OtherUser,
     )
 )]
 pub(super) async fn record(

@@ -2,6 +2,7 @@
 
 use super::error::Problem;
 use super::extract::{Json, Params, Tenant, User};
+use super::openapi::refusals::OtherVersion;
 use super::page::Page;
 use super::revisions::ListParams;
 use crate::domain::memory::MemoryDocument;
@@ -53,10 +54,9 @@ fn tagged(body: MemoryBody) -> Tagged {
 /// The user's memory document; version 0 where it was never written.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory", operation_id = "read_memory", tag = "users",
-    params(("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user")),
+    params(User),
     responses(
         (status = 200, description = "The document", body = MemoryBody, headers(("ETag" = String, description = "The version, for If-Match"))),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn read(
@@ -71,7 +71,8 @@ pub(super) async fn read(
 /// The document, in full.
 #[derive(Deserialize, ToSchema)]
 pub(super) struct MemoryRequest {
-    /// Markdown; it replaces the whole document.
+    /// Markdown; it replaces the whole document. Its length is limited (`memory.max_bytes`).
+    #[schema(pattern = "^[^\\u0000]*$")]
     content: String,
 }
 
@@ -79,13 +80,13 @@ pub(super) struct MemoryRequest {
 #[utoipa::path(
     put, path = "/users/{user_id}/memory", operation_id = "write_memory", tag = "users",
     params(
-        ("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user"),
-        ("If-Match" = Option<String>, Header, description = "The ETag that the change is based on; 412 if it is another now"),
+        User,
+        ("If-Match" = Option<String>, Header, pattern = "^([*]|\"[0-9]{1,18}\")$", description = "The ETag that the change is based on; 412 if it is another now"),
     ),
     request_body = MemoryRequest,
     responses(
         (status = 200, description = "The document after it", body = MemoryBody, headers(("ETag" = String, description = "Its version"))),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        OtherVersion,
     )
 )]
 pub(super) async fn write(
@@ -122,10 +123,9 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 /// The versions of the memory document, newest first, the current one included.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
-    params(("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user"), ListParams),
+    params(User, ListParams),
     responses(
         (status = 200, description = "Versions", body = Page<MemoryBody>),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn revisions(

@@ -1,8 +1,10 @@
 //! `GET /sessions/{session_id}/messages`
 
+use super::chat::ChatMessage;
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant};
 use super::json::stored;
+use super::openapi::refusals::NoSession;
 use super::page::{self, Limit, Page};
 use crate::engine::{self, MemoryService};
 use axum::Json;
@@ -20,7 +22,7 @@ pub(super) struct MessageBody {
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
     /// As it was given.
-    #[schema(value_type = Object)]
+    #[schema(value_type = ChatMessage)]
     message: Box<RawValue>,
 }
 
@@ -52,10 +54,10 @@ enum Order {
 /// The history, page by page.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "memory",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"), ListParams),
+    params(Session, ListParams),
     responses(
         (status = 200, description = "Messages", body = Page<MessageBody>),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn list(

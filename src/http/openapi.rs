@@ -1,21 +1,26 @@
 //! The OpenAPI document, made of what stands at the handlers, and the page that shows it.
 
+use super::archives::MEDIA_TYPE;
 use super::auth::Access;
 use super::{
-    archives, consolidations, contexts, error, exchanges, memory, messages, operation, revisions, sessions,
-    users,
+    archives, chat, consolidations, contexts, error, exchanges, memory, messages, operation, revisions,
+    sessions, users,
 };
-use crate::domain::api_key::Scope;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use utoipa::OpenApi;
+use utoipa::openapi::RefOr;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa_swagger_ui::{Config, SwaggerUi};
+
+mod bodies;
+pub(super) mod parameters;
+pub(super) mod refusals;
+pub(super) mod written;
 
 /// A memory for LLM agents that fits their context window.
 #[derive(OpenApi)]
@@ -43,14 +48,25 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
         operation::readyz,
         operation::metrics,
     ),
+    components(schemas(
+        chat::ChatMessage,
+        chat::ContentBody,
+        chat::ContentPart,
+        chat::ToolCall,
+        error::Problem,
+        parameters::Id,
+    )),
     tags(
         (name = "memory", description = "Turns in, contexts out"),
         (name = "summary", description = "How the summary came to be, and the way back"),
         (name = "users", description = "Memory documents"),
-        (name = "operation", description = "For whoever runs it"),
+        (name = OPERATION, description = "For whoever runs it"),
     )
 )]
 struct Document;
+
+/// The tag of what is about the service: nothing there waits for its turn, or is counted.
+const OPERATION: &str = "operation";
 
 /// The document.
 #[must_use]
@@ -60,15 +76,18 @@ pub fn document() -> utoipa::openapi::OpenApi {
         "An API key, made by `precis keys create`. Its scope, `read`, `write` or `admin`, contains those before it. \
          A service that has no key at all, and is not open to the network, asks for none.",
     ));
-    document.components.get_or_insert_default().add_security_scheme(KEY, SecurityScheme::Http(key.build()));
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme(KEY, SecurityScheme::Http(key.build()));
+    components.responses.extend(refusals::all());
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
-            if let Some(RefOr::T(body)) = &mut operation.request_body {
-                body.content.values_mut().for_each(without_null);
+            bodies::close(operation, components);
+            parameters::without_null(operation);
+            let scope = Access::of(&method, path).scope();
+            if let Some(scope) = scope {
+                operation.security = Some(vec![SecurityRequirement::new(KEY, [scope.as_str()])]);
             }
-            if let Some(scope) = Access::of(&method, path).scope() {
-                secure(operation, scope);
-            }
+            refusals::complete(operation, scope.is_some());
         }
     }
     document
@@ -89,26 +108,17 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operati
     operations.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
 }
 
-/// A body that may be left out is written as one that may be null as well: and null is refused.
-fn without_null(content: &mut RefOr<Content>) {
-    if let RefOr::T(content) = content
-        && let Some(RefOr::T(Schema::OneOf(one_of))) = &content.schema
-        && let Some(body) = one_of.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
-    {
-        content.schema = Some(body.clone());
-    }
-}
-
-fn secure(operation: &mut Operation, scope: Scope) {
-    operation.security = Some(vec![SecurityRequirement::new(KEY, [scope.as_str()])]);
-    let unauthorized = "No valid API key".to_owned();
-    let forbidden = format!("The key's scope is not `{scope}`, nor one that contains it");
-    for (status, description) in [("401", unauthorized), ("403", forbidden)] {
-        let content = Content::new(Some(Ref::from_schema_name("Problem")));
-        let response = ResponseBuilder::new().description(description);
-        let response = response.content("application/problem+json", content).build();
-        operation.responses.responses.insert(status.to_owned(), response.into());
-    }
+/// Whether a body of it is read or written line by line.
+fn is_stream(operation: &Operation) -> bool {
+    let body = operation.request_body.iter().filter_map(|body| match body {
+        RefOr::T(body) => Some(body.content.contains_key(MEDIA_TYPE)),
+        RefOr::Ref(_) => None,
+    });
+    let answers = operation.responses.responses.values().filter_map(|response| match response {
+        RefOr::T(response) => Some(response.content.contains_key(MEDIA_TYPE)),
+        RefOr::Ref(_) => None,
+    });
+    body.chain(answers).any(|lines| lines)
 }
 
 /// The document as it is committed: `openapi/openapi.json`.

@@ -1,6 +1,7 @@
 //! `/livez`, `/readyz` and `/metrics`
 
 use super::error::Problem;
+use super::openapi::refusals::{Internal, Unavailable};
 use crate::engine::MemoryService;
 use axum::Json;
 use axum::extract::State;
@@ -23,7 +24,6 @@ const OK: Json<Health> = Json(Health { status: "ok" });
     get, path = "/livez", tag = "operation",
     responses(
         (status = 200, description = "It runs", body = Health),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn livez() -> Json<Health> {
@@ -35,7 +35,7 @@ pub(super) async fn livez() -> Json<Health> {
     get, path = "/readyz", tag = "operation",
     responses(
         (status = 200, description = "Requests can be served", body = Health),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        Unavailable, Internal,
     )
 )]
 pub(super) async fn readyz(State(service): State<MemoryService>) -> Result<Json<Health>, Problem> {
@@ -51,7 +51,6 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
     get, path = "/metrics", tag = "operation",
     responses(
         (status = 200, description = "All metrics", body = String, content_type = "text/plain"),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn metrics(State(metrics): State<PrometheusHandle>) -> impl IntoResponse {

@@ -2,6 +2,7 @@
 
 use super::error::Problem;
 use super::extract::{Params, RevisionNumber, Session, Tenant};
+use super::openapi::refusals::{NoRevision, NoSession};
 use super::page::{self, Limit, Page};
 use crate::domain::revision::{Meta, Revision, Source};
 use crate::engine::MemoryService;
@@ -143,10 +144,10 @@ impl ListParams {
 /// How the summary came to be, newest first.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summary",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"), ListParams),
+    params(Session, ListParams),
     responses(
         (status = 200, description = "Revisions", body = Page<RevisionBody>),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn list(
@@ -164,12 +165,12 @@ pub(super) async fn list(
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summary",
     params(
-        ("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"),
-        ("revision" = i64, Path, minimum = 0, description = "1, 2, 3 …"),
+        Session,
+        RevisionNumber,
     ),
     responses(
         (status = 200, description = "The revision", body = RevisionBody),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoRevision,
     )
 )]
 pub(super) async fn get(
@@ -187,12 +188,12 @@ pub(super) async fn get(
 #[utoipa::path(
     post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summary",
     params(
-        ("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session"),
-        ("revision" = i64, Path, minimum = 0, description = "0 = no summary at all"),
+        Session,
+        RevisionNumber,
     ),
     responses(
         (status = 201, description = "The new revision", body = RevisionBody),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoRevision,
     )
 )]
 pub(super) async fn restore(

@@ -3,6 +3,8 @@
 use super::error::{FieldError, Problem};
 use super::extract::{Json, Params, Session, Tenant, user_id};
 use super::limits::Limits;
+use super::openapi::parameters::Id;
+use super::openapi::refusals::NoSession;
 use super::page::{self, Limit, Page};
 use crate::domain::id::SessionId;
 use crate::domain::message::compact;
@@ -119,6 +121,7 @@ pub(super) struct ListParams {
     /// `next` of the page before.
     cursor: Option<String>,
     /// Only sessions of this user.
+    #[param(value_type = Option<Id>)]
     user_id: Option<String>,
 }
 
@@ -127,7 +130,6 @@ pub(super) struct ListParams {
     get, path = "/sessions", operation_id = "list_sessions", tag = "memory", params(ListParams),
     responses(
         (status = 200, description = "Sessions", body = Page<SessionBody>),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn list(
@@ -161,10 +163,10 @@ fn after(micros: i64, session_id: String) -> Option<After> {
 /// The state of a session.
 #[utoipa::path(
     get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "memory",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
+    params(Session),
     responses(
         (status = 200, description = "The state", body = SessionBody),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn get(
@@ -187,11 +189,11 @@ pub(super) struct SessionPatch {
 /// Replaces the metadata of a session.
 #[utoipa::path(
     patch, path = "/sessions/{session_id}", operation_id = "patch_session", tag = "memory",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
+    params(Session),
     request_body = SessionPatch,
     responses(
         (status = 200, description = "The state after it", body = SessionBody),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn patch(
@@ -219,10 +221,10 @@ pub(super) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, Fiel
 /// Erases a session: history, summary, revisions, keys.
 #[utoipa::path(
     delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "memory",
-    params(("session_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The session")),
+    params(Session),
     responses(
         (status = 204, description = "Nothing of it is left"),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn erase(

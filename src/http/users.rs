@@ -2,6 +2,7 @@
 
 use super::error::Problem;
 use super::extract::{Tenant, User};
+use super::openapi::refusals::NoUser;
 use crate::engine::MemoryService;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -9,10 +10,10 @@ use axum::http::StatusCode;
 /// Erases a user: the memory document with its versions, and all sessions.
 #[utoipa::path(
     delete, path = "/users/{user_id}", operation_id = "erase_user", tag = "users",
-    params(("user_id" = String, Path, min_length = 1, max_length = 256, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", description = "The user")),
+    params(User),
     responses(
         (status = 204, description = "Nothing of the user is left"),
-        (status = "default", description = "A problem", body = Problem, content_type = "application/problem+json"),
+        NoUser,
     )
 )]
 pub(super) async fn erase(

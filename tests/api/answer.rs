@@ -6,6 +6,7 @@ use reqwest::header::HeaderMap;
 use reqwest::{Method, RequestBuilder};
 use serde_json::Value;
 use std::ops::Deref;
+use std::sync::LazyLock;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -38,8 +39,16 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// `to_head`: the answer to a HEAD, which has no body whatever it is.
-    fn checked(self, to_head: bool) -> Self {
+    /// What any answer to such a request must be.
+    fn checked(self, method: &Method, path: &str) -> Self {
+        // It has no body, whatever it is.
+        let to_head = method == Method::HEAD;
+        if let Some(statuses) = documented(method, path) {
+            assert!(
+                statuses.contains(&self.status.to_string()),
+                "the document does not have this answer to {method} {path}, only {statuses:?}: {self:?}"
+            );
+        }
         let id = self.header("x-request-id").unwrap_or_default();
         assert!(!id.is_empty(), "no x-request-id: {self:?}");
         assert!(!to_head || self.text.is_empty(), "{self:?}");
@@ -101,14 +110,32 @@ impl Answer {
     }
 }
 
+/// The statuses of an operation, as the OpenAPI document has them; `None`: it has no such operation.
+fn documented(method: &Method, path: &str) -> Option<Vec<String>> {
+    static DOCUMENT: LazyLock<Value> =
+        LazyLock::new(|| serde_json::to_value(precis::http::openapi::document()).expect("JSON"));
+    let given: Vec<&str> = path.split('/').collect();
+    let is_meant = |template: &str| {
+        let segments: Vec<&str> = template.split('/').collect();
+        let fits = |(segment, given): (&&str, &&str)| segment == given || segment.starts_with('{');
+        segments.len() == given.len() && segments.iter().zip(&given).all(fits)
+    };
+    let paths = DOCUMENT["paths"].as_object().expect("paths");
+    // Of two paths that fit, the one that says it literally comes first.
+    let (_, item) = paths.iter().rev().find(|(template, _)| is_meant(template))?;
+    let name = if method == Method::HEAD { "get" } else { &method.as_str().to_lowercase() };
+    let responses = item.get(name)?["responses"].as_object().expect("responses");
+    Some(responses.keys().cloned().collect())
+}
+
 pub(crate) async fn send(request: RequestBuilder) -> Answer {
     let (client, request) = request.build_split();
     let request = request.expect("a request");
-    let to_head = request.method() == Method::HEAD;
+    let (method, path) = (request.method().clone(), request.url().path().to_owned());
     let response = client.execute(request).await.expect("an answer");
     let status = response.status().as_u16();
     let headers = texts(response.headers());
-    Answer { status, headers, text: response.text().await.expect("a body") }.checked(to_head)
+    Answer { status, headers, text: response.text().await.expect("a body") }.checked(&method, &path)
 }
 
 fn texts(headers: &HeaderMap) -> Vec<(String, String)> {
@@ -144,7 +171,9 @@ pub(crate) async fn put(app: &TestApp, path: &str, body: impl Into<String>) -> A
 
 /// A request byte by byte, for what no client would send: `head` is the request line with its headers.
 pub(crate) async fn raw(app: &TestApp, head: &str, body: &[u8]) -> Answer {
-    let to_head = head.starts_with("HEAD ");
+    let mut target = head.split(' ');
+    let method = target.next().and_then(|method| method.parse().ok()).expect("a method");
+    let path = target.next().and_then(|target| target.split('?').next()).expect("a path");
     let address = app.url.strip_prefix("http://").expect("an address");
     let mut stream = TcpStream::connect(address).await.expect("connected");
     let head = format!("{head}\r\nhost: precis\r\nconnection: close\r\n\r\n");
@@ -161,7 +190,8 @@ pub(crate) async fn raw(app: &TestApp, head: &str, body: &[u8]) -> Answer {
         (name.to_lowercase(), value.to_owned())
     };
     let headers = lines.map(header).collect();
-    Answer { status: status.parse().expect("a number"), headers, text: text.to_owned() }.checked(to_head)
+    Answer { status: status.parse().expect("a number"), headers, text: text.to_owned() }
+        .checked(&method, path)
 }
 
 /// As [`raw`], with a body of JSON.

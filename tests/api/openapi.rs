@@ -76,11 +76,17 @@ fn every_operation_is_complete() {
         let responses = operation["responses"].as_object().expect("responses");
         assert!(responses.keys().any(|status| status.starts_with('2')), "{at}: no success");
         for (status, response) in responses {
-            assert!(status == "default" || status.parse::<u16>().is_ok(), "{at}: {status}");
-            assert!(response["description"].is_string(), "{at}: {status}");
+            if status.parse::<u16>().expect("a status") < 400 {
+                assert!(response["description"].is_string(), "{at}: {status}");
+                continue;
+            }
+            let reference = response["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+            let refusal = reference.and_then(|pointer| document.pointer(pointer));
+            let refusal = refusal.unwrap_or_else(|| panic!("{at}: {status} is none of components/responses"));
+            assert!(refusal["description"].is_string(), "{at}: {status}");
+            let problem = &refusal["content"]["application/problem+json"]["schema"]["$ref"];
+            assert_eq!(*problem, "#/components/schemas/Problem", "{at}: {status}");
         }
-        let problem = &responses["default"]["content"]["application/problem+json"]["schema"]["$ref"];
-        assert_eq!(*problem, "#/components/schemas/Problem", "{at}");
         let takes_body =
             matches!(method, "put" | "patch") || path.ends_with("/exchanges") || path.ends_with("/context");
         assert_eq!(
@@ -117,16 +123,29 @@ fn content_is_text_or_parts() {
     let document = document();
     let content = &document["components"]["schemas"]["ContentBody"]["oneOf"];
     assert_eq!((&content[0]["type"], &content[1]["type"]), (&"string".into(), &"array".into()));
-    for (request, field) in [
-        ("ExchangeRequest", "user_message"),
-        ("ExchangeRequest", "assistant_reply"),
-        ("ContextRequest", "user_message"),
+    let schema = |pointer: &str| document.pointer(pointer).unwrap_or_else(|| panic!("{pointer}")).to_string();
+    for pointer in [
+        "/components/schemas/ExchangeRequest/oneOf/0/properties/user_message",
+        "/components/schemas/ExchangeRequest/oneOf/0/properties/assistant_reply",
+        "/components/schemas/ContextRequest/properties/user_message",
     ] {
-        let schema = &document["components"]["schemas"][request]["properties"][field];
-        assert!(
-            schema.to_string().contains("#/components/schemas/ContentBody"),
-            "{request}.{field}: {schema}"
-        );
+        assert!(schema(pointer).contains("#/components/schemas/ContentBody"), "{}", schema(pointer));
+    }
+}
+
+/// What a request may not have is refused, and the document says so: but for messages, whose fields are all kept.
+#[test]
+fn no_other_field_is_taken() {
+    let document = document();
+    let schema = |name: &str| &document["components"]["schemas"][name];
+    for name in ["ContextRequest", "MemoryRequest", "SessionPatch"] {
+        assert_eq!(schema(name)["additionalProperties"], false, "{name}");
+    }
+    for form in schema("ExchangeRequest")["oneOf"].as_array().expect("forms") {
+        assert_eq!(form["additionalProperties"], false, "{form}");
+    }
+    for message in schema("ChatMessage")["oneOf"].as_array().expect("roles") {
+        assert_eq!(message["additionalProperties"], true, "{message}");
     }
 }
 

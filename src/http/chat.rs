@@ -1,0 +1,150 @@
+//! The chat format, as the document shows it. What is read is raw JSON, which is kept as it is, and `domain::message` has
+//! the rules; here they stand once more, as far as a schema can say them.
+
+use super::openapi::written::written;
+use serde_json::json;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+/// The content of a message.
+pub(super) struct ContentBody;
+/// A part of a content that is not just text.
+pub(super) struct ContentPart;
+/// A message of a history.
+pub(super) struct ChatMessage;
+/// A tool call as an assistant message makes it.
+pub(super) struct ToolCall;
+
+impl PartialSchema for ContentBody {
+    fn schema() -> RefOr<Schema> {
+        written(json!({
+            "description": "The content of a message: text, or content parts of the OpenAI chat format",
+            "oneOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"$ref": "#/components/schemas/ContentPart"}}
+            ]
+        }))
+    }
+}
+
+impl PartialSchema for ContentPart {
+    fn schema() -> RefOr<Schema> {
+        let maybe = json!({"type": ["string", "null"]});
+        written(json!({
+            "description": "A content part; it has other fields by its type, and all are kept",
+            "oneOf": [
+                {
+                    "title": "Text",
+                    "type": "object",
+                    "required": ["type", "text"],
+                    "properties": {
+                        "type": {"type": "string", "enum": ["text"]},
+                        "text": {"type": "string"},
+                        "refusal": maybe
+                    },
+                    "additionalProperties": true
+                },
+                {
+                    "title": "Refusal",
+                    "type": "object",
+                    "required": ["type", "refusal"],
+                    "properties": {
+                        "type": {"type": "string", "enum": ["refusal"]},
+                        "refusal": {"type": "string"},
+                        "text": maybe
+                    },
+                    "additionalProperties": true
+                },
+                {
+                    "title": "Other",
+                    "type": "object",
+                    "required": ["type"],
+                    "properties": {
+                        "type": {
+                            "type": "string",
+                            "description": "`image_url`, `input_audio`, `file` or another type of the chat format",
+                            "minLength": 1,
+                            "pattern": "^(?!(text|refusal)$)",
+                            "example": "image_url"
+                        },
+                        "text": maybe,
+                        "refusal": maybe
+                    },
+                    "additionalProperties": true
+                }
+            ]
+        }))
+    }
+}
+
+impl PartialSchema for ChatMessage {
+    fn schema() -> RefOr<Schema> {
+        let message = |title: &str, role: &str, required: &[&str], mut fields: serde_json::Value| {
+            fields["role"] = json!({"type": "string", "enum": [role]});
+            fields["name"] = json!({"type": ["string", "null"]});
+            json!({
+                "title": title,
+                "type": "object",
+                "required": required,
+                "properties": fields,
+                "additionalProperties": true
+            })
+        };
+        let content = json!({"$ref": "#/components/schemas/ContentBody"});
+        let call = json!({"$ref": "#/components/schemas/ToolCall"});
+        let nothing = json!({"type": "null"});
+        let no_calls = json!({"oneOf": [{"type": "array", "items": false}, nothing]});
+        let calls = json!({"oneOf": [{"type": "array", "items": call}, nothing]});
+        written(json!({
+            "description": "A message in the OpenAI chat format; every field is kept",
+            "oneOf": [
+                message("User", "user", &["role", "content"], json!({
+                    "content": content, "tool_calls": no_calls, "tool_call_id": nothing
+                })),
+                message("Assistant", "assistant", &["role", "content"], json!({
+                    "content": content,
+                    "tool_calls": calls,
+                    "tool_call_id": nothing
+                })),
+                message("Assistant that only calls tools", "assistant", &["role", "tool_calls"], json!({
+                    "content": nothing,
+                    "tool_calls": {"type": "array", "minItems": 1, "items": call},
+                    "tool_call_id": nothing
+                })),
+                message("Tool", "tool", &["role", "content", "tool_call_id"], json!({
+                    "content": content,
+                    "tool_calls": no_calls,
+                    "tool_call_id": {"type": "string", "description": "The call that it answers", "minLength": 1}
+                }))
+            ]
+        }))
+    }
+}
+
+impl PartialSchema for ToolCall {
+    fn schema() -> RefOr<Schema> {
+        written(json!({
+            "type": "object",
+            "required": ["id", "function"],
+            "properties": {
+                "id": {"type": "string", "description": "Once in a message; the result names it", "minLength": 1},
+                "type": {"type": ["string", "null"], "enum": ["function", null]},
+                "function": {
+                    "type": "object",
+                    "required": ["name", "arguments"],
+                    "properties": {
+                        "name": {"type": "string", "minLength": 1},
+                        "arguments": {"type": "string", "description": "JSON text, as the model wrote it"}
+                    },
+                    "additionalProperties": true
+                }
+            },
+            "additionalProperties": true
+        }))
+    }
+}
+
+impl ToSchema for ContentBody {}
+impl ToSchema for ContentPart {}
+impl ToSchema for ChatMessage {}
+impl ToSchema for ToolCall {}

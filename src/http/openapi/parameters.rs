@@ -1,0 +1,67 @@
+//! Identifiers, as the document shows them: once, and for each route that has one in its path `params(Session)`.
+
+use crate::domain::id::MAX_BYTES;
+use crate::http::extract::{RevisionNumber, Session, User};
+use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::SchemaType;
+use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Required, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
+
+/// The id of a session or a user, wherever it stands: `value_type = Option<Id>`.
+pub(in crate::http) struct Id;
+
+impl PartialSchema for Id {
+    fn schema() -> RefOr<Schema> {
+        let id = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some("1 to 256 bytes of UTF-8 without control characters"))
+            .min_length(Some(1))
+            .max_length(Some(MAX_BYTES))
+            .pattern(Some(r"^[^\u0000-\u001f\u007f-\u009f]+$"));
+        id.build().into()
+    }
+}
+
+impl ToSchema for Id {}
+
+fn in_path(name: &str, description: &str, schema: impl Into<RefOr<Schema>>) -> Vec<Parameter> {
+    let parameter = ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .description(Some(description))
+        .schema(Some(schema));
+    vec![parameter.build()]
+}
+
+impl IntoParams for Session {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let description = "The session, by the id that the client chose for it, percent-encoded";
+        in_path("session_id", description, Ref::from_schema_name("Id"))
+    }
+}
+
+impl IntoParams for User {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        in_path("user_id", "The user, percent-encoded", Ref::from_schema_name("Id"))
+    }
+}
+
+impl IntoParams for RevisionNumber {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let number = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).maximum(Some(i64::MAX));
+        in_path("revision", "1, 2, 3 …; 0 is the session before its first revision", number.build())
+    }
+}
+
+/// A header that may be left out is written as one that may be null: and there is no null outside of JSON.
+pub(super) fn without_null(operation: &mut Operation) {
+    for parameter in operation.parameters.iter_mut().flatten() {
+        if let RefOr::T(Parameter { schema: Some(RefOr::T(Schema::Object(value))), .. }) = parameter
+            && let SchemaType::Array(types) = &value.schema_type
+            && let [kind, Type::Null] = types.as_slice()
+        {
+            value.schema_type = SchemaType::Type(kind.clone());
+        }
+    }
+}
