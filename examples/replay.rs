@@ -6,6 +6,9 @@
 //! cargo run --release --example replay -- conversation.json  # in another
 //! ```
 //!
+//! Where the service asks for an API key, put one of scope write into `PRECIS_API_KEY`: an argument would be seen in the
+//! list of processes.
+//!
 //! The two calls that an agent needs are [`Client::record`] and [`Client::context`]; the rest reads files, checks what
 //! the service promises (no hole, no double, every message as it was given), and prints.
 //!
@@ -35,6 +38,8 @@ mod conversation;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Replays a conversation against a running precis
+///
+/// Where the service asks for an API key, put one of scope write into PRECIS_API_KEY.
 #[derive(Parser)]
 struct Args {
     /// The conversation: JSON of `LoCoMo`, or JSON lines of {"role", "content"}
@@ -106,6 +111,7 @@ async fn replay(args: &Args) -> Result<bool> {
 struct Client {
     http: reqwest::Client,
     base: Url,
+    key: Option<String>,
     session: String,
 }
 
@@ -113,7 +119,8 @@ impl Client {
     fn new(base: &Url, session: &str) -> Self {
         // precis builds reqwest without a choice of TLS provider, so that a program makes its own.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        Self { http: reqwest::Client::new(), base: base.clone(), session: session.to_owned() }
+        let key = std::env::var("PRECIS_API_KEY").ok().filter(|key| !key.is_empty());
+        Self { http: reqwest::Client::new(), base: base.clone(), key, session: session.to_owned() }
     }
 
     /// Persists a turn: when this returns, it is durable.
@@ -150,6 +157,9 @@ impl Client {
         segments.pop_if_empty().extend(["sessions", &self.session]).extend(path);
         drop(segments);
         let mut request = self.http.request(method, url);
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
         if let Some(body) = body {
             request = request.json(&body);
         }

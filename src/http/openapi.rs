@@ -18,6 +18,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 mod bodies;
+mod links;
 pub(super) mod parameters;
 pub(super) mod refusals;
 pub(super) mod written;
@@ -82,6 +83,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
             bodies::close(operation, components);
+            links::add(operation);
             parameters::without_null(operation);
             let scope = Access::of(&method, path).scope();
             if let Some(scope) = scope {

@@ -133,6 +133,40 @@ fn content_is_text_or_parts() {
     }
 }
 
+/// A link is of use only if its operation is there, and has the parameters that it gives.
+#[test]
+fn every_link_leads_somewhere() {
+    let document = document();
+    let operations = operations(&document);
+    let mut followed = 0;
+    for (path, method, operation) in &operations {
+        let links = operation["responses"].as_object().expect("responses").values();
+        for link in
+            links.filter_map(|response| response["links"].as_object()).flat_map(|links| links.values())
+        {
+            let (_, _, target) = operations
+                .iter()
+                .find(|(_, _, target)| target["operationId"] == link["operationId"])
+                .unwrap_or_else(|| panic!("{method} {path}: {link}"));
+            let takes = |given: &str| {
+                let parameters = target["parameters"].as_array().expect("parameters").iter();
+                let name = |parameter: &Value| {
+                    Some(format!("{}.{}", parameter["in"].as_str()?, parameter["name"].as_str()?))
+                };
+                parameters.filter_map(name).any(|name| name == given)
+            };
+            for (parameter, value) in link["parameters"].as_object().expect("parameters") {
+                assert!(takes(parameter), "{method} {path}: {parameter}: {link}");
+                let value = value.as_str().expect("an expression");
+                let known = ["$request.path.", "$response.body#/", "$response.header."];
+                assert!(known.iter().any(|known| value.starts_with(known)), "{value}");
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed >= 15, "{followed}");
+}
+
 /// What a request may not have is refused, and the document says so: but for messages, whose fields are all kept.
 #[test]
 fn no_other_field_is_taken() {

@@ -1,0 +1,47 @@
+//! What an answer is good for next: the links of the document.
+
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::link::Link;
+
+/// Operation, its status, the operation that may follow, and what that gets from request and answer.
+type Follows = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const SESSION: (&str, &str) = ("path.session_id", "$request.path.session_id");
+const USER: (&str, &str) = ("path.user_id", "$request.path.user_id");
+const REVISION: (&str, &str) = ("path.revision", "$response.body#/revision");
+const NEXT: (&str, &str) = ("query.cursor", "$response.body#/next");
+
+const LINKS: &[Follows] = &[
+    ("record_exchange", "201", "record_exchange", &[SESSION]),
+    ("record_exchange", "201", "build_context", &[SESSION]),
+    ("record_exchange", "201", "get_session", &[SESSION]),
+    ("record_exchange", "201", "list_messages", &[SESSION]),
+    ("record_exchange", "201", "consolidate", &[SESSION]),
+    ("record_exchange", "201", "export_session", &[SESSION]),
+    ("list_sessions", "200", "list_sessions", &[NEXT]),
+    ("list_messages", "200", "list_messages", &[SESSION, NEXT]),
+    ("build_context", "200", "record_exchange", &[SESSION]),
+    ("build_context", "200", "list_revisions", &[SESSION]),
+    ("consolidate", "201", "get_revision", &[SESSION, REVISION]),
+    ("consolidate", "201", "restore_revision", &[SESSION, REVISION]),
+    ("list_revisions", "200", "list_revisions", &[SESSION, NEXT]),
+    ("restore_revision", "201", "get_revision", &[SESSION, REVISION]),
+    ("restore_revision", "201", "build_context", &[SESSION]),
+    ("import_session", "201", "export_session", &[SESSION]),
+    ("write_memory", "200", "write_memory", &[USER, ("header.If-Match", "$response.header.ETag")]),
+    ("write_memory", "200", "list_memory_revisions", &[USER]),
+    ("list_memory_revisions", "200", "list_memory_revisions", &[USER, NEXT]),
+];
+
+/// Adds the links that an operation has.
+pub(super) fn add(operation: &mut Operation) {
+    let Some(id) = operation.operation_id.as_deref() else { return };
+    for (_, status, target, parameters) in LINKS.iter().filter(|(from, ..)| *from == id) {
+        if let Some(RefOr::T(response)) = operation.responses.responses.get_mut(*status) {
+            let link = Link::builder().operation_id(*target);
+            let link = parameters.iter().fold(link, |link, (name, value)| link.parameter(*name, *value));
+            response.links.insert((*target).to_owned(), link.build().into());
+        }
+    }
+}
