@@ -2,6 +2,7 @@
 
 use crate::config::{self, DatabaseUrl, Settings};
 use crate::domain::consolidation::{Mode, Policy};
+use crate::domain::limits::Sizes;
 use crate::domain::tokens;
 use crate::engine::keys::Keys;
 use crate::engine::keys::authenticator::Authenticator;
@@ -200,11 +201,11 @@ pub async fn check_models(settings: &Settings) -> Result<Report, AppError> {
 fn interface(settings: &Settings) -> http::Options {
     let (server, set) = (&settings.server, &settings.limits);
     let limits = http::Limits {
+        sizes: sizes(set),
         max_body_bytes: set.max_body_bytes,
+        max_import_bytes: set.max_import_bytes,
         max_json_levels: set.max_json_levels,
-        max_message_bytes: set.max_message_bytes,
         max_messages_per_exchange: set.max_messages_per_exchange,
-        max_metadata_bytes: set.max_metadata_bytes,
         max_system_prompt_bytes: set.max_system_prompt_bytes,
         requests_per_second: set.requests_per_second,
         request_burst: set.request_burst,
@@ -215,6 +216,10 @@ fn interface(settings: &Settings) -> http::Options {
         request_timeout: server.request_timeout,
     };
     http::Options { limits, cors_origins: server.cors_origins.clone() }
+}
+
+fn sizes(set: &config::Limits) -> Sizes {
+    Sizes { max_message_bytes: set.max_message_bytes, max_metadata_bytes: set.max_metadata_bytes }
 }
 
 fn rules(settings: &Settings) -> Rules {

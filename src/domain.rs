@@ -7,6 +7,7 @@
 //! | what does the model get to see | [`context`] |
 //! | what covers which messages | [`coverage`] |
 //! | what is an export of a session, and a sound one | [`archive`] |
+//! | how large may a message be | [`limits`] |
 
 pub mod api_key;
 pub mod archive;
@@ -19,6 +20,7 @@ pub mod cut;
 pub mod exchange;
 pub mod id;
 pub(crate) mod json;
+pub mod limits;
 pub mod memory;
 pub mod message;
 pub mod revision;

@@ -96,8 +96,14 @@ pub enum Error {
     #[error("consolidation failed: {0}")]
     ConsolidationFailed(String),
     /// A line of an import is wrong.
-    #[error("{0}")]
+    #[error(transparent)]
     Import(#[from] LineError),
+    /// An import is too large.
+    #[error("an import may have at most {most} bytes")]
+    ImportTooLarge {
+        /// The setting `limits.max_import_bytes`.
+        most: u64,
+    },
     /// There is another session of the id that is imported to.
     #[error("there is another session of this id")]
     OtherSession,

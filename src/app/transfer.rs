@@ -4,11 +4,11 @@
 //! Progress is shown on standard error, where that is a terminal. A file that is written has its name only when it is
 //! whole.
 
-use super::{AppError, store};
+use super::{AppError, sizes, store};
 use crate::config::Settings;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::engine::export::Export;
-use crate::engine::import::{Upload, import as write};
+use crate::engine::import::{Limits, Upload, import as write};
 use crate::engine::{Error, StoreError};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
@@ -122,7 +122,9 @@ pub async fn import(
         None => Box::new(io::stdin()),
     };
     let reading = bar("read", 0);
-    let mut upload = Upload::begin().map_err(refused)?;
+    // The file is here already: another of its size in the folder for temporary files is the operator's to decide.
+    let limits = Limits { sizes: sizes(&settings.limits), max_bytes: u64::MAX };
+    let mut upload = Upload::begin(limits).map_err(refused)?;
     let mut buffer = vec![0; 256 * 1024];
     loop {
         let read = match input.read(&mut buffer) {

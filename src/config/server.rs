@@ -45,6 +45,8 @@ pub struct Server {
 pub struct Limits {
     /// Largest body of a request, in bytes.
     pub max_body_bytes: usize,
+    /// Largest body of an import, in bytes; `precis import` takes any.
+    pub max_import_bytes: u64,
     /// Levels of lists and objects in a body; at most 120.
     pub max_json_levels: usize,
     /// Largest message, in bytes of its JSON.

@@ -11,6 +11,7 @@
 //! anew when an export is read: it must be this version's count, and nobody else's. To add a field to a line, give it a
 //! default, so that older exports can be read; to change what a field means, raise [`VERSION`].
 
+use super::limits::Sizes;
 use super::message::Invalid;
 use super::revision::Revision;
 use super::session::Session;
@@ -31,8 +32,12 @@ use revision::RevisionLine;
 /// The version of the format, as the first line says it.
 pub const VERSION: u32 = 1;
 
-/// The longest line that is read, in bytes: what a message of the largest body takes, twice.
-pub const MAX_LINE_BYTES: usize = 64 * 1024 * 1024;
+/// The longest line that is read, in bytes: far above any revision, and above any message that is within its limit.
+#[must_use]
+pub fn max_line_bytes(sizes: Sizes) -> usize {
+    let largest = sizes.max_message_bytes.max(sizes.max_metadata_bytes);
+    largest.saturating_mul(2).max(64 * 1024 * 1024)
+}
 
 /// The first line.
 #[derive(Serialize, Deserialize)]

@@ -7,8 +7,9 @@
 
 use super::export::{BYTES, REVISIONS, ROWS, corrupt};
 use super::{Error, MemoryService};
-use crate::domain::archive::{Archive, Checker, Entry, Fingerprint, MAX_LINE_BYTES};
+use crate::domain::archive::{Archive, Checker, Entry, Fingerprint, max_line_bytes};
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::limits::Sizes;
 use crate::domain::message::Invalid;
 use crate::domain::session::Session;
 use crate::storage::Store;
@@ -19,9 +20,20 @@ use tracing::Instrument as _;
 
 mod spool;
 
+/// How large an import may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Its messages and its metadata.
+    pub sizes: Sizes,
+    /// All of it, in bytes, and so the temporary file.
+    pub max_bytes: u64,
+}
+
 /// What has arrived of an import.
 #[derive(Debug)]
 pub struct Upload {
+    limits: Limits,
+    bytes: u64,
     checker: Checker,
     spool: Spool,
     /// The beginning of a line that has not arrived whole.
@@ -50,9 +62,15 @@ pub struct Imported {
 
 impl Upload {
     /// Of nothing yet.
-    pub fn begin() -> Result<Self, Error> {
+    pub fn begin(limits: Limits) -> Result<Self, Error> {
         let spool = Spool::new().map_err(Error::Spool)?;
-        Ok(Self { checker: Checker::default(), spool, rest: Vec::new() })
+        Ok(Self { limits, bytes: 0, checker: Checker::new(limits.sizes), spool, rest: Vec::new() })
+    }
+
+    /// Refuses it where so many more bytes are too many.
+    pub fn expect(&self, more: u64) -> Result<(), Error> {
+        let most = self.limits.max_bytes;
+        if self.bytes.saturating_add(more) > most { Err(Error::ImportTooLarge { most }) } else { Ok(()) }
     }
 
     /// How many messages the first line promises; 0 where it promises none.
@@ -69,6 +87,9 @@ impl Upload {
 
     /// Takes the next bytes. Reads JSON and counts tokens: nothing for a thread that serves requests.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let more = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        self.expect(more)?;
+        self.bytes += more;
         let mut lines = bytes.split(|byte| *byte == b'\n');
         let rest = lines.next_back().unwrap_or_default();
         for end in lines {
@@ -105,10 +126,11 @@ impl Upload {
     }
 
     fn within_limit(&self, bytes: usize) -> Result<(), Error> {
-        if bytes <= MAX_LINE_BYTES {
+        let most = max_line_bytes(self.limits.sizes);
+        if bytes <= most {
             return Ok(());
         }
-        let detail = format!("the line behind it is longer than {MAX_LINE_BYTES} bytes");
+        let detail = format!("the line behind it is longer than {most} bytes");
         Err(Error::Import(self.checker.error(vec![Invalid { field: String::new(), detail }])))
     }
 }

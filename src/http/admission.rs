@@ -213,6 +213,7 @@ mod tests {
     use super::*;
     use crate::domain::api_key::Scope;
     use crate::domain::id::TenantId;
+    use crate::domain::limits::Sizes;
     use axum::Router;
     use axum::body::Body;
     use axum::middleware::{from_fn, from_fn_with_state};
@@ -221,11 +222,11 @@ mod tests {
 
     fn admission(set: impl FnOnce(&mut Limits)) -> Arc<Admission> {
         let mut limits = Limits {
+            sizes: Sizes { max_message_bytes: 1, max_metadata_bytes: 1 },
             max_body_bytes: 1,
+            max_import_bytes: 1,
             max_json_levels: 1,
-            max_message_bytes: 1,
             max_messages_per_exchange: 1,
-            max_metadata_bytes: 1,
             max_system_prompt_bytes: 1,
             requests_per_second: 1,
             request_burst: 1,

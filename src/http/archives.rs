@@ -1,15 +1,17 @@
 //! `GET /sessions/{session_id}/export` and `POST /sessions/{session_id}/import`
 //!
-//! Both stream: neither an export nor an import is ever in memory as a whole, and the limit of a body is none of theirs.
+//! Both stream: neither an export nor an import is ever in memory as a whole, and an import has a limit of its own.
 //! `docs/export.md` has the format.
 
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant, user_id};
+use super::limits::Limits;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::{NoRoom, NoSession, SessionExists};
 use crate::engine::MemoryService;
-use crate::engine::import::{Received, Upload};
-use axum::body::{Body, BodyDataStream};
+use crate::engine::import::{Limits as ImportLimits, Received, Upload};
+use axum::Extension;
+use axum::body::{Body, BodyDataStream, HttpBody as _};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
@@ -81,7 +83,7 @@ pub(super) struct ImportResponse {
 #[utoipa::path(
     post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "memory",
     params(Session, ImportParams),
-    request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; of any length"),
+    request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; of at most limits.max_import_bytes"),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),
         (status = 200, description = "It was imported before", body = ImportResponse),
@@ -93,16 +95,21 @@ pub(super) async fn import(
     Tenant(tenant): Tenant,
     Session(session): Session,
     Params(params): Params<ImportParams>,
+    Extension(limits): Extension<Limits>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
+    let limits = ImportLimits { sizes: limits.sizes, max_bytes: limits.max_import_bytes };
+    let upload = Upload::begin(limits)?;
+    // One that says that it is too large is refused before any of it is read.
+    upload.expect(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
     let received = async {
         if !is_lines(&headers) {
             return Err(Problem::media_type_of_lines());
         }
         let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-        Ok((user, receive(&mut body).await?))
+        Ok((user, receive(upload, &mut body).await?))
     };
     let (user, received) = match received.await {
         Ok(received) => received,
@@ -131,8 +138,7 @@ fn is_lines(headers: &HeaderMap) -> bool {
 }
 
 /// Reads the body to its end, away from the threads that serve requests.
-async fn receive(body: &mut BodyDataStream) -> Result<Received, Problem> {
-    let mut upload = Upload::begin()?;
+async fn receive(mut upload: Upload, body: &mut BodyDataStream) -> Result<Received, Problem> {
     while let Some(chunk) = body.next().await {
         let chunk = chunk.map_err(|_| {
             Problem::bad_request("The body broke off. Nothing was imported: send the request again.")

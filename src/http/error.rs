@@ -6,6 +6,7 @@
 use crate::domain::api_key::Scope;
 use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
+use crate::domain::message::Invalid;
 use crate::engine::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -156,6 +157,12 @@ impl Problem {
     }
 }
 
+impl From<Invalid> for FieldError {
+    fn from(Invalid { field, detail }: Invalid) -> Self {
+        Self { field, detail }
+    }
+}
+
 impl From<FieldError> for Problem {
     fn from(error: FieldError) -> Self {
         Self::invalid(vec![error])
@@ -217,6 +224,7 @@ impl From<Error> for Problem {
                 Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
             }
             Error::Import(error) => Self::invalid_line(error),
+            Error::ImportTooLarge { most } => Self::import_too_large(most),
             Error::OtherSession => {
                 let detail = "There is another session of this id, and an import makes a new one. \
                     Import under another id, or erase that session first.";

@@ -3,6 +3,7 @@
 //! Every refusal names the setting and its value. How many requests there may be is `admission`'s part.
 
 use super::error::FieldError;
+use crate::domain::limits::{Sizes, within};
 use crate::domain::message::Message;
 use std::time::Duration;
 
@@ -10,11 +11,11 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "`config::Limits` and `config::Server` say what each is")]
 pub struct Limits {
+    pub sizes: Sizes,
     pub max_body_bytes: usize,
+    pub max_import_bytes: u64,
     pub max_json_levels: usize,
-    pub max_message_bytes: usize,
     pub max_messages_per_exchange: usize,
-    pub max_metadata_bytes: usize,
     pub max_system_prompt_bytes: usize,
     pub requests_per_second: u32,
     pub request_burst: u32,
@@ -28,18 +29,18 @@ pub struct Limits {
 impl Limits {
     /// A message at `field` of the request.
     pub(super) fn message(&self, field: &str, message: &Message) -> Result<(), FieldError> {
-        within(field, message.json().len(), self.max_message_bytes, "limits.max_message_bytes")
+        Ok(self.sizes.message(field, message)?)
     }
 
     /// Metadata, as JSON.
     pub(super) fn metadata(&self, json: &str) -> Result<(), FieldError> {
-        within("metadata", json.len(), self.max_metadata_bytes, "limits.max_metadata_bytes")
+        Ok(self.sizes.metadata("metadata", json)?)
     }
 
     /// The system prompt of a context request.
     pub(super) fn system_prompt(&self, text: &str) -> Result<(), FieldError> {
         let most = self.max_system_prompt_bytes;
-        within("system_prompt", text.len(), most, "limits.max_system_prompt_bytes")
+        Ok(within("system_prompt", text.len(), most, "limits.max_system_prompt_bytes")?)
     }
 
     /// The number of messages of an exchange.
@@ -53,12 +54,4 @@ impl Limits {
         );
         Err(FieldError { field: "messages".to_owned(), detail })
     }
-}
-
-fn within(field: &str, bytes: usize, most: usize, setting: &str) -> Result<(), FieldError> {
-    if bytes <= most {
-        return Ok(());
-    }
-    let detail = format!("has {bytes} bytes, at most {most} are allowed ({setting}): shorten it");
-    Err(FieldError { field: field.to_owned(), detail })
 }

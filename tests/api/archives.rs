@@ -1,6 +1,6 @@
 //! `GET /sessions/{session_id}/export` and `POST /sessions/{session_id}/import`
 
-use crate::answer::{Answer, delete, get, on_sqlite, post, send};
+use crate::answer::{Answer, delete, get, on_sqlite, post, raw, send};
 use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
 use futures_util::{StreamExt as _, stream};
@@ -19,6 +19,8 @@ on_both_stores!(
     an_interrupted_import_leaves_nothing_and_can_be_repeated,
     a_hundred_thousand_messages_pass_through,
     an_export_of_an_erased_session_has_no_last_line,
+    an_import_has_the_limits_of_an_exchange,
+    an_import_of_too_many_bytes_is_refused,
 );
 
 /// Small enough for a few turns to go through everything that a summary goes through.
@@ -239,6 +241,70 @@ async fn an_export_of_an_erased_session_has_no_last_line(backend: Backend) {
             delete(&app, "/sessions/s").await;
         }
     }
+}
+
+/// A message that has so many bytes as JSON.
+fn message_of(bytes: usize) -> String {
+    let around = r#"{"role":"user","content":""}"#.len();
+    format!(r#"{{"role":"user","content":"{}"}}"#, "x".repeat(bytes - around))
+}
+
+async fn an_import_has_the_limits_of_an_exchange(backend: Backend) {
+    let set = [
+        ("limits.max_message_bytes", "300"),
+        ("limits.max_metadata_bytes", "70"),
+        ("limits.max_body_bytes", "500"),
+    ];
+    let app = TestApp::start(&backend, &set).await;
+    let metadata = format!(r#"{{"a":"{}"}}"#, "x".repeat(62));
+    let (largest, larger) = (message_of(300), message_of(301));
+    let body = format!(r#"{{"messages":[{largest}],"metadata":{metadata}}}"#);
+    post(&app, "/sessions/s/exchanges", body).await.ok(201);
+    // What has been exported can be imported under the same settings.
+    let lines = export(&app, "s").await;
+    import(&app, "copy", lines.clone()).await.ok(201);
+    // What stands between the tokens is not stored, and does not count.
+    let spaced = largest.replace("\":\"", "\" :\t\"");
+    assert_ne!(spaced, largest);
+    import(&app, "spaced", spaced).await.ok(201);
+    for (lines, field, setting, bytes, most) in [
+        (format!("{largest}\n{larger}"), "line 2", "limits.max_message_bytes", 301, 300),
+        (lines.replace(&largest, &larger), "line 2, message", "limits.max_message_bytes", 301, 300),
+        (
+            lines.replace(&metadata, &metadata.replace('a', "aa")),
+            "line 1, session.metadata",
+            "limits.max_metadata_bytes",
+            71,
+            70,
+        ),
+    ] {
+        let refused = import(&app, "new", lines).await;
+        assert_eq!(refused.fields(), [field], "{refused:?}");
+        let detail = refused.json()["errors"][0]["detail"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(detail, format!("has {bytes} bytes, at most {most} are allowed ({setting}): shorten it"));
+        get(&app, "/sessions/new").await.problem(404, "session-not-found");
+    }
+}
+
+async fn an_import_of_too_many_bytes_is_refused(backend: Backend) {
+    let app = TestApp::start(&backend, &[("limits.max_import_bytes", "1000")]).await;
+    // The line feed counts, too.
+    let lines = |bytes: usize| format!("{}\n{}", message_of(499), message_of(bytes - 500)).into_bytes();
+    let streamed = |lines: Vec<u8>| {
+        let chunks: Vec<_> = lines.chunks(100).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect();
+        Body::wrap_stream(stream::iter(chunks))
+    };
+    for refused in [import(&app, "s", lines(1001)).await, import(&app, "s", streamed(lines(1001))).await] {
+        let detail = refused.problem(413, "body-too-large");
+        assert!(detail.contains("1000 bytes (limits.max_import_bytes)"), "{detail}");
+    }
+    // Refused by what it says, before any of it is sent.
+    let head =
+        "POST /sessions/s/import HTTP/1.1\r\ncontent-type: application/x-ndjson\r\ncontent-length: 1001";
+    raw(&app, head, b"").await.problem(413, "body-too-large");
+    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+    import(&app, "s", lines(1000)).await.ok(201);
+    import(&app, "streamed", streamed(lines(1000))).await.ok(201);
 }
 
 /// In the middle of a body there is no other way to tell: without it, a client takes what it has for whole.

@@ -62,6 +62,14 @@ async fn a_session_moves_as_a_file(backend: Backend) {
         let said = refused(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;
         assert!(said.contains("x.jsonl: nothing was imported") && said.contains(hint), "{said}");
     }
+    // The limits of a message hold here as well; that of a body does not.
+    let limited =
+        |setting, value| precis(&url, &chat, &["import", "large", "chat.jsonl"]).set(setting, value);
+    let said = limited("limits.max_message_bytes", "34").run().await.refused();
+    let hint = "nothing was imported: line 1: has 37 bytes, at most 34 are allowed (limits.max_message_bytes): shorten it";
+    assert!(said.ends_with(hint) && said.matches("line 1").count() == 1, "{said}");
+    let said = limited("limits.max_import_bytes", "1").run().await.printed();
+    assert_eq!(said, "imported 2 messages and 0 revisions");
     let said = refused(&url, &[], &["import", "new", "absent.jsonl"]).await;
     assert!(said.contains("absent.jsonl: can't be read"), "{said}");
     assert!(refused(&url, &[], &["import", "new"]).await.contains("standard input: nothing was imported"));

@@ -3,6 +3,7 @@
 //! Pure and without I/O, so that it can be tested, and fuzzed, with any bytes.
 
 use super::super::id::{SessionId, UserId};
+use super::super::limits::Sizes;
 use super::super::message::{Invalid, Message, compact};
 use super::super::revision::{Revision, RevisionKind};
 use super::super::session::Summary;
@@ -75,6 +76,7 @@ enum Place {
 /// Reads an export line by line.
 #[derive(Clone, Debug)]
 pub struct Checker {
+    sizes: Sizes,
     place: Place,
     line: u64,
     header: Option<Header>,
@@ -122,9 +124,12 @@ fn state(cursor: i64, text: &str) -> [u8; 32] {
     hash.finalize().into()
 }
 
-impl Default for Checker {
-    fn default() -> Self {
+impl Checker {
+    /// Of nothing yet; messages and metadata must be within these limits.
+    #[must_use]
+    pub fn new(sizes: Sizes) -> Self {
         Self {
+            sizes,
             place: Place::Start,
             line: 0,
             header: None,
@@ -139,9 +144,7 @@ impl Default for Checker {
             fingerprint: Fingerprint::new(false),
         }
     }
-}
 
-impl Checker {
     /// Reads the next line, without its line feed.
     ///
     /// # Errors
@@ -251,6 +254,7 @@ impl Checker {
         if !metadata.starts_with('{') {
             return wrong("session.metadata", "must be a JSON object");
         }
+        self.sizes.metadata("session.metadata", &metadata).map_err(|invalid| vec![invalid])?;
         let created_at = kept(session.created_at, "session.created_at")?;
         let updated_at = kept(session.updated_at, "session.updated_at")?;
         if updated_at < created_at {
@@ -273,7 +277,7 @@ impl Checker {
             (self.place, self.fingerprint) = (Place::Chat, Fingerprint::new(true));
         }
         let message: &serde_json::value::RawValue = read(text)?;
-        self.keep(Message::parse(message)?, None)
+        self.keep("", Message::parse(message)?, None)
     }
 
     fn message(&mut self, line: &MessageLine<'_>) -> Checked<Entry> {
@@ -300,10 +304,11 @@ impl Checker {
             wrong
         })?;
         self.last_time = created_at;
-        self.keep(message, Some(created_at))
+        self.keep("message", message, Some(created_at))
     }
 
-    fn keep(&mut self, message: Message, created_at: Option<OffsetDateTime>) -> Checked<Entry> {
+    fn keep(&mut self, field: &str, message: Message, created_at: Option<OffsetDateTime>) -> Checked<Entry> {
+        self.sizes.message(field, &message).map_err(|invalid| vec![invalid])?;
         let tokens = tokens::of_message(&message);
         self.last_seq += 1;
         self.tokens = self.tokens.saturating_add(tokens);

@@ -89,8 +89,10 @@ fn lines() -> Vec<String> {
     lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
+const SIZES: Sizes = Sizes { max_message_bytes: 1000, max_metadata_bytes: 100 };
+
 fn check<T: AsRef<[u8]>>(lines: impl IntoIterator<Item = T>) -> Result<(Archive, Vec<Entry>), LineError> {
-    let mut checker = Checker::default();
+    let mut checker = Checker::new(SIZES);
     let mut entries = Vec::new();
     for line in lines {
         entries.push(checker.line(line.as_ref())?);

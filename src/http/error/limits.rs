@@ -30,6 +30,15 @@ impl Problem {
             .beyond("limits.max_body_bytes")
     }
 
+    /// 413 for an import.
+    pub(super) fn import_too_large(most: u64) -> Self {
+        let detail = format!(
+            "An import may have at most {most} bytes (limits.max_import_bytes), and nothing was imported. \
+             `precis import`, beside the database, takes one of any size."
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+    }
+
     /// 408: the body did not come.
     pub(crate) fn too_slow(limits: &Limits) -> Self {
         let most = humantime::format_duration(limits.read_timeout);
