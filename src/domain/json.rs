@@ -3,7 +3,8 @@
 //! serde's own words name Rust's types, repeat the whole value, and count columns in a text that the client never saw.
 
 use super::message::Invalid;
-use serde::Deserialize;
+use serde::de::{Deserializer, Visitor};
+use serde::{Deserialize, forward_to_deserialize_any};
 
 /// Reads a value; an error names the field by its path.
 ///
@@ -13,6 +14,42 @@ pub(crate) fn read<'de, T: Deserialize<'de>>(json: &'de str) -> Result<T, Invali
     let mut deserializer = serde_json::Deserializer::from_str(json);
     serde_path_to_error::deserialize(&mut deserializer)
         .map_err(|error| invalid(&error.path().to_string(), &error.inner().to_string()))
+}
+
+/// A struct that is read from an object only. What serde derives takes a list of the values as well; kept to the letter,
+/// that would be a text which no other reader of its format takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        T::deserialize(OfMap(deserializer)).map(Self)
+    }
+}
+
+/// Reads a struct as a map.
+struct OfMap<D>(D);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for OfMap<D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_any(visitor)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_map(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 /// serde's complaint about the field at `path`.

@@ -289,6 +289,15 @@ mod tests {
         assert_eq!(fields(r#"{"role":7,"content":"x"}"#), ["role"]);
         let part = r#"{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":7}]}"#;
         assert_eq!(fields(part), ["content[1].text"]);
+        // Lists of the values of these objects.
+        let part = r#"{"role":"user","content":[["text","a"]]}"#;
+        assert_eq!(fields(part), ["content[0]"]);
+        for (calls, field) in [
+            (r#"["a","function",{"name":"f","arguments":""}]"#, "tool_calls[0]"),
+            (r#"{"id":"a","function":["f","{}"]}"#, "tool_calls[0].function"),
+        ] {
+            assert_eq!(fields(&format!(r#"{{"role":"assistant","tool_calls":[{calls}]}}"#)), [field]);
+        }
         let call = r#"{"role":"assistant","tool_calls":[{"id":"a","function":{"name":7,"arguments":"{}"}}]}"#;
         assert_eq!(fields(call), ["tool_calls[0].function.name"]);
     }

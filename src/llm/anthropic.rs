@@ -4,6 +4,7 @@ use super::Cause;
 use super::prompt::Prompt;
 use super::provider::{Finish, Request};
 use super::remote::{Dialect, Reading};
+use crate::domain::json::Object;
 use reqwest::header::HeaderName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -66,7 +67,7 @@ fn read_event(event: Event, reading: &mut Reading) -> Result<(), Cause> {
         Event::Start { message } => reading.used(&message.usage, "input_tokens", "output_tokens"),
         Event::BlockStart { content_block } => read_block(content_block, reading)?,
         Event::BlockDelta { delta } => read_block(delta, reading)?,
-        Event::Delta { delta, usage } => {
+        Event::Delta { delta: Object(delta), usage } => {
             reading.used(&usage, "input_tokens", "output_tokens");
             read_end(delta.stop_reason.as_deref(), reading);
         }
@@ -113,7 +114,7 @@ enum Event {
     BlockDelta { delta: Block },
     #[serde(rename = "message_delta")]
     Delta {
-        delta: End,
+        delta: Object<End>,
         #[serde(default)]
         usage: Value,
     },
@@ -217,8 +218,13 @@ mod tests {
     #[test]
     fn what_is_no_message_is_an_error() {
         let wrong = Err(Cause::Protocol("not a message of the messages API".to_owned()));
-        for event in ["<html>", "", "null", r#"{"type":"content_block_delta","delta":{"type":"text_delta"}}"#]
-        {
+        for event in [
+            "<html>",
+            "",
+            "null",
+            r#"{"type":"content_block_delta","delta":{"type":"text_delta"}}"#,
+            r#"{"type":"message_delta","delta":["end_turn"]}"#,
+        ] {
             assert_eq!(read(&[event]), wrong, "{event}");
         }
         let mut reading = Reading::default();

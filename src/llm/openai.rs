@@ -7,6 +7,7 @@ use super::Cause;
 use super::prompt::Prompt;
 use super::provider::{Finish, Request};
 use super::remote::{Dialect, Reading};
+use crate::domain::json::Object;
 use reqwest::header::{AUTHORIZATION, HeaderName};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -68,8 +69,8 @@ impl Dialect for OpenAi {
         };
         reading.used(&chunk.usage, "prompt_tokens", "completion_tokens");
         // One answer was asked for; should there be more, they are not parts of one text.
-        let first = |choice: &Choice| choice.index.as_u64().unwrap_or_default() == 0;
-        for choice in chunk.choices.unwrap_or_default().into_iter().filter(first) {
+        let first = |Object(choice): &Object<Choice>| choice.index.as_u64().unwrap_or_default() == 0;
+        for Object(choice) in chunk.choices.unwrap_or_default().into_iter().filter(first) {
             read_choice(choice, reading)?;
         }
         Ok(())
@@ -78,7 +79,7 @@ impl Dialect for OpenAi {
 
 fn read_choice(choice: Choice, reading: &mut Reading) -> Result<(), Cause> {
     // Some servers send with each piece what there is so far: that is no piece.
-    if let Some(delta) = choice.delta.or(choice.message) {
+    if let Some(Object(delta)) = choice.delta.or(choice.message) {
         match delta.content {
             Some(Content::Text(text)) => reading.push(&text)?,
             Some(Content::Parts(parts)) => {
@@ -122,7 +123,7 @@ fn read_choice(choice: Choice, reading: &mut Reading) -> Result<(), Cause> {
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
-    choices: Option<Vec<Choice>>,
+    choices: Option<Vec<Object<Choice>>>,
     #[serde(default)]
     usage: Value,
 }
@@ -132,9 +133,9 @@ struct Choice {
     #[serde(default)]
     index: Value,
     #[serde(default)]
-    delta: Option<Delta>,
+    delta: Option<Object<Delta>>,
     #[serde(default)]
-    message: Option<Delta>,
+    message: Option<Object<Delta>>,
     #[serde(default)]
     finish_reason: Option<String>,
 }
@@ -236,6 +237,7 @@ mod tests {
         for (chunk, message) in [
             (r#"{"choices":[{"delta":{},"finish_reason":"error"}]}"#, "the server ended it with an error"),
             (r#"{"choices":[{"delta":{"content":{"secret":1}}}]}"#, "not a chat completion"),
+            (r#"{"choices":[[0,["Ada"],null,"stop"]]}"#, "not a chat completion"),
             ("<html>", "not a chat completion"),
             ("", "not a chat completion"),
             ("null", "not a chat completion"),

@@ -9,9 +9,8 @@ use super::Cause;
 use super::prompt::Prompt;
 use super::provider::{Completion, Provider, Request};
 use async_trait::async_trait;
-use call::{Call, count};
+use call::count;
 use key::Key;
-use patience::Patience;
 use reqwest::Url;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -28,6 +27,7 @@ mod reading;
 mod retry_after;
 mod said;
 
+pub use call::Call;
 pub use key::KeySource;
 pub use reading::Reading;
 
@@ -172,22 +172,10 @@ impl Provider for Remote {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause> {
         let prompt = request.prompts.render(&request.task);
         let (headers, secrets) = self.headers().await?;
-        let mut call = Call {
-            remote: self,
-            request,
-            prompt: &prompt,
-            secrets: &secrets,
-            patience: Patience::new(request.first_token_timeout, request.idle_timeout),
-        };
+        let mut call = Call::begin(self, request, &prompt, &secrets);
         let response = call.send(headers).await?;
-        let mut reading = Reading::default();
-        match call.read(response, &mut reading).await {
-            // What happens after the end of the answer takes nothing from it.
-            Err(Cause::BrokenOff | Cause::Timeout(..)) if reading.has_ended() => {}
-            read => read?,
-        }
-        let first_token = call.patience.first_token();
-        let (text, finish, usage) = reading.finish()?;
+        let (text, finish, usage) = call.answer(response).await?;
+        let first_token = call.first_token();
         let tokens = match usage.total() {
             Some(tokens) => tokens,
             None => count(&prompt, &text).await,

@@ -1,5 +1,6 @@
 //! The chat format as it comes over the wire, and what makes a message valid.
 
+use super::super::json::Object;
 use super::{Content, Invalid, Parts, Role, ToolCall};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -13,7 +14,7 @@ pub(super) struct Wire<'a> {
     name: Option<String>,
     #[serde(borrow, default, deserialize_with = "present")]
     content: Option<&'a RawValue>,
-    tool_calls: Option<Vec<WireCall>>,
+    tool_calls: Option<Vec<Object<WireCall>>>,
     tool_call_id: Option<String>,
 }
 
@@ -21,7 +22,7 @@ pub(super) struct Wire<'a> {
 struct WireCall {
     id: Option<String>,
     r#type: Option<String>,
-    function: Option<WireFunction>,
+    function: Option<Object<WireFunction>>,
 }
 
 #[derive(Deserialize)]
@@ -96,10 +97,10 @@ impl Wire<'_> {
     }
 }
 
-fn read_calls(calls: Vec<WireCall>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
+fn read_calls(calls: Vec<Object<WireCall>>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
     let mut read = Vec::with_capacity(calls.len());
     let mut ids = HashSet::with_capacity(calls.len());
-    for (index, call) in calls.into_iter().enumerate() {
+    for (index, Object(call)) in calls.into_iter().enumerate() {
         let at = |field: &str| format!("tool_calls[{index}].{field}");
         if call.r#type.is_some_and(|kind| kind != "function") {
             wrong.push(Invalid::new(at("type"), "must be \"function\""));
@@ -108,7 +109,7 @@ fn read_calls(calls: Vec<WireCall>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
         if id.is_empty() {
             wrong.push(Invalid::new(at("id"), "missing: the result of the call names it"));
         }
-        let function = call.function.unwrap_or(WireFunction { name: None, arguments: None });
+        let Object(function) = call.function.unwrap_or(Object(WireFunction { name: None, arguments: None }));
         let name = function.name.unwrap_or_default();
         if name.is_empty() {
             wrong.push(Invalid::new(at("function.name"), "missing: the name of the tool"));
@@ -141,11 +142,12 @@ impl Content {
         if !raw.get().starts_with('[') {
             return Err(vec![Invalid::new("content", "must be a string or a list of content parts")]);
         }
-        let parts: Vec<Part> = super::super::json::read(raw.get()).map_err(|Invalid { field, detail }| {
-            vec![Invalid { field: format!("content{field}"), detail }]
-        })?;
+        let parts: Vec<Object<Part>> =
+            super::super::json::read(raw.get()).map_err(|Invalid { field, detail }| {
+                vec![Invalid { field: format!("content{field}"), detail }]
+            })?;
         let (mut content, mut wrong) = (Self::default(), Vec::new());
-        for (index, part) in parts.into_iter().enumerate() {
+        for (index, Object(part)) in parts.into_iter().enumerate() {
             let text = match (part.r#type.as_deref(), part.text, part.refusal) {
                 (Some("text"), Some(text), _) | (Some("refusal"), _, Some(text)) => text,
                 (Some(kind @ ("text" | "refusal")), ..) => {

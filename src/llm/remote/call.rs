@@ -1,8 +1,8 @@
-//! One call under way: the request, the response, and what is read of it.
+//! One call under way: the request, the response, and the answer that is read out of it.
 
-use super::super::Cause;
 use super::super::prompt::Prompt;
-use super::super::provider::Request;
+use super::super::provider::{Finish, Request};
+use super::super::{Cause, Usage};
 use super::body::{self, Kind};
 use super::clean::clean;
 use super::patience::Patience;
@@ -15,17 +15,36 @@ use reqwest::Response;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use secrecy::SecretString;
 use std::error::Error as _;
+use std::time::Duration;
 
 /// One call under way: the question, and what must not show of it.
-pub(super) struct Call<'a> {
-    pub(super) remote: &'a Remote,
-    pub(super) request: &'a Request<'a>,
-    pub(super) prompt: &'a Prompt,
-    pub(super) secrets: &'a [SecretString],
-    pub(super) patience: Patience,
+#[derive(Debug)]
+pub struct Call<'a> {
+    remote: &'a Remote,
+    request: &'a Request<'a>,
+    prompt: &'a Prompt,
+    secrets: &'a [SecretString],
+    patience: Patience,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// The call begins now. No error's text will have any of the secrets in it, or quote the prompt.
+    #[must_use]
+    pub fn begin(
+        remote: &'a Remote,
+        request: &'a Request<'a>,
+        prompt: &'a Prompt,
+        secrets: &'a [SecretString],
+    ) -> Self {
+        let patience = Patience::new(request.first_token_timeout, request.idle_timeout);
+        Self { remote, request, prompt, secrets, patience }
+    }
+
+    /// The time from its beginning to the first piece of the answer; `None` where none has come yet.
+    pub(super) fn first_token(&self) -> Option<Duration> {
+        self.patience.first_token()
+    }
+
     /// Asks, and waits until an answer begins.
     pub(super) async fn send(&mut self, headers: HeaderMap) -> Result<Response, Cause> {
         let mut body = self.remote.dialect.body(self.request, self.prompt);
@@ -55,8 +74,19 @@ impl Call<'_> {
         said.in_place_of_answer(status.as_u16(), message, retry_after)
     }
 
-    /// Reads the answer up to its end.
-    pub(super) async fn read(&mut self, response: Response, reading: &mut Reading) -> Result<(), Cause> {
+    /// Reads the answer out of the response: its text, how it ended, what the provider says it cost.
+    pub async fn answer(&mut self, response: Response) -> Result<(String, Finish, Usage), Cause> {
+        let mut reading = Reading::default();
+        match self.read(response, &mut reading).await {
+            // What happens after the end of the answer takes nothing from it.
+            Err(Cause::BrokenOff | Cause::Timeout(..)) if reading.has_ended() => {}
+            read => read?,
+        }
+        reading.finish()
+    }
+
+    /// Reads up to the end of the answer.
+    async fn read(&mut self, response: Response, reading: &mut Reading) -> Result<(), Cause> {
         let header = |name: HeaderName| {
             let value = response.headers().get(name).and_then(|value| value.to_str().ok());
             value.unwrap_or_default().to_owned()
