@@ -7,7 +7,7 @@ use super::error::Problem;
 use super::extract::{Params, Session, Tenant, user_id};
 use super::limits::Limits;
 use super::openapi::parameters::Id;
-use super::openapi::refusals::{NoRoom, NoSession, SessionExists};
+use super::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
 use crate::engine::MemoryService;
 use crate::engine::import::{Limits as ImportLimits, Received, Upload};
 use axum::Extension;
@@ -87,7 +87,7 @@ pub(super) struct ImportResponse {
     responses(
         (status = 201, description = "Imported", body = ImportResponse),
         (status = 200, description = "It was imported before", body = ImportResponse),
-        NoSession, SessionExists, NoRoom,
+        NoSession, SessionExists, ImportTooLarge, NoRoom,
     )
 )]
 pub(super) async fn import(

@@ -54,6 +54,7 @@ refusals! {
     NotNow CONFLICT "Another consolidation of the session is running, or there is no pool of models"
     OtherVersion PRECONDITION_FAILED "The memory document has changed since the version that `If-Match` names"
     ConsolidationFailed BAD_GATEWAY "No model wrote a summary; what was there stands"
+    ImportTooLarge PAYLOAD_TOO_LARGE "The import is too large (`limits.max_import_bytes`)"
     NoRoom INSUFFICIENT_STORAGE "There is no room for an import where precis runs"
 }
 
