@@ -204,6 +204,7 @@ fn interface(settings: &Settings) -> http::Options {
         sizes: sizes(set),
         max_body_bytes: set.max_body_bytes,
         max_import_bytes: set.max_import_bytes,
+        max_body_bytes_in_flight: set.max_body_bytes_in_flight,
         max_json_levels: set.max_json_levels,
         max_messages_per_exchange: set.max_messages_per_exchange,
         max_system_prompt_bytes: set.max_system_prompt_bytes,

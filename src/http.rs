@@ -11,6 +11,7 @@ use auth::Access;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use body::Bodies;
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -69,7 +70,7 @@ pub fn router(
     options: &Options,
 ) -> Router {
     let limits = options.limits;
-    let admission = Arc::new(Admission::new(limits));
+    let (admission, bodies) = (Arc::new(Admission::new(limits)), Arc::new(Bodies::new(limits)));
     let router = Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{session_id}", get(sessions::get).patch(sessions::patch).delete(sessions::erase))
@@ -85,12 +86,12 @@ pub fn router(
         .route("/users/{user_id}/memory/revisions", get(memory::revisions))
         // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
-        .route_layer(from_fn_with_state(limits, body::whole))
+        .route_layer(from_fn_with_state(Arc::clone(&bodies), body::whole))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::in_time))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::room))
         // Streams: they take as long as they take, and are never in memory as a whole.
         .route("/sessions/{session_id}/export", get(archives::export))
-        .route("/sessions/{session_id}/import", post(archives::import))
+        .route("/sessions/{session_id}/import", post(archives::import).layer(Extension(bodies)))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::rate))
         .route_layer(from_fn_with_state(admission, admission::in_flight))
         .route("/livez", get(operation::livez))

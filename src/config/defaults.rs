@@ -26,6 +26,7 @@ impl Default for Limits {
         Self {
             max_body_bytes: 32 * 1024 * 1024,
             max_import_bytes: 4 * 1024 * 1024 * 1024,
+            max_body_bytes_in_flight: 256 * 1024 * 1024,
             max_json_levels: 100,
             max_message_bytes: 8 * 1024 * 1024,
             max_messages_per_exchange: 10_000,

@@ -47,6 +47,8 @@ pub struct Limits {
     pub max_body_bytes: usize,
     /// Largest body of an import, in bytes; `precis import` takes any.
     pub max_import_bytes: u64,
+    /// Bytes of the bodies of all requests under way, but for those of up to 64 KiB; at least `max_body_bytes`.
+    pub max_body_bytes_in_flight: usize,
     /// Levels of lists and objects in a body; at most 120.
     pub max_json_levels: usize,
     /// Largest message, in bytes of its JSON.
@@ -82,6 +84,13 @@ impl Findings {
             if value > most {
                 self.add(&[key], format!("must be at most {most}"));
             }
+        }
+        let (one, all) = (limits.max_body_bytes, limits.max_body_bytes_in_flight);
+        if all < one && all > 0 {
+            self.add(
+                &["limits.max_body_bytes_in_flight", "limits.max_body_bytes"],
+                format!("limits.max_body_bytes_in_flight ({all}) must not be less than limits.max_body_bytes ({one})"),
+            );
         }
         let whole = server.request_timeout;
         for (key, part) in [
@@ -155,6 +164,11 @@ mod tests {
             ("limits.max_requests_in_flight", "1000001", "must be at most 1000000"),
             ("limits.max_requests_at_work", "0", "must be greater than 0"),
             ("limits.request_burst", "0", "must be greater than 0"),
+            (
+                "limits.max_body_bytes_in_flight",
+                "33554431",
+                "limits.max_body_bytes_in_flight (33554431) must not be less than limits.max_body_bytes (33554432)",
+            ),
             ("limits.max_wait", "0s", "must be longer than 0"),
             ("server.read_timeout", "0s", "must be longer than 0"),
             (

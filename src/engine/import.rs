@@ -85,6 +85,12 @@ impl Upload {
         u64::try_from(self.checker.messages()).unwrap_or(0)
     }
 
+    /// Bytes of the line that has not come whole yet.
+    #[must_use]
+    pub fn unfinished(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Takes the next bytes. Reads JSON and counts tokens: nothing for a thread that serves requests.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let more = u64::try_from(bytes.len()).unwrap_or(u64::MAX);

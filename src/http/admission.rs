@@ -7,15 +7,14 @@
 //! (Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that empties now and then is a burst, and waiting helps; one
 //! that never does is overload, and waiting only makes every answer late.
 
+use super::body;
 use super::error::Problem;
 use super::limits::Limits;
 use crate::domain::api_key::KeyId;
 use crate::engine::keys::authenticator::Caller;
 use crate::engine::turn::Turn;
-use axum::body::HttpBody as _;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use governor::clock::{Clock as _, DefaultClock};
@@ -30,10 +29,6 @@ use tokio::time::{Instant, timeout};
 
 /// How long a request waits for its turn under overload: long enough for the jitter of a machine that has enough to do.
 const OVERLOADED_WAIT: Duration = Duration::from_millis(5);
-
-/// Of a refused request, a body up to this size has mostly arrived, and the connection is used on; a larger one would
-/// have to be taken in first.
-const SMALL_BODY: u64 = 64 * 1024;
 
 /// What tells a burst from overload.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +132,7 @@ pub(super) async fn in_flight(
     if let Ok(_until_answered) = admission.in_flight.try_acquire() {
         return next.run(request).await;
     }
-    unread(&request, Problem::too_many(&admission.limits))
+    body::unread(&request, Problem::too_many(&admission.limits)).into_response()
 }
 
 /// Refuses what would wait for a turn in vain, before its body is read.
@@ -145,17 +140,7 @@ pub(super) async fn room(State(admission): State<Arc<Admission>>, request: Reque
     if admission.has_room() {
         return next.run(request).await;
     }
-    unread(&request, Problem::no_turn(&admission.limits))
-}
-
-/// The refusal of a request whose body is not read.
-fn unread(request: &Request, problem: Problem) -> Response {
-    let large = request.body().size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY);
-    let mut refusal = problem.into_response();
-    if large {
-        refusal.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    refusal
+    body::unread(&request, Problem::no_turn(&admission.limits)).into_response()
 }
 
 /// Refuses what comes faster than its [`Caller`] may send.
@@ -213,7 +198,6 @@ mod tests {
     use super::*;
     use crate::domain::api_key::Scope;
     use crate::domain::id::TenantId;
-    use crate::domain::limits::Sizes;
     use axum::Router;
     use axum::body::Body;
     use axum::middleware::{from_fn, from_fn_with_state};
@@ -221,21 +205,7 @@ mod tests {
     use tower::ServiceExt as _;
 
     fn admission(set: impl FnOnce(&mut Limits)) -> Arc<Admission> {
-        let mut limits = Limits {
-            sizes: Sizes { max_message_bytes: 1, max_metadata_bytes: 1 },
-            max_body_bytes: 1,
-            max_import_bytes: 1,
-            max_json_levels: 1,
-            max_messages_per_exchange: 1,
-            max_system_prompt_bytes: 1,
-            requests_per_second: 1,
-            request_burst: 1,
-            max_requests_in_flight: 1,
-            max_requests_at_work: 1,
-            max_wait: Duration::from_secs(1),
-            read_timeout: Duration::from_secs(1),
-            request_timeout: Duration::from_secs(1),
-        };
+        let mut limits = Limits::tiny();
         set(&mut limits);
         Arc::new(Admission::new(limits))
     }

@@ -3,6 +3,7 @@
 //! Both stream: neither an export nor an import is ever in memory as a whole, and an import has a limit of its own.
 //! `docs/export.md` has the format.
 
+use super::body::{Bodies, Share};
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant, user_id};
 use super::limits::Limits;
@@ -17,6 +18,9 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
 pub(super) const MEDIA_TYPE: &str = "application/x-ndjson";
@@ -26,6 +30,8 @@ const MEDIA_TYPES: [&str; 4] =
 
 /// What is read of a body after an error, so that a client that is still sending gets to see the answer.
 const DRAINED: usize = 8 * 1024 * 1024;
+/// And for how long.
+const DRAINED_FOR: Duration = Duration::from_secs(1);
 
 /// The whole session as JSON lines: its state, its messages, its revisions, and a last line that says that it is whole.
 ///
@@ -96,11 +102,11 @@ pub(super) async fn import(
     Session(session): Session,
     Params(params): Params<ImportParams>,
     Extension(limits): Extension<Limits>,
+    Extension(bodies): Extension<Arc<Bodies>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
-    let limits = ImportLimits { sizes: limits.sizes, max_bytes: limits.max_import_bytes };
-    let upload = Upload::begin(limits)?;
+    let upload = Upload::begin(ImportLimits { sizes: limits.sizes, max_bytes: limits.max_import_bytes })?;
     // One that says that it is too large is refused before any of it is read.
     upload.expect(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
@@ -109,12 +115,12 @@ pub(super) async fn import(
             return Err(Problem::media_type_of_lines());
         }
         let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-        Ok((user, receive(upload, &mut body).await?))
+        Ok((user, receive(upload, &mut body, &limits, bodies.share()).await?))
     };
     let (user, received) = match received.await {
         Ok(received) => received,
         Err(problem) => {
-            drain(body).await;
+            let _ = timeout(DRAINED_FOR, drain(body)).await;
             return Err(problem);
         }
     };
@@ -137,12 +143,24 @@ fn is_lines(headers: &HeaderMap) -> bool {
     MEDIA_TYPES.contains(&essence.as_str())
 }
 
-/// Reads the body to its end, away from the threads that serve requests.
-async fn receive(mut upload: Upload, body: &mut BodyDataStream) -> Result<Received, Problem> {
-    while let Some(chunk) = body.next().await {
+/// Reads the body to its end, away from the threads that serve requests. However long that takes, something has to come
+/// within each `read_timeout`.
+async fn receive(
+    mut upload: Upload,
+    body: &mut BodyDataStream,
+    limits: &Limits,
+    mut share: Share,
+) -> Result<Received, Problem> {
+    loop {
+        let next = timeout(limits.read_timeout, body.next()).await;
+        let Some(chunk) = next.map_err(|_| Problem::too_slow(limits))? else {
+            break;
+        };
         let chunk = chunk.map_err(|_| {
             Problem::bad_request("The body broke off. Nothing was imported: send the request again.")
         })?;
+        // The line that is not whole yet; a line of an export may be larger than any body.
+        share.resize(upload.unfinished() + chunk.len())?;
         upload = blocking(move || upload.feed(&chunk).map(|()| upload)).await?;
     }
     Ok(blocking(move || upload.finish()).await?)

@@ -10,7 +10,7 @@ use crate::domain::api_key::{ApiKey, PREFIX, Scope};
 use crate::engine::keys::authenticator::{Authenticator, Caller, Refused, Trust};
 use axum::body::HttpBody as _;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
@@ -129,16 +129,14 @@ fn token(headers: &HeaderMap) -> Token<'_> {
 
 /// The body of a refused request is not read, so nothing can follow it on its connection.
 fn refuse(request: &Request, problem: Problem) -> Response {
-    let mut response = problem.into_response();
-    if !request.body().is_end_stream() {
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    response
+    let problem = if request.body().is_end_stream() { problem } else { problem.closing() };
+    problem.into_response()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::HeaderValue;
 
     #[test]
     fn a_bearer_token_is_found() {

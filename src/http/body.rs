@@ -1,5 +1,5 @@
 //! The body of a request: whole, bounded and in time, before anything is done with it. So a client that sends slowly
-//! takes nobody's turn to work.
+//! takes nobody's turn to work. And the memory that all bodies take together.
 
 use super::error::Problem;
 use super::limits::Limits;
@@ -7,12 +7,67 @@ use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::time::timeout;
+
+/// A body up to this size has mostly arrived with its head: it takes no share, since the number of requests bounds what
+/// such bodies take, and so large ones never keep small ones out. Of a refused request, the connection is used on; a
+/// larger body would have to be taken in first.
+const SMALL: usize = 64 * 1024;
+
+/// The bytes of large bodies that there may be at a time.
+#[derive(Debug)]
+pub(super) struct Bodies {
+    limits: Limits,
+    taken: AtomicUsize,
+}
+
+/// What one request has of them, until it goes. It is taken or refused at once and never waited for: whoever waits
+/// while it holds some might wait for others that do the same.
+#[derive(Debug)]
+pub(super) struct Share {
+    bodies: Arc<Bodies>,
+    bytes: usize,
+}
+
+impl Bodies {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { limits, taken: AtomicUsize::new(0) }
+    }
+
+    /// A share of nothing yet.
+    pub(super) fn share(self: Arc<Self>) -> Share {
+        Share { bodies: self, bytes: 0 }
+    }
+}
+
+impl Share {
+    /// Makes it large enough for so many bytes, or smaller again.
+    pub(super) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
+        let (bytes, most) =
+            (if bytes > SMALL { bytes } else { 0 }, self.bodies.limits.max_body_bytes_in_flight);
+        let resized = self.bodies.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            let taken = taken.saturating_sub(self.bytes).saturating_add(bytes);
+            (bytes <= self.bytes || taken <= most).then_some(taken)
+        });
+        resized.map_err(|_| Problem::no_memory(&self.bodies.limits))?;
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.bodies.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 /// Reads the body. One that says that it is too large is refused before any of it is read.
 pub(super) async fn whole(
-    State(limits): State<Limits>,
+    State(bodies): State<Arc<Bodies>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
@@ -20,12 +75,64 @@ pub(super) async fn whole(
         return Ok(next.run(request).await);
     }
     let (parts, body) = request.into_parts();
-    if body.size_hint().lower() > limits.max_body_bytes as u64 {
+    let limits = bodies.limits;
+    let said = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if said > limits.max_body_bytes {
         return Err(Problem::too_large(&limits));
     }
-    let read = timeout(limits.read_timeout, Limited::new(body, limits.max_body_bytes).collect()).await;
-    let read = read.map_err(|_| Problem::too_slow(&limits))?.map_err(|error| {
-        if error.is::<LengthLimitError>() { Problem::too_large(&limits) } else { Problem::broken_off() }
-    })?;
-    Ok(next.run(Request::from_parts(parts, Body::from(read.to_bytes()))).await)
+    let mut share = bodies.share();
+    share.resize(said)?;
+    let read = timeout(limits.read_timeout, read(body, said, &limits, &mut share)).await;
+    let read = read.map_err(|_| Problem::too_slow(&limits))??;
+    let answer = next.run(Request::from_parts(parts, Body::from(read))).await;
+    drop(share);
+    Ok(answer)
+}
+
+async fn read(body: Body, said: usize, limits: &Limits, share: &mut Share) -> Result<Bytes, Problem> {
+    let (mut whole, mut chunks) = (BytesMut::new(), body.into_data_stream());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| Problem::broken_off())?;
+        let bytes = whole.len() + chunk.len();
+        if bytes > limits.max_body_bytes {
+            return Err(Problem::too_large(limits));
+        }
+        share.resize(bytes.max(said))?;
+        whole.extend_from_slice(&chunk);
+    }
+    Ok(whole.freeze())
+}
+
+/// The refusal of a request whose body is not read.
+pub(super) fn unread(request: &Request, problem: Problem) -> Problem {
+    let most = request.body().size_hint().upper();
+    if most.is_some_and(|bytes| bytes <= SMALL as u64) { problem } else { problem.closing() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_never_exceed_the_whole_and_come_back() {
+        let mut limits = Limits::tiny();
+        limits.max_body_bytes_in_flight = 10 * SMALL;
+        let bodies = Arc::new(Bodies::new(limits));
+        let taken = || bodies.taken.load(Ordering::Relaxed);
+        let [mut one, mut other, mut small] = [(); 3].map(|()| Arc::clone(&bodies).share());
+        one.resize(8 * SMALL).expect("room");
+        other.resize(2 * SMALL).expect("room");
+        other.resize(2 * SMALL + 1).expect_err("no room");
+        assert_eq!(taken(), 10 * SMALL, "what was there before stays");
+        small.resize(SMALL).expect("takes nothing");
+        small.resize(SMALL + 1).expect_err("no room");
+        one.resize(7 * SMALL).expect("less");
+        other.resize(3 * SMALL).expect("room");
+        drop((one, small));
+        assert_eq!(taken(), 3 * SMALL);
+        other.resize(SMALL).expect("less");
+        assert_eq!(taken(), 0);
+        drop(other);
+        assert_eq!(taken(), 0);
+    }
 }

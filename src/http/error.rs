@@ -46,6 +46,9 @@ pub(crate) struct Problem {
     retry_after: Option<u32>,
     #[serde(skip)]
     beyond: Option<Beyond>,
+    /// The rest of the body is not read: the client must not send its next request after it.
+    #[serde(skip)]
+    closing: bool,
 }
 
 /// A field that is wrong.
@@ -67,11 +70,17 @@ impl Problem {
             errors: Vec::new(),
             retry_after: None,
             beyond: None,
+            closing: false,
         }
     }
 
     fn retry_after(self, seconds: u32) -> Self {
         Self { retry_after: Some(seconds), ..self }
+    }
+
+    /// The same, with the connection closed behind it.
+    pub(crate) fn closing(self) -> Self {
+        Self { closing: true, ..self }
     }
 
     /// 422: well-formed, but not what the interface takes.
@@ -283,12 +292,11 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let (retry_after, beyond) = (self.retry_after, self.beyond);
+        let (retry_after, beyond, closing) = (self.retry_after, self.beyond, self.closing);
         let mut response = (status, Json(self)).into_response();
         let problem = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, problem);
-        if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
-            // The rest of the body is not read: the client must not send its next request after it.
+        if closing {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if status == StatusCode::UNAUTHORIZED {

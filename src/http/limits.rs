@@ -14,6 +14,7 @@ pub struct Limits {
     pub sizes: Sizes,
     pub max_body_bytes: usize,
     pub max_import_bytes: u64,
+    pub max_body_bytes_in_flight: usize,
     pub max_json_levels: usize,
     pub max_messages_per_exchange: usize,
     pub max_system_prompt_bytes: usize,
@@ -27,6 +28,28 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// For tests: all are as small as they can be.
+    #[cfg(test)]
+    pub(super) fn tiny() -> Self {
+        let second = Duration::from_secs(1);
+        Self {
+            sizes: Sizes { max_message_bytes: 1, max_metadata_bytes: 1 },
+            max_body_bytes: 1,
+            max_import_bytes: 1,
+            max_body_bytes_in_flight: 1,
+            max_json_levels: 1,
+            max_messages_per_exchange: 1,
+            max_system_prompt_bytes: 1,
+            requests_per_second: 1,
+            request_burst: 1,
+            max_requests_in_flight: 1,
+            max_requests_at_work: 1,
+            max_wait: second,
+            read_timeout: second,
+            request_timeout: second,
+        }
+    }
+
     /// A message at `field` of the request.
     pub(super) fn message(&self, field: &str, message: &Message) -> Result<(), FieldError> {
         Ok(self.sizes.message(field, message)?)

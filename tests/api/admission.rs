@@ -157,6 +157,76 @@ async fn a_client_that_sends_slowly_is_not_waited_for() {
     get(&app, "/sessions/s").await.problem(404, "session-not-found");
 }
 
+/// All that the server says to this, however much of it the server has read.
+async fn said(app: &TestApp, head: &str, body: &str) -> String {
+    let address = app.url.strip_prefix("http://").expect("an address");
+    let (mut reader, mut writer) = TcpStream::connect(address).await.expect("connected").into_split();
+    let sent = format!("{head}\r\nhost: localhost\r\n\r\n{body}");
+    let sending = tokio::spawn(async move {
+        let _ = writer.write_all(sent.as_bytes()).await;
+        writer
+    });
+    let mut said = Vec::new();
+    let _ = timeout(PATIENCE, reader.read_to_end(&mut said)).await.expect("closed in time");
+    drop(sending.await);
+    String::from_utf8(said).expect("UTF-8")
+}
+
+#[tokio::test]
+async fn large_bodies_have_so_much_memory_together() {
+    let set = [("limits.max_body_bytes", "300000"), ("limits.max_body_bytes_in_flight", "500000")];
+    let app = on_sqlite(&set).await;
+    let exchange = |bytes: usize| {
+        let text = r#"{"user_message":"a","assistant_reply":"b"}"#;
+        text.to_owned() + &" ".repeat(bytes - text.len())
+    };
+    let head = "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-type: application/json";
+    let address = app.url.strip_prefix("http://").expect("an address");
+    let mut held = TcpStream::connect(address).await.expect("connected");
+    let expect = "host: localhost\r\nconnection: close\r\nexpect: 100-continue\r\n";
+    let request = format!("{head}\r\n{expect}content-length: 300000\r\n\r\n");
+    held.write_all(request.as_bytes()).await.expect("sent");
+    // The service is ready to read the body: it has its share.
+    let mut goes_on = [0; 25];
+    held.read_exact(&mut goes_on).await.expect("an answer");
+    assert_eq!(&goes_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+
+    let refused = raw(&app, &format!("{head}\r\ncontent-length: 200001"), b"").await;
+    let detail = refused.problem(503, "overloaded");
+    assert!(detail.contains("500000 bytes together (limits.max_body_bytes_in_flight)"), "{detail}");
+    assert_eq!((retry_after(&refused), refused.header("connection")), (1, Some("close")));
+    let chunk = format!("3a980\r\n{}", exchange(240_000));
+    let lines = "POST /sessions/i/import HTTP/1.1\r\ncontent-type: application/x-ndjson";
+    for head in [head, lines] {
+        let said = said(&app, &format!("{head}\r\ntransfer-encoding: chunked"), &chunk).await;
+        assert!(said.contains(" 503 ") && said.contains("limits.max_body_bytes_in_flight"), "{said}");
+    }
+    // What is small is never in the way of what is large, nor the other way round.
+    for bytes in [100, 64 * 1024, 200_000] {
+        post(&app, "/sessions/s/exchanges", exchange(bytes)).await.ok(201);
+    }
+    held.write_all(exchange(300_000).as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    held.read_to_string(&mut answer).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+    for _ in 0..3 {
+        post(&app, "/sessions/s/exchanges", exchange(300_000)).await.ok(201);
+    }
+    get(&app, "/sessions/i").await.problem(404, "session-not-found");
+}
+
+#[tokio::test]
+async fn an_import_that_does_not_go_on_is_not_waited_for() {
+    let app = on_sqlite(&[("server.read_timeout", "300ms")]).await;
+    let head =
+        "POST /sessions/i/import HTTP/1.1\r\ncontent-type: application/x-ndjson\r\ncontent-length: 1000";
+    let said = said(&app, head, r#"{"role":"user","content":"a"}"#).await;
+    for part in ["HTTP/1.1 408", "connection: close", "300ms (server.read_timeout)"] {
+        assert!(said.contains(part), "{part} is not in {said}");
+    }
+    get(&app, "/sessions/i").await.problem(404, "session-not-found");
+}
+
 const SHORT: [(&str, &str); 3] = [
     ("server.read_timeout", "500ms"),
     ("consolidation.inline_wait", "500ms"),

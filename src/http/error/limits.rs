@@ -28,6 +28,7 @@ impl Problem {
             format!("The body may have at most {most} bytes (limits.max_body_bytes). Send less at once.");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
             .beyond("limits.max_body_bytes")
+            .closing()
     }
 
     /// 413 for an import.
@@ -48,6 +49,7 @@ impl Problem {
         );
         Self::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "Body too slow", detail)
             .beyond("server.read_timeout")
+            .closing()
     }
 
     /// 429.
@@ -70,6 +72,15 @@ impl Problem {
             limit,
             &format!("There are {most} requests under way, and no more are taken ({limit})"),
         )
+    }
+
+    /// 503: no memory for the body.
+    pub(crate) fn no_memory(limits: &Limits) -> Self {
+        let (most, limit) = (limits.max_body_bytes_in_flight, "limits.max_body_bytes_in_flight");
+        let why = format!(
+            "The bodies of all requests under way may have {most} bytes together ({limit}), and there is no room for this one"
+        );
+        Self::overloaded(limit, &why).closing()
     }
 
     /// 503: no turn to work came.

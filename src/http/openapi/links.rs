@@ -1,8 +1,8 @@
 //! What an answer is good for next: the links of the document.
 
-use utoipa::openapi::path::Operation;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::link::Link;
+use utoipa::openapi::path::Operation;
 
 /// Operation, its status, the operation that may follow, and what that gets from request and answer.
 type Follows = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
