@@ -61,7 +61,7 @@ pub struct App {
     keys: Keys,
     open_without_keys: bool,
     bind: SocketAddr,
-    read_timeout: Duration,
+    timeouts: server::Timeouts,
     grace: Duration,
 }
 
@@ -93,7 +93,7 @@ impl App {
             keys,
             open_without_keys,
             bind: server.bind,
-            read_timeout: server.read_timeout,
+            timeouts: server::Timeouts { read: server.read_timeout, write: server.write_timeout },
             grace: server.shutdown_grace,
         })
     }
@@ -129,7 +129,7 @@ impl App {
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::keep_up(self.metrics)));
-        let server = server::serve(listener, self.router, self.read_timeout, stopping.clone());
+        let server = server::serve(listener, self.router, self.timeouts, stopping.clone());
         let mut server = tokio::spawn(server);
         let ended = tokio::select! {
             ended = &mut server => Some(ended),

@@ -15,6 +15,7 @@ impl Default for Server {
             allow_without_keys: false,
             shutdown_grace: Duration::from_secs(20),
             read_timeout: Duration::from_mins(1),
+            write_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_mins(3),
             cors_origins: Vec::new(),
         }

@@ -31,6 +31,9 @@ pub struct Server {
     /// ends after it, too.
     #[serde(with = "duration")]
     pub read_timeout: Duration,
+    /// How long a client may take nothing of its answer; its connection is closed then.
+    #[serde(with = "duration")]
+    pub write_timeout: Duration,
     /// How long a request may take from its head to its answer; longer than `read_timeout` and
     /// [`Consolidation::inline_wait`].
     #[serde(with = "duration")]
@@ -171,6 +174,7 @@ mod tests {
             ),
             ("limits.max_wait", "0s", "must be longer than 0"),
             ("server.read_timeout", "0s", "must be longer than 0"),
+            ("server.write_timeout", "0s", "must be longer than 0"),
             (
                 "server.read_timeout",
                 "3min",

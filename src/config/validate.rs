@@ -94,6 +94,7 @@ impl Findings {
         let mut durations = vec![
             ("server.shutdown_grace".to_owned(), server.shutdown_grace),
             ("server.read_timeout".to_owned(), server.read_timeout),
+            ("server.write_timeout".to_owned(), server.write_timeout),
             ("server.request_timeout".to_owned(), server.request_timeout),
             ("limits.max_wait".to_owned(), limits.max_wait),
             ("database.acquire_timeout".to_owned(), database.acquire_timeout),

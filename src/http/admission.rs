@@ -44,7 +44,7 @@ struct Load {
 #[derive(Debug)]
 pub(super) struct Admission {
     limits: Limits,
-    in_flight: Semaphore,
+    in_flight: Arc<Semaphore>,
     turns: Arc<Semaphore>,
     /// Requests that wait for a turn.
     waiting: AtomicUsize,
@@ -60,7 +60,7 @@ impl Admission {
         });
         Self {
             limits,
-            in_flight: Semaphore::new(limits.max_requests_in_flight),
+            in_flight: Arc::new(Semaphore::new(limits.max_requests_in_flight)),
             turns: Arc::new(Semaphore::new(limits.max_requests_at_work)),
             waiting: AtomicUsize::new(0),
             load: Mutex::new(Load { free_at: Instant::now(), refused_at: None }),
@@ -129,8 +129,8 @@ pub(super) async fn in_flight(
     request: Request,
     next: Next,
 ) -> Response {
-    if let Ok(_until_answered) = admission.in_flight.try_acquire() {
-        return next.run(request).await;
+    if let Ok(until_answered) = Arc::clone(&admission.in_flight).try_acquire_owned() {
+        return body::keeping(until_answered, next.run(request).await);
     }
     body::unread(&request, Problem::too_many(&admission.limits)).into_response()
 }

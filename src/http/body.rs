@@ -3,14 +3,17 @@
 
 use super::error::Problem;
 use super::limits::Limits;
-use axum::body::{Body, HttpBody as _};
+use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
+use hyper::body::{Frame, SizeHint};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use tokio::time::timeout;
 
 /// A body up to this size has mostly arrived with its head: it takes no share, since the number of requests bounds what
@@ -101,6 +104,41 @@ async fn read(body: Body, said: usize, limits: &Limits, share: &mut Share) -> Re
         whole.extend_from_slice(&chunk);
     }
     Ok(whole.freeze())
+}
+
+/// A body that keeps something until it is sent, or given up.
+#[derive(Debug)]
+struct Keeping<T> {
+    body: Body,
+    _kept: T,
+}
+
+/// Such a body. What is in memory as a whole is taken over by the connection at once, and keeps nothing.
+pub(super) fn keeping<T: Unpin + Send + 'static>(kept: T, answer: Response) -> Response {
+    if answer.body().size_hint().exact().is_some() {
+        return answer;
+    }
+    answer.map(|body| Body::new(Keeping { body, _kept: kept }))
+}
+
+impl<T: Unpin> HttpBody for Keeping<T> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// The refusal of a request whose body is not read.

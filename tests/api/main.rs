@@ -23,12 +23,12 @@ mod openapi;
 mod operation;
 mod revisions;
 mod security;
+mod server;
 mod sessions;
 mod users;
 
 #[path = "../support"]
 mod support {
-    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
     pub(crate) mod keys;

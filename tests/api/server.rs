@@ -1,0 +1,63 @@
+//! Clients that don't read what they asked for: they hold neither a connection nor memory for long.
+
+use crate::answer::get;
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use serde_json::json;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+on_both_stores!(who_does_not_read_an_answer_is_not_waited_for, an_export_is_under_way_until_it_is_taken,);
+
+/// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What is between the two, in buffers of the system, is much less.
+const LARGE: usize = 10 * 1024 * 1024;
+
+/// A session whose answers are large.
+async fn start(backend: &Backend, set: &[(&str, &str)]) -> TestApp {
+    let app = TestApp::start(backend, set).await;
+    let text = "word ".repeat(LARGE / 5 / 5);
+    let message = |role: &str| json!({ "role": role, "content": text });
+    app.record("s", &["user", "assistant", "user", "assistant", "user"].map(message)).await;
+    app
+}
+
+/// A client that reads one byte of the answer, and no more until it is told to.
+async fn unread(app: &TestApp, path: &str) -> TcpStream {
+    let address = app.url.strip_prefix("http://").and_then(|address| address.parse().ok());
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(16 * 1024).expect("set");
+    let mut stream = socket.connect(address.expect("an address")).await.expect("connected");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    assert_eq!(stream.read_u8().await.expect("an answer"), b'H');
+    stream
+}
+
+/// A service that is told to stop ends when the last connection does: with a grace of an hour, because it has given up.
+async fn who_does_not_read_an_answer_is_not_waited_for(backend: Backend) {
+    let app = start(&backend, &[("server.write_timeout", "300ms"), ("server.shutdown_grace", "1h")]).await;
+    let mut whole = unread(&app, "/sessions/s/messages").await;
+    let mut streamed = unread(&app, "/sessions/s/export").await;
+    timeout(PATIENCE, app.stop()).await.expect("both connections were closed");
+    for stream in [&mut whole, &mut streamed] {
+        let mut rest = Vec::new();
+        let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("closed");
+        assert!(rest.starts_with(b"TTP/1.1 200") && rest.len() < LARGE, "{} bytes", rest.len());
+    }
+}
+
+async fn an_export_is_under_way_until_it_is_taken(backend: Backend) {
+    let app = start(&backend, &[("limits.max_requests_in_flight", "1")]).await;
+    let mut export = unread(&app, "/sessions/s/export").await;
+    let detail = get(&app, "/sessions").await.problem(503, "overloaded");
+    assert!(detail.contains("limits.max_requests_in_flight"), "{detail}");
+    let mut rest = Vec::new();
+    timeout(PATIENCE, export.read_to_end(&mut rest)).await.expect("in time").expect("whole");
+    assert!(rest.len() > LARGE, "{} bytes", rest.len());
+    let again = async { while get(&app, "/sessions").await.status != 200 {} };
+    timeout(PATIENCE, again).await.expect("let in again");
+}
