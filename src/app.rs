@@ -216,7 +216,8 @@ fn interface(settings: &Settings) -> http::Options {
         read_timeout: server.read_timeout,
         request_timeout: server.request_timeout,
     };
-    http::Options { limits, cors_origins: server.cors_origins.clone() }
+    let (cors_origins, allowed_hosts) = (server.cors_origins.clone(), server.allowed_hosts.clone());
+    http::Options { limits, cors_origins, allowed_hosts }
 }
 
 fn sizes(set: &config::Limits) -> Sizes {

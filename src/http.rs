@@ -13,6 +13,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use body::Bodies;
 use metrics_exporter_prometheus::PrometheusHandle;
+use security::Pages;
 use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -51,6 +52,8 @@ pub struct Options {
     pub limits: Limits,
     /// The origins of the web pages that may call.
     pub cors_origins: Vec<String>,
+    /// The names under which it may be called without a key; `*`: any.
+    pub allowed_hosts: Vec<String>,
 }
 
 /// Which key a request needs: one of scope `read` for GET, `admin` for DELETE, `write` otherwise; but for these routes.
@@ -69,7 +72,8 @@ pub fn router(
     meters: Meters,
     options: &Options,
 ) -> Router {
-    let limits = options.limits;
+    let (limits, pages) = (options.limits, Pages::new(&options.allowed_hosts, &options.cors_origins));
+    let pages = Arc::new(pages);
     let (admission, bodies) = (Arc::new(Admission::new(limits)), Arc::new(Bodies::new(limits)));
     let router = Router::new()
         .route("/sessions", get(sessions::list))
@@ -99,7 +103,7 @@ pub fn router(
         .route("/metrics", get(operation::metrics).with_state(metrics))
         .with_state(service)
         .fallback(error::no_route)
-        .layer(from_fn_with_state(authenticator, auth::layer))
+        .layer(from_fn_with_state((authenticator, pages), auth::layer))
         // Open: static, and nobody's data.
         .merge(openapi::page())
         .method_not_allowed_fallback(error::no_method)

@@ -18,6 +18,7 @@ impl Default for Server {
             write_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_mins(3),
             cors_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
         }
     }
 }

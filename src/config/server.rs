@@ -40,6 +40,8 @@ pub struct Server {
     pub request_timeout: Duration,
     /// Origins of the web pages that may call.
     pub cors_origins: Vec<String>,
+    /// Names under which it may be called while there is no API key, beside addresses and `localhost`; `*`: any.
+    pub allowed_hosts: Vec<String>,
 }
 
 /// `[limits]`: whoever goes beyond one is told its name and value.
@@ -110,6 +112,16 @@ impl Findings {
                 );
             }
         }
+        for host in &server.allowed_hosts {
+            if host != "*" && !is_host(host) {
+                self.add(
+                    &["server.allowed_hosts"],
+                    format!(
+                        "{host:?} is no host: write a name without scheme and port, as in \"precis.internal\""
+                    ),
+                );
+            }
+        }
         for origin in &server.cors_origins {
             if !is_origin(origin) {
                 self.add(
@@ -119,6 +131,12 @@ impl Findings {
             }
         }
     }
+}
+
+/// Whether a URL can have just that as its host.
+fn is_host(text: &str) -> bool {
+    let url = Url::parse(&format!("http://{text}/")).ok();
+    url.is_some_and(|url| url.host_str() == Some(&text.to_lowercase()))
 }
 
 /// Whether a browser would call a page's origin just that. `*` is none: any page that its user looks at could then read
@@ -157,6 +175,18 @@ mod tests {
         let variable = ("PRECIS__SERVER__CORS_ORIGINS", "https://a.example, http://b.example:81");
         let settings = environment(&[variable]).load().settings;
         assert_eq!(settings.server.cors_origins, ["https://a.example", "http://b.example:81"]);
+    }
+
+    #[test]
+    fn a_host_is_a_name() {
+        let variable = ("PRECIS__SERVER__ALLOWED_HOSTS", "precis, Memory.example");
+        let settings = environment(&[variable]).load().settings;
+        assert_eq!(settings.server.allowed_hosts, ["precis", "Memory.example"]);
+        assert_eq!(file("[server]\nallowed_hosts = ['*']").load().settings.server.allowed_hosts, ["*"]);
+        for wrong in ["", "http://precis", "precis:8080", "precis/", "u@precis", "a b"] {
+            let problems = file(&format!("[server]\nallowed_hosts = ['precis', '{wrong}']")).problems();
+            assert_one(&problems, &format!("server.allowed_hosts (precis.toml): {wrong:?} is no host"));
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use super::ACCESS;
 use super::error::Problem;
+use super::security::Pages;
 use crate::domain::api_key::{ApiKey, PREFIX, Scope};
 use crate::engine::keys::authenticator::{Authenticator, Caller, Refused, Trust};
 use axum::body::HttpBody as _;
@@ -13,6 +14,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use std::sync::Arc;
 
 /// What a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +57,7 @@ fn by_method(method: &Method) -> Scope {
 
 /// Lets in whom the route is for, and leaves the [`Caller`] to the extractors. Nothing of the body is read before.
 pub(super) async fn layer(
-    State(authenticator): State<Authenticator>,
+    State((authenticator, pages)): State<(Authenticator, Arc<Pages>)>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -73,6 +75,8 @@ pub(super) async fn layer(
     };
     if caller.key.is_some() {
         tracing::Span::current().record("tenant", caller.tenant.as_str());
+    } else if let Err(problem) = pages.check(&request) {
+        return refuse(&request, problem);
     }
     if !caller.scope.covers(needed) {
         return refuse(&request, Problem::forbidden(caller.scope, needed));

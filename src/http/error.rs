@@ -130,6 +130,23 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "forbidden", "Not within the key's scope", detail)
     }
 
+    /// 403: without a key, under a name that anyone could have made up.
+    pub(crate) fn foreign_host(name: &str) -> Self {
+        let detail = format!(
+            "There is no API key, and so precis answers only at addresses, at localhost, and at the names in \
+             server.allowed_hosts; {name:?} is none of them, and a web page could be behind it. Add it there, or make a key."
+        );
+        Self::new(StatusCode::FORBIDDEN, "host-not-allowed", "Host not allowed", detail)
+    }
+
+    /// 403: without a key, from a page that any site may have led the user to.
+    pub(crate) fn foreign_page(pages: &str) -> Self {
+        let detail = format!(
+            "There is no API key, and so {pages} may call only if server.cors_origins lists their origin. Add it there."
+        );
+        Self::new(StatusCode::FORBIDDEN, "origin-not-allowed", "Origin not allowed", detail)
+    }
+
     /// 400: the client went away, or its connection did.
     pub(crate) fn broken_off() -> Self {
         Self::bad_request("The body broke off. Send the request again.")

@@ -135,7 +135,7 @@ async fn a_client_that_sends_slowly_is_not_waited_for() {
     let began = Instant::now();
     let said = trickle(&app, "GET /livez HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
     assert!(!said.contains("200"), "{said}");
-    let head = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let head = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     for length in ["content-length: 100000\r\n\r\n", "transfer-encoding: chunked\r\n\r\n186a0\r\n"] {
         let said = trickle(&app, &format!("{head}{length}")).await;
         for part in

@@ -176,7 +176,7 @@ pub(crate) async fn raw(app: &TestApp, head: &str, body: &[u8]) -> Answer {
     let path = target.next().and_then(|target| target.split('?').next()).expect("a path");
     let address = app.url.strip_prefix("http://").expect("an address");
     let mut stream = TcpStream::connect(address).await.expect("connected");
-    let head = format!("{head}\r\nhost: precis\r\nconnection: close\r\n\r\n");
+    let head = format!("{head}\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.expect("sent");
     stream.write_all(body).await.expect("sent");
     let mut answer = Vec::new();

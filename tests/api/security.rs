@@ -2,6 +2,8 @@
 
 use crate::answer::{Answer, get, on_sqlite, post, raw, send};
 use crate::support::app::TestApp;
+use crate::support::backend::Backend;
+use precis::domain::api_key::Scope;
 use reqwest::Method;
 
 #[tokio::test]
@@ -79,13 +81,70 @@ fn allowed(answer: &Answer) -> Option<&str> {
 #[tokio::test]
 async fn no_page_may_call_unless_set() {
     let app = on_sqlite(&[]).await;
-    let answer = preflight(&app, PAGE).await;
-    answer.problem(405, "method-not-allowed");
-    assert_eq!(allowed(&answer), None);
-    for origin in [PAGE, "null", &app.url] {
+    for origin in [PAGE, "null", "http://localhost:3000"] {
+        let answer = preflight(&app, origin).await;
+        answer.problem(405, "method-not-allowed");
+        assert_eq!(allowed(&answer), None);
         let answer = from_page(&app, "/sessions", origin).await;
-        assert_eq!((answer.status, allowed(&answer)), (200, None));
+        let detail = answer.problem(403, "origin-not-allowed");
+        assert!(detail.contains(origin) && detail.contains("server.cors_origins"), "{detail}");
+        assert_eq!(allowed(&answer), None);
     }
+    let own = from_page(&app, "/sessions", &app.url).await;
+    assert_eq!((own.status, allowed(&own)), (200, None));
+}
+
+/// What a page can have a browser send without asking first: a form, an image.
+#[tokio::test]
+async fn a_page_that_is_merely_visited_changes_and_reads_nothing() {
+    let app = on_sqlite(&[]).await;
+    let body = r#"{"user_message":"a","assistant_reply":"b"}"#;
+    let form = app.request(Method::POST, "/sessions/s/exchanges").header("content-type", "application/json");
+    send(form.header("origin", PAGE).body(body)).await.problem(403, "origin-not-allowed");
+    for site in ["cross-site", "same-site"] {
+        let image = app.request(Method::GET, "/sessions").header("sec-fetch-site", site);
+        send(image).await.problem(403, "origin-not-allowed");
+    }
+    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+    // What is nobody's data, whoever led there.
+    for path in ["/livez", "/docs/", "/openapi.json"] {
+        let link = app.request(Method::GET, path).header("sec-fetch-site", "cross-site");
+        assert_eq!(send(link).await.status, 200, "{path}");
+    }
+}
+
+/// A name that leads to this machine now, though it belongs to somebody else (DNS rebinding).
+#[tokio::test]
+async fn a_service_without_keys_answers_to_its_own_names_only() {
+    let other = |app: &TestApp, host: &str| send(app.request(Method::GET, "/sessions").header("host", host));
+    let app = on_sqlite(&[]).await;
+    for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "precis"] {
+        let detail = other(&app, host).await.problem(403, "host-not-allowed");
+        assert!(detail.contains("server.allowed_hosts"), "{detail}");
+    }
+    for host in ["localhost", "127.0.0.1:1", "[::1]:80", "LOCALHOST:8080"] {
+        other(&app, host).await.ok(200);
+    }
+    raw(&app, "GET http://evil.example/sessions HTTP/1.1", b"").await.problem(403, "host-not-allowed");
+    let app = on_sqlite(&[("server.allowed_hosts", "precis,memory.example")]).await;
+    for host in ["precis:8080", "memory.example", "localhost"] {
+        other(&app, host).await.ok(200);
+    }
+    other(&app, "evil.example").await.problem(403, "host-not-allowed");
+    let app = on_sqlite(&[("server.allow_without_keys", "true"), ("server.allowed_hosts", "*")]).await;
+    other(&app, "evil.example").await.ok(200);
+}
+
+/// A page has no key, and can't guess one.
+#[tokio::test]
+async fn whoever_has_a_key_calls_under_any_name_and_from_any_page() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    let key = backend.key("acme", Scope::Read).await;
+    let request = app.request(Method::GET, "/sessions").bearer_auth(key.expose());
+    send(request.header("host", "memory.example").header("origin", PAGE)).await.ok(200);
+    let stranger = app.request(Method::GET, "/sessions").header("host", "evil.example");
+    send(stranger).await.problem(401, "unauthorized");
 }
 
 #[tokio::test]

@@ -59,7 +59,7 @@ impl Lock {
 fn send(service: &Process, bytes: impl FnOnce(usize) -> usize) -> TcpStream {
     let body = json!({"user_message": "Question 1?", "assistant_reply": "Answer 1."}).to_string();
     let head = format!(
-        "POST /sessions/s/exchanges HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+        "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          idempotency-key: key-1\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
