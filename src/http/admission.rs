@@ -92,9 +92,10 @@ impl Admission {
         !lately(load.free_at) || load.refused_at.is_some_and(lately)
     }
 
-    /// Whether there is a point in waiting for a turn: under overload, as many may wait as there are turns.
+    /// Whether there is a point in waiting for a turn: under overload few may, since the next request is never far.
     fn has_room(&self) -> bool {
-        let crowded = self.waiting.load(Ordering::Relaxed) >= self.limits.max_requests_at_work;
+        let few = (self.limits.max_requests_at_work / 4).max(1);
+        let crowded = self.waiting.load(Ordering::Relaxed) >= few;
         let room = !crowded || !self.is_overloaded();
         if !room {
             self.load().refused_at = Some(Instant::now());
