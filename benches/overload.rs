@@ -25,8 +25,8 @@ use tokio::time::{Instant, interval, sleep, timeout};
 
 /// How much more is asked than can be served.
 const TIMES: f64 = 4.0;
-/// Connections that find out what can be served: twice as many as may be at work.
-const BUSY: usize = 16;
+/// Connections that find out what can be served: as many as may be at work.
+const BUSY: usize = 4;
 /// Requests that wait for their answer at a time; those beyond are not sent, and counted.
 const MOST: usize = 2000;
 /// How often requests are sent that have become due.

@@ -37,7 +37,7 @@ impl Default for Limits {
             requests_per_second: 1000,
             request_burst: 2000,
             max_requests_in_flight: 512,
-            max_requests_at_work: 8,
+            max_requests_at_work: 4,
             max_wait: Duration::from_secs(1),
         }
     }

@@ -3,10 +3,9 @@
 //! Both stream: neither an export nor an import is ever in memory as a whole, and an import has a limit of its own.
 //! `docs/export.md` has the format.
 
-use super::body::{Bodies, Share};
+use super::body::Bodies;
 use super::error::Problem;
 use super::extract::{Params, Session, Tenant, user_id};
-use super::limits::Limits;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
 use crate::engine::MemoryService;
@@ -101,11 +100,11 @@ pub(super) async fn import(
     Tenant(tenant): Tenant,
     Session(session): Session,
     Params(params): Params<ImportParams>,
-    Extension(limits): Extension<Limits>,
     Extension(bodies): Extension<Arc<Bodies>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
+    let limits = bodies.limits;
     let upload = Upload::begin(ImportLimits { sizes: limits.sizes, max_bytes: limits.max_import_bytes })?;
     // One that says that it is too large is refused before any of it is read.
     upload.expect(body.size_hint().lower())?;
@@ -115,7 +114,7 @@ pub(super) async fn import(
             return Err(Problem::media_type_of_lines());
         }
         let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-        Ok((user, receive(upload, &mut body, &limits, bodies.share()).await?))
+        Ok((user, receive(upload, &mut body, bodies).await?))
     };
     let (user, received) = match received.await {
         Ok(received) => received,
@@ -148,12 +147,12 @@ fn is_lines(headers: &HeaderMap) -> bool {
 async fn receive(
     mut upload: Upload,
     body: &mut BodyDataStream,
-    limits: &Limits,
-    mut share: Share,
+    bodies: Arc<Bodies>,
 ) -> Result<Received, Problem> {
+    let (limits, mut share) = (bodies.limits, bodies.share());
     loop {
         let next = timeout(limits.read_timeout, body.next()).await;
-        let Some(chunk) = next.map_err(|_| Problem::too_slow(limits))? else {
+        let Some(chunk) = next.map_err(|_| Problem::too_slow(&limits))? else {
             break;
         };
         let chunk = chunk.map_err(|_| {

@@ -24,7 +24,7 @@ const SMALL: usize = 64 * 1024;
 /// The bytes of large bodies that there may be at a time.
 #[derive(Debug)]
 pub(super) struct Bodies {
-    limits: Limits,
+    pub(super) limits: Limits,
     taken: AtomicUsize,
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct Problem {
     #[serde(skip)]
     retry_after: Option<u32>,
     #[serde(skip)]
-    beyond: Option<Beyond>,
+    beyond: Option<&'static Beyond>,
     /// The rest of the body is not read: the client must not send its next request after it.
     #[serde(skip)]
     closing: bool,
@@ -323,7 +323,7 @@ impl IntoResponse for Problem {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if let Some(beyond) = beyond {
-            response.extensions_mut().insert(beyond);
+            response.extensions_mut().insert(*beyond);
         }
         response
     }

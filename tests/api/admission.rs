@@ -180,24 +180,24 @@ async fn large_bodies_have_so_much_memory_together() {
         let text = r#"{"user_message":"a","assistant_reply":"b"}"#;
         text.to_owned() + &" ".repeat(bytes - text.len())
     };
-    let head = "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-type: application/json";
+    let exchanges = "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-type: application/json";
     let address = app.url.strip_prefix("http://").expect("an address");
     let mut held = TcpStream::connect(address).await.expect("connected");
     let expect = "host: localhost\r\nconnection: close\r\nexpect: 100-continue\r\n";
-    let request = format!("{head}\r\n{expect}content-length: 300000\r\n\r\n");
+    let request = format!("{exchanges}\r\n{expect}content-length: 300000\r\n\r\n");
     held.write_all(request.as_bytes()).await.expect("sent");
     // The service is ready to read the body: it has its share.
     let mut goes_on = [0; 25];
     held.read_exact(&mut goes_on).await.expect("an answer");
     assert_eq!(&goes_on, b"HTTP/1.1 100 Continue\r\n\r\n");
 
-    let refused = raw(&app, &format!("{head}\r\ncontent-length: 200001"), b"").await;
+    let refused = raw(&app, &format!("{exchanges}\r\ncontent-length: 200001"), b"").await;
     let detail = refused.problem(503, "overloaded");
     assert!(detail.contains("500000 bytes together (limits.max_body_bytes_in_flight)"), "{detail}");
     assert_eq!((retry_after(&refused), refused.header("connection")), (1, Some("close")));
     let chunk = format!("3a980\r\n{}", exchange(240_000));
     let lines = "POST /sessions/i/import HTTP/1.1\r\ncontent-type: application/x-ndjson";
-    for head in [head, lines] {
+    for head in [exchanges, lines] {
         let said = said(&app, &format!("{head}\r\ntransfer-encoding: chunked"), &chunk).await;
         assert!(said.contains(" 503 ") && said.contains("limits.max_body_bytes_in_flight"), "{said}");
     }

@@ -6,18 +6,18 @@ use crate::support::app::TestApp;
 use reqwest::Method;
 
 /// The sample's value; 0 where there is none.
-async fn sample(app: &TestApp, sample: &str) -> f64 {
+async fn sample(app: &TestApp, sample: &str) -> u64 {
     let text = get(app, "/metrics").await.text;
     let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
-    value.map_or(0.0, |value| value.parse().expect("a number"))
+    value.map_or(0, |value| value.parse().expect("a number"))
 }
 
-async fn requests(app: &TestApp, route: &str, method: &str, status: u16) -> f64 {
+async fn requests(app: &TestApp, route: &str, method: &str, status: u16) -> u64 {
     let labels = format!("route=\"{route}\",method=\"{method}\",status=\"{status}\"");
     sample(app, &format!("precis_http_requests_total{{{labels}}}")).await
 }
 
-async fn refused(app: &TestApp, limit: &str) -> f64 {
+async fn refused(app: &TestApp, limit: &str) -> u64 {
     sample(app, &format!("precis_requests_refused_total{{limit=\"{limit}\"}}")).await
 }
 
@@ -33,18 +33,18 @@ async fn requests_are_counted_by_route_method_and_status() {
     let made_up = Method::from_bytes(b"XYLOPHON").expect("a method");
     send(app.request(made_up, "/livez")).await.problem(405, "method-not-allowed");
     for (route, method, status, count) in [
-        ("/sessions/{session_id}/exchanges", "POST", 201, 3.0),
-        ("/sessions/{session_id}", "GET", 200, 2.0),
-        ("/sessions/{session_id}", "GET", 404, 1.0),
-        ("none", "GET", 404, 1.0),
-        ("/livez", "other", 405, 1.0),
+        ("/sessions/{session_id}/exchanges", "POST", 201, 3),
+        ("/sessions/{session_id}", "GET", 200, 2),
+        ("/sessions/{session_id}", "GET", 404, 1),
+        ("none", "GET", 404, 1),
+        ("/livez", "other", 405, 1),
     ] {
         assert_eq!(requests(&app, route, method, status).await, count, "{method} {route} {status}");
     }
     let name = "precis_http_request_duration_seconds";
     let labels = "route=\"/sessions/{session_id}/exchanges\",method=\"POST\"";
-    assert_eq!(sample(&app, &format!("{name}_count{{{labels}}}")).await, 3.0);
-    assert_eq!(sample(&app, &format!("{name}_bucket{{{labels},le=\"+Inf\"}}")).await, 3.0);
+    assert_eq!(sample(&app, &format!("{name}_count{{{labels}}}")).await, 3);
+    assert_eq!(sample(&app, &format!("{name}_bucket{{{labels},le=\"+Inf\"}}")).await, 3);
     // Some take less than the smallest border of the models' histograms.
     assert!(get(&app, "/metrics").await.text.contains(&format!("{name}_bucket{{{labels},le=\"0.001\"}}")));
     let text = get(&app, "/metrics").await.text.to_lowercase();
@@ -59,15 +59,15 @@ async fn refusals_are_counted_by_limit() {
         ("limits.max_body_bytes", "1000"),
     ];
     let app = on_sqlite(&set).await;
-    assert_eq!(refused(&app, "limits.max_body_bytes").await, 0.0);
+    assert_eq!(refused(&app, "limits.max_body_bytes").await, 0);
     post(&app, "/sessions/s/exchanges", "x".repeat(1001)).await.problem(413, "body-too-large");
-    assert_eq!(refused(&app, "limits.max_body_bytes").await, 1.0);
-    let mut too_often = 0.0;
+    assert_eq!(refused(&app, "limits.max_body_bytes").await, 1);
+    let mut too_often = 0;
     for _ in 0..20 {
-        too_often += f64::from(u8::from(get(&app, "/sessions").await.status == 429));
+        too_often += u64::from(get(&app, "/sessions").await.status == 429);
     }
-    assert!(too_often > 0.0);
+    assert!(too_often > 0);
     assert_eq!(refused(&app, "limits.requests_per_second").await, too_often);
     let other = on_sqlite(&[]).await;
-    assert_eq!(refused(&other, "limits.max_body_bytes").await, 0.0, "each service counts its own");
+    assert_eq!(refused(&other, "limits.max_body_bytes").await, 0, "each service counts its own");
 }

@@ -16,9 +16,27 @@ pub(crate) struct Beyond {
     pub(crate) overload: bool,
 }
 
+const BODY: Beyond = Beyond::of("limits.max_body_bytes");
+const READ: Beyond = Beyond::of("server.read_timeout");
+const RATE: Beyond = Beyond::of("limits.requests_per_second");
+const TIME: Beyond = Beyond::of("server.request_timeout");
+const IN_FLIGHT: Beyond = Beyond::of_all("limits.max_requests_in_flight");
+const AT_WORK: Beyond = Beyond::of_all("limits.max_requests_at_work");
+const MEMORY: Beyond = Beyond::of_all("limits.max_body_bytes_in_flight");
+
+impl Beyond {
+    const fn of(limit: &'static str) -> Self {
+        Self { limit, overload: false }
+    }
+
+    const fn of_all(limit: &'static str) -> Self {
+        Self { limit, overload: true }
+    }
+}
+
 impl Problem {
-    fn beyond(self, limit: &'static str) -> Self {
-        Self { beyond: Some(Beyond { limit, overload: false }), ..self }
+    fn beyond(self, beyond: &'static Beyond) -> Self {
+        Self { beyond: Some(beyond), ..self }
     }
 
     /// 413.
@@ -27,7 +45,7 @@ impl Problem {
         let detail =
             format!("The body may have at most {most} bytes (limits.max_body_bytes). Send less at once.");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
-            .beyond("limits.max_body_bytes")
+            .beyond(&BODY)
             .closing()
     }
 
@@ -48,7 +66,7 @@ impl Problem {
              at once."
         );
         Self::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "Body too slow", detail)
-            .beyond("server.read_timeout")
+            .beyond(&READ)
             .closing()
     }
 
@@ -61,44 +79,44 @@ impl Problem {
         );
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests", detail)
             .retry_after(seconds)
-            .beyond("limits.requests_per_second")
+            .beyond(&RATE)
     }
 
     /// 503: more requests than there may be.
     pub(crate) fn too_many(limits: &Limits) -> Self {
         let most = limits.max_requests_in_flight;
-        let limit = "limits.max_requests_in_flight";
+        let limit = IN_FLIGHT.limit;
         Self::overloaded(
-            limit,
+            &IN_FLIGHT,
             &format!("There are {most} requests under way, and no more are taken ({limit})"),
         )
     }
 
     /// 503: no memory for the body.
     pub(crate) fn no_memory(limits: &Limits) -> Self {
-        let (most, limit) = (limits.max_body_bytes_in_flight, "limits.max_body_bytes_in_flight");
+        let (most, limit) = (limits.max_body_bytes_in_flight, MEMORY.limit);
         let why = format!(
             "The bodies of all requests under way may have {most} bytes together ({limit}), and there is no room for this one"
         );
-        Self::overloaded(limit, &why).closing()
+        Self::overloaded(&MEMORY, &why).closing()
     }
 
     /// 503: no turn to work came.
     pub(crate) fn no_turn(limits: &Limits) -> Self {
         let (most, wait) = (limits.max_requests_at_work, humantime::format_duration(limits.max_wait));
-        let limit = "limits.max_requests_at_work";
+        let limit = AT_WORK.limit;
         let why = format!(
             "There is more to do than can be done: {most} requests are at work ({limit}), and others wait that came \
              before. A wait may take {wait} (limits.max_wait), and far less while they never end"
         );
-        Self::overloaded(limit, &why)
+        Self::overloaded(&AT_WORK, &why)
     }
 
-    fn overloaded(limit: &'static str, why: &str) -> Self {
+    fn overloaded(beyond: &'static Beyond, why: &str) -> Self {
         let detail = format!("{why}. Nothing was done. Try again in {OVERLOADED_SECONDS} s.");
-        let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
-            .retry_after(OVERLOADED_SECONDS);
-        Self { beyond: Some(Beyond { limit, overload: true }), ..problem }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
+            .retry_after(OVERLOADED_SECONDS)
+            .beyond(beyond)
     }
 
     /// 504: no answer in time.
@@ -108,6 +126,6 @@ impl Problem {
             "There was no answer within {most} (server.request_timeout). A write was done whole or not at all, and a \
              consolidation goes on. Repeat the request, an exchange with its Idempotency-Key."
         );
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail).beyond("server.request_timeout")
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail).beyond(&TIME)
     }
 }
