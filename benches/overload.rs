@@ -326,11 +326,11 @@ async fn measure(service: &Service, span: Duration) -> (String, bool) {
     let (first, last) =
         (memory.first().copied().unwrap_or_default(), memory.last().copied().unwrap_or_default());
     let most = memory.iter().copied().fold(0.0, f64::max);
-    let least = memory.iter().copied().fold(f64::MAX, f64::min);
+    let low = memory.iter().copied().fold(f64::MAX, f64::min);
     let _ = writeln!(
         out,
         "\nFor {} s; {} requests had no answer, {} were not sent. Memory {first:.0} MiB at the start, {settled:.0} after a \
-         sixth of the time, {last:.0} at the end, {least:.0} to {most:.0}. Recovered after {:.0} ms.",
+         sixth of the time, {last:.0} at the end, {low:.0} to {most:.0}. Recovered after {:.0} ms.",
         span.as_secs(),
         loaded.broken,
         loaded.unsent,

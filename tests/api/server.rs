@@ -12,7 +12,7 @@ use tokio::time::timeout;
 on_both_stores!(who_does_not_read_an_answer_is_not_waited_for, an_export_is_under_way_until_it_is_taken,);
 
 /// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// What is between the two, in buffers of the system, is much less.
 const LARGE: usize = 10 * 1024 * 1024;
 
