@@ -3,8 +3,10 @@
 //! serde's own words name Rust's types, repeat the whole value, and count columns in a text that the client never saw.
 
 use super::message::Invalid;
-use serde::de::{Deserializer, Visitor};
-use serde::{Deserialize, forward_to_deserialize_any};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use std::fmt;
+use std::marker::PhantomData;
 
 /// Reads a value; an error names the field by its path.
 ///
@@ -23,32 +25,21 @@ pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        T::deserialize(OfMap(deserializer)).map(Self)
+        deserializer.deserialize_map(Fields(PhantomData))
     }
 }
 
-/// Reads a struct as a map.
-struct OfMap<D>(D);
+struct Fields<T>(PhantomData<T>);
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for OfMap<D> {
-    type Error = D::Error;
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+    type Value = Object<T>;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_any(visitor)
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
     }
 
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        _: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_map(visitor)
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
     }
 }
 
@@ -88,6 +79,7 @@ pub(crate) fn invalid(path: &str, error: &str) -> Invalid {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]

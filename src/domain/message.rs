@@ -303,6 +303,15 @@ mod tests {
     }
 
     #[test]
+    fn a_list_is_no_object() {
+        let call = r#"{"role":"assistant","tool_calls":[["a","function",{"name":"f","arguments":"{}"}]]}"#;
+        assert_eq!(fields(call), ["tool_calls[0]"]);
+        let function = r#"{"role":"assistant","tool_calls":[{"id":"a","function":["f","{}"]}]}"#;
+        assert_eq!(fields(function), ["tool_calls[0].function"]);
+        assert_eq!(fields(r#"{"role":"user","content":[["text","hello",null]]}"#), ["content[0]"]);
+    }
+
+    #[test]
     fn an_id_used_twice_is_found_among_very_many() {
         let call = |id: usize| format!(r#"{{"id":"{id}","function":{{"name":"f","arguments":"{{}}"}}}}"#);
         let calls: Vec<String> = (0..100_000).chain([7]).map(call).collect();
