@@ -39,7 +39,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Replays a conversation against a running precis
 ///
-/// Where the service asks for an API key, put one of scope write into PRECIS_API_KEY.
+/// Where the service asks for an API key, put one of scope write into `PRECIS_API_KEY`.
 #[derive(Parser)]
 struct Args {
     /// The conversation: JSON of `LoCoMo`, or JSON lines of {"role", "content"}

@@ -79,9 +79,7 @@ impl PartialSchema for ContentPart {
 
 impl PartialSchema for ChatMessage {
     fn schema() -> RefOr<Schema> {
-        let message = |title: &str, role: &str, required: &[&str], mut fields: serde_json::Value| {
-            fields["role"] = json!({"type": "string", "enum": [role]});
-            fields["name"] = json!({"type": ["string", "null"]});
+        let message = |title: &str, required: &[&str], fields: serde_json::Value| {
             json!({
                 "title": title,
                 "type": "object",
@@ -90,6 +88,8 @@ impl PartialSchema for ChatMessage {
                 "additionalProperties": true
             })
         };
+        let role = |role: &str| json!({"type": "string", "enum": [role]});
+        let name = json!({"type": ["string", "null"]});
         let content = json!({"$ref": "#/components/schemas/ContentBody"});
         let call = json!({"$ref": "#/components/schemas/ToolCall"});
         let nothing = json!({"type": "null"});
@@ -98,20 +98,30 @@ impl PartialSchema for ChatMessage {
         written(json!({
             "description": "A message in the OpenAI chat format; every field is kept",
             "oneOf": [
-                message("User", "user", &["role", "content"], json!({
-                    "content": content, "tool_calls": no_calls, "tool_call_id": nothing
+                message("User", &["role", "content"], json!({
+                    "role": role("user"),
+                    "name": name,
+                    "content": content,
+                    "tool_calls": no_calls,
+                    "tool_call_id": nothing
                 })),
-                message("Assistant", "assistant", &["role", "content"], json!({
+                message("Assistant", &["role", "content"], json!({
+                    "role": role("assistant"),
+                    "name": name,
                     "content": content,
                     "tool_calls": calls,
                     "tool_call_id": nothing
                 })),
-                message("Assistant that only calls tools", "assistant", &["role", "tool_calls"], json!({
+                message("Assistant that only calls tools", &["role", "tool_calls"], json!({
+                    "role": role("assistant"),
+                    "name": name,
                     "content": nothing,
                     "tool_calls": {"type": "array", "minItems": 1, "items": call},
                     "tool_call_id": nothing
                 })),
-                message("Tool", "tool", &["role", "content", "tool_call_id"], json!({
+                message("Tool", &["role", "content", "tool_call_id"], json!({
+                    "role": role("tool"),
+                    "name": name,
                     "content": content,
                     "tool_calls": no_calls,
                     "tool_call_id": {"type": "string", "description": "The call that it answers", "minLength": 1}

@@ -35,20 +35,20 @@ pub(super) struct ExchangeRequest {
 
 impl PartialSchema for ExchangeRequest {
     fn schema() -> RefOr<Schema> {
-        let form = |title: &str, required: &[&str], mut fields: Value| {
-            fields["user_id"] = json!({
-                "description": "Whose session it is; can't change",
-                "oneOf": [{"$ref": "#/components/schemas/Id"}, {"type": "null"}]
-            });
-            fields["metadata"] = json!({
-                "type": ["object", "null"], "description": "Replaces the session's metadata: a JSON object"
-            });
-            json!({"title": title, "type": "object", "required": required, "properties": fields})
-        };
+        let user_id = json!({
+            "description": "Whose session it is; can't change",
+            "oneOf": [{"$ref": "#/components/schemas/Id"}, {"type": "null"}]
+        });
+        let metadata = json!({
+            "type": ["object", "null"], "description": "Replaces the session's metadata: a JSON object"
+        });
+        let form = |title: &str, required: &[&str], fields: Value| json!({"title": title, "type": "object", "required": required, "properties": fields});
         written(json!({
             "description": "One turn: either `user_message` and `assistant_reply`, or `messages`",
             "oneOf": [
                 form("Question and answer", &["user_message", "assistant_reply"], json!({
+                    "user_id": user_id,
+                    "metadata": metadata,
                     "user_message": {
                         "$ref": "#/components/schemas/ContentBody",
                         "description": "What the user said: text, or content parts"
@@ -59,6 +59,8 @@ impl PartialSchema for ExchangeRequest {
                     }
                 })),
                 form("Messages", &["messages"], json!({
+                    "user_id": user_id,
+                    "metadata": metadata,
                     "messages": {
                         "type": "array",
                         "minItems": 1,

@@ -62,5 +62,7 @@ fn close_schema(schema: &mut RefOr<Schema>, open: &mut Vec<String>) {
         RefOr::T(Schema::AnyOf(of)) => &mut of.items,
         RefOr::T(_) => return,
     };
-    inner.iter_mut().for_each(|schema| close_schema(schema, open));
+    for schema in inner {
+        close_schema(schema, open);
+    }
 }

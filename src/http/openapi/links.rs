@@ -10,6 +10,7 @@ type Follows = (&'static str, &'static str, &'static str, &'static [(&'static st
 const SESSION: (&str, &str) = ("path.session_id", "$request.path.session_id");
 const USER: (&str, &str) = ("path.user_id", "$request.path.user_id");
 const REVISION: (&str, &str) = ("path.revision", "$response.body#/revision");
+const VERSION: (&str, &str) = ("header.If-Match", "$response.header.ETag");
 const NEXT: (&str, &str) = ("query.cursor", "$response.body#/next");
 
 const LINKS: &[Follows] = &[
@@ -20,16 +21,22 @@ const LINKS: &[Follows] = &[
     ("record_exchange", "201", "consolidate", &[SESSION]),
     ("record_exchange", "201", "export_session", &[SESSION]),
     ("list_sessions", "200", "list_sessions", &[NEXT]),
+    ("get_session", "200", "list_messages", &[SESSION]),
+    ("get_session", "200", "export_session", &[SESSION]),
+    ("get_session", "200", "read_memory", &[("path.user_id", "$response.body#/user_id")]),
     ("list_messages", "200", "list_messages", &[SESSION, NEXT]),
     ("build_context", "200", "record_exchange", &[SESSION]),
     ("build_context", "200", "list_revisions", &[SESSION]),
+    ("consolidate", "201", "get_session", &[SESSION]),
     ("consolidate", "201", "get_revision", &[SESSION, REVISION]),
     ("consolidate", "201", "restore_revision", &[SESSION, REVISION]),
     ("list_revisions", "200", "list_revisions", &[SESSION, NEXT]),
     ("restore_revision", "201", "get_revision", &[SESSION, REVISION]),
+    ("restore_revision", "201", "get_session", &[SESSION]),
     ("restore_revision", "201", "build_context", &[SESSION]),
     ("import_session", "201", "export_session", &[SESSION]),
-    ("write_memory", "200", "write_memory", &[USER, ("header.If-Match", "$response.header.ETag")]),
+    ("read_memory", "200", "write_memory", &[USER, VERSION]),
+    ("write_memory", "200", "write_memory", &[USER, VERSION]),
     ("write_memory", "200", "list_memory_revisions", &[USER]),
     ("list_memory_revisions", "200", "list_memory_revisions", &[USER, NEXT]),
 ];

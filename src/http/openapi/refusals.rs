@@ -73,13 +73,16 @@ fn refusal(status: StatusCode, description: &str) -> Response {
     response.header(header, value).build()
 }
 
+/// The status and the response of one.
+type Refusal = fn() -> BTreeMap<String, RefOr<Response>>;
+
 /// Adds to an operation what it has of the layers around it, and of its extractors. What it says itself stands.
 pub(super) fn complete(operation: &mut Operation, needs_key: bool) {
     let takes_body = operation.request_body.is_some();
     let has_input = takes_body || operation.parameters.as_ref().is_some_and(|given| !given.is_empty());
     let is_admitted = !operation.tags.iter().flatten().any(|tag| tag == OPERATION);
     let is_whole = !is_stream(operation);
-    let of_layers: [(bool, fn() -> BTreeMap<String, RefOr<Response>>); 11] = [
+    let of_layers: [(bool, Refusal); 11] = [
         (needs_key, Unauthorized::responses),
         (needs_key, Forbidden::responses),
         // The check of a key asks the database.
