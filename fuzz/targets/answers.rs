@@ -1,0 +1,151 @@
+//! Answers of model servers, as they come over the wire, in both dialects.
+//!
+//! The first line of the input says how the rest, the body of a response, arrives: its first byte is `a` for Anthropic's
+//! messages API, all of them say where the body is cut into chunks and where it breaks off. In each way of arriving, the
+//! answer is the same; one that breaks off before its end is none; no error says a word of the question or of a key.
+
+#![no_main]
+
+use bytes::Bytes;
+use futures_util::stream;
+use libfuzzer_sys::{Corpus, fuzz_target};
+use precis::llm::anthropic::Anthropic;
+use precis::llm::openai::OpenAi;
+use precis::llm::prompt::{Prompt, Prompts, Templates};
+use precis::llm::provider::{Finish, Request};
+use precis::llm::remote::{Call, Remote, RemoteSpec, http_client};
+use precis::llm::{Cause, Task, Usage};
+use secrecy::{ExposeSecret as _, SecretString};
+use std::io;
+use std::sync::LazyLock;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+
+type Answer = Result<(String, Finish, Usage), Cause>;
+
+/// What a server could quote.
+const QUESTION: &str = "Vermilion herons inhabit Zanzibar";
+
+struct Server {
+    runtime: Runtime,
+    openai: Remote,
+    anthropic: Remote,
+    prompts: Prompts,
+    prompt: Prompt,
+    secrets: [SecretString; 1],
+}
+
+static SERVER: LazyLock<Server> = LazyLock::new(|| {
+    let http = http_client(Duration::from_secs(1)).expect("a client");
+    let spec = || RemoteSpec { base_url: "http://localhost".to_owned(), ..RemoteSpec::default() };
+    Server {
+        runtime: Builder::new_current_thread().enable_time().build().expect("a runtime"),
+        openai: Remote::new(http.clone(), OpenAi::default(), spec()).expect("a URL"),
+        anthropic: Remote::new(http, Anthropic, spec()).expect("a URL"),
+        prompts: Prompts::new(&Templates::default()).expect("templates"),
+        prompt: Prompt { system: String::new(), user: QUESTION.to_owned() },
+        secrets: ["sk-0123456789".into()],
+    }
+});
+
+/// What of the body arrives, in chunks of which sizes, and whether the connection then breaks.
+#[derive(Clone, Copy)]
+struct Arrival<'a> {
+    body: &'a [u8],
+    chunks: fn(&mut u32) -> usize,
+    seed: u32,
+    breaks: bool,
+}
+
+impl Arrival<'_> {
+    fn read(self, is_anthropic: bool) -> Answer {
+        let (mut chunks, mut rest, mut seed) = (Vec::new(), self.body, self.seed);
+        while !rest.is_empty() {
+            let (chunk, behind) = rest.split_at((self.chunks)(&mut seed).clamp(1, rest.len()));
+            chunks.push(Ok(Bytes::copy_from_slice(chunk)));
+            rest = behind;
+        }
+        if self.breaks {
+            chunks.push(Err(io::Error::other("the line is down")));
+        }
+        let body = reqwest::Body::wrap_stream(stream::iter(chunks));
+        let response = reqwest::Response::from(http::Response::new(body));
+        let server = &*SERVER;
+        let request = Request {
+            model: "model",
+            task: Task::Meta { summary: QUESTION, sentences: 1 },
+            prompts: &server.prompts,
+            output_limit: 1,
+            first_token_timeout: None,
+            idle_timeout: Duration::from_secs(60),
+        };
+        let remote = if is_anthropic { &server.anthropic } else { &server.openai };
+        let mut call = Call::begin(remote, &request, &server.prompt, &server.secrets);
+        server.runtime.block_on(call.answer(response))
+    }
+}
+
+fn next(seed: &mut u32) -> u32 {
+    *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+    *seed >> 8
+}
+
+fuzz_target!(|data: &[u8]| -> Corpus {
+    let Some(end) = data.iter().position(|byte| *byte == b'\n') else {
+        return Corpus::Reject;
+    };
+    let (head, body) = (&data[..end], &data[end + 1..]);
+    let is_anthropic = head.first() == Some(&b'a');
+    let seed = head.iter().fold(7, |seed: u32, byte| seed.wrapping_mul(31).wrapping_add(u32::from(*byte)));
+    let whole = Arrival { body, chunks: |_| usize::MAX, seed, breaks: false };
+    let answer = whole.read(is_anthropic);
+    is_discreet(&answer);
+
+    let in_bytes = Arrival { chunks: |_| 1, ..whole };
+    let in_pieces = Arrival { chunks: |seed| next(seed) as usize % 20, ..whole };
+    for arrival in [in_pieces, in_bytes] {
+        if body.len() < 1024 || arrival.seed % 8 == 0 {
+            assert_eq!(arrival.read(is_anthropic), answer, "the borders of the chunks change the answer");
+        }
+    }
+
+    let length = next(&mut seed.clone()) as usize % (body.len() + 1);
+    let arrived = &body[..length];
+    let ended = Arrival { body: arrived, ..whole }.read(is_anthropic);
+    let broken = Arrival { body: arrived, breaks: true, ..whole }.read(is_anthropic);
+    for (body, answer) in [(body, &answer), (arrived, &ended), (arrived, &broken)] {
+        is_discreet(answer);
+        assert!(answer.is_err() || says_its_end(body, is_anthropic), "an answer without an end: {answer:?}");
+    }
+    // One object is whole, or it is none.
+    let is_object = body.trim_ascii_start().starts_with(b"{");
+    assert!(!is_object || broken.is_err(), "half an object is an answer: {broken:?}");
+    if is_object && answer.is_ok() && !body[length..].trim_ascii().is_empty() {
+        assert!(ended.is_err(), "half an object is an answer: {ended:?}");
+    }
+    Corpus::Keep
+});
+
+/// Whether something in it could be an end: an object as a whole has no need of one, and escapes can spell anything.
+fn says_its_end(body: &[u8], is_anthropic: bool) -> bool {
+    let has = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
+    let body = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body);
+    if body.trim_ascii_start().starts_with(b"{") || has(b"\\u") {
+        return true;
+    }
+    if is_anthropic {
+        has(b"message_stop") || has(b"stop_reason")
+    } else {
+        has(b"[DONE]") || has(b"finish_reason")
+    }
+}
+
+fn is_discreet(answer: &Answer) {
+    if let Err(cause) = answer {
+        let text = format!("{cause} {cause:?}");
+        assert!(!text.contains(QUESTION), "an error quotes the question: {text}");
+        for secret in &SERVER.secrets {
+            assert!(!text.contains(secret.expose_secret()), "an error quotes a key: {text}");
+        }
+    }
+}
