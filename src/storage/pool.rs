@@ -2,8 +2,8 @@
 //!
 //! A pool learns that a connection is dead only by using it. A ping before each use would cost 14 % of the throughput;
 //! here a connection is tested when it has been idle for long enough that the server may have restarted meanwhile, or
-//! when another one has failed since it was last used. And no statement is waited for without end: a host that is gone
-//! doesn't say so, and would hold connections until TCP gives up, a quarter of an hour later.
+//! when another one has failed just now. And no statement is waited for without end: a host that is gone doesn't say so,
+//! and would hold connections until TCP gives up, a quarter of an hour later.
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
@@ -21,6 +21,9 @@ use tokio::time::timeout;
 
 /// No server is down and up again within this time. At ten connections it costs a hundred pings a second at most.
 const FRESH: Duration = Duration::from_millis(100);
+/// For how long after a failure every connection is tested: one that was in use then comes back later, seems fresh, and
+/// may be as dead.
+const SUSPICION: Duration = Duration::from_secs(1);
 /// What a test of a connection may take.
 const TEST: Duration = Duration::from_secs(2);
 
@@ -65,7 +68,7 @@ impl Connections {
         let failed = Failed::default();
         let seen = failed.clone();
         let options = options.test_before_acquire(false).before_acquire(move |connection, meta| {
-            let is_fresh = meta.idle_for < FRESH && !seen.within(meta.idle_for);
+            let is_fresh = meta.idle_for < FRESH && !seen.within(SUSPICION);
             Box::pin(async move {
                 Ok(is_fresh || timeout(TEST, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok()))
             })
@@ -113,8 +116,7 @@ fn timed_out(error: &Error) -> bool {
     matches!(error, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut)
 }
 
-/// How often what may be done twice is tried: a connection that comes back into the pool just after another has failed
-/// passes for a fresh one, and may be as dead.
+/// How often what may be done twice is tried: a connection may die after its test, too.
 const TRIES: usize = 3;
 
 /// Does it again where the connection was lost: for what may be done more than once.

@@ -5,6 +5,7 @@ use crate::domain::api_key::{KeyHash, KeyId, KeyRecord};
 use crate::domain::id::{KeyName, TenantId};
 use crate::storage::StoreError;
 use crate::storage::api_keys::{ApiKeys, NewKey, StoredKey};
+use crate::storage::pool::again;
 use crate::storage::row::{corrupt, key_columns, read_key};
 use async_trait::async_trait;
 use sqlx::Row as _;
@@ -41,7 +42,8 @@ impl ApiKeys for Postgres {
     }
 
     async fn api_key(&self, id: &KeyId) -> Result<Option<StoredKey>, StoreError> {
-        let row = sqlx::query(GET).bind(id.as_str()).fetch_optional(&self.pool).await?;
+        let get = async || Ok(sqlx::query(GET).bind(id.as_str()).fetch_optional(&self.pool).await?);
+        let row = again(get).await?;
         let Some(row) = &row else {
             return Ok(None);
         };
@@ -61,6 +63,6 @@ impl ApiKeys for Postgres {
     }
 
     async fn any_api_key(&self) -> Result<bool, StoreError> {
-        Ok(sqlx::query(ANY).fetch_one(&self.pool).await?.try_get("found")?)
+        again(async || Ok(sqlx::query(ANY).fetch_one(&self.pool).await?.try_get("found")?)).await
     }
 }

@@ -8,7 +8,7 @@ use futures_util::future::{join, join_all};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
-use tokio::time::{Duration, Instant, timeout};
+use tokio::time::{Duration, Instant, sleep, timeout};
 
 struct Scene {
     cluster: Cluster,
@@ -80,6 +80,11 @@ async fn a_failover_fails_no_context_and_no_exchange_with_a_key() {
         scene.service.context("s", &json!({})).await;
     }
     history_is(&scene.service, 0..9).await;
+    // Whether a key is needed is asked anew after two seconds, and with connections that were in use just now.
+    sleep(Duration::from_millis(2100)).await;
+    join_all((0..40).map(|_| status(&scene.service, "/readyz"))).await;
+    scene.proxy.cut();
+    scene.service.context("s", &json!({})).await;
 }
 
 #[tokio::test]
