@@ -84,6 +84,7 @@ struct Parts {
     role: Role,
     name: Option<String>,
     content: Content,
+    refusal: Option<String>,
     tool_calls: Vec<ToolCall>,
     tool_call_id: Option<String>,
 }
@@ -100,6 +101,8 @@ impl Parts {
 /// The text of a message and what stands beside text in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Content {
+    /// Whether it is a list of parts.
+    parts: bool,
     text: String,
     /// The types of the parts that are not text: `image_url`, `input_audio`, `file` …
     other: Vec<String>,
@@ -116,8 +119,9 @@ impl Message {
         }
         let json = serde_json::to_string(&Plain { role: role.as_str(), content: text })
             .unwrap_or_else(|_| unreachable!("two strings are always JSON"));
-        let content = Content { text: text.to_owned(), other: Vec::new() };
-        let parts = Parts { role, name: None, content, tool_calls: Vec::new(), tool_call_id: None };
+        let content = Content { text: text.to_owned(), ..Content::default() };
+        let parts =
+            Parts { role, name: None, content, refusal: None, tool_calls: Vec::new(), tool_call_id: None };
         Self { json: json.into(), parts }
     }
 
@@ -173,10 +177,22 @@ impl Message {
         self.parts.name.as_deref()
     }
 
-    /// The text content: text parts joined by line feeds, empty where there is none.
+    /// The text content: text parts joined by line feeds, and the refusal; empty where there is none.
     #[must_use]
     pub fn content(&self) -> &str {
         &self.parts.content.text
+    }
+
+    /// Whether the content is a list of parts.
+    #[must_use]
+    pub fn has_parts(&self) -> bool {
+        self.parts.content.parts
+    }
+
+    /// What an assistant said that refused, where that stands beside the content.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&str> {
+        self.parts.refusal.as_deref()
     }
 
     /// The types of the content parts that are not text.
@@ -256,6 +272,20 @@ mod tests {
         .expect("valid");
         assert_eq!(message.content(), "look\nhere");
         assert_eq!(message.other_parts(), ["image_url"]);
+    }
+
+    #[test]
+    fn a_refusal_is_what_an_assistant_said() {
+        let message = parse(r#"{"role":"assistant","content":null,"refusal":"No."}"#).expect("valid");
+        assert_eq!((message.content(), message.refusal()), ("No.", Some("No.")));
+        let both =
+            parse(r#"{"role":"assistant","content":[{"type":"text","text":"Well."}],"refusal":"No."}"#);
+        assert_eq!(both.expect("valid").content(), "Well.\nNo.");
+        // Of others it is a field like any that is kept and not looked at; and so is one that is no text.
+        let user = parse(r#"{"role":"user","content":"Hi.","refusal":"No."}"#).expect("valid");
+        assert_eq!((user.content(), user.refusal()), ("Hi.", None));
+        assert_eq!(fields(r#"{"role":"assistant","content":null,"refusal":7}"#), ["content"]);
+        assert_eq!(fields(r#"{"role":"assistant","content":null,"refusal":null}"#), ["content"]);
     }
 
     #[test]

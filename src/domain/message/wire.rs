@@ -14,6 +14,8 @@ pub(super) struct Wire<'a> {
     name: Option<String>,
     #[serde(borrow, default, deserialize_with = "present")]
     content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    refusal: Option<&'a RawValue>,
     tool_calls: Option<Vec<Object<WireCall>>>,
     tool_call_id: Option<String>,
 }
@@ -64,11 +66,19 @@ impl Wire<'_> {
                 Some(Content::default())
             }
         };
+        let refusal: Option<String> = match role {
+            Some(Role::Assistant) => self.refusal.and_then(|raw| serde_json::from_str(raw.get()).ok()),
+            _ => None,
+        };
+        let content = match (content, &refusal) {
+            (None, None) => None,
+            (content, refusal) => Some(content.unwrap_or_default().and(refusal.as_deref())),
+        };
         let tool_calls = read_calls(self.tool_calls.unwrap_or_default(), &mut wrong);
         if role == Some(Role::Assistant) && content.is_none() && tool_calls.is_empty() {
             wrong.push(Invalid::new(
                 "content",
-                "missing: an assistant message has content, tool_calls or both",
+                "missing: an assistant message has content, a refusal or tool_calls",
             ));
         }
         if matches!(role, Some(Role::User | Role::Tool)) && content.is_none() {
@@ -89,6 +99,7 @@ impl Wire<'_> {
                 role,
                 name: self.name,
                 content: content.unwrap_or_default(),
+                refusal,
                 tool_calls,
                 tool_call_id: self.tool_call_id,
             }),
@@ -137,7 +148,7 @@ impl Content {
         if raw.get().starts_with('"') {
             let text = serde_json::from_str(raw.get())
                 .map_err(|error| vec![Invalid::new("content", format!("not a valid string: {error}"))])?;
-            return Ok(Self { text, other: Vec::new() });
+            return Ok(Self { text, ..Self::default() });
         }
         if !raw.get().starts_with('[') {
             return Err(vec![Invalid::new("content", "must be a string or a list of content parts")]);
@@ -146,7 +157,7 @@ impl Content {
             super::super::json::read(raw.get()).map_err(|Invalid { field, detail }| {
                 vec![Invalid { field: format!("content{field}"), detail }]
             })?;
-        let (mut content, mut wrong) = (Self::default(), Vec::new());
+        let (mut content, mut wrong) = (Self { parts: true, ..Self::default() }, Vec::new());
         for (index, Object(part)) in parts.into_iter().enumerate() {
             let text = match (part.r#type.as_deref(), part.text, part.refusal) {
                 (Some("text"), Some(text), _) | (Some("refusal"), _, Some(text)) => text,
@@ -166,11 +177,19 @@ impl Content {
                     continue;
                 }
             };
-            if !content.text.is_empty() {
-                content.text.push('\n');
-            }
-            content.text.push_str(&text);
+            content = content.and(Some(&text));
         }
         if wrong.is_empty() { Ok(content) } else { Err(wrong) }
+    }
+
+    /// This, and more text on a line of its own.
+    fn and(mut self, more: Option<&str>) -> Self {
+        if let Some(more) = more.filter(|more| !more.is_empty()) {
+            if !self.text.is_empty() {
+                self.text.push('\n');
+            }
+            self.text.push_str(more);
+        }
+        self
     }
 }
