@@ -4,6 +4,7 @@ use super::StoreError;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::session::Session;
+use crate::domain::window::WindowMessage;
 use async_trait::async_trait;
 use time::OffsetDateTime;
 
@@ -18,17 +19,6 @@ pub struct Recalled {
     pub memory: Option<MemoryDocument>,
     /// The newest messages of the tail, oldest first, as many as were asked for.
     pub window: Vec<WindowMessage>,
-}
-
-/// A message on its way into a context.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WindowMessage {
-    /// Its place in the session.
-    pub seq: i64,
-    /// Its tokens, counted when it was stored.
-    pub tokens: i64,
-    /// JSON, as the client gave it.
-    pub json: String,
 }
 
 /// Reading all that a context is made of.

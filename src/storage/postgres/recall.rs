@@ -2,10 +2,11 @@
 
 use super::{Postgres, maybe_time, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::window::WindowMessage;
 use crate::storage::StoreError;
 use crate::storage::pool::again;
-use crate::storage::recall::{Recall, Recalled, WindowMessage};
-use crate::storage::row::{limit, read_memory, read_session};
+use crate::storage::recall::{Recall, Recalled};
+use crate::storage::row::{limit, mark, read_memory, read_session};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -20,13 +21,15 @@ const RECALL: &str = "\
         FROM sessions WHERE tenant_id = $1 AND session_id = $2
     )
     SELECT now() AS now, session.*, d.version AS d_version, d.content AS d_content, d.words AS d_words,
-        d.tokens AS d_tokens, d.created_at AS d_created_at, 0::bigint AS m_seq, 0::bigint AS m_tokens, '' AS m_message
+        d.tokens AS d_tokens, d.created_at AS d_created_at, 0::bigint AS m_seq, 0::bigint AS m_tokens, '' AS m_message,
+        '' AS m_role, NULL::text AS m_opens, NULL::text AS m_answers
     FROM (SELECT 1) AS always LEFT JOIN session ON true
         LEFT JOIN memories AS d
             ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT user_id FROM session), $3))
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message
+        NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message,
+        m.role, m.opens, m.answers
     FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
         AND m.seq > (SELECT greatest(cursor_seq, last_seq - $4) FROM session)
         AND m.seq <= (SELECT last_seq FROM session)";
@@ -55,6 +58,7 @@ impl Recall for Postgres {
                 window.push(WindowMessage {
                     seq,
                     tokens: row.try_get("m_tokens")?,
+                    mark: mark(row.try_get("m_role")?, row.try_get("m_opens")?, row.try_get("m_answers")?)?,
                     json: row.try_get("m_message")?,
                 });
             }

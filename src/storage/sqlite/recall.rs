@@ -2,9 +2,10 @@
 
 use super::{Sqlite, maybe_time, now, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::window::WindowMessage;
 use crate::storage::StoreError;
-use crate::storage::recall::{Recall, Recalled, WindowMessage};
-use crate::storage::row::{limit, read_memory, read_session};
+use crate::storage::recall::{Recall, Recalled};
+use crate::storage::row::{limit, mark, read_memory, read_session};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -17,12 +18,13 @@ const RECALL: &str = "\
         FROM sessions WHERE tenant_id = $1 AND session_id = $2
     )
     SELECT session.*, d.version AS d_version, d.content AS d_content, d.words AS d_words,
-        d.tokens AS d_tokens, d.created_at AS d_created_at, 0 AS m_seq, 0 AS m_tokens, '' AS m_message
+        d.tokens AS d_tokens, d.created_at AS d_created_at, 0 AS m_seq, 0 AS m_tokens, '' AS m_message,
+        '' AS m_role, NULL AS m_opens, NULL AS m_answers
     FROM (SELECT 1) AS always LEFT JOIN session ON true
         LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(session.user_id, $3)
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message
+        NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message, m.role, m.opens, m.answers
     FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
         AND m.seq > (SELECT max(cursor_seq, last_seq - $4) FROM session)";
 
@@ -52,6 +54,7 @@ impl Recall for Sqlite {
                 window.push(WindowMessage {
                     seq,
                     tokens: row.try_get("m_tokens")?,
+                    mark: mark(row.try_get("m_role")?, row.try_get("m_opens")?, row.try_get("m_answers")?)?,
                     json: row.try_get("m_message")?,
                 });
             }
