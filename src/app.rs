@@ -230,7 +230,10 @@ fn rules(settings: &Settings) -> Rules {
     Rules {
         policy: Policy {
             threshold: i64::try_from(set.threshold).unwrap_or(i64::MAX),
-            max_tail_tokens: set.max_tail_tokens.map(|most| i64::try_from(most).unwrap_or(i64::MAX)),
+            // Policies are about what is stored.
+            max_tail_tokens: set
+                .max_tail_tokens
+                .map(|most| settings.tokens.tokenizer.unscale(i64::try_from(most).unwrap_or(i64::MAX))),
             keep_recent: set.keep_recent,
             summary_word_limit: set.summary_word_limit,
             summary_sentences: set.summary_sentences,
@@ -251,5 +254,6 @@ fn rules(settings: &Settings) -> Rules {
         inline_wait: set.inline_wait,
         daily_token_limit: set.daily_token_limit,
         memory_max_bytes: settings.memory.max_bytes,
+        tokenizer: settings.tokens.tokenizer,
     }
 }

@@ -5,7 +5,8 @@
 //! is a field here, a value in `defaults`, a line in `precis.example.toml`, and a rule in `validate` where not every
 //! value will do.
 
-use parse::{duration, optional_duration, optional_word, word};
+use crate::domain::tokens::Tokenizer;
+use parse::{duration, optional_duration, optional_word, tokenizer, word};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
@@ -48,6 +49,8 @@ pub struct Settings {
     pub consolidation: Consolidation,
     /// The memory documents.
     pub memory: Memory,
+    /// What counts tokens.
+    pub tokens: Tokens,
     /// The models that write summaries.
     pub llm: Llm,
     /// What precis says about itself.
@@ -153,6 +156,15 @@ pub struct Prompts {
 pub struct Memory {
     /// Largest memory document, in bytes.
     pub max_bytes: usize,
+}
+
+/// `[tokens]`
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tokens {
+    /// The name of an encoding, perhaps with a factor.
+    #[serde(with = "tokenizer")]
+    pub tokenizer: Tokenizer,
 }
 
 /// `[llm]`: providers have models, pools list models.

@@ -6,11 +6,14 @@
 //! | where may a conversation be cut | [`cut`] |
 //! | what does the model get to see | [`context`] |
 //! | what covers which messages | [`coverage`] |
+//! | what fits a budget of tokens | [`budget`] |
+//! | what is sent in which format | [`format`] |
 //! | what is an export of a session, and a sound one | [`archive`] |
 //! | how large may a message be | [`limits`] |
 
 pub mod api_key;
 pub mod archive;
+pub mod budget;
 pub mod chain;
 pub mod chunk;
 pub mod consolidation;
@@ -18,6 +21,7 @@ pub mod context;
 pub mod coverage;
 pub mod cut;
 pub mod exchange;
+pub mod format;
 pub mod id;
 pub(crate) mod json;
 pub mod limits;
@@ -29,3 +33,4 @@ pub(crate) mod sound;
 pub mod summary;
 pub mod tokens;
 pub mod transcript;
+pub mod window;

@@ -5,6 +5,7 @@
 
 use crate::domain::archive::LineError;
 use crate::domain::consolidation::{Mode, Policy};
+use crate::domain::tokens::Tokenizer;
 use crate::llm::Llm;
 use crate::storage::Store;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub struct Rules {
     pub daily_token_limit: Option<u64>,
     /// The largest memory document, in bytes.
     pub memory_max_bytes: usize,
+    /// What counts the tokens of limits and answers.
+    pub tokenizer: Tokenizer,
 }
 
 /// The names of the pools that do the work.
@@ -85,6 +88,16 @@ pub enum Error {
         bytes: usize,
         /// The setting `memory.max_bytes`.
         most: usize,
+    },
+    /// Not even what is sent always fits into `max_tokens`.
+    #[error("{most} tokens are allowed, {needed} are needed")]
+    BudgetTooSmall {
+        /// What the request allows.
+        most: i64,
+        /// What system message and new message take.
+        needed: i64,
+        /// What counted them.
+        tokenizer: Tokenizer,
     },
     /// There is no pool of models.
     #[error("consolidation is disabled")]

@@ -31,6 +31,29 @@ pub(super) fn optional_word<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     word(deserializer).map(Some)
 }
 
+/// What counts tokens, by its name.
+pub(super) mod tokenizer {
+    use super::{Deserializer, Serializer};
+    use crate::domain::tokens::Tokenizer;
+    use serde::Deserialize as _;
+    use serde::de::Error as _;
+
+    pub(in super::super) fn deserialize<'de, D>(deserializer: D) -> Result<Tokenizer, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference to the field")]
+    pub(in super::super) fn serialize<S>(tokenizer: &Tokenizer, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        S: Serializer,
+    {
+        serializer.collect_str(tokenizer)
+    }
+}
+
 /// A duration with its unit: `"30s"`, `"10min"`. A bare number arrives here as text and is refused like any other
 /// duration without a unit.
 pub(super) mod duration {

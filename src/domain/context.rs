@@ -1,5 +1,8 @@
 //! What the model gets to see: the system message, put together from its parts. The tail follows it as it was stored.
 
+use super::tokens::{self, Joined};
+use std::borrow::Cow;
+
 /// The heading of the memory document.
 pub const MEMORY_HEADING: &str = "## Your Memory";
 /// The heading of the rolling summary.
@@ -16,11 +19,29 @@ pub struct SystemParts<'a> {
     /// As the request gave it.
     pub system_prompt: &'a str,
     /// The user's memory document.
-    pub memory: &'a str,
+    pub memory: Counted<'a>,
     /// The rolling summary.
-    pub summary: &'a str,
+    pub summary: Counted<'a>,
     /// Whether messages will be dropped soon: see [`notice_due`].
     pub notice: bool,
+}
+
+/// A text that was counted when it was written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted<'a> {
+    /// The text.
+    pub text: &'a str,
+    /// Its tokens, by itself.
+    pub tokens: i64,
+}
+
+/// A system message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct System {
+    /// Empty: there is none.
+    pub text: String,
+    /// Its tokens, those of the message around the text included.
+    pub tokens: i64,
 }
 
 /// Whether the system message tells the agent that old messages will be dropped: from 80 % of the bound on.
@@ -29,33 +50,60 @@ pub fn notice_due(tail_len: i64, max_history_messages: usize) -> bool {
     usize::try_from(tail_len).is_ok_and(|tail_len| tail_len * 5 >= max_history_messages * 4)
 }
 
-/// The text of the system message: each part after a blank line; empty where all parts are.
+/// The system message: each part after a blank line; empty where all parts are.
 #[must_use]
-pub fn system_message(parts: &SystemParts<'_>) -> String {
-    let mut text = String::new();
-    let mut part = |heading: &str, body: &str| {
+pub fn system_message(parts: &SystemParts<'_>) -> System {
+    let mut message = Assembly::default();
+    message.add("", parts.system_prompt, None);
+    message.add_guarded(MEMORY_HEADING, parts.memory);
+    message.add_guarded(SUMMARY_HEADING, parts.summary);
+    message.add(NOTICE_HEADING, if parts.notice { NOTICE } else { "" }, None);
+    message.finish()
+}
+
+/// A system message that is being put together.
+#[derive(Default)]
+struct Assembly {
+    text: String,
+    tokens: Joined,
+}
+
+impl Assembly {
+    /// Adds a part; `tokens` are its own, where they are known.
+    fn add(&mut self, heading: &str, body: &str, tokens: Option<i64>) {
         if body.trim().is_empty() {
             return;
         }
-        if !text.is_empty() {
-            text.push_str("\n\n");
+        let between = if self.text.is_empty() { "" } else { "\n\n" };
+        let below = if heading.is_empty() { "" } else { "\n\n" };
+        for text in [between, heading, below] {
+            self.text.push_str(text);
+            self.tokens.push(text);
         }
-        if !heading.is_empty() {
-            text.push_str(heading);
-            text.push_str("\n\n");
+        self.text.push_str(body);
+        match tokens {
+            Some(tokens) => self.tokens.push_counted(body, tokens),
+            None => self.tokens.push(body),
         }
-        text.push_str(body);
-    };
-    part("", parts.system_prompt);
-    part(MEMORY_HEADING, &guard(parts.memory));
-    part(SUMMARY_HEADING, &guard(parts.summary));
-    part(NOTICE_HEADING, if parts.notice { NOTICE } else { "" });
-    text
+    }
+
+    /// Adds a part in which nothing may pass for one of our headings.
+    fn add_guarded(&mut self, heading: &str, body: Counted<'_>) {
+        match guard(body.text) {
+            Cow::Borrowed(text) => self.add(heading, text, Some(body.tokens)),
+            Cow::Owned(text) => self.add(heading, &text, None),
+        }
+    }
+
+    fn finish(self) -> System {
+        let tokens = if self.text.is_empty() { 0 } else { tokens::PER_MESSAGE + self.tokens.total() };
+        System { text: self.text, tokens }
+    }
 }
 
 /// A text in which no line can pass for one of our headings: such a line gets a backslash, Markdown's own way to say
 /// that a `#` is not a heading. All other headings are the writer's own business.
-fn guard(text: &str) -> String {
+fn guard(text: &str) -> Cow<'_, str> {
     let mut out = String::with_capacity(text.len());
     let mut title_before = false;
     for line in text.split_inclusive(is_line_break) {
@@ -72,7 +120,7 @@ fn guard(text: &str) -> String {
         let end_of_crlf = line == "\n" && out.ends_with("\r\n");
         title_before = names_ours(line) || (title_before && end_of_crlf);
     }
-    out
+    if out.len() == text.len() { Cow::Borrowed(text) } else { Cow::Owned(out) }
 }
 
 /// Every character that some reader takes for the end of a line.
@@ -112,6 +160,10 @@ fn names_ours(line: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn counted(text: &str) -> Counted<'_> {
+        Counted { text, tokens: tokens::of_text(text) }
+    }
+
     fn headings(text: &str) -> Vec<&str> {
         text.lines().filter(|line| line.starts_with("## ")).collect()
     }
@@ -120,17 +172,36 @@ mod tests {
     fn each_part_after_a_blank_line_and_empty_ones_left_out() {
         let all = SystemParts {
             system_prompt: "Be kind.",
-            memory: "Likes tea.",
-            summary: "They met.",
+            memory: counted("Likes tea."),
+            summary: counted("They met."),
             notice: true,
         };
         let expected = format!(
             "Be kind.\n\n## Your Memory\n\nLikes tea.\n\n## Session Summary\n\nThey met.\n\n## Notice\n\n{NOTICE}"
         );
-        assert_eq!(system_message(&all), expected);
-        let some = SystemParts { summary: "They met.", memory: " \n", ..SystemParts::default() };
-        assert_eq!(system_message(&some), "## Session Summary\n\nThey met.");
-        assert_eq!(system_message(&SystemParts::default()), "");
+        assert_eq!(system_message(&all).text, expected);
+        let some =
+            SystemParts { summary: counted("They met."), memory: counted(" \n"), ..SystemParts::default() };
+        assert_eq!(system_message(&some).text, "## Session Summary\n\nThey met.");
+        assert_eq!(system_message(&SystemParts::default()), System::default());
+    }
+
+    #[test]
+    fn a_system_message_weighs_what_its_text_does() {
+        for memory in
+            ["Likes tea.", "- tea\n- toast!!\n\n", "  \n indented", "## Notice\nforged", "茶が好き。"]
+        {
+            for summary in ["", "They met.", "She said: \"yes\" (twice) "] {
+                let parts = SystemParts {
+                    system_prompt: "Be kind!\n",
+                    memory: counted(memory),
+                    summary: counted(summary),
+                    notice: true,
+                };
+                let message = system_message(&parts);
+                assert_eq!(message.tokens, tokens::PER_MESSAGE + tokens::of_text(&message.text), "{parts:?}");
+            }
+        }
     }
 
     #[test]
@@ -156,9 +227,9 @@ mod tests {
             let guarded = guard(&memory);
             assert_eq!(guarded.matches('\\').count(), 1, "{guarded:?}");
             assert_eq!(guarded.replace('\\', ""), memory, "only the mark is added");
-            let message =
-                system_message(&SystemParts { memory: &memory, summary: &memory, ..Default::default() });
-            assert_eq!(headings(&message), [MEMORY_HEADING, SUMMARY_HEADING]);
+            let (memory, summary) = (counted(&memory), counted(&memory));
+            let message = system_message(&SystemParts { memory, summary, ..Default::default() });
+            assert_eq!(headings(&message.text), [MEMORY_HEADING, SUMMARY_HEADING]);
         }
     }
 

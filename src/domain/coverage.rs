@@ -11,6 +11,8 @@ pub enum Reason {
     MaxHistoryMessages,
     /// Consolidation failed and `consolidation.on_failure` is `recent`.
     OnFailure,
+    /// They don't fit into the request's `max_tokens`.
+    MaxTokens,
 }
 
 impl Reason {
@@ -20,6 +22,7 @@ impl Reason {
         match self {
             Self::MaxHistoryMessages => "max_history_messages",
             Self::OnFailure => "on_failure",
+            Self::MaxTokens => "max_tokens",
         }
     }
 }
@@ -48,6 +51,20 @@ pub struct Coverage {
     pub omitted: Vec<Omitted>,
 }
 
+impl Coverage {
+    /// Leaves the first messages of the verbatim part out, so many.
+    pub fn omit(&mut self, messages: usize, reason: Reason) {
+        let Ok(messages) = i64::try_from(messages) else {
+            return;
+        };
+        if messages > 0 {
+            let from_seq = self.verbatim_from;
+            self.verbatim_from += messages;
+            self.omitted.push(Omitted { from_seq, to_seq: self.verbatim_from - 1, reason });
+        }
+    }
+}
+
 /// What part of the tail is wanted verbatim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbatim {
@@ -61,14 +78,9 @@ pub enum Verbatim {
 }
 
 /// Decides what is sent verbatim: the tail, within `most` messages, cut where no tool call is parted from its result.
-/// `window` are the marks of the newest messages of the tail: all of them, or `most`.
-/// They are asked for only where something has to be left out.
-pub fn decide<E>(
-    session: Option<&Session>,
-    most: usize,
-    verbatim: Verbatim,
-    window: impl FnOnce() -> Result<Vec<Mark>, E>,
-) -> Result<Coverage, E> {
+/// `marks` are those of the newest messages of the tail: all of them, or `most`.
+#[must_use]
+pub fn decide(session: Option<&Session>, most: usize, verbatim: Verbatim, marks: &[Mark]) -> Coverage {
     let (cursor, last_seq) = session.map_or((0, 0), |session| (session.cursor, session.last_seq));
     let tail_len = usize::try_from(last_seq - cursor).unwrap_or(0);
     let keep = match verbatim {
@@ -78,32 +90,21 @@ pub fn decide<E>(
     let mut coverage =
         Coverage { last_seq, summary_through: cursor, verbatim_from: cursor + 1, omitted: Vec::new() };
     if tail_len <= most && tail_len <= keep {
-        return Ok(coverage);
+        return coverage;
     }
-    let marks = window()?;
     let before_window = tail_len - marks.len();
     // Among the newest `most`, everything, from the first safe cut on.
     let bounded = if before_window == 0 && tail_len <= most {
         0
     } else {
-        cut::earliest(&marks, marks.len().saturating_sub(most))
+        cut::earliest(marks, marks.len().saturating_sub(most))
     };
     let kept = marks.get(bounded..).unwrap_or_default();
     let recent = kept.len().checked_sub(keep).filter(|surplus| *surplus > 0);
     let recent = recent.and_then(|surplus| cut::latest(kept, surplus, cut::Unanswered::Open)).unwrap_or(0);
-    let mut omit = |messages: usize, reason| {
-        let Ok(messages) = i64::try_from(messages) else {
-            return;
-        };
-        if messages > 0 {
-            let from_seq = coverage.verbatim_from;
-            coverage.verbatim_from += messages;
-            coverage.omitted.push(Omitted { from_seq, to_seq: coverage.verbatim_from - 1, reason });
-        }
-    };
-    omit(before_window + bounded, Reason::MaxHistoryMessages);
-    omit(recent, Reason::OnFailure);
-    Ok(coverage)
+    coverage.omit(before_window + bounded, Reason::MaxHistoryMessages);
+    coverage.omit(recent, Reason::OnFailure);
+    coverage
 }
 
 #[cfg(test)]
@@ -112,7 +113,6 @@ mod tests {
     use crate::domain::id::{SessionId, UserId};
     use crate::domain::message::Role;
     use crate::domain::session::{ConsolidationState, Summary};
-    use std::convert::Infallible;
     use time::OffsetDateTime;
 
     fn session(cursor: i64, last_seq: i64) -> Session {
@@ -142,7 +142,7 @@ mod tests {
     fn decide_for(cursor: i64, last_seq: i64, verbatim: Verbatim) -> Coverage {
         let session = session(cursor, last_seq);
         let window = usize::try_from(session.tail_len()).expect("small").min(200);
-        decide::<Infallible>(Some(&session), 200, verbatim, || Ok(turns(window))).expect("infallible")
+        decide(Some(&session), 200, verbatim, &turns(window))
     }
 
     fn parts(coverage: &Coverage) -> Vec<(i64, i64)> {
@@ -156,7 +156,7 @@ mod tests {
     fn a_tail_within_the_bound_goes_whole() {
         let coverage = decide_for(80, 280, Verbatim::Tail);
         assert_eq!(parts(&coverage), [(1, 80), (81, 280)]);
-        let nothing = decide::<Infallible>(None, 200, Verbatim::Tail, || unreachable!()).expect("infallible");
+        let nothing = decide(None, 200, Verbatim::Tail, &[]);
         assert_eq!((nothing.last_seq, nothing.verbatim_from), (0, 1));
     }
 

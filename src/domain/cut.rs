@@ -136,6 +136,13 @@ pub fn earliest(marks: &[Mark], from: usize) -> usize {
         .unwrap_or(marks.len())
 }
 
+/// All cuts in order that part no call from its result. A call without one holds none of them: what is left out from
+/// either side of the cut leaves nothing behind that would ask for it.
+#[must_use]
+pub fn all(marks: &[Mark]) -> Vec<usize> {
+    safe_cuts(marks, Unanswered::Closed, Stray::Ignored).into_iter().map(|(at, _)| at).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,10 +1,17 @@
-//! How many tokens a text or a message has. Counted when something is written, never when it is read.
+//! How many tokens a text or a message has. Counted when something is written, never when it is read; `docs/tokens.md`
+//! is the rule for those who count themselves.
 
 use super::message::Message;
+use std::fmt;
+use std::str::FromStr;
 use tiktoken_rs::o200k_base_singleton;
 
-/// The encoding, as responses name it. Models of other makers count differently; the name says what was counted.
-pub const TOKENIZER: &str = "o200k_base";
+/// The encoding that counts; what is stored was counted by it alone.
+pub const ENCODING: &str = "o200k_base";
+
+/// Tokens that the chat format adds to each list: the marks that the reply begins with (OpenAI's cookbook, "How to
+/// count tokens").
+pub const PER_LIST: i64 = 3;
 
 /// Tokens that the chat format adds to each message beside its content: the marks of its beginning and end, and its
 /// role (OpenAI's cookbook, "How to count tokens").
@@ -13,9 +20,71 @@ pub const PER_MESSAGE: i64 = 4;
 /// What a content part that isn't text counts: an image of 1024 × 1024 in high detail (OpenAI's vision guide).
 pub const PER_ATTACHMENT: i64 = 765;
 
-/// The tokenizer panics on very long runs of white space; pieces of this many bytes are safe, and cost at most a
-/// token each.
+/// The tokenizer panics on very long runs of white space; pieces of this many bytes are safe.
 const PIECE: usize = 64 * 1024;
+
+/// How far from the end of a piece a place is looked for at which no token reaches over its border.
+const LOOK_BACK: usize = 4 * 1024;
+
+/// What the setting `tokens.tokenizer` names: the encoding, and a factor for models whose own tokenizer is not public.
+/// What is stored is counted without it, so that it can change at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokenizer {
+    thousandths: i64,
+}
+
+impl Default for Tokenizer {
+    fn default() -> Self {
+        Self { thousandths: 1000 }
+    }
+}
+
+impl Tokenizer {
+    /// A count of [`ENCODING`], times the factor, rounded up.
+    #[must_use]
+    pub fn scale(self, tokens: i64) -> i64 {
+        let scaled = i128::from(tokens.max(0)) * i128::from(self.thousandths);
+        i64::try_from((scaled + 999) / 1000).unwrap_or(i64::MAX)
+    }
+
+    /// The most tokens of [`ENCODING`] that are no more than `most` when they are scaled.
+    #[must_use]
+    pub fn unscale(self, most: i64) -> i64 {
+        let unscaled = i128::from(most.max(0)) * 1000 / i128::from(self.thousandths);
+        i64::try_from(unscaled).unwrap_or(i64::MAX)
+    }
+}
+
+impl fmt::Display for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(ENCODING)?;
+        if self.thousandths != 1000 {
+            let (whole, rest) = (self.thousandths / 1000, format!("{:03}", self.thousandths % 1000));
+            write!(f, "*{whole}.{}", if rest == "000" { "0" } else { rest.trim_end_matches('0') })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Tokenizer {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        const OTHER: &str = "must be \"o200k_base\", or with a factor from 0.1 to 10 for models that count differently, \
+            of at most three decimals: \"o200k_base*1.2\"";
+        let factor = match name.strip_prefix(ENCODING).ok_or(OTHER)? {
+            "" => return Ok(Self::default()),
+            factor => factor.strip_prefix('*').ok_or(OTHER)?,
+        };
+        let (whole, decimals) = factor.split_once('.').unwrap_or((factor, "0"));
+        let digits = |text: &str| (1..=3).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+        if !digits(whole) || !digits(decimals) {
+            return Err(OTHER);
+        }
+        let thousandths = format!("{whole}{decimals:0<3}").parse().map_err(|_| OTHER)?;
+        if (100..=10_000).contains(&thousandths) { Ok(Self { thousandths }) } else { Err(OTHER) }
+    }
+}
 
 /// Loads the encoding (about 0.2 s), so that the first request doesn't have to.
 pub fn warm_up() {
@@ -27,12 +96,64 @@ pub fn warm_up() {
 pub fn count(text: &str) -> usize {
     let encoding = o200k_base_singleton();
     let (mut rest, mut total) = (text, 0);
-    while !rest.is_empty() {
-        let (piece, tail) = rest.split_at(rest.floor_char_boundary(PIECE));
-        total += encoding.count_ordinary(piece);
-        rest = tail;
+    while rest.len() > PIECE {
+        let end = rest.floor_char_boundary(PIECE);
+        let (piece, _) = rest.split_at(end);
+        let (head, _) = piece.split_at(last_border(piece).filter(|at| end - at <= LOOK_BACK).unwrap_or(end));
+        total += encoding.count_ordinary(head);
+        rest = rest.get(head.len()..).unwrap_or_default();
     }
-    total
+    total + encoding.count_ordinary(rest)
+}
+
+/// The last place in a text over which no token reaches, whatever stands before and after it: between a letter or digit
+/// and a blank or line feed. The encoding splits a text there before it looks for tokens.
+fn last_border(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let pair =
+        bytes.windows(2).rposition(|pair| matches!(pair, [a, b' ' | b'\n'] if a.is_ascii_alphanumeric()));
+    pair.map(|at| at + 1)
+}
+
+/// Counts a text that is put together, to the token, without counting anew what is known of its parts.
+#[derive(Debug, Default)]
+pub struct Joined {
+    tokens: usize,
+    /// What comes after the last border, and may become one token with what follows.
+    open: String,
+}
+
+impl Joined {
+    /// Adds a text.
+    pub fn push(&mut self, text: &str) {
+        self.open.push_str(text);
+        if let Some(border) = last_border(&self.open) {
+            let rest = self.open.split_off(border);
+            self.tokens += count(&self.open);
+            self.open = rest;
+        }
+    }
+
+    /// Adds a text of which it is known how many tokens it has by itself, at the beginning of a line that follows one
+    /// with a letter at its end.
+    pub fn push_counted(&mut self, text: &str, tokens: i64) {
+        let known = usize::try_from(tokens).ok();
+        let begins = |text: &str| text.starts_with(|c: char| !c.is_whitespace());
+        match (known, last_border(text)) {
+            (Some(known), Some(border)) if begins(text) && self.open.ends_with('\n') => {
+                let (_, rest) = text.split_at(border);
+                self.tokens += count(&self.open) + known.saturating_sub(count(rest));
+                rest.clone_into(&mut self.open);
+            }
+            _ => self.push(text),
+        }
+    }
+
+    /// Tokens of all of it.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        i64::try_from(self.tokens + count(&self.open)).unwrap_or(i64::MAX)
+    }
 }
 
 /// [`count`] as the store keeps it.
@@ -62,6 +183,7 @@ pub fn of_message(message: &Message) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn known_counts() {
@@ -69,6 +191,80 @@ mod tests {
         assert_eq!(count("hello world"), 2);
         assert!(count("<|endoftext|>") > 1);
         assert_eq!(count("私はお茶が好きです"), 6);
+    }
+
+    #[test]
+    fn a_tokenizer_has_the_name_that_it_was_given() {
+        for name in ["o200k_base", "o200k_base*1.2", "o200k_base*0.125", "o200k_base*2.0"] {
+            assert_eq!(name.parse::<Tokenizer>().expect("valid").to_string(), name);
+        }
+        assert_eq!("o200k_base*1.000".parse(), Ok(Tokenizer::default()));
+        for name in [
+            "",
+            "cl100k_base",
+            "o200k_base*",
+            "o200k_base*0",
+            "o200k_base*11",
+            "o200k_base*1.2345",
+            "o200k_base*-1",
+        ] {
+            assert!(name.parse::<Tokenizer>().is_err(), "{name}");
+        }
+        let larger: Tokenizer = "o200k_base*1.2".parse().expect("valid");
+        assert_eq!([0, 1, 5, 100].map(|tokens| larger.scale(tokens)), [0, 2, 6, 120]);
+        assert_eq!(larger.scale(i64::MAX), i64::MAX);
+        for most in 0..50 {
+            let unscaled = larger.unscale(most);
+            assert!(larger.scale(unscaled) <= most && larger.scale(unscaled + 1) > most);
+        }
+    }
+
+    fn text() -> impl Strategy<Value = String> {
+        let word = prop_oneof![
+            "[a-z]{1,8}",
+            "[A-Z0-9]{1,5}",
+            " ",
+            "\n",
+            "\n\n",
+            "  ",
+            "\t",
+            "\r\n",
+            "[.!?,;:/#*-]{1,4}",
+            "'s",
+            "'",
+            "é",
+            "私は",
+            "🍵",
+            "\u{301}",
+            "\u{a0}",
+            "\u{2028}",
+            "Ⓐ",
+            "<|endoftext|>",
+        ];
+        proptest::collection::vec(word, 0..30).prop_map(|words| words.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_joined_text_has_as_many_tokens_as_it_has_whole(parts in proptest::collection::vec(text(), 0..4)) {
+            let (mut joined, mut whole) = (Joined::default(), String::new());
+            for part in &parts {
+                let heading = if whole.is_empty() { "## Your Memory\n\n" } else { "\n\n## Your Memory\n\n" };
+                joined.push(heading);
+                joined.push_counted(part, of_text(part));
+                whole = format!("{whole}{heading}{part}");
+            }
+            prop_assert_eq!(joined.total(), of_text(&whole), "{:?}", whole);
+        }
+    }
+
+    #[test]
+    fn what_is_counted_in_pieces_counts_as_it_does_whole() {
+        let text = "It's 12345 words, isn't it?! ".repeat(10_000);
+        assert!(text.len() > 4 * PIECE);
+        assert_eq!(count(&text), o200k_base_singleton().count_ordinary(&text));
     }
 
     #[test]

@@ -5,18 +5,18 @@ use super::consolidate::{Ended, Progress};
 use super::turn::Turn;
 use super::{Error, MemoryService, Pools};
 use crate::domain::consolidation::{Due, Mode};
-use crate::domain::context::{self, SystemParts};
-use crate::domain::coverage::{self, Coverage, Verbatim};
+use crate::domain::coverage::Coverage;
 use crate::domain::cut::Mark;
+use crate::domain::format::{Format, List};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::memory::MemoryDocument;
 use crate::domain::message::Message;
 use crate::domain::session::Session;
-use crate::domain::tokens;
-use crate::storage::StoreError;
+use crate::domain::tokens::Tokenizer;
 use crate::storage::consolidations::Claim;
 use crate::storage::recall::Recalled;
 use time::OffsetDateTime;
+
+mod assemble;
 
 /// What a request for a context says. All of it may be left out.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +29,12 @@ pub struct Request {
     pub user_id: Option<UserId>,
     /// When to consolidate, other than the settings say.
     pub mode: Option<Mode>,
+    /// Most tokens of the whole list.
+    pub max_tokens: Option<i64>,
+    /// How the list is written.
+    pub format: Format,
+    /// Whether the stable part is marked for the provider's cache.
+    pub cache_control: bool,
     /// Given back while the request waits for its consolidation.
     pub turn: Turn,
 }
@@ -36,12 +42,8 @@ pub struct Request {
 /// A context, ready to be sent, with what it is made of.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The text of the system message; empty = there is none.
-    pub system: String,
-    /// The verbatim part of the tail: JSON messages, as they were given.
-    pub history: Vec<String>,
-    /// The new message.
-    pub user_message: Option<Message>,
+    /// The list.
+    pub list: List,
     /// What covers which messages.
     pub coverage: Coverage,
     /// The revision of the summary; 0 = there is none.
@@ -58,15 +60,19 @@ pub struct Context {
     pub tokens: Tokens,
 }
 
-/// Tokens of a context's parts, by [`tokens::TOKENIZER`].
+/// Tokens of a context's parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens {
-    /// The system message: the sum of its parts, counted when they were written.
+    /// The system message.
     pub system: i64,
     /// The verbatim part.
     pub history: i64,
     /// The new message.
     pub user_message: i64,
+    /// The part that will be the same in the next context.
+    pub stable: i64,
+    /// What counted them.
+    pub tokenizer: Tokenizer,
 }
 
 /// What became of consolidation in a request.
@@ -162,11 +168,15 @@ impl MemoryService {
                 }
             }
         };
-        // What the request brought is counted now.
+        // What the request brought is counted now, and another format than that of the store is written.
         let brought = request.system_prompt.as_ref().map_or(0, String::len)
             + request.user_message.as_ref().map_or(0, |message| message.json().len());
+        let written = match request.format {
+            Format::OpenAi => 0,
+            Format::Anthropic => recalled.window.iter().map(|message| message.json.len()).sum(),
+        };
         let service = self.clone();
-        blocking::sized(brought, move || service.assemble(recalled, request, report)).await
+        blocking::sized(brought + written, move || service.assemble(recalled, request, report)).await
     }
 
     /// Reads what a context is made of, for the session's own user only.
@@ -218,9 +228,8 @@ impl MemoryService {
         if tail_len > recalled.window.len() {
             return true;
         }
-        let marks: Result<Vec<Mark>, _> = recalled.window.iter().map(|message| mark(&message.json)).collect();
-        // What can't be read is for the run to report.
-        marks.map_or(true, |marks| self.rules.policy.plan(&marks, tail_len).is_some())
+        let marks: Vec<Mark> = recalled.window.iter().map(|message| message.mark.clone()).collect();
+        self.rules.policy.plan(&marks, tail_len).is_some()
     }
 
     /// What to say of a run that this request waited for.
@@ -246,47 +255,6 @@ impl MemoryService {
             Err(_) => Outcome::InProgress.into(),
         }
     }
-
-    fn assemble(&self, recalled: Recalled, request: Request, report: Report) -> Result<Context, Error> {
-        let policy = &self.rules.policy;
-        let Recalled { session, memory, mut window, .. } = recalled;
-        let verbatim = if self.rules.recent_on_failure && report.outcome == Outcome::Failed {
-            Verbatim::Recent { keep: policy.keep_recent }
-        } else {
-            Verbatim::Tail
-        };
-        let coverage = coverage::decide(session.as_ref(), policy.max_history_messages, verbatim, || {
-            window.iter().map(|message| mark(&message.json)).collect::<Result<_, _>>()
-        })?;
-        window.retain(|message| message.seq >= coverage.verbatim_from);
-        let tail_len = session.as_ref().map_or(0, Session::tail_len);
-        let summary = session.as_ref().map(|session| &session.summary);
-        let system_prompt = request.system_prompt.unwrap_or_default();
-        let parts = SystemParts {
-            system_prompt: &system_prompt,
-            memory: memory.as_ref().map_or("", |memory| &memory.content),
-            summary: summary.map_or("", |summary| &summary.text),
-            notice: context::notice_due(tail_len, policy.max_history_messages),
-        };
-        let system = context::system_message(&parts);
-        let tokens = Tokens {
-            system: if system.is_empty() { 0 } else { weigh(&parts, memory.as_ref(), session.as_ref()) },
-            history: window.iter().map(|message| message.tokens).sum(),
-            user_message: request.user_message.as_ref().map_or(0, tokens::of_message),
-        };
-        Ok(Context {
-            system,
-            history: window.into_iter().map(|message| message.json).collect(),
-            user_message: request.user_message,
-            coverage,
-            summary_revision: session.as_ref().map_or(0, |session| session.revision),
-            summary_words: summary.map_or(0, |summary| summary.words),
-            memory_version: memory.as_ref().map_or(0, |memory| memory.version),
-            memory_words: memory.as_ref().map_or(0, |memory| memory.words),
-            consolidation: report,
-            tokens,
-        })
-    }
 }
 
 type Waited = Result<Result<Ended, tokio::task::JoinError>, tokio::time::error::Elapsed>;
@@ -297,31 +265,4 @@ enum Decision {
     Reported(Report),
     /// Do it.
     Due { claim: Claim, pools: Pools, mode: Mode },
-}
-
-fn mark(json: &str) -> Result<Mark, StoreError> {
-    let message = Message::from_stored(json.to_owned());
-    let message = message
-        .map_err(|_| StoreError::Corrupt { what: "a message", why: "not of the chat format".into() })?;
-    Ok(Mark::of(&message))
-}
-
-/// Tokens of the system message. Only the prompt that the request brought is counted now.
-fn weigh(parts: &SystemParts<'_>, memory: Option<&MemoryDocument>, session: Option<&Session>) -> i64 {
-    /// Two blank lines and two `#`.
-    const AROUND_HEADING: i64 = 4;
-    let heading = |shown: bool, heading: &str, body: i64| {
-        if shown { tokens::of_text(heading) + AROUND_HEADING + body } else { 0 }
-    };
-    let memory_tokens = memory.map_or(0, |memory| memory.tokens);
-    let summary_tokens = session.map_or(0, |session| session.summary.tokens);
-    tokens::PER_MESSAGE
-        + tokens::of_text(parts.system_prompt)
-        + heading(!parts.memory.trim().is_empty(), context::MEMORY_HEADING, memory_tokens)
-        + heading(!parts.summary.trim().is_empty(), context::SUMMARY_HEADING, summary_tokens)
-        + heading(
-            parts.notice,
-            context::NOTICE_HEADING,
-            if parts.notice { tokens::of_text(context::NOTICE) } else { 0 },
-        )
 }

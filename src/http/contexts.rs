@@ -1,25 +1,27 @@
 //! `POST /sessions/{session_id}/context`
 
 use super::chat::ContentBody;
-use super::error::Problem;
+use super::error::{FieldError, Problem};
 use super::exchanges::at;
 use super::extract::{OptionalJson, Session, Tenant, user_id};
-use super::json::stored;
 use super::limits::Limits;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::OtherUser;
 use crate::domain::consolidation::Mode;
+use crate::domain::format::Format;
 use crate::domain::message::{Invalid, Message, Role};
-use crate::domain::tokens::TOKENIZER;
-use crate::engine::recall::{Context, Request};
+use crate::engine::recall::Request;
 use crate::engine::turn::Turn;
-use crate::engine::{Error, MemoryService, blocking};
+use crate::engine::{MemoryService, blocking};
+use answer::{ContextResponse, respond};
 use axum::Extension;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
-use time::OffsetDateTime;
+use serde::Deserialize;
+use serde_json::Number;
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
+
+mod answer;
 
 /// What the context is for. Every field may be left out, and the body as a whole.
 #[derive(Default, Deserialize, ToSchema)]
@@ -34,6 +36,48 @@ pub(super) struct ContextRequest {
     user_id: Option<String>,
     /// When to consolidate, other than the settings say.
     mode: Option<RequestMode>,
+    /// Most tokens of the whole list, counted as `tokens.tokenizer` says. What does not fit is left out, oldest first.
+    #[schema(value_type = Option<u64>, minimum = 1)]
+    max_tokens: Option<MaxTokens>,
+    /// How the list is written: `openai` where it is left out.
+    format: Option<RequestFormat>,
+    /// With the format `anthropic`: marks the stable part for the provider's cache.
+    cache_control: Option<bool>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "Number")]
+struct MaxTokens(i64);
+
+impl TryFrom<Number> for MaxTokens {
+    type Error = &'static str;
+
+    fn try_from(number: Number) -> Result<Self, Self::Error> {
+        let whole = number.as_u64().filter(|most| *most > 0).ok_or("must be a whole number from 1 on")?;
+        Ok(Self(i64::try_from(whole).unwrap_or(i64::MAX)))
+    }
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(try_from = "String")]
+#[schema(rename_all = "snake_case")]
+enum RequestFormat {
+    /// Chat completions.
+    Openai,
+    /// Messages of Anthropic's: `system` beside `messages`, content blocks.
+    Anthropic,
+}
+
+impl TryFrom<String> for RequestFormat {
+    type Error = &'static str;
+
+    fn try_from(word: String) -> Result<Self, Self::Error> {
+        match word.as_str() {
+            "openai" => Ok(Self::Openai),
+            "anthropic" => Ok(Self::Anthropic),
+            _ => Err("must be openai or anthropic"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
@@ -60,83 +104,6 @@ impl TryFrom<String> for RequestMode {
             _ => Err("must be inline, background or off"),
         }
     }
-}
-
-/// A context, ready to be sent to a model.
-#[derive(Serialize, ToSchema)]
-pub(super) struct ContextResponse {
-    session_id: String,
-    /// System message (left out when empty), verbatim part of the tail, new user message.
-    #[schema(value_type = Vec<Object>)]
-    messages: Vec<Box<RawValue>>,
-    coverage: CoverageBody,
-    summary: SummaryRef,
-    memory: MemoryRef,
-    consolidation: ConsolidationReport,
-    tokens: TokenCounts,
-}
-
-/// What covers which messages: the summary, the omitted ranges and the verbatim part cover 1 … `last_seq` exactly once.
-#[derive(Serialize, ToSchema)]
-struct CoverageBody {
-    /// The newest message; 0 = none.
-    last_seq: i64,
-    /// The last message that the summary covers; 0 = none.
-    summary_through: i64,
-    /// The first message that is sent verbatim; `last_seq + 1` where none is.
-    verbatim_from: i64,
-    /// What is in neither part.
-    omitted: Vec<OmittedRange>,
-}
-
-#[derive(Serialize, ToSchema)]
-struct OmittedRange {
-    from_seq: i64,
-    to_seq: i64,
-    /// `max_history_messages` or `on_failure`.
-    reason: &'static str,
-}
-
-#[derive(Serialize, ToSchema)]
-struct SummaryRef {
-    /// 0 = there is no summary.
-    revision: i64,
-    words: i64,
-}
-
-#[derive(Serialize, ToSchema)]
-struct MemoryRef {
-    /// 0 = never written.
-    version: i64,
-    words: i64,
-}
-
-/// What became of consolidation in this request.
-#[derive(Serialize, ToSchema)]
-struct ConsolidationReport {
-    /// `not_due`, `consolidated`, `scheduled`, `in_progress`, `failed` or `disabled`.
-    outcome: &'static str,
-    /// Messages that were summarised.
-    messages: i64,
-    /// Whether the summary was compressed.
-    meta: bool,
-    /// The model that did it.
-    model: Option<String>,
-    /// After a failure: before this time it isn't tried again.
-    #[serde(with = "time::serde::rfc3339::option")]
-    retry_at: Option<OffsetDateTime>,
-    /// Why it failed; null where it did not.
-    reason: Option<String>,
-}
-
-#[derive(Serialize, ToSchema)]
-struct TokenCounts {
-    total: i64,
-    system: i64,
-    history: i64,
-    user_message: i64,
-    /// What counted them.
-    tokenizer: &'static str,
 }
 
 /// Builds the message list that the agent should send to its model now.
@@ -180,6 +147,15 @@ impl ContextRequest {
         wrong.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
         let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose();
         let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();
+        let format = match self.format {
+            Some(RequestFormat::Anthropic) => Format::Anthropic,
+            Some(RequestFormat::Openai) | None => Format::OpenAi,
+        };
+        let cache_control = self.cache_control.unwrap_or_default();
+        if cache_control && format == Format::OpenAi {
+            let detail = "only the format anthropic has such marks: leave it out, or send format = anthropic";
+            wrong.push(FieldError { field: "cache_control".to_owned(), detail: detail.to_owned() });
+        }
         if !wrong.is_empty() {
             return Err(Problem::invalid(wrong));
         }
@@ -192,59 +168,10 @@ impl ContextRequest {
                 RequestMode::Background => Mode::Background,
                 RequestMode::Off => Mode::Off,
             }),
+            max_tokens: self.max_tokens.map(|MaxTokens(most)| most),
+            format,
+            cache_control,
             turn: Turn::default(),
         })
     }
-}
-
-fn respond(session_id: &str, context: Context) -> Result<ContextResponse, Error> {
-    #[derive(Serialize)]
-    struct System<'a> {
-        role: &'static str,
-        content: &'a str,
-    }
-    let mut messages = Vec::with_capacity(context.history.len() + 2);
-    if !context.system.is_empty() {
-        let system = to_raw_value(&System { role: "system", content: &context.system });
-        messages.push(system.unwrap_or_else(|_| unreachable!("two strings are always JSON")));
-    }
-    for message in context.history {
-        messages.push(stored(message)?);
-    }
-    if let Some(message) = &context.user_message {
-        messages.push(stored(message.json().to_owned())?);
-    }
-    let omitted = context.coverage.omitted.iter().map(|omitted| OmittedRange {
-        from_seq: omitted.from_seq,
-        to_seq: omitted.to_seq,
-        reason: omitted.reason.as_str(),
-    });
-    let (report, tokens) = (context.consolidation, context.tokens);
-    Ok(ContextResponse {
-        session_id: session_id.to_owned(),
-        messages,
-        coverage: CoverageBody {
-            last_seq: context.coverage.last_seq,
-            summary_through: context.coverage.summary_through,
-            verbatim_from: context.coverage.verbatim_from,
-            omitted: omitted.collect(),
-        },
-        summary: SummaryRef { revision: context.summary_revision, words: context.summary_words },
-        memory: MemoryRef { version: context.memory_version, words: context.memory_words },
-        consolidation: ConsolidationReport {
-            outcome: report.outcome.as_str(),
-            messages: report.messages,
-            meta: report.meta,
-            model: report.model,
-            retry_at: report.retry_at,
-            reason: report.reason,
-        },
-        tokens: TokenCounts {
-            total: tokens.system + tokens.history + tokens.user_message,
-            system: tokens.system,
-            history: tokens.history,
-            user_message: tokens.user_message,
-            tokenizer: TOKENIZER,
-        },
-    })
 }

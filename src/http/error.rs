@@ -232,6 +232,9 @@ impl From<Error> for Problem {
                 );
                 Self::invalid_field("content", detail)
             }
+            Error::BudgetTooSmall { most, needed, tokenizer } => {
+                Self::budget_too_small(most, needed, tokenizer)
+            }
             Error::Disabled => {
                 let detail = "No pool of models is set (consolidation.pool, llm.default_pool), \
                     so there is nobody to write a summary.";

@@ -7,6 +7,9 @@ use reqwest::Method;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+mod formats;
+mod lists;
+
 on_both_stores!(
     an_unknown_session_is_empty_and_stays_unknown,
     the_parts_come_in_their_order,

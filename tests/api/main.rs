@@ -32,6 +32,7 @@ mod support {
     pub(crate) mod app;
     pub(crate) mod backend;
     pub(crate) mod keys;
+    pub(crate) mod lists;
     pub(crate) mod model_server;
     pub(crate) mod postgres;
 }

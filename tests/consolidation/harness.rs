@@ -6,6 +6,8 @@ use crate::support::app::{Set, TestApp, one_model};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Call, ModelServer};
 use precis::domain::consolidation::{Mode, Policy};
+use precis::domain::tokens::Tokenizer;
+use precis::engine::recall::Context;
 use precis::engine::{Pools, Rules};
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
@@ -27,6 +29,7 @@ pub(crate) async fn start(backend: &Backend, model: &ModelServer, set: Set<'_>) 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) messages: Vec<Box<RawValue>>,
+    pub(crate) inserted: usize,
     pub(crate) coverage: Coverage,
     pub(crate) summary: SummaryRef,
     pub(crate) consolidation: Report,
@@ -79,10 +82,17 @@ impl Answer {
         }
     }
 
-    /// The messages of the tail, as text.
+    /// The messages of the tail, as text: without the calls and results that are put in where one lacks the other.
     pub(crate) fn verbatim(&self) -> Vec<&str> {
         let messages = self.messages.iter().map(|message| message.get());
-        messages.skip(usize::from(!self.system().is_empty())).collect()
+        let inserted = ["\"No result of this call has been recorded.\"", "\"earlier_call\""];
+        let verbatim: Vec<&str> = messages
+            .skip(usize::from(!self.system().is_empty()))
+            .filter(|message| !inserted.iter().any(|text| message.contains(text)))
+            .collect();
+        let list = self.messages.len() - usize::from(!self.system().is_empty());
+        assert_eq!(list - verbatim.len(), self.inserted, "{:?}", self.messages);
+        verbatim
     }
 
     /// **The promise**: summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once, and the
@@ -122,6 +132,7 @@ pub(crate) fn rules() -> Rules {
         pools: Some(Pools { consolidation: "p".to_owned(), meta: "p".to_owned() }),
         inline_wait: PATIENCE,
         daily_token_limit: None,
+        tokenizer: Tokenizer::default(),
         memory_max_bytes: 1000,
     }
 }
@@ -237,4 +248,9 @@ pub(crate) fn covering(call: &Call) -> String {
     }
     let seqs = seen(call).iter().map(|seq| format!("m{seq}")).collect::<Vec<_>>();
     format!("It covers {} .", seqs.join(" "))
+}
+
+/// How many messages of the tail a context sends.
+pub(crate) fn sent(context: &Context) -> usize {
+    context.list.messages.iter().filter(|message| !message.contains(r#""role":"system""#)).count()
 }

@@ -1,6 +1,6 @@
 //! What models take is put on the tenant's account, and nothing is asked of them beyond the daily limit.
 
-use crate::harness::{PATIENCE, rules};
+use crate::harness::{PATIENCE, rules, sent};
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::consolidation::Policy;
 use precis::domain::exchange::Exchange;
@@ -187,11 +187,11 @@ async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
     // At the failure itself, and while the next attempt waits.
     for _ in 0..2 {
         let context = scene.context().await;
-        let report = context.consolidation;
+        let report = &context.consolidation;
         assert_eq!((report.outcome, report.messages), (Outcome::Failed, 0));
         assert_eq!(report.reason.as_ref(), Some(&reason));
         assert!(report.retry_at.is_some());
-        assert_eq!((context.coverage.verbatim_from, context.history.len()), (4, 7), "nothing is lost");
+        assert_eq!((context.coverage.verbatim_from, sent(&context)), (4, 7), "nothing is lost");
     }
     let asked = scene.service.consolidate_now(&scene.tenant, &scene.session).await;
     assert!(matches!(&asked, Err(Error::ConsolidationFailed(why)) if *why == reason), "{asked:?}");
@@ -214,9 +214,9 @@ async fn what_was_committed_before_the_limit_stands(backend: Backend) {
     let scene = Scene::new(&backend, &models, limited(2 * TOKENS)).await;
     scene.say(&[long().as_str(); 6]).await;
     let context = scene.context().await;
-    let report = context.consolidation;
+    let report = &context.consolidation;
     assert_eq!((report.outcome, report.messages), (Outcome::Failed, 2));
-    assert_eq!((context.coverage.summary_through, context.history.len()), (2, 4));
+    assert_eq!((context.coverage.summary_through, sent(&context)), (2, 4));
     assert_eq!((models.asked(), context.summary_revision), (2, 2));
 }
 

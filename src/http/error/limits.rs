@@ -1,6 +1,7 @@
 //! Refusals of what goes beyond a limit: each names the setting and its value.
 
-use super::Problem;
+use super::{FieldError, Problem};
+use crate::domain::tokens::Tokenizer;
 use crate::http::limits::Limits;
 use axum::http::StatusCode;
 
@@ -56,6 +57,18 @@ impl Problem {
              `precis import`, beside the database, takes one of any size."
         );
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+    }
+
+    /// 422: what no context goes without is more than the budget.
+    pub(crate) fn budget_too_small(most: i64, needed: i64, tokenizer: Tokenizer) -> Self {
+        let detail = format!(
+            "System prompt, memory document, summary and new message take {needed} tokens ({tokenizer}), and max_tokens is \
+             {most}: allow at least {needed}, or send less."
+        );
+        let field =
+            FieldError { field: "max_tokens".to_owned(), detail: format!("must be at least {needed}") };
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        Self { errors: vec![field], ..Self::new(status, "budget-too-small", "Budget too small", detail) }
     }
 
     /// 408: the body did not come.

@@ -1,0 +1,158 @@
+//! What is sent to a model, in the format that its interface takes. `docs/formats.md` has the rules.
+//!
+//! A stored message becomes a [`Piece`]: itself, and what has to stand before or behind it so that the interfaces take
+//! the list. Pieces don't depend on what follows them, with one exception that is said ([`Piece::open`]): so a list
+//! that grows has the one before it as its beginning. A format is a file beside `openai`, with an arm in each
+//! function here.
+
+use super::message::Invalid;
+use super::window::WindowMessage;
+use pairs::Inserts;
+
+mod anthropic;
+mod openai;
+mod pairs;
+
+/// The formats that a context can be asked for in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Chat completions: messages as they were stored.
+    #[default]
+    OpenAi,
+    /// Messages of Anthropic's: `system` beside `messages`, content blocks.
+    Anthropic,
+}
+
+/// Who speaks, as far as formats tell them apart in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Voice {
+    User,
+    Assistant,
+}
+
+/// A message of [`Format::OpenAi`], a content block of [`Format::Anthropic`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    voice: Voice,
+    json: String,
+}
+
+/// What a message becomes in a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    parts: Vec<Part>,
+    /// Tokens of all its parts.
+    pub tokens: i64,
+    /// Tokens of what stands before it where the list begins with it.
+    pub tokens_as_first: i64,
+    /// Parts that are no part of the history: see [`pairs`].
+    inserted: usize,
+    /// How many of its last parts say that a call has no result, while nothing has followed yet: the result may still
+    /// come in their place.
+    open: usize,
+    open_tokens: i64,
+}
+
+/// A list, ready to be sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct List {
+    /// JSON of what stands beside the messages; the format may have no such place.
+    pub system: Option<String>,
+    /// JSON of each message.
+    pub messages: Vec<String>,
+    /// What of it will be the same in the next list.
+    pub stable: Stable,
+    /// Calls and results in it that are no part of the history.
+    pub inserted: usize,
+}
+
+/// The beginning of a list that will be the beginning of the next one, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stable {
+    /// So many messages.
+    pub messages: usize,
+    /// Of the last of them, so many content blocks, where the format has them: others may follow.
+    pub blocks: Option<usize>,
+    /// Tokens of it, not scaled.
+    pub tokens: i64,
+}
+
+/// What a list is made of.
+#[derive(Clone, Debug, Default)]
+pub struct Draft {
+    /// The text of the system message; empty: there is none.
+    pub system: String,
+    /// Its tokens.
+    pub system_tokens: i64,
+    /// The messages that are sent of the history.
+    pub history: Vec<Piece>,
+    /// The new message.
+    pub user_message: Option<Piece>,
+    /// Whether the next list begins with the same message. It does unless messages have to be left out.
+    pub begins_the_same: bool,
+    /// Whether the stable part is marked for the provider's cache, where the format has such marks.
+    pub cache_control: bool,
+}
+
+impl Format {
+    /// What these messages become, one piece for each.
+    ///
+    /// # Errors
+    /// A stored text is no message.
+    pub fn pieces(self, window: Vec<WindowMessage>) -> Result<Vec<Piece>, Vec<Invalid>> {
+        let inserts = pairs::inserts(window.iter().map(|message| &message.mark));
+        let messages = window.into_iter().zip(inserts);
+        match self {
+            Self::OpenAi => Ok(messages.map(|(message, inserts)| openai::piece(message, &inserts)).collect()),
+            Self::Anthropic => {
+                let mut ids = anthropic::Ids::default();
+                messages.map(|(message, inserts)| anthropic::piece(&message, &inserts, &mut ids)).collect()
+            }
+        }
+    }
+
+    /// The list of what is to be sent.
+    #[must_use]
+    pub fn list(self, draft: Draft) -> List {
+        let inserted = draft.history.iter().map(|piece| piece.inserted).sum();
+        let list = match self {
+            Self::OpenAi => openai::list(draft),
+            Self::Anthropic => anthropic::list(draft),
+        };
+        List { inserted, ..list }
+    }
+}
+
+impl Piece {
+    /// Adds a part that is no part of the history.
+    fn insert(&mut self, part: Part, tokens: i64) {
+        self.parts.push(part);
+        self.inserted += 1;
+        self.tokens += tokens;
+    }
+
+    /// Adds results that are no part of the history; `last`: nothing follows them yet.
+    fn insert_results(&mut self, inserts: &Inserts, result: impl Fn(&str) -> (Part, i64)) {
+        for id in &inserts.results {
+            let (part, tokens) = result(id);
+            self.insert(part, tokens);
+            if inserts.last {
+                self.open += 1;
+                self.open_tokens += tokens;
+            }
+        }
+    }
+}
+
+impl Draft {
+    /// How many parts of the history are stable, and the tokens of all that is.
+    fn stable(&self) -> (usize, i64) {
+        if !self.begins_the_same {
+            return (0, self.system_tokens);
+        }
+        let parts: usize = self.history.iter().map(|piece| piece.parts.len() - piece.open).sum();
+        let tokens: i64 = self.history.iter().map(|piece| piece.tokens - piece.open_tokens).sum();
+        let first = self.history.first().map_or(0, |piece| piece.tokens_as_first);
+        (parts, self.system_tokens + first + tokens)
+    }
+}

@@ -1,0 +1,93 @@
+//! Content blocks, and what they weigh.
+
+use crate::domain::{sound, tokens};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+/// A content block.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Block {
+    Text {
+        text: String,
+    },
+    Image {
+        source: Source,
+    },
+    Document {
+        source: Source,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        title: Option<String>,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        input: Box<RawValue>,
+    },
+    ToolResult {
+        tool_use_id: String,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        content: Vec<Block>,
+    },
+}
+
+/// Where an image or a document comes from.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Source {
+    Base64 { media_type: String, data: String },
+    Url { url: String },
+}
+
+impl Block {
+    pub(super) fn text(text: &str) -> Self {
+        Self::Text { text: text.to_owned() }
+    }
+
+    /// **The rule**, the same figures as for a message of the chat format: [`tokens::PER_MESSAGE`] for each block but
+    /// images and documents, which are [`tokens::PER_ATTACHMENT`] each; to that its text, or ids, names and arguments.
+    /// In a result, text has no weight but its own.
+    pub(super) fn tokens(&self) -> i64 {
+        match self {
+            Self::Text { text } => tokens::PER_MESSAGE + tokens::of_text(text),
+            Self::Image { .. } | Self::Document { .. } => tokens::PER_ATTACHMENT,
+            Self::ToolUse { id, name, input } => {
+                let texts = [id, name, input.get()].map(tokens::of_text);
+                tokens::PER_MESSAGE + texts.iter().sum::<i64>()
+            }
+            Self::ToolResult { tool_use_id, content } => {
+                let inside = content.iter().map(|block| match block {
+                    Self::Text { text } => tokens::of_text(text),
+                    other => other.tokens(),
+                });
+                tokens::PER_MESSAGE + tokens::of_text(tool_use_id) + inside.sum::<i64>()
+            }
+        }
+    }
+}
+
+/// The arguments of a call without any.
+pub(super) fn no_input() -> Box<RawValue> {
+    raw("{}".to_owned())
+}
+
+/// The arguments of a call: an object as it is, to the letter; any other text as the only field of one.
+pub(super) fn input(arguments: &str) -> Box<RawValue> {
+    #[derive(Serialize)]
+    struct Other<'a> {
+        arguments: &'a str,
+    }
+    let text = arguments.trim_ascii();
+    if text.is_empty() {
+        return no_input();
+    }
+    // Deeper in the list than in the message: within a level less, every client can read it.
+    if text.starts_with('{') && sound::check(text, sound::MOST_LEVELS - 8).is_ok() {
+        return raw(text.to_owned());
+    }
+    raw(super::json(&Other { arguments }))
+}
+
+fn raw(json: String) -> Box<RawValue> {
+    RawValue::from_string(json).unwrap_or_else(|_| unreachable!("only what was found to be JSON comes here"))
+}

@@ -1,0 +1,90 @@
+//! Chat completions: messages as they were stored, byte for byte.
+
+use super::pairs::{EARLIER_CALL, Inserts, NO_RESULT};
+use super::{Draft, List, Part, Piece, Stable, Voice};
+use crate::domain::message::Role;
+use crate::domain::tokens;
+use crate::domain::window::WindowMessage;
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Plain<'a> {
+    role: &'static str,
+    content: &'a str,
+}
+
+#[derive(Serialize)]
+struct Caller<'a> {
+    role: &'static str,
+    content: Option<&'static str>,
+    tool_calls: [Call<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct Call<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    function: Function,
+}
+
+#[derive(Serialize)]
+struct Function {
+    name: &'static str,
+    arguments: &'static str,
+}
+
+#[derive(Serialize)]
+struct ToolResult<'a> {
+    role: &'static str,
+    tool_call_id: &'a str,
+    content: &'static str,
+}
+
+pub(super) fn piece(message: WindowMessage, inserts: &Inserts) -> Piece {
+    let mut piece = Piece::default();
+    if inserts.call {
+        let (call, tokens) = call(message.mark.answers.as_deref().unwrap_or_default());
+        piece.insert(call, tokens);
+    }
+    let voice = if message.mark.role == Role::Assistant { Voice::Assistant } else { Voice::User };
+    piece.parts.push(Part { voice, json: message.json });
+    piece.tokens += message.tokens;
+    piece.insert_results(inserts, result);
+    piece
+}
+
+/// A call whose result follows.
+fn call(id: &str) -> (Part, i64) {
+    const ARGUMENTS: &str = "{}";
+    let function = Function { name: EARLIER_CALL, arguments: ARGUMENTS };
+    let json = json(&Caller {
+        role: "assistant",
+        content: None,
+        tool_calls: [Call { id, r#type: "function", function }],
+    });
+    let tokens = tokens::of_text(id) + tokens::of_text(EARLIER_CALL) + tokens::of_text(ARGUMENTS);
+    (Part { voice: Voice::Assistant, json }, 2 * tokens::PER_MESSAGE + tokens)
+}
+
+/// The result of a call that has none.
+fn result(id: &str) -> (Part, i64) {
+    let json = json(&ToolResult { role: "tool", tool_call_id: id, content: NO_RESULT });
+    let tokens = tokens::PER_MESSAGE + tokens::of_text(id) + tokens::of_text(NO_RESULT);
+    (Part { voice: Voice::User, json }, tokens)
+}
+
+pub(super) fn list(draft: Draft) -> List {
+    let (stable, tokens) = draft.stable();
+    let mut messages = Vec::with_capacity(draft.history.len() + 2);
+    if !draft.system.is_empty() {
+        messages.push(json(&Plain { role: "system", content: &draft.system }));
+    }
+    let stable = Stable { messages: messages.len() + stable, blocks: None, tokens };
+    let pieces = draft.history.into_iter().chain(draft.user_message);
+    messages.extend(pieces.flat_map(|piece| piece.parts).map(|part| part.json));
+    List { messages, stable, ..List::default() }
+}
+
+fn json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_else(|_| unreachable!("structs of strings are always JSON"))
+}

@@ -1,0 +1,253 @@
+//! The same session in both formats, to the letter.
+
+use crate::answer::{Answer, on_sqlite, post, put};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use serde_json::{Value, json};
+
+on_both_stores!(
+    a_session_in_the_anthropic_format,
+    calls_and_results_are_completed_in_both_formats,
+    the_stable_part_is_marked_for_the_cache,
+    what_was_asked_is_where_the_next_context_goes_on,
+    a_factor_scales_budgets_and_counts,
+);
+
+const PATH: &str = "/sessions/s/context";
+
+fn call(id: &str, arguments: &str) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": "look.up", "arguments": arguments}})
+}
+
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+async fn a_session_in_the_anthropic_format(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    put(&app, "/users/default/memory", r#"{"content":"Likes tea."}"#).await.ok(200);
+    let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    app.record(
+        "s",
+        &[
+            json!({"role": "assistant", "content": "Hello! \n"}),
+            json!({"role": "user", "name": "Ada", "content": [
+                {"type": "text", "text": "Look:"}, image("data:image/jpg;base64,AAAA"), image("https://example.org/a.png"),
+                image("ftp://example.org/a.png"), {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+                {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}},
+                {"type": "file", "file": {"file_id": "f", "filename": "b.txt"}},
+            ]}),
+            json!({"role": "assistant", "content": "", "tool_calls": [
+                call("one", r#"{"q": 1.50}"#), call("t:2", ""), call("t;2", "[1]"),
+            ]}),
+            json!({"role": "tool", "tool_call_id": "t;2", "content": "second"}),
+            json!({"role": "tool", "tool_call_id": "one", "name": "look.up", "content": ""}),
+            json!({"role": "tool", "tool_call_id": "t:2", "content": [{"type": "text", "text": "third"}]}),
+            json!({"role": "user", "content": " "}),
+            json!({"role": "user", "content": "Well?"}),
+            json!({"role": "assistant", "content": null, "refusal": "No."}),
+        ],
+    )
+    .await;
+    let asked = json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "And now?"});
+    let answer = post(&app, PATH, asked.to_string()).await;
+    let context = answer.ok(200);
+    assert_eq!(context["system"], "Be kind.\n\n## Your Memory\n\nLikes tea.");
+    let messages = context["messages"].as_array().expect("a list");
+    let hashed = |at: usize| messages[3]["content"][at]["id"].as_str().expect("an id").to_owned();
+    let (colon, semicolon) = (hashed(1), hashed(2));
+    assert!(colon != semicolon && colon.len() == 29 && colon.starts_with("call_"), "{colon} {semicolon}");
+    let result =
+        |id: &str, content: Value| json!({"type": "tool_result", "tool_use_id": id, "content": content});
+    let call =
+        |id: &str, input: Value| json!({"type": "tool_use", "id": id, "name": "look_up", "input": input});
+    let expected = json!([
+        {"role": "user", "content": [text("(The conversation began earlier.)")]},
+        {"role": "assistant", "content": [text("Hello!")]},
+        {"role": "user", "content": [
+            text("Ada:"), text("Look:"),
+            {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "AAAA"}},
+            {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+            text("(an image that can't be shown here)"), text("(audio that can't be shown here)"),
+            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}, "title": "a.pdf"},
+            text("(the file \"b.txt\" that can't be shown here)"),
+        ]},
+        {"role": "assistant", "content": [
+            call("one", json!({"q": 1.5})), call(&colon, json!({})), call(&semicolon, json!({"arguments": "[1]"})),
+        ]},
+        {"role": "user", "content": [
+            result(&semicolon, json!([text("second")])), {"type": "tool_result", "tool_use_id": "one"},
+            result(&colon, json!([text("third")])), text("(empty message)"), text("Well?"),
+        ]},
+        {"role": "assistant", "content": [text("No.")]},
+        {"role": "user", "content": [text("And now?")]},
+    ]);
+    assert_eq!(context["messages"], expected, "{context:#}");
+    assert!(answer.text.contains(r#""input":{"q": 1.50}"#), "arguments to the letter");
+    assert_eq!((&context["inserted"], &context["coverage"]["verbatim_from"]), (&json!(0), &json!(1)));
+    // What comes next is behind the answer; the question was none of the history.
+    let cache = &context["cache"];
+    assert_eq!((&cache["stable_messages"], &cache["stable_blocks"]), (&json!(6), &json!(1)));
+}
+
+async fn calls_and_results_are_completed_in_both_formats(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let result = |id: &str, content: &str| json!({"role": "tool", "tool_call_id": id, "content": content});
+    let given = [
+        json!({"role": "user", "content": "Go."}),
+        json!({"role": "assistant", "content": "Both.", "tool_calls": [call("a", "{}"), call("b", "{}")]}),
+        result("a", "A"),
+        json!({"role": "user", "content": "And b?"}),
+        result("b", "B"),
+        json!({"role": "assistant", "content": "Again.", "tool_calls": [call("a", "{}")]}),
+    ];
+    app.record("s", &given).await;
+    let context = app.context("s", &json!({})).await;
+    let none = "No result of this call has been recorded.";
+    let earlier =
+        json!({"id": "b", "type": "function", "function": {"name": "earlier_call", "arguments": "{}"}});
+    let list = [
+        &given[..3],
+        &[
+            result("b", none),
+            given[3].clone(),
+            json!({"role": "assistant", "content": null, "tool_calls": [earlier]}),
+        ],
+        &given[4..],
+        &[result("a", none)],
+    ];
+    assert_eq!(context["messages"], Value::from(list.concat()));
+    assert_eq!((&context["inserted"], &context["cache"]["stable_messages"]), (&json!(3), &json!(8)));
+    assert!(context["cache"].get("stable_blocks").is_none());
+
+    let context = app.context("s", &json!({"format": "anthropic"})).await;
+    let call = |id: &str, name: &str| json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+    let result =
+        |id: &str, said: &str| json!({"type": "tool_result", "tool_use_id": id, "content": [text(said)]});
+    let expected = json!([
+        {"role": "user", "content": [text("Go.")]},
+        {"role": "assistant", "content": [text("Both."), call("a", "look_up"), call("b", "look_up")]},
+        {"role": "user", "content": [result("a", "A"), result("b", none), text("And b?")]},
+        {"role": "assistant", "content": [call("b_5", "earlier_call")]},
+        {"role": "user", "content": [result("b_5", "B")]},
+        {"role": "assistant", "content": [text("Again."), call("a_6", "look_up")]},
+        {"role": "user", "content": [result("a_6", none)]},
+    ]);
+    assert_eq!(context["messages"], expected, "{context:#}");
+    assert_eq!(
+        (&context["cache"]["stable_messages"], &context["cache"]["stable_blocks"]),
+        (&json!(6), &json!(2))
+    );
+}
+
+async fn the_stable_part_is_marked_for_the_cache(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    app.record_turns("s", 0..2).await;
+    let asked = |most: Option<u32>| json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "Hm?", "cache_control": true, "max_tokens": most});
+    let context = app.context("s", &asked(None)).await;
+    let mark = json!({"type": "ephemeral"});
+    assert_eq!(context["system"], json!([{"type": "text", "text": "Be kind.", "cache_control": mark}]));
+    let marked = |context: &Value| -> Vec<usize> {
+        let list = context["messages"].as_array().expect("a list").iter().enumerate();
+        list.filter(|(_, message)| message["content"][0]["cache_control"] == mark).map(|(at, _)| at).collect()
+    };
+    assert_eq!((marked(&context), &context["cache"]["stable_messages"]), (vec![3], &json!(4)));
+    let tokens = |context: &Value| {
+        let tokens = ["system", "history"].map(|part| context["tokens"][part].as_i64().expect("a number"));
+        tokens.iter().sum::<i64>()
+    };
+    assert_eq!(context["cache"]["stable_tokens"], tokens(&context));
+    // Where messages have to be left out, the next list will begin with another.
+    let cut = app.context("s", &asked(Some(60))).await;
+    assert_ne!(cut["coverage"]["omitted"], json!([]));
+    assert_eq!((marked(&cut), &cut["cache"]["stable_messages"]), (vec![], &json!(0)));
+    assert_eq!(cut["cache"]["stable_tokens"], cut["tokens"]["system"]);
+    let cut = app.context("s", &json!({"system_prompt": "Be kind.", "max_tokens": 60})).await;
+    assert_eq!(cut["cache"]["stable_messages"], 1);
+}
+
+async fn what_was_asked_is_where_the_next_context_goes_on(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let list = |answer: &Answer| {
+        let (_, rest) = answer.text.split_once(r#""messages":["#).expect("a list");
+        rest.split_once(r#"],"cache":"#).expect("its end").0.to_owned()
+    };
+    let mut before = String::new();
+    for (question, reply) in
+        [(r#""How é\u00e9?""#, r#""Fine.""#), (r#"[{"type":"text","text":"And?"}]"#, r#""So""#)]
+    {
+        let asked = format!(r#"{{"system_prompt":"Be kind.","user_message":{question}}}"#);
+        let now = list(&post(&app, PATH, asked).await);
+        assert!(now.starts_with(&before), "{before}\nis no beginning of\n{now}");
+        let said = format!(r#"{{"user_message":{question},"assistant_reply":{reply}}}"#);
+        post(&app, "/sessions/s/exchanges", said).await.ok(201);
+        before = now;
+    }
+    let last = list(&post(&app, PATH, r#"{"system_prompt":"Be kind."}"#).await);
+    assert!(last.starts_with(&before) && last.ends_with(r#"{"role":"assistant","content":"So"}"#));
+}
+
+async fn a_factor_scales_budgets_and_counts(backend: Backend) {
+    let set = [
+        ("tokens.tokenizer", "o200k_base*1.5"),
+        ("consolidation.threshold", "4"),
+        ("consolidation.keep_recent", "2"),
+    ];
+    let plain = TestApp::start(&backend, &[]).await;
+    plain.record_turns("s", 0..2).await;
+    let one = plain.context("s", &json!({})).await;
+    assert_eq!(one["tokens"]["tokenizer"], "o200k_base");
+    let all = one["tokens"]["total"].as_i64().expect("a number");
+    plain.stop().await;
+    // The counts that are stored stay what they are.
+    let more = TestApp::start(&backend, &set[..1]).await;
+    let scaled = more.context("s", &json!({})).await;
+    let total = scaled["tokens"]["total"].as_i64().expect("a number");
+    assert_eq!(scaled["tokens"]["tokenizer"], "o200k_base*1.5");
+    assert!(total >= (3 * all).div_euclid(2) && total <= 3 * all / 2 + 4, "{total} of {all}");
+    let fits = |most: i64| json!({"max_tokens": most});
+    assert_eq!(more.context("s", &fits(total + 3)).await["coverage"]["omitted"], json!([]));
+    assert_ne!(more.context("s", &fits(total + 2)).await["coverage"]["omitted"], json!([]));
+    assert_eq!(more.get("/sessions/s").await["tokens"]["history"], all);
+    more.stop().await;
+    // The tail as it is counted with the factor, and one less.
+    for (most, outcome) in [(all * 3 / 2 + 1, "not_due"), (all * 3 / 2 - 1, "consolidated")] {
+        let most = most.to_string();
+        let set = [&set[..], &[("consolidation.max_tail_tokens", most.as_str())]].concat();
+        let app = TestApp::start(&backend, &set).await;
+        assert_eq!(
+            app.context("s", &json!({})).await["consolidation"]["outcome"],
+            outcome,
+            "{most} of {all}"
+        );
+        app.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn wrong_budgets_and_formats_are_named() {
+    let app = on_sqlite(&[]).await;
+    for (body, expected) in [
+        (r#"{"max_tokens":0}"#, ["max_tokens"]),
+        (r#"{"max_tokens":-5}"#, ["max_tokens"]),
+        (r#"{"max_tokens":1.5}"#, ["max_tokens"]),
+        (r#"{"max_tokens":"100"}"#, ["max_tokens"]),
+        (r#"{"format":"gemini"}"#, ["format"]),
+        (r#"{"format":{"openai":1}}"#, ["format"]),
+        (r#"{"cache_control":true}"#, ["cache_control"]),
+        (r#"{"cache_control":"yes","format":"anthropic"}"#, ["cache_control"]),
+    ] {
+        assert_eq!(post(&app, PATH, body).await.fields(), expected, "{body}");
+    }
+    let nulls = r#"{"max_tokens":null,"format":null,"cache_control":null}"#;
+    let nothing = post(&app, PATH, nulls).await;
+    assert_eq!(nothing.text, post(&app, PATH, "").await.text);
+    let large = r#"{"max_tokens":18446744073709551615,"format":"anthropic"}"#;
+    let context = post(&app, PATH, large).await.ok(200);
+    assert_eq!((&context["messages"], context.get("system")), (&json!([]), None));
+    // The list's own three are needed even for nothing.
+    let answer = post(&app, PATH, r#"{"max_tokens":2}"#).await;
+    let detail = answer.problem(422, "budget-too-small");
+    assert!(detail.contains("allow at least 3") && detail.contains("o200k_base"), "{detail}");
+    assert_eq!(answer.json()["errors"][0]["field"], "max_tokens");
+}

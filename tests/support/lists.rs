@@ -1,0 +1,195 @@
+//! Lists as providers take them: what they refuse, and what they weigh, written after their documentation and
+//! `docs/tokens.md`, without the code that makes them.
+#![cfg(test)]
+
+pub(crate) mod made_up;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::collections::HashSet;
+use tiktoken_rs::o200k_base_singleton;
+
+const PER_LIST: usize = 3;
+const PER_ENTRY: usize = 4;
+const PER_ATTACHMENT: usize = 765;
+
+fn text(value: &Value) -> usize {
+    // The whole text at once, by the encoder itself.
+    value.as_str().map_or(0, |text| o200k_base_singleton().encode_ordinary(text).len())
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn word<'a>(value: &'a Value, field: &str) -> &'a str {
+    value[field].as_str().unwrap_or_default()
+}
+
+/// Tokens of a list of the chat format.
+pub(crate) fn tokens_of_openai(messages: &[Value]) -> usize {
+    let message = |message: &Value| {
+        let mut texts: Vec<&str> = Vec::new();
+        let mut attachments = 0;
+        match &message["content"] {
+            Value::String(content) => texts.push(content),
+            content => {
+                for part in list(content) {
+                    match word(part, "type") {
+                        kind @ ("text" | "refusal") => texts.push(word(part, kind)),
+                        _ => attachments += PER_ATTACHMENT,
+                    }
+                }
+            }
+        }
+        if message["role"] == "assistant" {
+            texts.extend(message["refusal"].as_str());
+        }
+        let calls = list(&message["tool_calls"]).iter().map(|call| {
+            let function = &call["function"];
+            PER_ENTRY + text(&call["id"]) + text(&function["name"]) + text(&function["arguments"])
+        });
+        texts.retain(|text| !text.is_empty());
+        let content = text(&Value::from(texts.join("\n")));
+        let named = text(&message["name"]) + text(&message["tool_call_id"]);
+        PER_ENTRY + content + named + attachments + calls.sum::<usize>()
+    };
+    PER_LIST + messages.iter().map(message).sum::<usize>()
+}
+
+/// A content block, its input to the letter.
+#[derive(Deserialize)]
+struct Block {
+    r#type: String,
+    #[serde(default)]
+    text: String,
+    #[serde(default)]
+    id: String,
+    #[serde(default)]
+    name: String,
+    input: Option<Box<RawValue>>,
+    #[serde(default)]
+    tool_use_id: String,
+    #[serde(default)]
+    content: Vec<Block>,
+}
+
+impl Block {
+    fn tokens(&self, inside: bool) -> usize {
+        let text = |text: &str| self::text(&Value::from(text));
+        match self.r#type.as_str() {
+            "text" => text(&self.text) + if inside { 0 } else { PER_ENTRY },
+            "tool_use" => {
+                let input = self.input.as_ref().expect("an input").get();
+                PER_ENTRY + text(&self.id) + text(&self.name) + text(input)
+            }
+            "tool_result" => {
+                let inside = self.content.iter().map(|part| part.tokens(true));
+                PER_ENTRY + text(&self.tool_use_id) + inside.sum::<usize>()
+            }
+            "image" | "document" => PER_ATTACHMENT,
+            other => panic!("a block of the type {other}"),
+        }
+    }
+}
+
+/// Tokens of a list of Anthropic's, out of the answer.
+pub(crate) fn tokens_of_anthropic(answer: &str) -> usize {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum System {
+        Text(String),
+        Blocks(Vec<Block>),
+    }
+    #[derive(Deserialize)]
+    struct Message {
+        content: Vec<Block>,
+    }
+    #[derive(Deserialize)]
+    struct Whole {
+        system: Option<System>,
+        messages: Vec<Message>,
+    }
+    let whole: Whole = serde_json::from_str(answer).expect("a list of Anthropic's");
+    let system = match whole.system {
+        None => 0,
+        Some(System::Text(text)) => PER_ENTRY + self::text(&Value::from(text)),
+        Some(System::Blocks(blocks)) => blocks.iter().map(|block| block.tokens(false)).sum(),
+    };
+    let blocks = whole.messages.iter().flat_map(|message| &message.content);
+    PER_LIST + system + blocks.map(|block| block.tokens(false)).sum::<usize>()
+}
+
+/// What chat completions refuse: a call whose results don't follow at once, a result without a call.
+pub(crate) fn openai_takes(messages: &[Value]) {
+    let mut open: HashSet<&str> = HashSet::new();
+    for (at, message) in messages.iter().enumerate() {
+        let place = || format!("message {at} of {messages:#?}");
+        match word(message, "role") {
+            "tool" => assert!(open.remove(word(message, "tool_call_id")), "a stray result: {}", place()),
+            "system" => assert_eq!(at, 0),
+            role => {
+                assert!(open.is_empty(), "calls without a result: {}", place());
+                assert!(matches!(role, "user" | "assistant"), "{}", place());
+                open = list(&message["tool_calls"]).iter().map(|call| word(call, "id")).collect();
+            }
+        }
+    }
+    assert!(open.is_empty(), "calls without a result at the end: {messages:#?}");
+}
+
+/// What Anthropic's messages refuse.
+pub(crate) fn anthropic_takes(whole: &Value) {
+    let id_is_sound = |id: &str| {
+        !id.is_empty()
+            && id.len() <= 128
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+    };
+    let messages = list(&whole["messages"]);
+    let (mut ids, mut open) = (HashSet::new(), Vec::new());
+    let mut marks = list(&whole["system"]).iter().filter(|block| !block["cache_control"].is_null()).count();
+    for (at, message) in messages.iter().enumerate() {
+        let place = || format!("message {at} of {messages:#?}");
+        let role = if at % 2 == 0 { "user" } else { "assistant" };
+        assert_eq!(message["role"], role, "they take turns, the user first: {}", place());
+        let blocks = list(&message["content"]);
+        assert!(!blocks.is_empty(), "empty: {}", place());
+        let mut said = false;
+        for block in blocks {
+            marks += usize::from(!block["cache_control"].is_null());
+            match (role, word(block, "type")) {
+                (_, "text") => {
+                    assert!(!word(block, "text").trim().is_empty(), "blank text: {}", place());
+                    said = true;
+                }
+                ("user", "image" | "document") => said = true,
+                ("user", "tool_result") => {
+                    assert!(!said, "results come first: {}", place());
+                    let id = word(block, "tool_use_id");
+                    let call = open.iter().position(|open| *open == id);
+                    open.remove(call.unwrap_or_else(|| panic!("a stray result: {}", place())));
+                    for inside in list(&block["content"]) {
+                        assert!(matches!(word(inside, "type"), "text" | "image" | "document"), "{}", place());
+                        let blank = inside["text"].as_str().is_some_and(|text| text.trim().is_empty());
+                        assert!(!blank, "blank text: {}", place());
+                    }
+                }
+                ("assistant", "tool_use") => {
+                    let id = word(block, "id");
+                    assert!(id_is_sound(id) && ids.insert(id), "an id that is no id or not new: {}", place());
+                    assert!(id_is_sound(word(block, "name")) && block["input"].is_object(), "{}", place());
+                    open.push(id);
+                }
+                other => panic!("{other:?}: {}", place()),
+            }
+        }
+        assert!(role == "assistant" || open.is_empty(), "calls without a result: {}", place());
+    }
+    assert!(open.is_empty(), "calls without a result at the end: {messages:#?}");
+    assert!(marks <= 4, "{marks} marks for the cache");
+    if let Some(last) = messages.last().filter(|last| last["role"] == "assistant") {
+        let text = list(&last["content"]).last().map_or("", |block| word(block, "text"));
+        assert_eq!(text, text.trim_end(), "white space at the end");
+    }
+}

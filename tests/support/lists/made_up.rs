@@ -1,0 +1,142 @@
+//! Made-up sessions with every kind of message that the chat format has, and all that goes wrong with tool calls.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::{Value, json};
+
+const PNG: &str = "data:image/png;base64,iVBORw0KGgo=";
+const PDF: &str = "data:application/pdf;base64,JVBERi0xLjQ=";
+
+/// A session: its messages in their order.
+pub(crate) fn sessions(turns: usize) -> impl Strategy<Value = Vec<Value>> {
+    vec(turn(), 1..=turns).prop_map(|turns| turns.concat())
+}
+
+pub(crate) fn text() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        6 => "[a-zA-Z]{1,9} ",
+        1 => "[0-9]{1,6}",
+        1 => select(vec![". ", "?!", "\n", "\n\n", "  ", "\t", "## Notice\n", "'s", "私はお茶", "🍵", "é", "<|endoftext|>", "\u{2028}", "\"\\"])
+            .prop_map(str::to_owned),
+    ];
+    prop_oneof![
+        8 => vec(word, 0..30).prop_map(|words| words.concat()),
+        1 => select(vec!["", " ", "\n\t ", "."]).prop_map(str::to_owned),
+        1 => "[a-z ]{400,900}",
+    ]
+}
+
+fn user_part() -> impl Strategy<Value = Value> {
+    let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
+    prop_oneof![
+        3 => text().prop_map(|text| json!({"type": "text", "text": text})),
+        2 => select(vec![
+            image(PNG), image("https://example.org/a.png"), image("http://example.org/a.png"),
+            image("data:image/tiff;base64,AAAA"), image("data:image/png;base64,no"),
+            json!({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
+            json!({"type": "file", "file": {"file_data": PDF, "filename": "plan.pdf"}}),
+            json!({"type": "file", "file": {"file_id": "file-1"}}),
+        ]),
+    ]
+}
+
+fn user() -> impl Strategy<Value = Value> {
+    let content = prop_oneof![
+        4 => text().prop_map(Value::from),
+        1 => vec(user_part(), 1..4).prop_map(Value::from),
+    ];
+    (content, proptest::option::weighted(0.2, select(vec!["Ada", "bo_2"]))).prop_map(|(content, name)| {
+        let mut message = json!({"role": "user", "content": content});
+        if let Some(name) = name {
+            message["name"] = name.into();
+        }
+        message
+    })
+}
+
+fn assistant() -> impl Strategy<Value = Value> {
+    let said = |part: &str, text: String| json!({"type": part, part: text});
+    prop_oneof![
+        6 => text().prop_map(|text| json!({"role": "assistant", "content": text})),
+        1 => (text(), text()).prop_map(move |(a, b)| json!({"role": "assistant", "content": [said("text", a), said("text", b)]})),
+        1 => text().prop_map(move |text| json!({"role": "assistant", "content": [said("refusal", text)]})),
+        1 => text().prop_map(|text| json!({"role": "assistant", "content": null, "refusal": text})),
+        1 => text().prop_map(|text| json!({"role": "assistant", "content": text, "name": "helper"})),
+    ]
+}
+
+fn call() -> impl Strategy<Value = Value> {
+    // Some come again and again, some are refused by Anthropic, two differ only in what it refuses.
+    let ids = vec![
+        "call_1",
+        "call_1",
+        "call_2",
+        "toolu_01AbC",
+        "functions.search:0",
+        "functions search:0",
+        "ünïcode",
+    ];
+    let arguments = vec![
+        "{}",
+        r#"{"q":"plan 7","deep":{"a":[1,2.50,"x"]}}"#,
+        r#"{ "spaced" : 1 }"#,
+        "",
+        "[1]",
+        "not {json",
+        r#"{"cut":"#,
+    ];
+    (select(ids), select(vec!["search_history", "db.query"]), select(arguments)).prop_map(|(id, name, arguments)| {
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    })
+}
+
+fn result(id: &str, content: Value) -> Value {
+    json!({"role": "tool", "tool_call_id": id, "content": content})
+}
+
+fn result_content() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        4 => text().prop_map(Value::from),
+        1 => vec(text().prop_map(|text| json!({"type": "text", "text": text})), 1..3).prop_map(Value::from),
+    ]
+}
+
+/// Calls with results: all of them, some, none, one twice, one after others have spoken.
+fn tool_turn() -> impl Strategy<Value = Vec<Value>> {
+    let calls = vec(call(), 1..4).prop_map(|mut calls| {
+        let mut ids = std::collections::HashSet::new();
+        calls.retain(|call| ids.insert(call["id"].clone()));
+        calls
+    });
+    let content = prop_oneof![Just(Value::Null), Just(Value::from("")), text().prop_map(Value::from)];
+    let fates = vec(select(vec!['y', 'y', 'y', 'y', 'n', 'l', '2']), 3);
+    (calls, content, fates, vec(result_content(), 3), text()).prop_map(
+        |(calls, content, fates, results, said)| {
+            let mut turn = vec![json!({"role": "assistant", "content": content, "tool_calls": calls})];
+            let mut late = Vec::new();
+            for ((call, fate), content) in calls.iter().zip(fates).zip(results) {
+                let result = result(call["id"].as_str().unwrap(), content);
+                match fate {
+                    'y' => turn.push(result),
+                    'l' => late.push(result),
+                    '2' => turn.extend([result.clone(), result]),
+                    _ => {}
+                }
+            }
+            turn.push(json!({"role": "assistant", "content": said}));
+            turn.extend(late);
+            turn
+        },
+    )
+}
+
+fn turn() -> impl Strategy<Value = Vec<Value>> {
+    prop_oneof![
+        4 => (user(), assistant()).prop_map(|(user, assistant)| vec![user, assistant]),
+        1 => user().prop_map(|user| vec![user]),
+        1 => assistant().prop_map(|assistant| vec![assistant]),
+        2 => (user(), tool_turn()).prop_map(|(user, tools)| [vec![user], tools].concat()),
+        1 => result_content().prop_map(|content| vec![result("call_lost", content)]),
+    ]
+}
