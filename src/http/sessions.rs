@@ -51,7 +51,7 @@ struct SummaryBody {
     text: String,
 }
 
-/// Counted when it was written.
+/// Counted when it was written, by `o200k_base`.
 #[derive(Serialize, ToSchema)]
 struct SessionTokens {
     history: i64,

@@ -1,0 +1,89 @@
+//! The official clients take what we produce: contexts of made-up sessions as bodies of requests, in both formats,
+//! against the types that the clients declare, and sent by the clients themselves.
+//!
+//! `scripts/sdks` installs the clients, `scripts/sdks_check.py` is what they are asked:
+//!
+//! ```sh
+//! scripts/sdks cargo test --locked --test sdks -- --ignored
+//! ```
+#![cfg(test)]
+
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use support::app::TestApp;
+use support::backend::Backend;
+use support::lists::made_up::sessions;
+
+#[path = "support"]
+mod support {
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod app;
+    #[expect(dead_code, unused_macros, unused_imports, reason = "other tests use the rest of it")]
+    pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod lists;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod postgres;
+}
+
+const SESSIONS: usize = 40;
+
+/// The fields of a context that go into a request, and those that a request needs besides.
+fn body(context: &Value, max_tokens: Option<u32>) -> Value {
+    let mut body = json!({"model": "m", "messages": context["messages"]});
+    if let Some(system) = context.get("system") {
+        body["system"] = system.clone();
+    }
+    if let Some(most) = max_tokens {
+        body["max_tokens"] = most.into();
+    }
+    body
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/sdks"]
+async fn the_official_clients_take_every_list() {
+    let backend = Backend::sqlite().await;
+    let set = [("consolidation.threshold", "12"), ("consolidation.keep_recent", "3")];
+    let app = TestApp::start(&backend, &set).await;
+    let mut runner = TestRunner::deterministic();
+    let mut lines = Vec::new();
+    for session in 0..SESSIONS {
+        let messages = sessions(12).new_tree(&mut runner).expect("a session").current();
+        let session = format!("s{session}");
+        for part in messages.chunks(6) {
+            app.record(&session, part).await;
+            for asked in [
+                json!({}),
+                json!({"system_prompt": "Be kind.", "user_message": "And now?", "max_tokens": 1500}),
+                json!({"format": "anthropic"}),
+                json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "And now?", "max_tokens": 1500}),
+                json!({"format": "anthropic", "system_prompt": "Be kind.", "cache_control": true}),
+            ] {
+                let format = asked["format"].as_str().unwrap_or("openai");
+                let max_tokens = (format == "anthropic").then_some(100);
+                let body = body(&app.context(&session, &asked).await, max_tokens);
+                lines.push(json!({"format": format, "body": body}).to_string());
+            }
+        }
+    }
+    let python =
+        std::env::var("PRECIS_SDKS_PYTHON").expect("PRECIS_SDKS_PYTHON is not set: run this by scripts/sdks");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/sdks_check.py");
+    let mut child = Command::new(python)
+        .arg(script)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut input = child.stdin.take().expect("piped");
+    // A check that has found something reads no further, and has said why.
+    let _ = input.write_all((lines.join("\n") + "\n").as_bytes());
+    drop(input);
+    let output = child.wait_with_output().expect("ended");
+    assert!(output.status.success(), "see above");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), lines.len().to_string());
+}
