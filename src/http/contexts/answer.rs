@@ -45,13 +45,15 @@ enum SystemBody {
 #[derive(Serialize, ToSchema)]
 struct CacheBody {
     /// The first messages, so many; the last may get further content blocks in the format `anthropic`.
-    stable_messages: usize,
+    #[serde(rename = "stable_messages")]
+    messages: usize,
     /// In the format `anthropic`: the first content blocks of the last of them, so many.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "stable_blocks", skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    stable_blocks: Option<usize>,
+    blocks: Option<usize>,
     /// Tokens of all that, the system prompt included.
-    stable_tokens: i64,
+    #[serde(rename = "stable_tokens")]
+    tokens: i64,
 }
 
 /// What covers which messages: the summary, the omitted ranges and the verbatim part cover 1 … `last_seq` exactly once.
@@ -131,9 +133,9 @@ pub(super) fn respond(session_id: &str, context: Context) -> Result<ContextRespo
         system: list.system.map(stored).transpose()?,
         messages: list.messages.into_iter().map(stored).collect::<Result<_, _>>()?,
         cache: CacheBody {
-            stable_messages: list.stable.messages,
-            stable_blocks: list.stable.blocks,
-            stable_tokens: tokens.stable,
+            messages: list.stable.messages,
+            blocks: list.stable.blocks,
+            tokens: tokens.stable,
         },
         inserted: list.inserted,
         coverage: CoverageBody {

@@ -183,8 +183,8 @@ async fn what_was_asked_is_where_the_next_context_goes_on(backend: Backend) {
         post(&app, "/sessions/s/exchanges", said).await.ok(201);
         before = now;
     }
-    let last = list(&post(&app, PATH, r#"{"system_prompt":"Be kind."}"#).await);
-    assert!(last.starts_with(&before) && last.ends_with(r#"{"role":"assistant","content":"So"}"#));
+    let end = list(&post(&app, PATH, r#"{"system_prompt":"Be kind."}"#).await);
+    assert!(end.starts_with(&before) && end.ends_with(r#"{"role":"assistant","content":"So"}"#));
 }
 
 async fn a_factor_scales_budgets_and_counts(backend: Backend) {

@@ -91,7 +91,7 @@ fn call() -> impl Strategy<Value = Value> {
     })
 }
 
-fn result(id: &str, content: Value) -> Value {
+fn result(id: &str, content: &Value) -> Value {
     json!({"role": "tool", "tool_call_id": id, "content": content})
 }
 
@@ -116,7 +116,7 @@ fn tool_turn() -> impl Strategy<Value = Vec<Value>> {
             let mut turn = vec![json!({"role": "assistant", "content": content, "tool_calls": calls})];
             let mut late = Vec::new();
             for ((call, fate), content) in calls.iter().zip(fates).zip(results) {
-                let result = result(call["id"].as_str().unwrap(), content);
+                let result = result(call["id"].as_str().unwrap(), &content);
                 match fate {
                     'y' => turn.push(result),
                     'l' => late.push(result),
@@ -137,6 +137,6 @@ fn turn() -> impl Strategy<Value = Vec<Value>> {
         1 => user().prop_map(|user| vec![user]),
         1 => assistant().prop_map(|assistant| vec![assistant]),
         2 => (user(), tool_turn()).prop_map(|(user, tools)| [vec![user], tools].concat()),
-        1 => result_content().prop_map(|content| vec![result("call_lost", content)]),
+        1 => result_content().prop_map(|content| vec![result("call_lost", &content)]),
     ]
 }
