@@ -1,5 +1,5 @@
 //! Budgets, formats and what stays the same for the provider's cache, over made-up sessions: each list is checked as a
-//! provider would, and counted by the rule of `docs/tokens.md` with the encoder itself.
+//! provider would, and counted by the rule of `docs/tokens.md`, by another tokenizer.
 
 use crate::answer::{Answer, post};
 use crate::support::app::{Set, TestApp};
