@@ -342,6 +342,17 @@ mod tests {
     }
 
     #[test]
+    fn blocks_of_another_format_are_refused() {
+        for kind in ["tool_use", "tool_result", "image", "document", "thinking"] {
+            let part =
+                format!(r#"{{"role":"user","content":[{{"type":"text","text":"a"}},{{"type":"{kind}"}}]}}"#);
+            let wrong = parse(&part).expect_err("refused");
+            assert_eq!(wrong[0].field, "content[1].type");
+            assert!(wrong[0].detail.starts_with(kind) && wrong[0].detail.contains(": "), "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn an_id_used_twice_is_found_among_very_many() {
         let call = |id: usize| format!(r#"{{"id":"{id}","function":{{"name":"f","arguments":"{{}}"}}}}"#);
         let calls: Vec<String> = (0..100_000).chain([7]).map(call).collect();

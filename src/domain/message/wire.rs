@@ -108,6 +108,19 @@ impl Wire<'_> {
     }
 }
 
+/// What the chat format has in place of a content block of Anthropic's. Such a block would be in no list what it is
+/// meant to be: chat completions refuse it, and a call in it would have no result.
+fn instead_of(kind: &str) -> Option<&'static str> {
+    match kind {
+        "tool_use" => Some("send the call in tool_calls"),
+        "tool_result" => Some("send the result as a message with the role tool"),
+        "image" => Some("send a part of the type image_url"),
+        "document" => Some("send a part of the type file"),
+        "thinking" | "redacted_thinking" => Some("leave it out"),
+        _ => None,
+    }
+}
+
 fn read_calls(calls: Vec<Object<WireCall>>, wrong: &mut Vec<Invalid>) -> Vec<ToolCall> {
     let mut read = Vec::with_capacity(calls.len());
     let mut ids = HashSet::with_capacity(calls.len());
@@ -163,6 +176,11 @@ impl Content {
                 (Some("text"), Some(text), _) | (Some("refusal"), _, Some(text)) => text,
                 (Some(kind @ ("text" | "refusal")), ..) => {
                     wrong.push(Invalid::new(format!("content[{index}].{kind}"), "missing: a string"));
+                    continue;
+                }
+                (Some(kind), ..) if let Some(instead) = instead_of(kind) => {
+                    let detail = format!("{kind} is a block of Anthropic's: {instead}");
+                    wrong.push(Invalid::new(format!("content[{index}].type"), detail));
                     continue;
                 }
                 (Some(kind), ..) if !kind.is_empty() => {

@@ -158,7 +158,11 @@ async fn a_budget_holds_and_is_used(backend: Backend) {
         let found = number(&larger.ok(200)["coverage"]["verbatim_from"]);
         // A list that begins with an assistant has an opening, which may weigh more than the message before.
         assert!(found == next || (anthropic && found < next), "{found} {next}");
-        assert!(weigh(format, &larger) > most, "{most} tokens were enough for {larger:?}");
+        let needed = weigh(format, &larger);
+        assert!(
+            needed > most && needed <= more,
+            "{needed} tokens, not {most}, and {more} were asked for: {larger:?}"
+        );
     });
 }
 
