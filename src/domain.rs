@@ -8,6 +8,7 @@
 //! | what covers which messages | [`coverage`] |
 //! | what fits a budget of tokens | [`budget`] |
 //! | what is sent in which format | [`format`] |
+//! | which messages does a search find, in which order | [`search`] |
 //! | what is an export of a session, and a sound one | [`archive`] |
 //! | how large may a message be | [`limits`] |
 
@@ -28,6 +29,7 @@ pub mod limits;
 pub mod memory;
 pub mod message;
 pub mod revision;
+pub mod search;
 pub mod session;
 pub(crate) mod sound;
 pub mod summary;

@@ -1,0 +1,20 @@
+//! Search: what a query asks for, what of a message is searched, which of the messages found comes first.
+//!
+//! | question | file |
+//! | --- | --- |
+//! | which terms has a text | [`analysis`] |
+//! | what of a message is searched | [`text`] |
+//! | what does a query mean | [`query`] |
+//! | how are terms kept in the index | [`index`] |
+//! | which message is the better hit | [`rank`] |
+//! | what of it is shown | [`snippet`] |
+//!
+//! The stores only draw candidates, by the terms of [`index`]; what they draw is read and scored here, so that both give
+//! the same hits in the same order. A change to what terms a text has needs another [`analysis::Analysis::label`].
+
+pub mod analysis;
+pub mod index;
+pub mod query;
+pub mod rank;
+pub mod snippet;
+pub mod text;

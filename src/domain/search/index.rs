@@ -1,0 +1,106 @@
+//! How terms are kept in the index of a store: as lexemes, each of which begins with a tag of its tenant.
+//!
+//! So an index never mixes tenants, and how often a term occurs is a tenant's own figure. Lexemes are letters, digits and
+//! colons, and need no quoting in any query language. Beside the terms, a message has a lexeme for its session, its user
+//! and its role: an index that holds all of them finds what a session says of a word without reading what others do.
+
+use super::analysis::Analysis;
+use super::text;
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::{Message, Role};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+/// What every lexeme of a tenant begins with. Two tenants may share one: every statement names the tenant as well.
+#[must_use]
+pub fn tag(tenant: &TenantId) -> String {
+    hash(tenant.as_str(), 3)
+}
+
+/// The lexeme of a session.
+#[must_use]
+pub fn session(tag: &str, session: &SessionId) -> String {
+    format!("{tag}:s{}", hash(session.as_str(), 8))
+}
+
+/// What the lexeme of a user begins with; the first 8 bytes of the SHA-256 of the id follow, as hexadecimal digits. The
+/// stores write it where the user of a session is known: in the statement itself.
+#[must_use]
+pub fn user_prefix(tag: &str) -> String {
+    format!("{tag}:u")
+}
+
+/// The lexeme of a user.
+#[must_use]
+pub fn user(tag: &str, user: &UserId) -> String {
+    user_prefix(tag) + &hash(user.as_str(), 8)
+}
+
+/// The lexeme of a role.
+#[must_use]
+pub fn role(tag: &str, role: Role) -> String {
+    format!("{tag}:r{role}")
+}
+
+/// The lexemes of a message but that of its user, with a space between any two: those of its session, its role and, each
+/// once, its terms.
+#[must_use]
+pub fn lexemes(analysis: Analysis, tenant: &TenantId, of: &SessionId, message: &Message) -> String {
+    let tag = tag(tenant);
+    let mut out = session(&tag, of);
+    out.push(' ');
+    out.push_str(&role(&tag, message.role()));
+    let tokens = analysis.tokens(&text::of(message));
+    let distinct: BTreeSet<&str> = tokens.iter().map(|token| token.term.as_str()).collect();
+    for term in distinct {
+        out.push(' ');
+        out.push_str(&tag);
+        out.push_str(term);
+    }
+    out
+}
+
+fn hash(text: &str, bytes: usize) -> String {
+    let mut out = String::with_capacity(2 * bytes);
+    for byte in Sha256::digest(text).iter().take(bytes) {
+        let _ = write!(out, "{byte:02x}");
+    }
+    out
+}
+
+/// What a message must have: of each group one lexeme at least.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Probe(pub Vec<Vec<Lexeme>>);
+
+/// A term as the index is asked for it, without the tag of the tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lexeme {
+    /// The term.
+    pub term: String,
+    /// Whether all terms that begin with it are meant.
+    pub is_prefix: bool,
+}
+
+impl Lexeme {
+    /// That term and no other.
+    #[must_use]
+    pub fn exact(term: impl Into<String>) -> Self {
+        Self { term: term.into(), is_prefix: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lexemes_need_no_quoting() {
+        let id = |text: &str| SessionId::new(text).expect("valid");
+        let tenant = TenantId::new("a'b \"c\" & |").expect("valid");
+        let message = Message::text(Role::User, "it's 'quoted' \\ \"text\" & | ! ( ) : * <-> \0 数据");
+        let lexemes = lexemes(Analysis::default(), &tenant, &id("'; --"), &message);
+        assert!(lexemes.chars().all(|c| c.is_alphanumeric() || matches!(c, ' ' | ':')), "{lexemes}");
+        assert!(lexemes.split(' ').all(|lexeme| lexeme.starts_with(&tag(&tenant)) && lexeme.len() > 6));
+    }
+}

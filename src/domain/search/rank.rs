@@ -1,0 +1,310 @@
+//! Which message is the better hit: BM25, with a share of what the messages before and after it score.
+//!
+//! An answer often has none of the words of its question, and a question none of those of its answer: on real conversations
+//! the neighbours' share raises the recall among ten hits from 0.55 to 0.66. A message without any of the words is no
+//! hit, however good its neighbours are.
+
+use super::analysis::{Analysis, characters, runs};
+use super::query::{Query, Word};
+use std::collections::HashMap;
+use std::ops::Range;
+use time::OffsetDateTime;
+use unicode_normalization::char::is_combining_mark;
+
+/// How soon a further occurrence of a word says no more: BM25's usual value.
+const K1: f64 = 1.2;
+/// How much a long message is held back. BM25's usual 0.75 is for documents; messages are short, and the short ones among
+/// them say little. Tried on `LoCoMo`: 0.3 to 0.75 are within 0.01 of each other.
+const B: f64 = 0.5;
+/// The share of a neighbour's score. Tried on `LoCoMo`: 0.3 to 0.5 are within 0.01 of each other.
+const NEIGHBOUR: f64 = 0.4;
+
+/// A message that may be a hit.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Its session.
+    pub session: &'a str,
+    /// Its place there.
+    pub seq: i64,
+    /// When it was stored.
+    pub created_at: OffsetDateTime,
+    /// What is searched of it.
+    pub text: &'a str,
+}
+
+/// What a word weighs that `with` of `all` messages have.
+#[must_use]
+pub fn weight(with: i64, all: i64) -> f64 {
+    let (with, all) = (real(with.max(0)), real(all.max(with)));
+    ((all - with + 0.5) / (with + 0.5)).ln_1p()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts, far below 2^52")]
+fn real(count: i64) -> f64 {
+    count as f64
+}
+
+fn count(items: usize) -> f64 {
+    real(i64::try_from(items).unwrap_or(i64::MAX))
+}
+
+/// The hits among the candidates, best first, newest first among equals: the number of each and its score. `weights` are
+/// those of the query's words, in their order.
+#[must_use]
+pub fn rank(analysis: Analysis, query: &Query, weights: &[f64], all: &[Candidate<'_>]) -> Vec<(usize, f64)> {
+    let mut reader = Reader::new(analysis, query);
+    let read: Vec<Reading> = all.iter().map(|candidate| reader.read(candidate.text)).collect();
+    let average = read.iter().map(|reading| count(reading.length)).sum::<f64>() / count(all.len().max(1));
+    let own: Vec<f64> = read.iter().map(|reading| reader.score(reading, weights, average)).collect();
+    let places: HashMap<(&str, i64), usize> =
+        all.iter().enumerate().map(|(at, candidate)| ((candidate.session, candidate.seq), at)).collect();
+    let of = |session: &str, seq: i64| {
+        places.get(&(session, seq)).and_then(|at| own.get(*at)).copied().unwrap_or_default()
+    };
+    let mut hits = Vec::new();
+    for (at, ((candidate, reading), own)) in all.iter().zip(&read).zip(&own).enumerate() {
+        if *own > 0.0 && reader.admits(reading) {
+            let beside = of(candidate.session, candidate.seq - 1) + of(candidate.session, candidate.seq + 1);
+            hits.push((at, candidate, own + NEIGHBOUR * beside));
+        }
+    }
+    hits.sort_by(|(_, one, better), (_, other, worse)| {
+        let newer = (other.created_at, other.seq).cmp(&(one.created_at, one.seq));
+        worse.total_cmp(better).then(newer).then_with(|| one.session.cmp(other.session))
+    });
+    hits.into_iter().map(|(at, _, score)| (at, score)).collect()
+}
+
+/// Where the words and phrases of a query stand in a text, in order.
+#[must_use]
+pub fn matches(analysis: Analysis, query: &Query, text: &str) -> Vec<Range<usize>> {
+    let sought = Query { without: Vec::new(), ..query.clone() };
+    let mut found: Vec<Range<usize>> = Reader::new(analysis, &sought)
+        .read(text)
+        .found
+        .into_iter()
+        .flatten()
+        .map(|(_, range)| range)
+        .collect();
+    found.sort_by_key(|range| (range.start, range.end));
+    found
+}
+
+/// What of a word a text must have.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Term(String),
+    Prefix(String),
+}
+
+/// Reads texts for the words of one query. The same word comes again and again: what it comes down to is looked up once.
+struct Reader<'a> {
+    analysis: Analysis,
+    query: &'a Query,
+    keys: Vec<Key>,
+    terms: HashMap<String, usize>,
+    prefixes: Vec<(usize, String)>,
+    /// By the word as it stands in a text: how many terms it has, and which of them are which key.
+    known: HashMap<String, (usize, Vec<(usize, usize)>)>,
+    /// Whether the query has characters of scripts without spaces.
+    pairs: bool,
+}
+
+/// Where each key stands in a text: position and bytes.
+struct Reading {
+    found: Vec<Vec<(usize, Range<usize>)>>,
+    /// Words and characters.
+    length: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(analysis: Analysis, query: &'a Query) -> Self {
+        let mut reader = Self {
+            analysis,
+            query,
+            keys: Vec::new(),
+            terms: HashMap::new(),
+            prefixes: Vec::new(),
+            known: HashMap::new(),
+            pairs: false,
+        };
+        for word in query.words.iter().chain(&query.phrases).chain(&query.without) {
+            match word {
+                Word::Term(term) => reader.seek(Key::Term(term.clone())),
+                Word::Prefix(prefix) => reader.seek(Key::Prefix(prefix.clone())),
+                Word::Phrase(terms) => {
+                    terms.iter().for_each(|(_, term)| reader.seek(Key::Term(term.clone())));
+                }
+            }
+        }
+        reader
+    }
+
+    fn seek(&mut self, key: Key) {
+        let (Key::Term(text) | Key::Prefix(text)) = &key;
+        self.pairs |= runs(text).any(|run| !run.is_word);
+        if self.keys.contains(&key) {
+            return;
+        }
+        match &key {
+            Key::Term(term) => {
+                self.terms.insert(term.clone(), self.keys.len());
+            }
+            Key::Prefix(prefix) => self.prefixes.push((self.keys.len(), prefix.clone())),
+        }
+        self.keys.push(key);
+    }
+
+    fn read(&mut self, text: &str) -> Reading {
+        let mut found = vec![Vec::new(); self.keys.len()];
+        let mut position = 0;
+        let mut note = |key: usize, position: usize, range: Range<usize>| {
+            if let Some(found) = found.get_mut(key) {
+                found.push((position, range));
+            }
+        };
+        for run in runs(text) {
+            let raw = text.get(run.range.clone()).unwrap_or_default();
+            if run.is_word {
+                let (parts, keys) = self.word(raw);
+                for (part, key) in keys {
+                    note(*key, position + part, run.range.clone());
+                }
+                position += *parts;
+            } else if self.pairs {
+                let characters = characters(raw, run.range.start);
+                for (at, (character, range)) in characters.iter().enumerate() {
+                    if let Some((next, end)) = characters.get(at + 1) {
+                        for key in self.keys_of(&format!("{character}{next}"), None) {
+                            note(key, position, range.start..end.end);
+                        }
+                    }
+                    for key in self.keys_of(character, None) {
+                        note(key, position, range.clone());
+                    }
+                    position += 1;
+                }
+            } else {
+                position += raw.chars().filter(|c| !is_combining_mark(*c)).count();
+            }
+        }
+        Reading { found, length: position }
+    }
+
+    fn word(&mut self, raw: &str) -> &(usize, Vec<(usize, usize)>) {
+        if !self.known.contains_key(raw) {
+            let parts = self.analysis.word(raw);
+            let keys = parts.iter().enumerate().flat_map(|(part, (term, whole))| {
+                self.keys_of(term, Some(whole)).into_iter().map(move |key| (part, key))
+            });
+            let known = (parts.len(), keys.collect());
+            self.known.insert(raw.to_owned(), known);
+        }
+        self.known.entry(raw.to_owned()).or_default()
+    }
+
+    fn keys_of(&self, term: &str, whole: Option<&String>) -> Vec<usize> {
+        let whole = whole.map_or(term, String::as_str);
+        let begun = self.prefixes.iter().filter(|(_, prefix)| whole.starts_with(prefix)).map(|(key, _)| *key);
+        self.terms.get(term).copied().into_iter().chain(begun).collect()
+    }
+
+    fn key(&self, key: &Key) -> usize {
+        self.keys.iter().position(|known| known == key).unwrap_or(usize::MAX)
+    }
+
+    fn occurrences<'r>(&self, reading: &'r Reading, key: &Key) -> &'r [(usize, Range<usize>)] {
+        reading.found.get(self.key(key)).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// How often a text has the word.
+    fn times(&self, reading: &Reading, word: &Word) -> usize {
+        match word {
+            Word::Term(term) => self.occurrences(reading, &Key::Term(term.clone())).len(),
+            Word::Prefix(prefix) => self.occurrences(reading, &Key::Prefix(prefix.clone())).len(),
+            Word::Phrase(terms) => {
+                let places: Vec<(usize, &[(usize, Range<usize>)])> = terms
+                    .iter()
+                    .map(|(offset, term)| (*offset, self.occurrences(reading, &Key::Term(term.clone()))))
+                    .collect();
+                let Some(((_, first), others)) = places.split_first() else { return 0 };
+                let at = |found: &[(usize, Range<usize>)], position: usize| {
+                    found.binary_search_by_key(&position, |(position, _)| *position).is_ok()
+                };
+                let is_whole = |begin: usize| others.iter().all(|(offset, found)| at(found, begin + offset));
+                first.iter().filter(|(begin, _)| is_whole(*begin)).count()
+            }
+        }
+    }
+
+    fn admits(&self, reading: &Reading) -> bool {
+        self.query.phrases.iter().all(|phrase| self.times(reading, phrase) > 0)
+            && self.query.without.iter().all(|word| self.times(reading, word) == 0)
+    }
+
+    fn score(&self, reading: &Reading, weights: &[f64], average: f64) -> f64 {
+        let long = count(reading.length) / average.max(1.0);
+        let of = |(word, weight): (&Word, &f64)| {
+            let times = count(self.times(reading, word));
+            weight * times * (K1 + 1.0) / (times + K1 * (1.0 - B + B * long))
+        };
+        self.query.words.iter().zip(weights).map(of).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hits(query: &str, texts: &[&str]) -> Vec<usize> {
+        let query = Query::parse(Analysis::default(), query).expect("a query");
+        let at = |seq: i64| OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seq);
+        let all: Vec<Candidate<'_>> = (1..)
+            .step_by(2)
+            .zip(texts)
+            .map(|(seq, text)| Candidate { session: "s", seq, created_at: at(seq), text })
+            .collect();
+        let weights = vec![1.0; query.words.len()];
+        rank(Analysis::default(), &query, &weights, &all).into_iter().map(|(at, _)| at).collect()
+    }
+
+    #[test]
+    fn the_better_hit_comes_first_and_the_newer_among_equals() {
+        let texts = ["one ferry", "a ferry and an island", "nothing", "an island", "one ferry"];
+        assert_eq!(hits("ferries islands", &texts), [1, 4, 3, 0]);
+    }
+
+    #[test]
+    fn phrases_are_whole_and_exclusions_are_kept_out() {
+        let texts =
+            ["the night ferry", "ferry by night", "night ferries, late", "a night", "The NIGHT-Ferry sank"];
+        assert_eq!(hits("\"night ferry\"", &texts), [2, 0, 4]);
+        assert_eq!(hits("night -ferry", &texts), [3]);
+        assert_eq!(hits("night -\"night ferry\"", &texts), [3, 1]);
+        assert_eq!(hits("fer* -by", &texts), [2, 0, 4]);
+        assert_eq!(hits("\"数据库\"", &["关系数据库", "数据和据库", "数据库"]), [2, 0]);
+    }
+
+    #[test]
+    fn a_neighbour_counts_but_is_no_hit_by_itself() {
+        let query = Query::parse(Analysis::default(), "ferry").expect("a query");
+        let candidate =
+            |session, seq, text| Candidate { session, seq, created_at: OffsetDateTime::UNIX_EPOCH, text };
+        let all = [
+            candidate("a", 1, "ferry"),
+            candidate("a", 2, "when"),
+            candidate("b", 2, "ferry"),
+            candidate("b", 3, "ferry"),
+            candidate("c", 3, "ferry"),
+        ];
+        let ranked: Vec<usize> =
+            rank(Analysis::default(), &query, &[1.0], &all).into_iter().map(|(at, _)| at).collect();
+        assert_eq!(ranked, [3, 2, 4, 0]);
+    }
+
+    #[test]
+    fn the_rarer_word_weighs_more() {
+        assert!(weight(1, 1000) > weight(10, 1000));
+        assert!(weight(1000, 1000) > 0.0 && weight(0, 0) > 0.0 && weight(7, 3) > 0.0);
+    }
+}
