@@ -178,6 +178,7 @@ pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>,
         max_connections: database.max_connections,
         acquire_timeout: database.acquire_timeout,
         statement_timeout: database.statement_timeout,
+        search: settings.analysis(),
     };
     let store = storage::connect(database.url.expose(), &options).await.map_err(named)?;
     if migrate {
@@ -255,5 +256,6 @@ fn rules(settings: &Settings) -> Rules {
         daily_token_limit: set.daily_token_limit,
         memory_max_bytes: settings.memory.max_bytes,
         tokenizer: settings.tokens.tokenizer,
+        search: settings.analysis(),
     }
 }

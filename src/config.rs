@@ -5,6 +5,7 @@
 //! is a field here, a value in `defaults`, a line in `precis.example.toml`, and a rule in `validate` where not every
 //! value will do.
 
+use crate::domain::search::analysis::{Analysis, Language};
 use crate::domain::tokens::Tokenizer;
 use parse::{duration, optional_duration, optional_word, tokenizer, word};
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,8 @@ pub struct Settings {
     pub memory: Memory,
     /// What counts tokens.
     pub tokens: Tokens,
+    /// Finding messages.
+    pub search: Search,
     /// The models that write summaries.
     pub llm: Llm,
     /// What precis says about itself.
@@ -165,6 +168,17 @@ pub struct Tokens {
     /// The name of an encoding, perhaps with a factor.
     #[serde(with = "tokenizer")]
     pub tokenizer: Tokenizer,
+}
+
+/// `[search]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Search {
+    /// Whether messages are indexed as they are stored.
+    pub enabled: bool,
+    /// Whose rules give the stem of a word.
+    #[serde(deserialize_with = "word")]
+    pub language: Language,
 }
 
 /// `[llm]`: providers have models, pools list models.
@@ -348,6 +362,12 @@ impl Settings {
             "" => self.consolidation_pool(),
             name => Some(name),
         }
+    }
+
+    /// The rules of search; `None` where it is disabled.
+    #[must_use]
+    pub fn analysis(&self) -> Option<Analysis> {
+        self.search.enabled.then(|| Analysis::new(self.search.language))
     }
 
     /// Whether no real model writes the summaries; the log says so at start.

@@ -5,6 +5,8 @@
 
 use crate::domain::archive::LineError;
 use crate::domain::consolidation::{Mode, Policy};
+use crate::domain::search::analysis::Analysis;
+use crate::domain::search::query::InvalidQuery;
 use crate::domain::tokens::Tokenizer;
 use crate::llm::Llm;
 use crate::storage::Store;
@@ -25,6 +27,7 @@ pub mod keys;
 mod memory;
 pub mod recall;
 mod record;
+pub mod search;
 mod sessions;
 pub mod turn;
 
@@ -49,6 +52,8 @@ pub struct Rules {
     pub memory_max_bytes: usize,
     /// What counts the tokens of limits and answers.
     pub tokenizer: Tokenizer,
+    /// The rules by which the index is made and searched; `None`: there is no search.
+    pub search: Option<Analysis>,
 }
 
 /// The names of the pools that do the work.
@@ -99,6 +104,12 @@ pub enum Error {
         /// What counted them.
         tokenizer: Tokenizer,
     },
+    /// There is nothing to search for.
+    #[error("the query {0}")]
+    InvalidQuery(#[from] InvalidQuery),
+    /// Messages are not indexed.
+    #[error("search is disabled")]
+    NoSearch,
     /// There is no pool of models.
     #[error("consolidation is disabled")]
     Disabled,

@@ -37,6 +37,7 @@ mod operation;
 mod page;
 mod request_id;
 mod revisions;
+mod search;
 mod security;
 pub mod server;
 mod sessions;
@@ -88,6 +89,7 @@ pub fn router(
         .route("/users/{user_id}", axum::routing::delete(users::erase))
         .route("/users/{user_id}/memory", get(memory::read).put(memory::write))
         .route("/users/{user_id}/memory/revisions", get(memory::revisions))
+        .route("/search", get(search::search))
         // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
         .route_layer(from_fn_with_state(Arc::clone(&bodies), body::whole))

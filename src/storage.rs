@@ -4,6 +4,7 @@
 //! one intention and one transaction; absence is `Ok(None)`. Times come from the store's own clock (the database's,
 //! where there is a server), so that replicas need not agree on theirs.
 
+use crate::domain::search::analysis::Analysis;
 use async_trait::async_trait;
 use std::fmt;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ pub mod postgres;
 pub mod recall;
 pub mod revisions;
 mod row;
+pub mod search;
 pub mod sessions;
 pub mod sqlite;
 pub mod token_usage;
@@ -37,6 +39,7 @@ pub trait Store:
     + messages::Messages
     + recall::Recall
     + revisions::Revisions
+    + search::Search
     + sessions::Sessions
     + token_usage::TokenUsage
     + users::Users
@@ -126,6 +129,8 @@ pub struct Options {
     pub acquire_timeout: Duration,
     /// What a statement may take, on a server. Its connection is given up then.
     pub statement_timeout: Duration,
+    /// The rules by which messages are indexed for search as they are stored; `None`: they are not.
+    pub search: Option<Analysis>,
 }
 
 /// Connects to the store that the URL names: `postgres://…`, `postgresql://…` or `sqlite:…`. The database itself

@@ -2,8 +2,9 @@
 
 use super::{
     Consolidation, Database, DatabaseUrl, EXTRACTIVE, Limits, Llm, Log, LogFormat, Memory, Mode, Model,
-    OnFailure, OutputLimitField, Pool, Prompts, Provider, ProviderKind, Server, Strategy,
+    OnFailure, OutputLimitField, Pool, Prompts, Provider, ProviderKind, Search, Server, Strategy,
 };
+use crate::domain::search::analysis::Language;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -80,6 +81,12 @@ impl Default for Consolidation {
 impl Default for Memory {
     fn default() -> Self {
         Self { max_bytes: 64 * 1024 }
+    }
+}
+
+impl Default for Search {
+    fn default() -> Self {
+        Self { enabled: true, language: Language::English }
     }
 }
 

@@ -235,6 +235,11 @@ impl From<Error> for Problem {
             Error::BudgetTooSmall { most, needed, tokenizer } => {
                 Self::budget_too_small(most, needed, tokenizer)
             }
+            Error::InvalidQuery(error) => Self::invalid_field("q", error.to_string()),
+            Error::NoSearch => {
+                let detail = "Messages are not indexed here: search.enabled is false.";
+                Self::new(S::CONFLICT, "search-disabled", "Search is disabled", detail)
+            }
             Error::Disabled => {
                 let detail = "No pool of models is set (consolidation.pool, llm.default_pool), \
                     so there is nobody to write a summary.";

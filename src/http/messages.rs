@@ -26,6 +26,14 @@ pub(super) struct MessageBody {
     message: Box<RawValue>,
 }
 
+impl MessageBody {
+    /// As it goes out.
+    pub(super) fn new(message: engine::StoredMessage) -> Result<Self, engine::Error> {
+        let engine::StoredMessage { seq, created_at, json } = message;
+        Ok(Self { seq, created_at, message: stored(json)? })
+    }
+}
+
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -79,9 +87,6 @@ pub(super) async fn list(
     }
     let page = engine::Page { after_seq, before_seq, descending, limit: limit + 1 };
     let page = service.messages(&tenant, &session, page).await?;
-    let mut messages = Vec::with_capacity(page.len());
-    for engine::StoredMessage { seq, created_at, json } in page {
-        messages.push(MessageBody { seq, created_at, message: stored(json)? });
-    }
+    let messages = page.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>()?;
     Ok(Json(Page::new(messages, limit, |message| message.seq, |message| message)))
 }

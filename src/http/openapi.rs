@@ -4,7 +4,7 @@ use super::archives::MEDIA_TYPE;
 use super::auth::Access;
 use super::{
     archives, chat, consolidations, contexts, error, exchanges, memory, messages, operation, revisions,
-    sessions, users,
+    search, sessions, users,
 };
 use axum::Router;
 use axum::extract::Request;
@@ -45,6 +45,7 @@ pub(super) mod written;
         memory::write,
         memory::revisions,
         users::erase,
+        search::search,
         operation::livez,
         operation::readyz,
         operation::metrics,

@@ -15,6 +15,7 @@ macro_rules! migrations {
                 "row_level_security",
                 include_str!(concat!("../../migrations/", $store, "/0005_row_level_security.sql")),
             ),
+            (6, "search", include_str!(concat!("../../migrations/", $store, "/0006_search.sql"))),
         ]
     };
 }

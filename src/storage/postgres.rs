@@ -8,6 +8,7 @@
 use super::pool::Connections;
 use super::{Options, Store, StoreError, migrations};
 use crate::domain::id::TenantId;
+use crate::domain::search::analysis::Analysis;
 use async_trait::async_trait;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgDatabaseError, PgPoolOptions, PgRow};
@@ -26,6 +27,7 @@ mod memory;
 mod messages;
 mod recall;
 mod revisions;
+mod search;
 mod sessions;
 mod token_usage;
 mod users;
@@ -34,6 +36,7 @@ mod users;
 #[derive(Debug)]
 pub struct Postgres {
     pool: Connections,
+    search: Option<Analysis>,
 }
 
 impl Postgres {
@@ -52,7 +55,7 @@ impl Postgres {
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout);
         let pool = Connections::new(pool, connect, options.statement_timeout);
-        Ok(Self { pool })
+        Ok(Self { pool, search: options.search })
     }
 
     /// The newest migration; 0 = none. A server that takes no writes is one that is not available.

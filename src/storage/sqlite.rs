@@ -4,6 +4,7 @@
 //! fair and never ends in "database is locked". A write transaction begins as one (`BEGIN IMMEDIATE`).
 
 use super::{Options, Store, StoreError, migrations};
+use crate::domain::search::analysis::Analysis;
 use async_trait::async_trait;
 use sqlx::error::DatabaseError;
 use sqlx::query::Query;
@@ -24,6 +25,7 @@ mod memory;
 mod messages;
 mod recall;
 mod revisions;
+mod search;
 mod sessions;
 mod token_usage;
 mod users;
@@ -33,6 +35,7 @@ mod users;
 pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
+    search: Option<Analysis>,
 }
 
 impl Sqlite {
@@ -75,7 +78,7 @@ impl Sqlite {
         // The writer comes first: it creates the file and turns the log on.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
-        Ok(Self { writer, readers })
+        Ok(Self { writer, readers, search: options.search })
     }
 
     /// The row of a statement that writes one row at most. It is read to its end: the statement commits after its rows,

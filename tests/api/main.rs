@@ -22,6 +22,7 @@ mod meters;
 mod openapi;
 mod operation;
 mod revisions;
+mod search;
 mod security;
 mod server;
 mod sessions;

@@ -5,6 +5,7 @@ use crate::conversation::{Conversation, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
+use precis::domain::search::analysis::Analysis;
 use precis::storage::messages::Page;
 use precis::storage::sessions::After;
 use precis::storage::{self, Options};
@@ -56,6 +57,7 @@ async fn connect(backend: &Backend) -> Conversation {
         max_connections: 1,
         acquire_timeout: Duration::from_secs(20),
         statement_timeout: Duration::from_secs(30),
+        search: Some(Analysis::default()),
     };
     Conversation {
         store: storage::connect(&backend.url(), &options).await.unwrap(),

@@ -4,6 +4,7 @@ use crate::conversation::Conversation;
 use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
 use crate::support::postgres::TestDatabase;
+use precis::domain::search::analysis::Analysis;
 use precis::storage::{self, Options, StoreError};
 use std::time::Duration;
 
@@ -98,6 +99,7 @@ fn options() -> Options {
         max_connections: 2,
         acquire_timeout: Duration::from_secs(5),
         statement_timeout: Duration::from_secs(30),
+        search: Some(Analysis::default()),
     }
 }
 

@@ -134,6 +134,7 @@ pub(crate) fn rules() -> Rules {
         daily_token_limit: None,
         tokenizer: Tokenizer::default(),
         memory_max_bytes: 1000,
+        search: None,
     }
 }
 

@@ -52,6 +52,7 @@ refusals! {
     OtherUser CONFLICT "The session belongs to another user, and that can't change"
     SessionExists CONFLICT "There is another session of this id"
     NotNow CONFLICT "Another consolidation of the session is running, or there is no pool of models"
+    SearchDisabled CONFLICT "Messages are not indexed here (`search.enabled`)"
     OtherVersion PRECONDITION_FAILED "The memory document has changed since the version that `If-Match` names"
     ConsolidationFailed BAD_GATEWAY "No model wrote a summary; what was there stands"
     ImportTooLarge PAYLOAD_TOO_LARGE "The import is too large (`limits.max_import_bytes`)"

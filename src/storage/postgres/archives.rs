@@ -1,5 +1,6 @@
 //! Exporting and importing whole sessions, on Postgres.
 
+use super::search::index;
 use super::{Postgres, begin, time};
 use crate::domain::archive::{Archive, Imported};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -8,6 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, source_column, tool_columns};
+use crate::storage::search;
 use async_trait::async_trait;
 use sqlx::{PgConnection, Row as _};
 
@@ -107,7 +109,14 @@ impl Archives for Postgres {
         while let Some(batch) = batches.recv().await {
             tally.add(&batch);
             match batch {
-                Batch::Messages(rows) => store(&mut transaction, tenant, session, &rows).await?,
+                Batch::Messages(rows) => {
+                    let lexemes =
+                        search::lexemes(self.search, tenant, session, rows.iter().map(|row| &row.message));
+                    let lexemes = lexemes.await;
+                    store(&mut transaction, tenant, session, &rows).await?;
+                    let places = rows.iter().map(|row| (row.seq, row.created_at));
+                    index(&mut transaction, tenant, session, user, places.zip(lexemes)).await?;
+                }
                 Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
             }
         }

@@ -1,11 +1,13 @@
 //! Persisting exchanges, on SQLite.
 
+use super::search::index;
 use super::{Sqlite, micros, now, time};
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
-use crate::storage::row::{limit, tool_columns};
+use crate::storage::row::{corrupt, limit, tool_columns};
+use crate::storage::search;
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -24,7 +26,7 @@ const ADVANCE: &str = "\
         updated_at = max(excluded.updated_at, s.updated_at),
         activity_hour = max(excluded.updated_at, s.updated_at) / 3600000000
     WHERE $3 IS NULL OR s.user_id = $3
-    RETURNING last_seq, updated_at";
+    RETURNING last_seq, updated_at, user_id";
 
 const STORE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
@@ -49,6 +51,8 @@ impl Exchanges for Sqlite {
         exchange: &Exchange,
         key: Option<&IdempotencyKey>,
     ) -> Result<Append, StoreError> {
+        let messages = exchange.messages.iter().map(|(message, _)| message);
+        let lexemes = search::lexemes(self.search, tenant, session, messages).await;
         let mut transaction = self.write().await?;
         if let Some(key) = key {
             let query = sqlx::query(KNOWN).bind(tenant.as_str()).bind(session.as_str()).bind(&key.key);
@@ -97,6 +101,10 @@ impl Exchanges for Sqlite {
                 .execute(&mut *transaction)
                 .await?;
         }
+        let user: String = row.try_get("user_id")?;
+        let user = UserId::new(user).map_err(corrupt("a user id"))?;
+        let indexed = (first_seq..).zip(lexemes).map(|(seq, lexemes)| (seq, created_at, lexemes));
+        index(&mut transaction, tenant, session, &user, indexed).await?;
         if let Some(key) = key {
             let query = sqlx::query(PRUNE).bind(tenant.as_str()).bind(session.as_str());
             query.bind(micros(created_at - KEY_LIFE)).execute(&mut *transaction).await?;

@@ -1,0 +1,51 @@
+-- What search finds messages by: the lexemes of each, as `domain::search::index` makes them.
+CREATE TABLE search (
+    id         INTEGER PRIMARY KEY,   -- counts up: a higher one was stored later
+    tenant_id  TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    seq        INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    lexemes    TEXT NOT NULL,         -- with a space between any two
+    UNIQUE (tenant_id, session_id, seq)
+) STRICT;
+CREATE INDEX search_by_time ON search (tenant_id, created_at, id);
+
+-- The index of them holds no text of its own. Lexemes are letters, digits and colons, folded already: this tokenizer
+-- parts them at the spaces and leaves them as they are. To remove a row is to remove its lexemes from the index's pages,
+-- so that nothing erased stays in the file; for that FTS5 must be told the old ones, which is why `search` keeps them.
+CREATE VIRTUAL TABLE search_lexemes USING fts5 (
+    lexemes, content = 'search', content_rowid = 'id', detail = 'none', columnsize = 0, tokenize = "ascii tokenchars ':'"
+);
+INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('secure-delete', 1);
+CREATE TRIGGER search_is_indexed AFTER INSERT ON search
+BEGIN
+    INSERT INTO search_lexemes (rowid, lexemes) VALUES (NEW.id, NEW.lexemes);
+END;
+CREATE TRIGGER search_is_forgotten AFTER DELETE ON search
+BEGIN
+    INSERT INTO search_lexemes (search_lexemes, rowid, lexemes) VALUES ('delete', OLD.id, OLD.lexemes);
+END;
+
+CREATE TRIGGER sessions_forget_search AFTER DELETE ON sessions
+BEGIN
+    DELETE FROM search WHERE tenant_id = OLD.tenant_id AND session_id = OLD.session_id;
+END;
+
+-- Messages that are still to be indexed, as far as `through_seq`: those that were stored before there was an index, and
+-- all of them when the rules have changed. `precis reindex` works through them.
+CREATE TABLE search_backlog (
+    tenant_id   TEXT NOT NULL,
+    session_id  TEXT NOT NULL,
+    done_seq    INTEGER NOT NULL DEFAULT 0,
+    through_seq INTEGER NOT NULL,
+    PRIMARY KEY (tenant_id, session_id),
+    FOREIGN KEY (tenant_id, session_id) REFERENCES sessions ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+INSERT INTO search_backlog (tenant_id, session_id, through_seq)
+    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0;
+
+-- The rules by which the index is made, one row: what `Analysis::label` says.
+CREATE TABLE search_rules (
+    id    INTEGER PRIMARY KEY CHECK (id = 1),
+    label TEXT NOT NULL
+) STRICT;

@@ -1,0 +1,190 @@
+//! `GET /search`
+
+use super::error::{FieldError, Problem};
+use super::extract::{Params, Tenant, user_id};
+use super::json::stored;
+use super::messages::MessageBody;
+use super::openapi::parameters::Id;
+use super::openapi::refusals::SearchDisabled;
+use super::page::Page;
+use crate::domain::id::SessionId;
+use crate::domain::message::Role;
+use crate::engine::MemoryService;
+use crate::engine::search::{DEFAULT_LIMIT, Hit, MOST, Query};
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use utoipa::{IntoParams, ToSchema};
+
+/// Messages before and after a hit where the request names no number.
+const NEIGHBOURS: usize = 1;
+/// Messages before and after a hit, at most.
+const MOST_NEIGHBOURS: usize = 10;
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SearchParams {
+    /// Words; `"phrases"`, which a hit has all of; `-exclusions`, of which it has none; `prefix*`. At least one letter or
+    /// digit to search for.
+    #[param(required, value_type = String, example = "ferry")]
+    q: Option<String>,
+    /// Only messages of this session.
+    #[param(value_type = Option<Id>)]
+    session_id: Option<String>,
+    /// Only messages of this user's sessions.
+    #[param(value_type = Option<Id>)]
+    user_id: Option<String>,
+    /// Only messages of this role: `user`, `assistant` or `tool`.
+    #[param(inline)]
+    role: Option<RoleParam>,
+    /// Only messages stored at this time or later.
+    #[param(value_type = Option<String>, format = DateTime, example = "2026-01-31T00:00:00Z")]
+    since: Option<Time>,
+    /// Only messages stored before this time.
+    #[param(value_type = Option<String>, format = DateTime, example = "2026-01-31T00:00:00Z")]
+    until: Option<Time>,
+    /// Hits, 1 to 50; 10 where it is left out.
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 50)]
+    limit: Option<Bounded<1, MOST>>,
+    /// Messages to show before and after each hit, 0 to 10; 1 where it is left out.
+    #[param(value_type = Option<i64>, minimum = 0, maximum = 10)]
+    neighbours: Option<Bounded<0, MOST_NEIGHBOURS>>,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum RoleParam {
+    User,
+    Assistant,
+    Tool,
+}
+
+/// A whole number from `LEAST` to `MOST`.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+struct Bounded<const LEAST: usize, const MOST: usize>(usize);
+
+impl<const LEAST: usize, const MOST: usize> TryFrom<String> for Bounded<LEAST, MOST> {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+        number.map(Self).ok_or_else(|| format!("must be a number from {LEAST} to {MOST}"))
+    }
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+struct Time(OffsetDateTime);
+
+impl TryFrom<String> for Time {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, &'static str> {
+        let time = OffsetDateTime::parse(&text, &Rfc3339);
+        time.map(Self)
+            .map_err(|_| "must be a time such as 2026-01-31T00:00:00Z, with a plus sign sent as %2B")
+    }
+}
+
+/// A message that was found.
+#[derive(Serialize, ToSchema)]
+pub(super) struct HitBody {
+    /// Its session.
+    session_id: String,
+    /// Its place there.
+    seq: i64,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+    /// How good it is, to be compared with the other hits of this answer only.
+    score: f64,
+    /// As it was given.
+    #[schema(value_type = Object)]
+    message: Box<RawValue>,
+    /// The best part of what is searched of it, as HTML: what was found stands in `<mark>`, all else is escaped.
+    snippet: String,
+    /// The messages before it, in order.
+    before: Vec<MessageBody>,
+    /// The messages after it, in order.
+    after: Vec<MessageBody>,
+}
+
+/// The messages that have what `q` asks for: best first, the newest first among equals.
+#[utoipa::path(
+    get, path = "/search", operation_id = "search", tag = "memory",
+    params(SearchParams),
+    responses(
+        (status = 200, description = "Hits; `next` is always null", body = Page<HitBody>),
+        SearchDisabled,
+    )
+)]
+pub(super) async fn search(
+    State(service): State<MemoryService>,
+    Tenant(tenant): Tenant,
+    Params(params): Params<SearchParams>,
+) -> Result<Json<Page<HitBody>>, Problem> {
+    let limit = params.limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| limit);
+    let hits = service.search(&tenant, query(params, limit)?).await?;
+    let hits = hits.into_iter().map(body).collect::<Result<Vec<HitBody>, Problem>>()?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    Ok(Json(Page::new(hits, limit, |hit| hit.seq, |hit| hit)))
+}
+
+fn query(params: SearchParams, limit: usize) -> Result<Query, Problem> {
+    let mut wrong = Vec::new();
+    let mut note = |field: &str, detail: String| wrong.push(FieldError { field: field.to_owned(), detail });
+    if params.q.is_none() {
+        note("q", "missing: what to search for".to_owned());
+    }
+    let session_id = params.session_id.and_then(|id| match SessionId::new(id) {
+        Ok(id) => Some(id),
+        Err(error) => {
+            note("session_id", error.to_string());
+            None
+        }
+    });
+    let user_id = params.user_id.and_then(|id| match user_id(id, "user_id") {
+        Ok(id) => Some(id),
+        Err(error) => {
+            note("user_id", error.detail);
+            None
+        }
+    });
+    if !wrong.is_empty() {
+        return Err(Problem::invalid(wrong));
+    }
+    Ok(Query {
+        text: params.q.unwrap_or_default(),
+        session_id,
+        user_id,
+        role: params.role.map(|role| match role {
+            RoleParam::User => Role::User,
+            RoleParam::Assistant => Role::Assistant,
+            RoleParam::Tool => Role::Tool,
+        }),
+        since: params.since.map(|Time(time)| time),
+        until: params.until.map(|Time(time)| time),
+        limit,
+        neighbours: params.neighbours.map_or(NEIGHBOURS, |Bounded(number)| number),
+    })
+}
+
+fn body(hit: Hit) -> Result<HitBody, Problem> {
+    let messages = |messages: Vec<crate::engine::StoredMessage>| {
+        messages.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>()
+    };
+    Ok(HitBody {
+        session_id: hit.session_id.to_string(),
+        seq: hit.seq,
+        created_at: hit.created_at,
+        score: hit.score,
+        message: stored(hit.message)?,
+        snippet: hit.snippet,
+        before: messages(hit.before)?,
+        after: messages(hit.after)?,
+    })
+}

@@ -1,0 +1,311 @@
+//! Finding messages, on Postgres.
+//!
+//! The table `search` has no row-level security, so that its index is used (see its migration); every statement names
+//! the tenant, and what was found is read from `messages`, which has it. A tsquery that the planner can't see through
+//! may get any plan, and the index on times looks cheap to it: so the rows are found first (`OFFSET 0` keeps that apart), and
+//! put in order then.
+
+use super::{Postgres, begin, time};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::Message;
+use crate::domain::search::index::{self, Probe};
+use crate::storage::StoreError;
+use crate::storage::row::corrupt;
+use crate::storage::search::{Backlog, Dialect, Found, IndexState, Place, Sample, Scope, Search, lexemes};
+use async_trait::async_trait;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
+use time::OffsetDateTime;
+
+const DIALECT: Dialect = Dialect { and: " & ", or: " | ", quote: "'", prefix: ":*" };
+
+const SAMPLE: &str = "\
+    WITH newest AS MATERIALIZED (
+        SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2
+    )
+    SELECT count(*) AS rows, coalesce(min(id), 0) AS first, coalesce(max(id), 0) AS last, 0::bigint AS last_seq,
+        coalesce((SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1), 0) AS oldest,
+        ARRAY(SELECT (SELECT count(*) FROM newest WHERE lexemes @@ p.probe)
+            FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
+    FROM newest";
+
+const SAMPLE_OF_SESSION: &str = "\
+    WITH newest AS MATERIALIZED (
+        SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $2
+    )
+    SELECT count(*) AS rows, 0::bigint AS first, 0::bigint AS last, coalesce(max(seq), 0) AS last_seq,
+        0::bigint AS oldest,
+        ARRAY(SELECT (SELECT count(*) FROM newest WHERE lexemes @@ p.probe)
+            FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
+    FROM newest";
+
+const DRAW: &str = "\
+    SELECT p.place, s.session_id, s.seq, s.created_at
+    FROM unnest($2::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) CROSS JOIN LATERAL (
+        SELECT session_id, seq, created_at, id FROM (
+            SELECT tenant_id, session_id, seq, created_at, id FROM search WHERE lexemes @@ p.probe OFFSET 0
+        ) AS matching
+        WHERE tenant_id = $1 AND ($3::text IS NULL OR session_id = $3)
+            AND created_at >= $4 AND created_at < $5
+        ORDER BY id DESC LIMIT $6
+    ) AS s
+    ORDER BY p.place, s.id DESC";
+
+const WALK: &str = "\
+    SELECT session_id, seq, created_at FROM (
+        SELECT session_id, seq, created_at, lexemes FROM search
+        WHERE tenant_id = $1 AND created_at >= $3 AND created_at < $4 ORDER BY created_at DESC, id DESC LIMIT $5
+    ) AS newest
+    WHERE lexemes @@ $2::text::tsquery LIMIT $6";
+
+const WALK_SESSION: &str = "\
+    SELECT session_id, seq, created_at FROM (
+        SELECT session_id, seq, created_at, lexemes FROM search
+        WHERE tenant_id = $1 AND session_id = $7 ORDER BY seq DESC LIMIT $5
+    ) AS newest
+    WHERE lexemes @@ $2::text::tsquery AND created_at >= $3 AND created_at < $4 LIMIT $6";
+
+const AT: &str = "\
+    SELECT session_id, seq, created_at, message FROM (
+        SELECT m.session_id, m.seq, m.created_at, m.message, w.place,
+            sum(octet_length(m.message)) OVER (ORDER BY w.place) AS bytes
+        FROM unnest($2::text[], $3::bigint[]) WITH ORDINALITY AS w (session_id, seq, place)
+            JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.session_id AND m.seq = w.seq
+            JOIN sessions AS s ON s.tenant_id = $1 AND s.session_id = w.session_id
+        WHERE $5::text IS NULL OR s.user_id = $5
+    ) AS sized
+    WHERE bytes <= $4 OR place = 1 ORDER BY place";
+
+const BESIDE: &str = "\
+    SELECT DISTINCT m.session_id, m.seq, m.created_at, m.message
+    FROM unnest($2::text[], $3::bigint[]) AS w (session_id, seq)
+        CROSS JOIN generate_series(-$4::bigint, $4::bigint) AS distance
+        JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.session_id AND m.seq = w.seq + distance
+    WHERE distance <> 0";
+
+const INDEX: &str = "\
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT $1, $2, i.seq, coalesce(i.created_at, now()), array_to_tsvector(string_to_array(i.lexemes || ' ' || $3, ' '))
+    FROM unnest($4::bigint[], $5::timestamptz[], $6::text[]) AS i (seq, created_at, lexemes)";
+
+const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
+
+const STATE: &str = "\
+    SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
+
+/// All tenants at once: the work of whoever runs the service.
+const OTHER_RULES: &str = "\
+    WITH changed AS (
+        UPDATE search_rules SET label = $1 WHERE label <> $1 RETURNING 1
+    )
+    INSERT INTO search_backlog (tenant_id, session_id, through_seq)
+    SELECT tenant_id, session_id, max(seq) FROM search WHERE EXISTS (SELECT FROM changed) GROUP BY tenant_id, session_id
+    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
+        done_seq = 0, through_seq = greatest(search_backlog.through_seq, excluded.through_seq)";
+
+const BACKLOG: &str = "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
+
+/// Takes the lock of the session, so that whoever erases it comes before or after.
+const OWNER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR NO KEY UPDATE";
+
+const ADVANCE: &str = "\
+    UPDATE search_backlog SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
+
+const FINISH: &str =
+    "DELETE FROM search_backlog WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
+
+const UNINDEX: &str = "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3)";
+
+#[async_trait]
+impl Search for Postgres {
+    async fn sample(
+        &self,
+        tenant: &TenantId,
+        session: Option<&SessionId>,
+        probes: &[Probe],
+        most: i64,
+    ) -> Result<Sample, StoreError> {
+        let probes = queries(tenant, &Scope::default(), probes);
+        let query = match session {
+            None => sqlx::query(SAMPLE).bind(tenant.as_str()).bind(most).bind(probes),
+            Some(session) => {
+                let query = sqlx::query(SAMPLE_OF_SESSION).bind(tenant.as_str()).bind(most).bind(probes);
+                query.bind(session.as_str())
+            }
+        };
+        let row = self.read(tenant, query).await?.ok_or(sqlx::Error::RowNotFound)?;
+        Sample::of(most, row.try_get("found")?, |name| row.try_get(name))
+    }
+
+    async fn draw(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        probes: &[Probe],
+        most: i64,
+    ) -> Result<Vec<Vec<Place>>, StoreError> {
+        let query = sqlx::query(DRAW)
+            .bind(tenant.as_str())
+            .bind(queries(tenant, scope, probes))
+            .bind(scope.session.as_ref().map(SessionId::as_str))
+            .bind(scope.from())
+            .bind(scope.to())
+            .bind(most);
+        let mut drawn = vec![Vec::new(); probes.len()];
+        for row in &self.read_all(tenant, query).await? {
+            let probe: i64 = row.try_get("place")?;
+            let probe = usize::try_from(probe - 1).ok().and_then(|probe| drawn.get_mut(probe));
+            probe.ok_or(sqlx::Error::RowNotFound)?.push(place(row)?);
+        }
+        Ok(drawn)
+    }
+
+    async fn walk(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        probe: &Probe,
+        rows: i64,
+        most: i64,
+    ) -> Result<Vec<Place>, StoreError> {
+        let query = sqlx::query(if scope.session.is_some() { WALK_SESSION } else { WALK })
+            .bind(tenant.as_str())
+            .bind(DIALECT.query(tenant, scope, probe))
+            .bind(scope.from())
+            .bind(scope.to())
+            .bind(rows)
+            .bind(most);
+        let query = match &scope.session {
+            Some(session) => query.bind(session.as_str()),
+            None => query,
+        };
+        self.read_all(tenant, query).await?.iter().map(place).collect()
+    }
+
+    async fn at(
+        &self,
+        tenant: &TenantId,
+        user: Option<&UserId>,
+        places: &[Place],
+        max_bytes: i64,
+    ) -> Result<Vec<Found>, StoreError> {
+        let query = sqlx::query(AT)
+            .bind(tenant.as_str())
+            .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
+            .bind(places.iter().map(|place| place.seq).collect::<Vec<_>>())
+            .bind(max_bytes)
+            .bind(user.map(UserId::as_str));
+        self.read_all(tenant, query).await?.iter().map(found).collect()
+    }
+
+    async fn beside(
+        &self,
+        tenant: &TenantId,
+        places: &[Place],
+        distance: i64,
+    ) -> Result<Vec<Found>, StoreError> {
+        let query = sqlx::query(BESIDE)
+            .bind(tenant.as_str())
+            .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
+            .bind(places.iter().map(|place| place.seq).collect::<Vec<_>>())
+            .bind(distance);
+        self.read_all(tenant, query).await?.iter().map(found).collect()
+    }
+
+    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
+        let mut row = sqlx::query(STATE).fetch_one(&self.pool).await?;
+        if row.try_get::<&str, _>("label")?.is_empty() {
+            sqlx::query(FIRST_RULES).bind(label).execute(&self.pool).await?;
+            row = sqlx::query(STATE).fetch_one(&self.pool).await?;
+        }
+        Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
+    }
+
+    async fn begin_index(&self, label: &str) -> Result<(), StoreError> {
+        sqlx::query(FIRST_RULES).bind(label).execute(&self.pool).await?;
+        sqlx::query(OTHER_RULES).bind(label).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    async fn backlog(&self) -> Result<Option<Backlog>, StoreError> {
+        let Some(row) = sqlx::query(BACKLOG).fetch_optional(&self.pool).await? else {
+            return Ok(None);
+        };
+        let (tenant, session): (String, String) = (row.try_get("tenant_id")?, row.try_get("session_id")?);
+        Ok(Some(Backlog {
+            tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
+            session: SessionId::new(session).map_err(corrupt("a session id"))?,
+            done_seq: row.try_get("done_seq")?,
+            through_seq: row.try_get("through_seq")?,
+        }))
+    }
+
+    async fn index(
+        &self,
+        piece: &Backlog,
+        messages: &[(Place, Message)],
+        done_seq: i64,
+    ) -> Result<(), StoreError> {
+        let Backlog { tenant, session, .. } = piece;
+        let all = messages.iter().map(|(_, message)| message);
+        let lexemes = lexemes(self.search, tenant, session, all).await;
+        let mut transaction = self.pool.begin_with(begin(tenant)).await?;
+        let query = sqlx::query(OWNER).bind(tenant.as_str()).bind(session.as_str());
+        let Some(row) = query.fetch_optional(&mut *transaction).await? else {
+            return Ok(());
+        };
+        let user: String = row.try_get("user_id")?;
+        let user = UserId::new(user).map_err(corrupt("a user id"))?;
+        let query = sqlx::query(ADVANCE).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
+        if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
+            return Ok(());
+        }
+        let seqs: Vec<i64> = messages.iter().map(|(place, _)| place.seq).collect();
+        let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
+        query.execute(&mut *transaction).await?;
+        let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
+        index(&mut transaction, tenant, session, &user, places.zip(lexemes)).await?;
+        let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
+        query.execute(&mut *transaction).await?;
+        Ok(transaction.commit().await?)
+    }
+}
+
+/// Indexes messages: the `seq`, the time (the store's own where there is none) and the lexemes of each.
+pub(super) async fn index(
+    connection: &mut PgConnection,
+    tenant: &TenantId,
+    session: &SessionId,
+    user: &UserId,
+    rows: impl Iterator<Item = ((i64, Option<OffsetDateTime>), String)> + Send,
+) -> Result<(), StoreError> {
+    let (places, lexemes): (Vec<_>, Vec<_>) = rows.unzip();
+    if lexemes.is_empty() {
+        return Ok(());
+    }
+    let (seqs, times): (Vec<_>, Vec<_>) = places.into_iter().unzip();
+    sqlx::query(INDEX)
+        .bind(tenant.as_str())
+        .bind(session.as_str())
+        .bind(index::user(&index::tag(tenant), user))
+        .bind(seqs)
+        .bind(times)
+        .bind(lexemes)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+fn queries(tenant: &TenantId, scope: &Scope, probes: &[Probe]) -> Vec<String> {
+    probes.iter().map(|probe| DIALECT.query(tenant, scope, probe)).collect()
+}
+
+fn place(row: &PgRow) -> Result<Place, StoreError> {
+    let session: String = row.try_get("session_id")?;
+    let session = SessionId::new(session).map_err(corrupt("a session id"))?;
+    Ok(Place { created_at: time(row, "created_at")?, seq: row.try_get("seq")?, session })
+}
+
+fn found(row: &PgRow) -> Result<Found, StoreError> {
+    Ok(Found { place: place(row)?, json: row.try_get("message")? })
+}

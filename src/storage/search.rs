@@ -1,0 +1,238 @@
+//! Finding messages: the index draws candidates, `domain::search` reads and ranks them.
+//!
+//! An index row is written in the transaction that stores its message, and goes with its session. What a method reads is
+//! bounded: by the limit that it is given, by how rare a term is, or by both.
+
+use super::StoreError;
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::{Message, Role};
+use crate::domain::search::analysis::Analysis;
+use crate::domain::search::index::{self, Lexeme, Probe};
+use async_trait::async_trait;
+use time::OffsetDateTime;
+use time::macros::datetime;
+
+/// Which messages are searched. All of them where nothing is said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Those of one session.
+    pub session: Option<SessionId>,
+    /// Those of the sessions of one user.
+    pub user: Option<UserId>,
+    /// Those of one role.
+    pub role: Option<Role>,
+    /// Those stored at this time or later.
+    pub since: Option<OffsetDateTime>,
+    /// Those stored before this time.
+    pub until: Option<OffsetDateTime>,
+}
+
+/// What the newest messages tell of all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// How many were looked at: all of them, where fewer than were asked for.
+    pub rows: i64,
+    /// How many messages there are, about; exact where all were looked at, or for a session.
+    pub messages: i64,
+    /// Of those looked at, how many have what a probe asks for; by the probes' order.
+    pub with: Vec<i64>,
+}
+
+/// Where a message is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// When it was stored.
+    pub created_at: OffsetDateTime,
+    /// Its place in its session.
+    pub seq: i64,
+    /// Its session.
+    pub session: SessionId,
+}
+
+/// A message that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Where it is.
+    pub place: Place,
+    /// JSON, as the client gave it.
+    pub json: String,
+}
+
+/// How far the index is behind the messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexState {
+    /// The rules that it is made by: [`Analysis::label`].
+    pub label: String,
+    /// Sessions with messages that are still to be indexed.
+    pub backlog: i64,
+}
+
+/// A piece of what is still to be indexed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backlog {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// In which session.
+    pub session: SessionId,
+    /// Messages up to here are done.
+    pub done_seq: i64,
+    /// The last that is to be done.
+    pub through_seq: i64,
+}
+
+/// Finding messages.
+#[async_trait]
+pub trait Search {
+    /// Looks at the `most` newest messages, of one session or of the whole tenant: how many have what each probe asks for.
+    async fn sample(
+        &self,
+        tenant: &TenantId,
+        session: Option<&SessionId>,
+        probes: &[Probe],
+        most: i64,
+    ) -> Result<Sample, StoreError>;
+
+    /// By the index: for each probe, the `most` messages of the scope that have what it asks for and were stored last.
+    /// What it reads grows with how many there are.
+    async fn draw(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        probes: &[Probe],
+        most: i64,
+    ) -> Result<Vec<Vec<Place>>, StoreError>;
+
+    /// Without the index: of the `rows` newest messages of the scope's session, or else of its tenant, the `most` newest
+    /// that are in scope and have what the probe asks for.
+    async fn walk(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        probe: &Probe,
+        rows: i64,
+        most: i64,
+    ) -> Result<Vec<Place>, StoreError>;
+
+    /// The messages at these places, in their order, as far as they are the user's where one is named: as many of the first as
+    /// together have `max_bytes` of JSON, but one at least.
+    async fn at(
+        &self,
+        tenant: &TenantId,
+        user: Option<&UserId>,
+        places: &[Place],
+        max_bytes: i64,
+    ) -> Result<Vec<Found>, StoreError>;
+
+    /// The messages beside these places, up to `distance` before and after each, each once, in no order.
+    async fn beside(
+        &self,
+        tenant: &TenantId,
+        places: &[Place],
+        distance: i64,
+    ) -> Result<Vec<Found>, StoreError>;
+
+    /// How far the index is behind. An index without any rules gets those of this label.
+    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
+
+    /// Begins an index by the rules of this label: where it is by others, all that is in it is to be indexed anew.
+    async fn begin_index(&self, label: &str) -> Result<(), StoreError>;
+
+    /// A piece of what is still to be indexed, of any tenant. `None`: nothing is.
+    async fn backlog(&self) -> Result<Option<Backlog>, StoreError>;
+
+    /// Indexes messages, in place of what the index had of them; then the piece is done up to `done_seq`. Where the
+    /// session has gone or another process is at it as well, nothing is done twice or left behind.
+    async fn index(
+        &self,
+        piece: &Backlog,
+        messages: &[(Place, Message)],
+        done_seq: i64,
+    ) -> Result<(), StoreError>;
+}
+
+/// Analysing more bytes than this takes milliseconds.
+const LARGE: usize = 64 * 1024;
+
+/// The lexemes of each message, but that of its user; none at all without rules to make them by.
+pub(super) async fn lexemes(
+    analysis: Option<Analysis>,
+    tenant: &TenantId,
+    session: &SessionId,
+    messages: impl ExactSizeIterator<Item = &Message> + Clone + Send,
+) -> Vec<String> {
+    let Some(analysis) = analysis else { return Vec::new() };
+    if messages.clone().map(|message| message.json().len()).sum::<usize>() <= LARGE {
+        return messages.map(|message| index::lexemes(analysis, tenant, session, message)).collect();
+    }
+    let (tenant, session) = (tenant.clone(), session.clone());
+    let messages: Vec<Message> = messages.cloned().collect();
+    let work =
+        move || messages.iter().map(|message| index::lexemes(analysis, &tenant, &session, message)).collect();
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+impl Sample {
+    /// Out of the newest messages' figures: how many they are (`rows`), their lowest and highest ids (`first`, `last`), the
+    /// id of the tenant's oldest message, and the last `seq` of the session, 0 where it is about a tenant.
+    pub(super) fn of(
+        most: i64,
+        with: Vec<i64>,
+        figure: impl Fn(&str) -> Result<i64, sqlx::Error>,
+    ) -> Result<Self, StoreError> {
+        let (rows, last_seq) = (figure("rows")?, figure("last_seq")?);
+        let (first, last, oldest) = (figure("first")?, figure("last")?, figure("oldest")?);
+        // Ids count up over all tenants: as many of them as in the sample are this tenant's.
+        let ids = |from: i64, to: i64| i128::from(from.abs_diff(to)) + 1;
+        let all = i128::from(rows) * ids(oldest, last) / ids(first, last);
+        let messages = match last_seq {
+            _ if rows < most => rows,
+            0 => i64::try_from(all).unwrap_or(i64::MAX).max(rows),
+            last_seq => last_seq.max(rows),
+        };
+        Ok(Self { rows, messages, with })
+    }
+}
+
+impl Scope {
+    pub(super) fn from(&self) -> OffsetDateTime {
+        self.since.unwrap_or(OffsetDateTime::UNIX_EPOCH)
+    }
+
+    pub(super) fn to(&self) -> OffsetDateTime {
+        self.until.unwrap_or(datetime!(9999-12-31 0:00 UTC))
+    }
+
+    /// What the index knows of the scope, as groups of a probe.
+    pub(super) fn groups(&self, tag: &str) -> Vec<String> {
+        let session = self.session.as_ref().map(|session| index::session(tag, session));
+        let user = self.user.as_ref().map(|user| index::user(tag, user));
+        let role = self.role.map(|role| index::role(tag, role));
+        [session, user, role].into_iter().flatten().collect()
+    }
+}
+
+/// How a query language of a full-text index says things.
+pub(super) struct Dialect {
+    pub(super) and: &'static str,
+    pub(super) or: &'static str,
+    pub(super) quote: &'static str,
+    pub(super) prefix: &'static str,
+}
+
+impl Dialect {
+    /// The probe within the scope. Lexemes are letters, digits and colons: quotes around them are enough.
+    pub(super) fn query(&self, tenant: &TenantId, scope: &Scope, probe: &Probe) -> String {
+        let tag = index::tag(tenant);
+        let Self { and, or, quote, prefix } = self;
+        let lexeme = |Lexeme { term, is_prefix }: &Lexeme| {
+            let prefix = if *is_prefix { prefix } else { "" };
+            format!("{quote}{tag}{term}{quote}{prefix}")
+        };
+        let any =
+            |group: &Vec<Lexeme>| format!("({})", group.iter().map(lexeme).collect::<Vec<_>>().join(or));
+        let within = scope.groups(&tag).into_iter().map(|group| format!("{quote}{group}{quote}"));
+        probe.0.iter().map(any).chain(within).collect::<Vec<_>>().join(and)
+    }
+}

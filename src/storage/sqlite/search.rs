@@ -1,0 +1,328 @@
+//! Finding messages, on SQLite.
+//!
+//! FTS5 keeps where each lexeme is, and gives the newest first without looking for the others. A lexeme of the session among those
+//! asked for makes it leap over what other sessions say.
+
+use super::{Sqlite, micros, time};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::Message;
+use crate::domain::search::index::{self, Probe};
+use crate::storage::StoreError;
+use crate::storage::row::{corrupt, limit};
+use crate::storage::search::{Backlog, Dialect, Found, IndexState, Place, Sample, Scope, Search, lexemes};
+use async_trait::async_trait;
+use futures_util::TryStreamExt as _;
+use serde_json::{Value, json};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Row as _, SqliteConnection};
+use time::OffsetDateTime;
+
+const DIALECT: Dialect = Dialect { and: " AND ", or: " OR ", quote: "\"", prefix: "*" };
+
+const NEWEST: &str = "\
+    SELECT id, seq, lexemes, (SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1) AS oldest
+    FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2";
+
+const NEWEST_OF_SESSION: &str = "\
+    SELECT id, seq, lexemes, id AS oldest FROM search
+    WHERE tenant_id = $1 AND session_id = $3 ORDER BY seq DESC LIMIT $2";
+
+const DRAW: &str = "\
+    SELECT s.session_id, s.seq, s.created_at
+    FROM search_lexemes AS l CROSS JOIN search AS s ON s.id = l.rowid
+    WHERE search_lexemes MATCH $2 AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
+        AND s.created_at >= $4 AND s.created_at < $5
+    ORDER BY l.rowid DESC LIMIT $6";
+
+const WALK: &str = "\
+    SELECT session_id, seq, created_at, lexemes FROM search
+    WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3 ORDER BY created_at DESC, id DESC LIMIT $4";
+
+const WALK_SESSION: &str = "\
+    SELECT session_id, seq, created_at, lexemes FROM (
+        SELECT session_id, seq, created_at, lexemes FROM search
+        WHERE tenant_id = $1 AND session_id = $5 ORDER BY seq DESC LIMIT $4
+    ) WHERE created_at >= $2 AND created_at < $3";
+
+/// Places come as one JSON text: lists of session and `seq`.
+const AT: &str = "\
+    SELECT session_id, seq, created_at, message FROM (
+        SELECT m.session_id, m.seq, m.created_at, m.message, w.key AS place,
+            sum(octet_length(m.message)) OVER (ORDER BY w.key) AS bytes
+        FROM json_each($2) AS w
+            CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.value ->> 0 AND m.seq = w.value ->> 1
+            CROSS JOIN sessions AS s ON s.tenant_id = $1 AND s.session_id = m.session_id
+        WHERE $4 IS NULL OR s.user_id = $4
+    ) WHERE bytes <= $3 OR place = 0 ORDER BY place";
+
+const BESIDE: &str = "\
+    SELECT DISTINCT m.session_id, m.seq, m.created_at, m.message
+    FROM json_each($2) AS w
+        CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.value ->> 0
+            AND m.seq BETWEEN (w.value ->> 1) - $3 AND (w.value ->> 1) + $3
+    WHERE m.seq <> w.value ->> 1";
+
+/// Many rows as one JSON text, as for the messages of an import.
+const INDEX: &str = "\
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT $1, $2, value ->> 0, value ->> 1, (value ->> 2) || ' ' || $4 FROM json_each($3)";
+
+const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
+
+const STATE: &str = "\
+    SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
+
+/// All tenants at once: the work of whoever runs the service.
+const OTHER_RULES: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
+
+const ANEW: &str = "\
+    INSERT INTO search_backlog (tenant_id, session_id, through_seq)
+    SELECT tenant_id, session_id, max(seq) FROM search WHERE true GROUP BY tenant_id, session_id
+    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
+        done_seq = 0, through_seq = max(search_backlog.through_seq, excluded.through_seq)";
+
+const BACKLOG: &str = "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
+
+const OWNER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+
+const ADVANCE: &str = "\
+    UPDATE search_backlog SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
+
+const FINISH: &str =
+    "DELETE FROM search_backlog WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
+
+const UNINDEX: &str = "\
+    DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq IN (SELECT value FROM json_each($3))";
+
+#[async_trait]
+impl Search for Sqlite {
+    async fn sample(
+        &self,
+        tenant: &TenantId,
+        session: Option<&SessionId>,
+        probes: &[Probe],
+        most: i64,
+    ) -> Result<Sample, StoreError> {
+        let query = match session {
+            None => sqlx::query(NEWEST).bind(tenant.as_str()).bind(most),
+            Some(session) => {
+                sqlx::query(NEWEST_OF_SESSION).bind(tenant.as_str()).bind(most).bind(session.as_str())
+            }
+        };
+        let rows = query.fetch_all(&self.readers).await?;
+        let probes: Vec<Sought> =
+            probes.iter().map(|probe| Sought::new(tenant, &Scope::default(), probe)).collect();
+        let (mut with, mut ids, mut last_seq, mut oldest) = (vec![0; probes.len()], Vec::new(), 0, 0);
+        for row in &rows {
+            let lexemes: &str = row.try_get("lexemes")?;
+            for (with, probe) in with.iter_mut().zip(&probes) {
+                *with += i64::from(probe.is_in(lexemes));
+            }
+            ids.push(row.try_get::<i64, _>("id")?);
+            oldest = row.try_get("oldest")?;
+            last_seq = last_seq.max(row.try_get("seq")?);
+        }
+        Sample::of(most, with, |name| {
+            Ok(match name {
+                "rows" => limit(rows.len()),
+                "first" => ids.iter().min().copied().unwrap_or_default(),
+                "last" => ids.iter().max().copied().unwrap_or_default(),
+                "oldest" => oldest,
+                _ => session.map_or(0, |_| last_seq),
+            })
+        })
+    }
+
+    async fn draw(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        probes: &[Probe],
+        most: i64,
+    ) -> Result<Vec<Vec<Place>>, StoreError> {
+        let mut connection = self.readers.acquire().await?;
+        let mut drawn = Vec::with_capacity(probes.len());
+        for probe in probes {
+            let query = sqlx::query(DRAW)
+                .bind(tenant.as_str())
+                .bind(DIALECT.query(tenant, scope, probe))
+                .bind(scope.session.as_ref().map(SessionId::as_str))
+                .bind(micros(scope.from()))
+                .bind(micros(scope.to()))
+                .bind(most);
+            let rows = query.fetch_all(&mut *connection).await?;
+            drawn.push(rows.iter().map(place).collect::<Result<_, _>>()?);
+        }
+        Ok(drawn)
+    }
+
+    async fn walk(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        probe: &Probe,
+        rows: i64,
+        most: i64,
+    ) -> Result<Vec<Place>, StoreError> {
+        let query = sqlx::query(if scope.session.is_some() { WALK_SESSION } else { WALK })
+            .bind(tenant.as_str())
+            .bind(micros(scope.from()))
+            .bind(micros(scope.to()))
+            .bind(rows);
+        let query = match &scope.session {
+            Some(session) => query.bind(session.as_str()),
+            None => query,
+        };
+        let probe = Sought::new(tenant, scope, probe);
+        let (most, mut walked) = (usize::try_from(most).unwrap_or(usize::MAX), Vec::new());
+        let mut rows = query.fetch(&self.readers);
+        while let Some(row) = rows.try_next().await? {
+            if probe.is_in(row.try_get("lexemes")?) {
+                walked.push(place(&row)?);
+            }
+            if walked.len() >= most {
+                break;
+            }
+        }
+        Ok(walked)
+    }
+
+    async fn at(
+        &self,
+        tenant: &TenantId,
+        user: Option<&UserId>,
+        places: &[Place],
+        max_bytes: i64,
+    ) -> Result<Vec<Found>, StoreError> {
+        let query = sqlx::query(AT)
+            .bind(tenant.as_str())
+            .bind(listed(places))
+            .bind(max_bytes)
+            .bind(user.map(UserId::as_str));
+        query.fetch_all(&self.readers).await?.iter().map(found).collect()
+    }
+
+    async fn beside(
+        &self,
+        tenant: &TenantId,
+        places: &[Place],
+        distance: i64,
+    ) -> Result<Vec<Found>, StoreError> {
+        let query = sqlx::query(BESIDE).bind(tenant.as_str()).bind(listed(places)).bind(distance);
+        query.fetch_all(&self.readers).await?.iter().map(found).collect()
+    }
+
+    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
+        let mut row = sqlx::query(STATE).fetch_one(&self.readers).await?;
+        if row.try_get::<&str, _>("label")?.is_empty() {
+            sqlx::query(FIRST_RULES).bind(label).execute(&self.writer).await?;
+            row = sqlx::query(STATE).fetch_one(&self.readers).await?;
+        }
+        Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
+    }
+
+    async fn begin_index(&self, label: &str) -> Result<(), StoreError> {
+        let mut transaction = self.write().await?;
+        sqlx::query(FIRST_RULES).bind(label).execute(&mut *transaction).await?;
+        if sqlx::query(OTHER_RULES).bind(label).execute(&mut *transaction).await?.rows_affected() > 0 {
+            sqlx::query(ANEW).execute(&mut *transaction).await?;
+        }
+        Ok(transaction.commit().await?)
+    }
+
+    async fn backlog(&self) -> Result<Option<Backlog>, StoreError> {
+        let Some(row) = sqlx::query(BACKLOG).fetch_optional(&self.readers).await? else {
+            return Ok(None);
+        };
+        let (tenant, session): (String, String) = (row.try_get("tenant_id")?, row.try_get("session_id")?);
+        Ok(Some(Backlog {
+            tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
+            session: SessionId::new(session).map_err(corrupt("a session id"))?,
+            done_seq: row.try_get("done_seq")?,
+            through_seq: row.try_get("through_seq")?,
+        }))
+    }
+
+    async fn index(
+        &self,
+        piece: &Backlog,
+        messages: &[(Place, Message)],
+        done_seq: i64,
+    ) -> Result<(), StoreError> {
+        let Backlog { tenant, session, .. } = piece;
+        let all = messages.iter().map(|(_, message)| message);
+        let lexemes = lexemes(self.search, tenant, session, all).await;
+        let mut transaction = self.write().await?;
+        let query = sqlx::query(OWNER).bind(tenant.as_str()).bind(session.as_str());
+        let Some(row) = query.fetch_optional(&mut *transaction).await? else {
+            return Ok(());
+        };
+        let user: String = row.try_get("user_id")?;
+        let user = UserId::new(user).map_err(corrupt("a user id"))?;
+        let query = sqlx::query(ADVANCE).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
+        if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
+            return Ok(());
+        }
+        let seqs = messages.iter().map(|(place, _)| place.seq).collect::<Value>().to_string();
+        let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
+        query.execute(&mut *transaction).await?;
+        let rows =
+            messages.iter().zip(lexemes).map(|((place, _), lexemes)| (place.seq, place.created_at, lexemes));
+        index(&mut transaction, tenant, session, &user, rows).await?;
+        let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
+        query.execute(&mut *transaction).await?;
+        Ok(transaction.commit().await?)
+    }
+}
+
+/// Indexes messages: the `seq`, the time and the lexemes of each.
+pub(super) async fn index(
+    connection: &mut SqliteConnection,
+    tenant: &TenantId,
+    session: &SessionId,
+    user: &UserId,
+    rows: impl Iterator<Item = (i64, OffsetDateTime, String)> + Send,
+) -> Result<(), StoreError> {
+    let rows: Vec<Value> = rows.map(|(seq, at, lexemes)| json!([seq, micros(at), lexemes])).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let user = index::user(&index::tag(tenant), user);
+    let query = sqlx::query(INDEX).bind(tenant.as_str()).bind(session.as_str());
+    query.bind(Value::Array(rows).to_string()).bind(user).execute(connection).await?;
+    Ok(())
+}
+
+/// A probe as it is looked for in the lexemes of a row: of each group one.
+struct Sought(Vec<Vec<String>>);
+
+impl Sought {
+    fn new(tenant: &TenantId, scope: &Scope, probe: &Probe) -> Self {
+        let tag = index::tag(tenant);
+        let lexeme = |term: &str, is_prefix: bool| format!(" {term}{}", if is_prefix { "" } else { " " });
+        let any = |group: &Vec<index::Lexeme>| {
+            group.iter().map(|sought| lexeme(&format!("{tag}{}", sought.term), sought.is_prefix)).collect()
+        };
+        let within = scope.groups(&tag).into_iter().map(|group| vec![lexeme(&group, false)]);
+        Self(probe.0.iter().map(any).chain(within).collect())
+    }
+
+    fn is_in(&self, lexemes: &str) -> bool {
+        let lexemes = format!(" {lexemes} ");
+        self.0.iter().all(|group| group.iter().any(|lexeme| lexemes.contains(lexeme)))
+    }
+}
+
+fn listed(places: &[Place]) -> String {
+    places.iter().map(|place| json!([place.session.as_str(), place.seq])).collect::<Value>().to_string()
+}
+
+fn place(row: &SqliteRow) -> Result<Place, StoreError> {
+    let session: String = row.try_get("session_id")?;
+    let session = SessionId::new(session).map_err(corrupt("a session id"))?;
+    Ok(Place { created_at: time(row, "created_at")?, seq: row.try_get("seq")?, session })
+}
+
+fn found(row: &SqliteRow) -> Result<Found, StoreError> {
+    Ok(Found { place: place(row)?, json: row.try_get("message")? })
+}

@@ -1,0 +1,238 @@
+//! `GET /search`
+
+use crate::answer::{get, on_sqlite};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+on_both_stores!(
+    questions_find_their_evidence,
+    a_hit_comes_with_its_place_its_marks_and_its_neighbours,
+    every_script_is_searched_without_case_accents_or_endings,
+    filters_narrow_it_down,
+);
+
+/// The path of a search, its parameters percent-encoded.
+fn path(query: &[(&str, &str)]) -> String {
+    let mut path = "/search?".to_owned();
+    for (name, value) in query {
+        let _ = write!(path, "{name}=");
+        value.bytes().for_each(|byte| write!(path, "%{byte:02X}").expect("a string takes all"));
+        path.push('&');
+    }
+    path.trim_end_matches('&').to_owned()
+}
+
+/// `SESSION:SEQ` of each hit, in order.
+async fn found(app: &TestApp, query: &[(&str, &str)]) -> Vec<String> {
+    let answer = get(app, &path(query)).await.ok(200);
+    assert_eq!(answer["next"], Value::Null);
+    let place = |hit: &Value| format!("{}:{}", hit["session_id"].as_str().expect("a session"), hit["seq"]);
+    answer["items"].as_array().expect("hits").iter().map(place).collect()
+}
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+/// Real conversations, their questions as they stand, and the turns that answer them (`LoCoMo`; see `scripts/test`).
+async fn questions_find_their_evidence(backend: Backend) {
+    let Ok(folder) = std::env::var("PRECIS_DATA") else {
+        eprintln!("PRECIS_DATA is not set: recall was not measured");
+        return;
+    };
+    let app = TestApp::start(&backend, &[("limits.requests_per_second", "0")]).await;
+    let mut files: Vec<_> =
+        std::fs::read_dir(folder).expect("a folder").map(|file| file.expect("a file").path()).collect();
+    files.sort();
+    let mut recalls = Vec::new();
+    for file in files.into_iter().filter(|file| file.extension().is_some_and(|kind| kind == "json")) {
+        let conversation: Value =
+            serde_json::from_str(&std::fs::read_to_string(&file).expect("a text")).expect("JSON");
+        let session = file.file_stem().expect("a name").to_string_lossy().into_owned();
+        let (mut places, mut messages) = (BTreeMap::new(), Vec::new());
+        let turns = (1..).map_while(|number| conversation[format!("session_{number}")].as_array());
+        for turn in turns.flatten() {
+            let role = if turn["speaker"] == conversation["speaker_a"] { "user" } else { "assistant" };
+            messages.push(json!({"role": role, "content": turn["text"]}));
+            places.insert(turn["dia_id"].as_str().expect("an id"), messages.len());
+        }
+        app.record(&session, &messages).await;
+        for question in conversation["qa"].as_array().expect("questions") {
+            let evidence = question["evidence"].as_array().into_iter().flatten();
+            let evidence = evidence.filter_map(Value::as_str).flat_map(|ids| ids.split([';', ' ']));
+            let evidence: BTreeSet<String> =
+                evidence.filter_map(|id| places.get(id)).map(|seq| format!("{session}:{seq}")).collect();
+            if evidence.is_empty() {
+                continue;
+            }
+            let asked = question["question"].as_str().expect("a question");
+            let hits = found(&app, &[("q", asked), ("session_id", &session), ("neighbours", "0")]).await;
+            assert!(hits.len() <= 10);
+            let seen = hits.iter().filter(|hit| evidence.contains(*hit)).count();
+            #[expect(clippy::cast_precision_loss, reason = "a few")]
+            recalls.push(seen as f64 / evidence.len() as f64);
+        }
+    }
+    #[expect(clippy::cast_precision_loss, reason = "some hundred")]
+    let recall = recalls.iter().sum::<f64>() / recalls.len() as f64;
+    println!("mean recall among the first ten hits: {recall:.3}, of {} questions", recalls.len());
+    assert!(recalls.len() > 400 && recall >= 0.64, "{recall}");
+}
+
+async fn a_hit_comes_with_its_place_its_marks_and_its_neighbours(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    app.record("s", &[user("one"), user("two <b>"), user("The night ferry"), user("four"), user("five")])
+        .await;
+    let answer = app.get("/search?q=ferries+-boats").await;
+    let hit = &answer["items"][0];
+    assert_eq!(
+        (&hit["session_id"], &hit["seq"], &hit["message"]),
+        (&json!("s"), &json!(3), &user("The night ferry"))
+    );
+    assert_eq!(hit["snippet"], "The night <mark>ferry</mark>");
+    assert!(hit["score"].as_f64().expect("a score") > 0.0);
+    assert!(hit["created_at"].as_str().expect("a time").ends_with('Z'));
+    let seqs = |side: &Value| -> Vec<Value> {
+        side.as_array().expect("messages").iter().map(|message| message["seq"].clone()).collect()
+    };
+    assert_eq!((seqs(&hit["before"]), seqs(&hit["after"])), (vec![json!(2)], vec![json!(4)]));
+    assert_eq!(hit["before"][0]["message"], user("two <b>"));
+    let answer = app.get("/search?q=ferry&neighbours=10").await;
+    let hit = &answer["items"][0];
+    assert_eq!(
+        (seqs(&hit["before"]), seqs(&hit["after"])),
+        (vec![json!(1), json!(2)], vec![json!(4), json!(5)])
+    );
+    let answer = app.get("/search?q=ferry&neighbours=0").await;
+    assert_eq!((&answer["items"][0]["before"], &answer["items"][0]["after"]), (&json!([]), &json!([])));
+    assert_eq!(app.get("/search?q=nothing").await, json!({"items": [], "next": null}));
+}
+
+async fn every_script_is_searched_without_case_accents_or_endings(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "find_harbour", "arguments": "{\"city\":\"Gda\\u0144sk\"}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": "1", "content": "[\"pier\\n17b\"]"});
+    app.record(
+        "s",
+        &[
+            user("Der CAFÉ-Besuch war gemütlich"),
+            user("我们的数据库在服务器上"),
+            user("東京タワーに行きました"),
+            user("แมวกินปลาทุกวัน"),
+            user("학교에서 만나요"),
+            call,
+            result,
+            user("Она читает книги"),
+        ],
+    )
+    .await;
+    for (query, seq) in [
+        ("cafe", 1),
+        ("Gemutlich", 1),
+        ("数据库", 2),
+        ("库", 2),
+        ("東京", 3),
+        ("タワー", 3),
+        ("ﾀﾜｰ", 3),
+        ("ปลา", 4),
+        ("학교", 5),
+        ("harbours", 6),
+        ("GDANSK", 6),
+        ("17b", 7),
+        ("pier", 7),
+        ("КНИГИ", 8),
+        ("visit* besu*", 1),
+    ] {
+        assert_eq!(found(&app, &[("q", query)]).await, [format!("s:{seq}")], "{query}");
+    }
+}
+
+async fn filters_narrow_it_down(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    for (session, owner) in [("a", "ada"), ("b", "ada"), ("c", "bob")] {
+        let turn = json!({"user_message": "a plum", "assistant_reply": "one more plum", "user_id": owner});
+        app.post(&format!("/sessions/{session}/exchanges"), &turn).await;
+    }
+    let of = async |query: &[(&str, &str)]| found(&app, &[&[("q", "plum")], query].concat()).await;
+    // Shorter ones first; of equals the newest.
+    assert_eq!(of(&[]).await, ["c:1", "b:1", "a:1", "c:2", "b:2", "a:2"]);
+    assert_eq!(of(&[("limit", "1")]).await, ["c:1"]);
+    assert_eq!(of(&[("session_id", "a")]).await, ["a:1", "a:2"]);
+    assert_eq!(of(&[("user_id", "ada")]).await, ["b:1", "a:1", "b:2", "a:2"]);
+    assert_eq!(of(&[("user_id", "ada"), ("session_id", "c")]).await, [""; 0]);
+    assert_eq!(of(&[("role", "assistant"), ("user_id", "bob")]).await, ["c:2"]);
+    assert_eq!(of(&[("role", "tool")]).await, [""; 0]);
+    let page = app.get("/sessions/b/messages").await;
+    let time = page["items"][0]["created_at"].as_str().expect("a time");
+    assert_eq!(of(&[("since", time)]).await, ["c:1", "b:1", "c:2", "b:2"]);
+    assert_eq!(of(&[("until", time)]).await, ["a:1", "a:2"]);
+    assert_eq!(of(&[("since", time), ("until", time)]).await, [""; 0]);
+    // What is erased is not found.
+    app.request(reqwest::Method::DELETE, "/sessions/c").send().await.expect("an answer");
+    assert_eq!(of(&[]).await, ["b:1", "a:1", "b:2", "a:2"]);
+}
+
+#[tokio::test]
+async fn every_wrong_parameter_is_named() {
+    let app = on_sqlite(&[]).await;
+    app.record_turns("s", 0..1).await;
+    let cases: &[(&str, &[&str])] = &[
+        ("", &["q"]),
+        ("?q=", &["q"]),
+        ("?q=%3F%21", &["q"]),
+        ("?q=-x", &["q"]),
+        ("?q=a&limit=0", &["limit"]),
+        ("?q=a&limit=51", &["limit"]),
+        ("?q=a&neighbours=11&role=system", &["neighbours", "role"]),
+        ("?q=a&since=yesterday&until=2026-01-31", &["since", "until"]),
+        ("?session_id=&user_id=%00", &["q", "session_id", "user_id"]),
+        ("?q=a&days=7", &["days"]),
+    ];
+    for (query, expected) in cases {
+        assert_eq!(get(&app, &format!("/search{query}")).await.fields(), *expected, "{query}");
+    }
+}
+
+#[tokio::test]
+async fn no_query_fails() {
+    let app = on_sqlite(&[]).await;
+    app.record_turns("s", 0..2).await;
+    let long = "word ".repeat(500);
+    for query in [
+        "what's up?",
+        "c++",
+        "-x y",
+        "\"left open",
+        "\"",
+        "a\"b",
+        "the and of",
+        "' OR 1=1 --",
+        "a & b | !c <-> d",
+        "NEAR(a b)",
+        "a:b",
+        "*",
+        "a*",
+        "\\",
+        "{}",
+        "\u{1f600} x",
+        "x\u{0}y",
+        &long,
+        "((((",
+        "-\"a b\" c",
+        "é*",
+    ] {
+        let answer = get(&app, &path(&[("q", query)])).await;
+        assert!([200, 422].contains(&answer.status), "{query}: {}", answer.status);
+    }
+}
+
+#[tokio::test]
+async fn without_an_index_there_is_no_search() {
+    let app = on_sqlite(&[("search.enabled", "false")]).await;
+    app.record_turns("s", 0..1).await;
+    get(&app, "/search?q=a").await.problem(409, "search-disabled");
+}
