@@ -23,6 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub mod keys;
 mod models;
+pub mod reindex;
 pub mod transfer;
 
 /// How long an API key is taken for valid without a look into the store: a revocation is seen everywhere within it.
@@ -76,6 +77,7 @@ impl App {
         let metrics = Metrics::new().map_err(|error| AppError::Models(error.to_string()))?;
         let llm = Arc::new(metrics.measure(|| models::pools(settings)).map_err(AppError::Models)?);
         let store = store(settings, migrate).await?;
+        reindex::tell(&store, settings.analysis()).await;
         let _ = tokenizer.await;
         let server = &settings.server;
         let open_without_keys = server.allow_without_keys || server.bind.ip().to_canonical().is_loopback();

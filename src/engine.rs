@@ -27,6 +27,7 @@ pub mod keys;
 mod memory;
 pub mod recall;
 mod record;
+pub mod reindex;
 pub mod search;
 mod sessions;
 pub mod turn;

@@ -4,7 +4,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use precis::app::keys::KeysError;
-use precis::app::{self, App, transfer};
+use precis::app::{self, App, reindex, transfer};
 use precis::config::{Flag, Loaded, Settings, Sources};
 use precis::domain::api_key::Scope;
 use precis::domain::chain::Chain;
@@ -66,6 +66,8 @@ enum Command {
     Export(ExportArgs),
     /// Make a session of an export, or of JSON lines with role and content; all of it or nothing
     Import(ImportArgs),
+    /// Index messages for search: those from before there was an index, and all of them when search.language has changed
+    Reindex,
     /// Print the settings in force, with where each comes from
     Config,
     /// Print the OpenAPI document
@@ -209,6 +211,11 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             telemetry::start(&settings.log)?;
             let done = transfer::import(&settings, &tenant, &session, user, args.file.as_deref()).await?;
             println!("{done}");
+        }
+        Some(Command::Reindex) => {
+            let settings = cli.settings.load()?.settings;
+            telemetry::start(&settings.log)?;
+            println!("{}", reindex::reindex(&settings).await?);
         }
         Some(Command::Config) => print!("{}", cli.settings.load()?),
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),

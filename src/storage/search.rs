@@ -134,7 +134,10 @@ pub trait Search {
     /// How far the index is behind. An index without any rules gets those of this label.
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
 
-    /// Begins an index by the rules of this label: where it is by others, all that is in it is to be indexed anew.
+    /// Says that messages are stored and not indexed from now on: the next rules begin a new index.
+    async fn suspend_index(&self) -> Result<(), StoreError>;
+
+    /// Begins an index by the rules of this label: where it is by others, all messages there are are to be indexed anew.
     async fn begin_index(&self, label: &str) -> Result<(), StoreError>;
 
     /// A piece of what is still to be indexed, of any tenant. `None`: nothing is.

@@ -21,6 +21,7 @@ mod plans;
 mod recall;
 mod revisions;
 mod schema;
+mod search;
 mod sessions;
 mod sql;
 mod tenants;

@@ -4,9 +4,11 @@
 use crate::conversation::{Conversation, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::id::UserId;
+use precis::domain::id::{TenantId, UserId};
 use precis::domain::search::analysis::Analysis;
+use precis::domain::search::index::{self, Lexeme, Probe};
 use precis::storage::messages::Page;
+use precis::storage::search::{Place, Scope};
 use precis::storage::sessions::After;
 use precis::storage::{self, Options};
 use std::time::Duration;
@@ -24,6 +26,12 @@ const FILL: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
     SELECT 'default', 'demo', n, 'user', 1, '{\"role\":\"user\",\"content\":\"' || repeat(md5(n::text), 4) || '\"}', now()
     FROM generate_series(1, 200000) AS n;
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT 'default', 'demo', n, now(), array_to_tsvector(ARRAY['TAGcommon', 'TAGfew' || n / 20, 'TAG:sSESSION'])
+    FROM generate_series(1, 200000) AS n;
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT 'default', 's' || n, 1, now(), array_to_tsvector(ARRAY['TAGcommon', 'TAGother'])
+    FROM generate_series(1, 20000) AS n;
     INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at)
     SELECT 'default', 'u' || n, 1, 'x', 1, 1, now() FROM generate_series(1, 20000) AS n";
 
@@ -78,7 +86,25 @@ const CALLS: &[(&str, &str, i64)] = &[
     ("sessions of a user", "sessions", 130),
     ("sessions of a user, far down", "sessions", 190),
     ("append", "messages", 0),
+    ("sample", "search", 1001),
+    ("sample of a session", "search", 1000),
+    ("draw", "search", 20),
+    ("draw of a session", "search", 20),
+    ("walk", "search", 60),
+    ("walk of a session", "search", 60),
+    ("at", "messages", 20),
+    ("beside", "messages", 40),
 ];
+
+fn probe(term: &str) -> Probe {
+    Probe(vec![vec![Lexeme::exact(term)]])
+}
+
+fn places() -> Vec<Place> {
+    let place =
+        |n| Place { created_at: OffsetDateTime::UNIX_EPOCH, seq: n * 1000, session: session_id("demo") };
+    (1..=20).map(place).collect()
+}
 
 async fn call(demo: &Conversation, what: &str) {
     let (store, tenant, session, ada) = (&demo.store, &demo.tenant, &demo.session, user_id("u1"));
@@ -104,6 +130,24 @@ async fn call(demo: &Conversation, what: &str) {
         "sessions, far down" => sessions(None, Some(&far)).await,
         "sessions of a user" => sessions(Some(&ada), None).await,
         "sessions of a user, far down" => sessions(Some(&ada), Some(&far)).await,
+        "sample" | "sample of a session" => {
+            let session = what.ends_with("session").then_some(session);
+            let sample =
+                store.sample(tenant, session, &[probe("common"), probe("few7")], 1000).await.unwrap();
+            assert_eq!((sample.rows, sample.with), (1000, vec![1000, 0]));
+        }
+        "draw" | "draw of a session" => {
+            let session = what.ends_with("session").then(|| session.clone());
+            let scope = Scope { session, ..Scope::default() };
+            assert_eq!(store.draw(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20);
+        }
+        "walk" | "walk of a session" => {
+            let session = what.ends_with("session").then(|| session.clone());
+            let scope = Scope { session, ..Scope::default() };
+            assert_eq!(store.walk(tenant, &scope, &probe("common"), 20_000, 50).await.unwrap().len(), 50);
+        }
+        "at" => assert_eq!(store.at(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20),
+        "beside" => assert_eq!(store.beside(tenant, &places(), 1).await.unwrap().len(), 40),
         "append" => {
             demo.say(&["a", "b"]).await;
         }
@@ -116,7 +160,9 @@ async fn what_is_read_does_not_grow_with_what_is_stored() {
     const TIMES: i64 = 8;
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
-    sql.run(FILL).await;
+    let (tenant, session) = (TenantId::default(), session_id("demo"));
+    let fill = FILL.replace("TAG:sSESSION", &index::session(&index::tag(&tenant), &session));
+    sql.run(&fill.replace("TAG", &index::tag(&tenant))).await;
     sql.run("ANALYZE").await;
     let database = sql.texts("SELECT current_database()::text").await.remove(0);
     for mode in ["auto", "force_custom_plan", "force_generic_plan"] {

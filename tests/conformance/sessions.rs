@@ -254,6 +254,7 @@ async fn erasure_leaves_nothing(backend: Backend) {
     let kept = sql.rows().await;
     let plover = demo.session("plover");
     fill(&plover, "plugh").await;
+    sql.delay_indexing("tenant_id = 'default' AND session_id = 'plover'").await;
 
     // The test is worth something only if each table that holds anything of a session holds something of this one.
     let rows = sql.rows().await;

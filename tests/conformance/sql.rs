@@ -5,8 +5,10 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteCo
 use std::collections::BTreeSet;
 use time::OffsetDateTime;
 
+/// Without the full-text index, which has tables of its own making: what it holds is looked for in the bytes of the file.
 const TABLES_OF_SQLITE: &str = "\
     SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> '_sqlx_migrations' AND name NOT LIKE 'sqlite%'
+        AND name NOT LIKE 'search_lexemes%'
     ORDER BY name";
 
 const TABLES_OF_POSTGRES: &str = "\
@@ -14,7 +16,7 @@ const TABLES_OF_POSTGRES: &str = "\
     ORDER BY tablename";
 
 /// Tables that hold nothing of a session or a user: erasure leaves them.
-pub(crate) const OF_TENANTS: [&str; 2] = ["api_keys", "token_usage"];
+pub(crate) const OF_TENANTS: [&str; 3] = ["api_keys", "search_rules", "token_usage"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -63,6 +65,13 @@ impl Sql {
     pub(crate) async fn refusal(&mut self, statement: &str) -> String {
         let error = self.try_run(statement).await.expect_err(statement);
         error.as_database_error().expect("refused by the database").message().to_owned()
+    }
+
+    /// Puts the sessions that a condition names among those that are still to be indexed.
+    pub(crate) async fn delay_indexing(&mut self, condition: &str) {
+        let columns = "tenant_id, session_id, through_seq";
+        let of_sessions = format!("SELECT tenant_id, session_id, last_seq FROM sessions WHERE {condition}");
+        self.run(&format!("INSERT INTO search_backlog ({columns}) {of_sessions}")).await;
     }
 
     pub(crate) async fn figure(&mut self, query: &str) -> i64 {

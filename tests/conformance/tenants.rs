@@ -6,9 +6,13 @@ use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, u
 use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::id::UserId;
+use precis::domain::search::index::{Lexeme, Probe};
 use precis::storage::archives::Part;
 use precis::storage::consolidations::{Claim, Step};
+use precis::storage::search::{Place, Scope};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
+use std::slice::from_ref;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 on_both_stores!(a_tenant_without_anything_sees_and_does_nothing, the_same_ids_are_another_tenants_own);
@@ -52,8 +56,8 @@ async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
     assert_eq!(sql.rows().await, rows);
 }
 
-/// Tables that are read before the tenant is known.
-const WITHOUT_WALL: [&str; 1] = ["api_keys"];
+/// Tables that are read before the tenant is known, or for all tenants; and the index of search, behind a policy of no use.
+const WITHOUT_WALL: [&str; 3] = ["api_keys", "search", "search_backlog"];
 
 /// A session with a held lease and a memory document; the token, and a step that could be committed.
 async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, Step) {
@@ -88,6 +92,16 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         }
         assert_eq!(other.revisions().await, None);
         assert_eq!(store.revision(tenant, session, 1).await.unwrap(), None);
+        let (probe, scope) = (Probe(vec![vec![Lexeme::exact("a")]]), Scope::default());
+        for session in [None, Some(session)] {
+            let sample = store.sample(tenant, session, from_ref(&probe), 9).await.unwrap();
+            assert_eq!((sample.rows, sample.messages, sample.with), (0, 0, vec![0]));
+        }
+        assert_eq!(store.draw(tenant, &scope, from_ref(&probe), 9).await.unwrap(), [[]]);
+        assert_eq!(store.walk(tenant, &scope, &probe, 9, 9).await.unwrap(), []);
+        let place = Place { created_at: OffsetDateTime::UNIX_EPOCH, seq: 1, session: session.clone() };
+        assert_eq!(store.at(tenant, None, from_ref(&place), 999).await.unwrap(), []);
+        assert_eq!(store.beside(tenant, &[place], 1).await.unwrap(), []);
         assert_eq!(store.tokens_spent_today(tenant).await.unwrap(), 0);
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);

@@ -38,6 +38,7 @@ async fn erasure_takes_all_of_a_user_and_of_no_other(backend: Backend) {
     fill(&demo.tenant("acme"), &ada).await;
     let kept = sql.rows().await;
     fill(&demo, &ada).await;
+    sql.delay_indexing("tenant_id = 'default' AND user_id = 'ada'").await;
     let theirs: BTreeSet<_> =
         sql.rows().await.into_iter().filter(|row| !kept.contains(row)).map(|row| row.table).collect();
     assert_eq!(theirs, sql.erasable().await, "a new table? Fill it in `fill`.");

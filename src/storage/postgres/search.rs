@@ -93,15 +93,20 @@ const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) O
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
-/// All tenants at once: the work of whoever runs the service.
-const OTHER_RULES: &str = "\
-    WITH changed AS (
-        UPDATE search_rules SET label = $1 WHERE label <> $1 RETURNING 1
-    )
+const SUSPEND: &str = "\
+    INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
+
+const OTHER_RULES: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
+
+/// For all tenants at once: the work of whoever runs the service. The policies hold the owner of a table, too, unless it
+/// says that they don't; nobody else gets at the table until the transaction ends, with the policies in force again.
+const LIFT_POLICY: &str = "ALTER TABLE sessions NO FORCE ROW LEVEL SECURITY";
+const RESTORE_POLICY: &str = "ALTER TABLE sessions FORCE ROW LEVEL SECURITY";
+
+const ANEW: &str = "\
     INSERT INTO search_backlog (tenant_id, session_id, through_seq)
-    SELECT tenant_id, session_id, max(seq) FROM search WHERE EXISTS (SELECT FROM changed) GROUP BY tenant_id, session_id
-    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
-        done_seq = 0, through_seq = greatest(search_backlog.through_seq, excluded.through_seq)";
+    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
+    ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
 const BACKLOG: &str = "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
 
@@ -221,10 +226,20 @@ impl Search for Postgres {
         Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
     }
 
-    async fn begin_index(&self, label: &str) -> Result<(), StoreError> {
-        sqlx::query(FIRST_RULES).bind(label).execute(&self.pool).await?;
-        sqlx::query(OTHER_RULES).bind(label).execute(&self.pool).await?;
+    async fn suspend_index(&self) -> Result<(), StoreError> {
+        sqlx::query(SUSPEND).execute(&self.pool).await?;
         Ok(())
+    }
+
+    async fn begin_index(&self, label: &str) -> Result<(), StoreError> {
+        let mut transaction = self.pool.begin().await?;
+        sqlx::query(FIRST_RULES).bind(label).execute(&mut *transaction).await?;
+        if sqlx::query(OTHER_RULES).bind(label).execute(&mut *transaction).await?.rows_affected() > 0 {
+            for statement in [LIFT_POLICY, ANEW, RESTORE_POLICY] {
+                sqlx::query(statement).execute(&mut *transaction).await?;
+            }
+        }
+        Ok(transaction.commit().await?)
     }
 
     async fn backlog(&self) -> Result<Option<Backlog>, StoreError> {

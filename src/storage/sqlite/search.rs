@@ -72,14 +72,16 @@ const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) O
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
-/// All tenants at once: the work of whoever runs the service.
+const SUSPEND: &str = "\
+    INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
+
 const OTHER_RULES: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
 
+/// For all tenants at once: the work of whoever runs the service.
 const ANEW: &str = "\
     INSERT INTO search_backlog (tenant_id, session_id, through_seq)
-    SELECT tenant_id, session_id, max(seq) FROM search WHERE true GROUP BY tenant_id, session_id
-    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
-        done_seq = 0, through_seq = max(search_backlog.through_seq, excluded.through_seq)";
+    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
+    ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
 const BACKLOG: &str = "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
 
@@ -219,6 +221,11 @@ impl Search for Sqlite {
             row = sqlx::query(STATE).fetch_one(&self.readers).await?;
         }
         Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
+    }
+
+    async fn suspend_index(&self) -> Result<(), StoreError> {
+        sqlx::query(SUSPEND).execute(&self.writer).await?;
+        Ok(())
     }
 
     async fn begin_index(&self, label: &str) -> Result<(), StoreError> {

@@ -1,0 +1,67 @@
+//! `precis reindex`, and a word at start where it is needed.
+
+use super::{AppError, store};
+use crate::config::Settings;
+use crate::domain::chain::Chain;
+use crate::domain::search::analysis::Analysis;
+use crate::engine::Error;
+use crate::engine::reindex;
+use crate::storage::Store;
+use indicatif::ProgressBar;
+use std::sync::Arc;
+
+/// Why messages were not indexed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReindexError {
+    /// The database can't be used.
+    #[error(transparent)]
+    App(#[from] AppError),
+    /// The settings want no index.
+    #[error("search.enabled is false: there is nothing to index for")]
+    Disabled,
+    /// The engine failed. What is done stays done.
+    #[error("the database failed; the next `precis reindex` goes on where this one was")]
+    Failed(#[source] Error),
+}
+
+/// Indexes what is to be indexed, beside a service or without one; the words of what was done.
+///
+/// # Errors
+/// The database can't be used.
+pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
+    let analysis = settings.analysis().ok_or(ReindexError::Disabled)?;
+    let store = store(settings, true).await?;
+    let bar = ProgressBar::new_spinner();
+    let indexed = reindex::reindex(&store, analysis, |indexed| bar.set_position(indexed));
+    let indexed = indexed.await.map_err(ReindexError::Failed)?;
+    bar.finish_and_clear();
+    store.close().await;
+    Ok(match indexed {
+        0 => "nothing to do: all messages are indexed".to_owned(),
+        indexed => format!("indexed {indexed} messages"),
+    })
+}
+
+/// Says in the log what search does not find.
+pub(super) async fn tell(store: &Arc<dyn Store>, analysis: Option<Analysis>) {
+    let Some(analysis) = analysis else {
+        if let Err(error) = store.suspend_index().await {
+            tracing::warn!(error = %Chain(&error), "that messages are not indexed any more can't be noted");
+        }
+        return;
+    };
+    match reindex::state(store, analysis).await {
+        Ok(state) if state.label != analysis.label() => tracing::warn!(
+            indexed_by = state.label,
+            settings = analysis.label(),
+            "messages are indexed by other rules than the settings say, and search misses some: run `precis reindex`"
+        ),
+        Ok(state) if state.backlog > 0 => tracing::warn!(
+            sessions = state.backlog,
+            "not all messages are indexed, and search misses them: run `precis reindex`"
+        ),
+        Ok(_) => {}
+        // It has been told already, or will be: requests say what is wrong with the database.
+        Err(error) => tracing::debug!(error = %Chain(&error), "how far the index is can't be told"),
+    }
+}

@@ -1,0 +1,52 @@
+//! Bringing the index up to the messages: those stored before there was one, and all of them when its rules have changed.
+//!
+//! Piece by piece, beside a running service: a piece is one transaction that also says how far the work is, so that it
+//! may be stopped at any time and goes on where it was.
+
+use super::Error;
+use crate::domain::message::Message;
+use crate::domain::search::analysis::Analysis;
+use crate::storage::archives::Part;
+use crate::storage::search::{IndexState, Place};
+use crate::storage::{Store, StoreError};
+use std::sync::Arc;
+
+/// Messages of a piece, at most.
+const ROWS: i64 = 500;
+/// Bytes of a piece, at most; but one message may have more.
+const BYTES: i64 = 1024 * 1024;
+
+/// How far the index is behind the messages and the rules.
+pub async fn state(store: &Arc<dyn Store>, analysis: Analysis) -> Result<IndexState, StoreError> {
+    store.index_state(&analysis.label()).await
+}
+
+/// Indexes what is to be indexed, for all tenants. `progress` gets the number of messages indexed so far.
+pub async fn reindex(
+    store: &Arc<dyn Store>,
+    analysis: Analysis,
+    progress: impl Fn(u64),
+) -> Result<u64, Error> {
+    store.begin_index(&analysis.label()).await?;
+    let mut indexed = 0;
+    while let Some(piece) = store.backlog().await? {
+        let part =
+            Part { after_seq: piece.done_seq, last_seq: piece.through_seq, limit: ROWS, max_bytes: BYTES };
+        let mut messages = Vec::new();
+        for stored in store.part(&piece.tenant, &piece.session, part).await? {
+            let message = Message::from_stored(stored.json).map_err(|_| StoreError::Corrupt {
+                what: "a message",
+                why: "it is no message of the chat format".to_owned(),
+            })?;
+            let place =
+                Place { created_at: stored.created_at, seq: stored.seq, session: piece.session.clone() };
+            messages.push((place, message));
+        }
+        // Nothing there: the session was erased meanwhile, and with it the piece.
+        let done = messages.last().map_or(piece.through_seq, |(place, _)| place.seq);
+        store.index(&piece, &messages, done).await?;
+        indexed += u64::try_from(messages.len()).unwrap_or(0);
+        progress(indexed);
+    }
+    Ok(indexed)
+}

@@ -1,0 +1,236 @@
+//! Finding messages: the index has what is stored, no more and no less, and gives the same on both stores.
+
+use crate::conversation::{Conversation, LONG, exchange_of, message, session_id, user_id};
+use crate::sql::Sql;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::exchange::Exchange;
+use precis::domain::message::Role;
+use precis::domain::search::analysis::{Analysis, Language};
+use precis::domain::search::index::{Lexeme, Probe};
+use precis::engine::reindex::{reindex, state};
+use precis::storage::search::{Place, Sample, Scope};
+use precis::storage::{self, Options, Store};
+use std::slice::from_ref;
+use std::sync::Arc;
+
+on_both_stores!(
+    messages_are_drawn_by_what_they_have,
+    the_scope_narrows_what_is_drawn,
+    the_newest_messages_tell_how_common_a_word_is,
+    what_is_read_is_bounded,
+    messages_from_before_the_index_are_indexed_later,
+    other_rules_index_all_anew,
+    an_erased_session_is_indexed_no_more,
+);
+
+fn probe(groups: &[&[&str]]) -> Probe {
+    let lexeme = |term: &&str| match term.strip_suffix('*') {
+        Some(prefix) => Lexeme { term: prefix.to_owned(), is_prefix: true },
+        None => Lexeme::exact(*term),
+    };
+    Probe(groups.iter().map(|group| group.iter().map(lexeme).collect()).collect())
+}
+
+fn seqs(places: &[Place]) -> Vec<i64> {
+    places.iter().map(|place| place.seq).collect()
+}
+
+impl Conversation {
+    async fn draw(&self, scope: &Scope, probe: &Probe, most: i64) -> Vec<Place> {
+        self.store.draw(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0)
+    }
+
+    async fn walk(&self, scope: &Scope, probe: &Probe, rows: i64, most: i64) -> Vec<Place> {
+        self.store.walk(&self.tenant, scope, probe, rows, most).await.unwrap()
+    }
+}
+
+async fn messages_are_drawn_by_what_they_have(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["apples", "pears and plums", "apples and pears", "applesauce"]).await;
+    let all = Scope::default();
+    for (groups, expected) in [
+        (&[&["appl"][..]][..], vec![3, 1]),
+        (&[&["appl"], &["pear"]], vec![3]),
+        (&[&["appl", "plum"]], vec![3, 2, 1]),
+        (&[&["appl*"]], vec![4, 3, 1]),
+        (&[&["appl*"], &["pear", "applesauc"]], vec![4, 3]),
+        (&[&["app"]], vec![]),
+        (&[&["pears"]], vec![]),
+    ] {
+        let probe = probe(groups);
+        assert_eq!(seqs(&demo.draw(&all, &probe, 9).await), expected, "{groups:?}");
+        assert_eq!(seqs(&demo.walk(&all, &probe, 9, 9).await), expected, "{groups:?}");
+    }
+    let found = demo
+        .store
+        .at(&demo.tenant, None, &demo.draw(&all, &probe(&[&["plum"]]), 9).await, 999)
+        .await
+        .unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].place.seq, found[0].place.session.as_str()), (2, "demo"));
+    assert_eq!(found[0].json, demo.history().await[1].json);
+}
+
+async fn the_scope_narrows_what_is_drawn(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.record(&exchange_of("ada", &["a plum", "one plum"])).await;
+    let other = demo.session("other");
+    other.record(&exchange_of("bob", &["a plum", "one plum"])).await;
+    // Whose it is, is not said again.
+    other.say(&["plum"]).await;
+    demo.tenant("acme").say(&["plum"]).await;
+    let (first, last) = (demo.history().await[0].created_at, other.history().await[2].created_at);
+    let plum = probe(&[&["plum"]]);
+    let scope = Scope::default();
+    for (scope, expected) in [
+        (scope.clone(), 5),
+        (Scope { session: Some(session_id("demo")), ..scope.clone() }, 2),
+        (Scope { session: Some(session_id("none")), ..scope.clone() }, 0),
+        (Scope { user: Some(user_id("bob")), ..scope.clone() }, 3),
+        (Scope { user: Some(user_id("default")), ..scope.clone() }, 0),
+        (Scope { role: Some(Role::Assistant), ..scope.clone() }, 2),
+        (Scope { role: Some(Role::User), user: Some(user_id("bob")), ..scope.clone() }, 2),
+        (Scope { since: Some(last), ..scope.clone() }, 1),
+        (Scope { until: Some(last), ..scope.clone() }, 4),
+        (Scope { until: Some(first), ..scope.clone() }, 0),
+    ] {
+        let drawn = demo.draw(&scope, &plum, 9).await;
+        assert_eq!(drawn.len(), expected, "{scope:?}");
+        assert_eq!(demo.walk(&scope, &plum, 9, 9).await.len(), expected, "{scope:?}");
+        let of_bob = demo.store.at(&demo.tenant, Some(&user_id("bob")), &drawn, i64::MAX).await.unwrap();
+        assert_eq!(of_bob.len(), drawn.iter().filter(|place| place.session.as_str() == "other").count());
+    }
+}
+
+async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    for _ in 0..10 {
+        demo.say(&["plum", "pear", "plum"]).await;
+        demo.session("other").say(&["plum"]).await;
+    }
+    let probes = [probe(&[&["plum"]]), probe(&[&["pear"]]), probe(&[&["pea*"], &["plum"]])];
+    let sample = async |session, most| demo.store.sample(&demo.tenant, session, &probes, most).await.unwrap();
+    assert_eq!(sample(None, 100).await, Sample { rows: 40, messages: 40, with: vec![30, 10, 0] });
+    assert_eq!(sample(None, 8).await, Sample { rows: 8, messages: 40, with: vec![6, 2, 0] });
+    let session = session_id("demo");
+    assert_eq!(sample(Some(&session), 100).await, Sample { rows: 30, messages: 30, with: vec![20, 10, 0] });
+    assert_eq!(sample(Some(&session), 3).await, Sample { rows: 3, messages: 30, with: vec![2, 1, 0] });
+}
+
+async fn what_is_read_is_bounded(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    for _ in 0..3 {
+        demo.say(&["plum", "pear", "plum"]).await;
+    }
+    let (all, plum) = (Scope::default(), probe(&[&["plum"]]));
+    assert_eq!(seqs(&demo.draw(&all, &plum, 3).await), [9, 7, 6]);
+    assert_eq!(seqs(&demo.walk(&all, &plum, 9, 3).await), [9, 7, 6]);
+    assert_eq!(seqs(&demo.walk(&all, &plum, 3, 9).await), [9, 7]);
+    let drawn = demo.draw(&all, &plum, 9).await;
+    let bytes = demo.history().await[0].json.len() as i64;
+    let at = async |most| demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap();
+    assert_eq!((at(bytes * 2).await.len(), at(bytes * 3 - 1).await.len(), at(1).await.len()), (2, 2, 1));
+    let beside = demo.store.beside(&demo.tenant, &drawn[..1], 2).await.unwrap();
+    let mut beside: Vec<i64> = beside.iter().map(|found| found.place.seq).collect();
+    beside.sort_unstable();
+    assert_eq!(beside, [7, 8]);
+    // The largest message there can be of a script that has a term for each pair of characters.
+    let long: String =
+        (0..3_000_000).filter_map(|n| char::from_u32(0x4e00 + n % 20_011 * 7919 % 20_000)).collect();
+    demo.say(&[&long]).await;
+}
+
+/// A store over it that indexes by these rules.
+async fn store_with(backend: &Backend, search: Option<Analysis>) -> Arc<dyn Store> {
+    let options = Options { max_connections: 2, acquire_timeout: LONG, search };
+    storage::connect(&backend.url(), &options).await.unwrap()
+}
+
+/// What the index has of every message.
+async fn index(sql: &mut Sql) -> Vec<String> {
+    sql.texts(
+        "SELECT tenant_id || ' ' || session_id || ' ' || seq || ' ' || CAST(lexemes AS text) FROM search
+        ORDER BY tenant_id, session_id, seq",
+    )
+    .await
+}
+
+async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let call =
+        r#"{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"find","arguments":"{}"}}]}"#;
+    let messages = [r#"{"role":"user","content":"plums"}"#, call].map(|json| (message(json), 1));
+    let exchange = Exchange { messages: messages.to_vec(), user_id: Some(user_id("ada")), metadata: None };
+    for _ in 0..600 {
+        demo.record(&exchange).await;
+    }
+    demo.tenant("acme").say(&["a", "b"]).await;
+    let analysis = Analysis::default();
+    assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 0);
+    let indexed = index(&mut sql).await;
+    assert_eq!(indexed.len(), 1202);
+    sql.run("DELETE FROM search").await;
+    sql.delay_indexing("1 = 1").await;
+    // What is stored meanwhile is indexed at once, and once.
+    demo.say(&["new"]).await;
+    assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 2);
+    // Two at it do it once.
+    let (one, two) =
+        tokio::join!(reindex(&demo.store, analysis, |_| {}), reindex(&demo.store, analysis, |_| {}));
+    assert!(one.unwrap() + two.unwrap() >= 1202);
+    assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 0);
+    let again: Vec<String> =
+        index(&mut sql).await.into_iter().filter(|row| !row.starts_with("default demo 1201")).collect();
+    assert_eq!(again, indexed);
+    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9999).await.len(), 600);
+    assert_eq!(reindex(&demo.store, analysis, |_| {}).await.unwrap(), 0);
+}
+
+async fn other_rules_index_all_anew(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["plums"]).await;
+    demo.tenant("acme").say(&["plums"]).await;
+    let english = Analysis::default();
+    assert_eq!(state(&demo.store, english).await.unwrap().label, "english-1");
+    assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 0);
+    let none = Analysis::new(Language::None);
+    assert_eq!(state(&demo.store, none).await.unwrap().label, "english-1");
+    let store = store_with(&backend, Some(none)).await;
+    assert_eq!(reindex(&store, none, |_| {}).await.unwrap(), 2);
+    assert_eq!(state(&store, none).await.unwrap().label, "none-1");
+    let all = Scope::default();
+    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await, []);
+    assert_eq!(demo.draw(&all, &probe(&[&["plums"]]), 9).await.len(), 1);
+    // What was stored without an index is in none, whatever the rules before were.
+    let store = store_with(&backend, None).await;
+    store.suspend_index().await.unwrap();
+    Conversation { store, ..demo.session("other") }.say(&["plums", "pears"]).await;
+    assert_ne!(state(&demo.store, english).await.unwrap().label, "english-1");
+    assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 4);
+    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await.len(), 2);
+}
+
+async fn an_erased_session_is_indexed_no_more(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    demo.say(&["plums"]).await;
+    demo.session("other").say(&["plums"]).await;
+    sql.delay_indexing("session_id = 'demo'").await;
+    let piece = demo.store.backlog().await.unwrap().unwrap();
+    let places = demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await;
+    let messages = [(places[1].clone(), message(r#"{"role":"user","content":"plums"}"#))];
+    assert!(demo.erase().await);
+    demo.store.index(&piece, &messages, 1).await.unwrap();
+    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
+    assert_eq!(demo.store.backlog().await.unwrap(), None);
+    if let Sql::Sqlite(_) = sql {
+        // Whether the full-text index has what the table has, and nothing else.
+        sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
+    }
+    // Nor where a session of the same id has begun.
+    demo.say(&["pears"]).await;
+    demo.store.index(&piece, &messages, 1).await.unwrap();
+    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
+}
