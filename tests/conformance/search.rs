@@ -143,7 +143,7 @@ async fn what_is_read_is_bounded(backend: Backend) {
 
 /// A store over it that indexes by these rules.
 async fn store_with(backend: &Backend, search: Option<Analysis>) -> Arc<dyn Store> {
-    let options = Options { max_connections: 2, acquire_timeout: LONG, search };
+    let options = Options { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
     storage::connect(&backend.url(), &options).await.unwrap()
 }
 
