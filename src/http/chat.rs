@@ -64,7 +64,7 @@ impl PartialSchema for ContentPart {
                             "type": "string",
                             "description": "`image_url`, `input_audio`, `file` or another type of the chat format",
                             "minLength": 1,
-                            "pattern": "^(?!(text|refusal)$)",
+                            "pattern": "^(?!(text|refusal|tool_use|tool_result|image|document|thinking|redacted_thinking)$)",
                             "example": "image_url"
                         },
                         "text": maybe,
@@ -117,6 +117,14 @@ impl PartialSchema for ChatMessage {
                     "name": name,
                     "content": nothing,
                     "tool_calls": {"type": "array", "minItems": 1, "items": call},
+                    "tool_call_id": nothing
+                })),
+                message("Assistant that refuses", &["role", "refusal"], json!({
+                    "role": role("assistant"),
+                    "name": name,
+                    "content": nothing,
+                    "refusal": {"type": "string"},
+                    "tool_calls": no_calls,
                     "tool_call_id": nothing
                 })),
                 message("Tool", &["role", "content", "tool_call_id"], json!({
