@@ -9,6 +9,7 @@
 //! | what fits a budget of tokens | [`budget`] |
 //! | what is sent in which format | [`format`] |
 //! | which messages does a search find, in which order | [`search`] |
+//! | what are the agent's tools, and what may a model ask of them | [`tool`] |
 //! | what is an export of a session, and a sound one | [`archive`] |
 //! | how large may a message be | [`limits`] |
 
@@ -34,5 +35,6 @@ pub mod session;
 pub(crate) mod sound;
 pub mod summary;
 pub mod tokens;
+pub mod tool;
 pub mod transcript;
 pub mod window;
