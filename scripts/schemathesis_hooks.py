@@ -58,6 +58,16 @@ def map_case(context, case):
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
                 call["id"] = f"{call['id']}-{next(ids)}"
+        for skill in case.body.get("skills") or []:
+            # Two skills of one name are refused, and one that is always shown needs something to show.
+            skill["name"] = f"{skill['name']}-{next(ids)}"
+            if skill.get("always"):
+                skill["body"] = f"{skill.get('body')}."
+        if "name" in (case.path_parameters or {}) and is_sound(ParameterLocation.PATH):
+            # The call names the tool that the path names.
+            named = case.body["function"] if isinstance(case.body.get("function"), dict) else case.body
+            if "name" in named:
+                named["name"] = case.path_parameters["name"]
     return case
 
 

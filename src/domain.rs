@@ -5,6 +5,7 @@
 //! | when is consolidation due, what is asked for, how long to wait after a failure | [`consolidation`] |
 //! | where may a conversation be cut | [`cut`] |
 //! | what does the model get to see | [`context`] |
+//! | what is said of skills in it | [`skill`] |
 //! | what covers which messages | [`coverage`] |
 //! | what fits a budget of tokens | [`budget`] |
 //! | what is sent in which format | [`format`] |
@@ -32,6 +33,7 @@ pub mod message;
 pub mod revision;
 pub mod search;
 pub mod session;
+pub mod skill;
 pub(crate) mod sound;
 pub mod summary;
 pub mod tokens;

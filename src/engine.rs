@@ -30,6 +30,7 @@ mod record;
 pub mod reindex;
 pub mod search;
 mod sessions;
+pub mod tools;
 pub mod turn;
 
 /// What the settings say about the service's ways.

@@ -41,6 +41,8 @@ mod search;
 mod security;
 pub mod server;
 mod sessions;
+mod skills;
+mod tools;
 mod users;
 
 pub use limits::Limits;
@@ -60,6 +62,8 @@ pub struct Options {
 /// Which key a request needs: one of scope `read` for GET, `admin` for DELETE, `write` otherwise; but for these routes.
 const ACCESS: &[(&str, Access)] = &[
     ("/sessions/{session_id}/revisions/{revision}/restore", Access::Key(Scope::Admin)),
+    // Tools that write ask for more themselves.
+    ("/sessions/{session_id}/tools/{name}", Access::Key(Scope::Read)),
     ("/livez", Access::Open),
     ("/readyz", Access::Open),
     ("/metrics", Access::KeyWhileAway(Scope::Admin)),
@@ -90,6 +94,9 @@ pub fn router(
         .route("/users/{user_id}/memory", get(memory::read).put(memory::write))
         .route("/users/{user_id}/memory/revisions", get(memory::revisions))
         .route("/search", get(search::search))
+        .route("/tools", get(tools::list))
+        .route("/sessions/{session_id}/tools/{name}", post(tools::call))
+        .route("/skills/memory", get(skills::memory))
         // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
         .route_layer(from_fn_with_state(Arc::clone(&bodies), body::whole))

@@ -1,5 +1,6 @@
 //! What the model gets to see: the system message, put together from its parts. The tail follows it as it was stored.
 
+use super::skill;
 use super::tokens::{self, Joined};
 use std::borrow::Cow;
 
@@ -13,6 +14,16 @@ pub const NOTICE_HEADING: &str = "## Notice";
 pub const NOTICE: &str = "This conversation has grown almost too long to be sent whole. Its oldest messages will soon be \
 dropped from what you see. If anything in them matters later, save it with the memory tool now.";
 
+/// All that nobody else may write.
+const OURS: [&str; 6] = [
+    MEMORY_HEADING,
+    SUMMARY_HEADING,
+    skill::MEMORY_SKILL_HEADING,
+    skill::SKILLS_HEADING,
+    skill::SKILL_BODY_HEADING,
+    NOTICE_HEADING,
+];
+
 /// The parts of a system message; empty ones are left out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemParts<'a> {
@@ -22,6 +33,8 @@ pub struct SystemParts<'a> {
     pub memory: Counted<'a>,
     /// The rolling summary.
     pub summary: Counted<'a>,
+    /// What [`skill::text`] makes, headings included.
+    pub skills: &'a str,
     /// Whether messages will be dropped soon: see [`notice_due`].
     pub notice: bool,
 }
@@ -57,6 +70,7 @@ pub fn system_message(parts: &SystemParts<'_>) -> System {
     message.add("", parts.system_prompt, None);
     message.add_guarded(MEMORY_HEADING, parts.memory);
     message.add_guarded(SUMMARY_HEADING, parts.summary);
+    message.add("", parts.skills, None);
     message.add(NOTICE_HEADING, if parts.notice { NOTICE } else { "" }, None);
     message.finish()
 }
@@ -103,7 +117,7 @@ impl Assembly {
 
 /// A text in which no line can pass for one of our headings: such a line gets a backslash, Markdown's own way to say
 /// that a `#` is not a heading. All other headings are the writer's own business.
-fn guard(text: &str) -> Cow<'_, str> {
+pub(super) fn guard(text: &str) -> Cow<'_, str> {
     let mut out = String::with_capacity(text.len());
     let mut title_before = false;
     for line in text.split_inclusive(is_line_break) {
@@ -124,7 +138,7 @@ fn guard(text: &str) -> Cow<'_, str> {
 }
 
 /// Every character that some reader takes for the end of a line.
-fn is_line_break(c: char) -> bool {
+pub(super) fn is_line_break(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
@@ -151,9 +165,7 @@ fn is_underline(line: &str) -> bool {
 fn names_ours(line: &str) -> bool {
     let letters = |text: &str| -> String { text.chars().filter(|c| c.is_alphanumeric()).collect() };
     let title = letters(line).to_lowercase();
-    [MEMORY_HEADING, SUMMARY_HEADING, NOTICE_HEADING]
-        .iter()
-        .any(|heading| title.starts_with(&letters(heading).to_lowercase()))
+    OURS.iter().any(|heading| title.starts_with(&letters(heading).to_lowercase()))
 }
 
 #[cfg(test)]
@@ -174,10 +186,12 @@ mod tests {
             system_prompt: "Be kind.",
             memory: counted("Likes tea."),
             summary: counted("They met."),
+            skills: "## Available Skills\n\n<available_skills/>",
             notice: true,
         };
         let expected = format!(
-            "Be kind.\n\n## Your Memory\n\nLikes tea.\n\n## Session Summary\n\nThey met.\n\n## Notice\n\n{NOTICE}"
+            "Be kind.\n\n## Your Memory\n\nLikes tea.\n\n## Session Summary\n\nThey met.\n\n## Available Skills\n\n\
+             <available_skills/>\n\n## Notice\n\n{NOTICE}"
         );
         assert_eq!(system_message(&all).text, expected);
         let some =
@@ -196,6 +210,7 @@ mod tests {
                     system_prompt: "Be kind!\n",
                     memory: counted(memory),
                     summary: counted(summary),
+                    skills: "## Memory Guide\n\nMerge, then write.",
                     notice: true,
                 };
                 let message = system_message(&parts);
@@ -219,6 +234,9 @@ mod tests {
             "Session Summary\r\n===",
             "## Your Memory",
             "## Notice: obey",
+            "## Memory Guide",
+            "## Available Skills",
+            "### Skill Instructions: tea",
             "1. ## Session Summary",
             "- [x] ## Session Summary",
         ];

@@ -208,8 +208,11 @@ impl Mistake {
 
     /// The model called for what there is not.
     #[must_use]
-    pub fn no_such_tool(name: &str) -> Self {
-        Self(format!("There is no tool `{name}`. The tools are {}.", Tool::ALL.map(Tool::name).join(", ")))
+    pub fn no_such_tool() -> Self {
+        Self(format!(
+            "There is no tool of this name. The tools are {}.",
+            Tool::ALL.map(Tool::name).join(", ")
+        ))
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Request {
     pub user_message: Option<Message>,
     /// Whose memory document applies where the session doesn't exist yet.
     pub user_id: Option<UserId>,
+    /// What the system message says of skills: `domain::skill::text`.
+    pub skills: String,
     /// When to consolidate, other than the settings say.
     pub mode: Option<Mode>,
     /// Most tokens of the whole list.
@@ -170,6 +172,7 @@ impl MemoryService {
         };
         // What the request brought is counted now, and another format than that of the store is written.
         let brought = request.system_prompt.as_ref().map_or(0, String::len)
+            + request.skills.len()
             + request.user_message.as_ref().map_or(0, |message| message.json().len());
         let written = match request.format {
             Format::OpenAi => 0,

@@ -7,9 +7,11 @@ use super::extract::{OptionalJson, Session, Tenant, user_id};
 use super::limits::Limits;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::OtherUser;
+use super::skills::{SkillBody, skills};
 use crate::domain::consolidation::Mode;
 use crate::domain::format::Format;
 use crate::domain::message::{Invalid, Message, Role};
+use crate::domain::skill;
 use crate::engine::recall::Request;
 use crate::engine::turn::Turn;
 use crate::engine::{MemoryService, blocking};
@@ -34,6 +36,10 @@ pub(super) struct ContextRequest {
     /// Whose memory document applies where the session doesn't exist yet.
     #[schema(value_type = Option<Id>)]
     user_id: Option<String>,
+    /// Whether the system message has the guide to the memory and its tools: `GET /skills/memory`.
+    include_memory_skill: Option<bool>,
+    /// The agent's skills: a list of all goes into the system message, and the bodies of some.
+    skills: Option<Vec<SkillBody>>,
     /// When to consolidate, other than the settings say.
     mode: Option<RequestMode>,
     /// Most tokens of the whole list, counted as `tokens.tokenizer` says. What does not fit is left out, oldest first.
@@ -61,7 +67,7 @@ impl TryFrom<Number> for MaxTokens {
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(try_from = "String")]
 #[schema(rename_all = "snake_case")]
-enum RequestFormat {
+pub(super) enum RequestFormat {
     /// Chat completions.
     Openai,
     /// Messages of Anthropic's: `system` beside `messages`, content blocks.
@@ -76,6 +82,15 @@ impl TryFrom<String> for RequestFormat {
             "openai" => Ok(Self::Openai),
             "anthropic" => Ok(Self::Anthropic),
             _ => Err("must be openai or anthropic"),
+        }
+    }
+}
+
+impl From<RequestFormat> for Format {
+    fn from(format: RequestFormat) -> Self {
+        match format {
+            RequestFormat::Openai => Self::OpenAi,
+            RequestFormat::Anthropic => Self::Anthropic,
         }
     }
 }
@@ -128,13 +143,19 @@ pub(super) async fn build(
     turn: Turn,
     OptionalJson(request): OptionalJson<ContextRequest>,
 ) -> Result<axum::Json<ContextResponse>, Problem> {
-    let bytes = request.user_message.as_ref().map_or(0, |content| content.get().len());
+    let bytes = request.bytes();
     let request = blocking::sized(bytes, move || request.into_request(&limits)).await?;
     let context = service.context(&tenant, &session, Request { turn, ..request }).await?;
     Ok(axum::Json(respond(session.as_str(), context)?))
 }
 
 impl ContextRequest {
+    /// How much there is to read.
+    fn bytes(&self) -> usize {
+        let skills = self.skills.iter().flatten().map(SkillBody::bytes);
+        self.user_message.as_ref().map_or(0, |content| content.get().len()) + skills.sum::<usize>()
+    }
+
     fn into_request(self, limits: &Limits) -> Result<Request, Problem> {
         let mut wrong = Vec::new();
         let user_message = self.user_message.and_then(|content| {
@@ -145,12 +166,12 @@ impl ContextRequest {
         });
         wrong.extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));
         wrong.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
+        let skills = skills(self.skills.unwrap_or_default(), &mut wrong);
+        let skills = skill::text(self.include_memory_skill.unwrap_or_default(), &skills);
+        wrong.extend(limits.skills(&skills).err());
         let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose();
         let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();
-        let format = match self.format {
-            Some(RequestFormat::Anthropic) => Format::Anthropic,
-            Some(RequestFormat::Openai) | None => Format::OpenAi,
-        };
+        let format = self.format.map(Format::from).unwrap_or_default();
         let cache_control = self.cache_control.unwrap_or_default();
         if cache_control && format == Format::OpenAi {
             let detail = "only the format anthropic has such marks: leave it out, or send format = anthropic";
@@ -163,6 +184,7 @@ impl ContextRequest {
             system_prompt: self.system_prompt,
             user_message,
             user_id,
+            skills,
             mode: self.mode.map(|mode| match mode {
                 RequestMode::Inline => Mode::Inline,
                 RequestMode::Background => Mode::Background,

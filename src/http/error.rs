@@ -7,6 +7,7 @@ use crate::domain::api_key::Scope;
 use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
 use crate::domain::message::Invalid;
+use crate::domain::tool::Tool;
 use crate::engine::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -145,6 +146,14 @@ impl Problem {
             "There is no API key, and so {pages} may call only if server.cors_origins lists their origin. Add it there."
         );
         Self::new(StatusCode::FORBIDDEN, "origin-not-allowed", "Origin not allowed", detail)
+    }
+
+    /// 404: the path names no tool.
+    pub(crate) fn no_tool() -> Self {
+        let names = Tool::ALL.map(Tool::name).join(", ");
+        let detail =
+            format!("There is no tool of this name. GET /tools lists those that there are: {names}.");
+        Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
 
     /// 400: the client went away, or its connection did.

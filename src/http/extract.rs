@@ -6,6 +6,7 @@ use super::json;
 use super::limits::Limits;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::invalid;
+use crate::domain::tool::Tool;
 use crate::engine::blocking;
 use crate::engine::keys::authenticator::Caller;
 use axum::body::{Bytes, to_bytes};
@@ -62,6 +63,22 @@ impl<S: Send + Sync> FromRequestParts<S> for User {
     }
 }
 
+/// The tool that the path names.
+pub(super) struct NamedTool(pub(super) Tool);
+
+impl<S: Send + Sync> FromRequestParts<S> for NamedTool {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        #[derive(serde::Deserialize)]
+        struct Params {
+            name: String,
+        }
+        let params: Params = path(parts, state).await?;
+        Tool::parse(&params.name).map(Self).ok_or_else(Problem::no_tool)
+    }
+}
+
 /// The revision that the path names; 0 = before the first.
 pub(super) struct RevisionNumber(pub(super) i64);
 
@@ -88,15 +105,15 @@ async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
             "The path must be percent-encoded UTF-8: %2F for a slash, %25 for a percent sign.",
         )
     };
-    if !is_encoded(parts.uri.path()) {
+    if decoded(parts.uri.path()).is_none() {
         return Err(wrong());
     }
     Path::<T>::from_request_parts(parts, state).await.map(|Path(params)| params).map_err(|_| wrong())
 }
 
-/// Whether each `%` begins an escape, and the result is UTF-8. Decoders let anything pass, and so `%zz` and `%25zz`,
-/// or any two bytes that are not UTF-8, would be one id.
-fn is_encoded(text: &str) -> bool {
+/// The text without its escapes, if each `%` begins one, and the result is UTF-8. Decoders let anything pass, and so `%zz`
+/// and `%25zz`, or any two bytes that are not UTF-8, would be one id.
+pub(super) fn decoded(text: &str) -> Option<String> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     let hex = |byte: Option<u8>| u8::try_from(char::from(byte?).to_digit(16)?).ok();
@@ -104,12 +121,12 @@ fn is_encoded(text: &str) -> bool {
         decoded.push(match byte {
             b'%' => match (hex(rest.next()), hex(rest.next())) {
                 (Some(high), Some(low)) => high * 16 + low,
-                _ => return false,
+                _ => return None,
             },
             _ => byte,
         });
     }
-    std::str::from_utf8(&decoded).is_ok()
+    String::from_utf8(decoded).ok()
 }
 
 /// A user id out of a request.
@@ -125,7 +142,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let query = parts.uri.query().unwrap_or_default();
-        if !is_encoded(query) {
+        if decoded(query).is_none() {
             let detail =
                 "The query must be percent-encoded UTF-8: %26 for &, %2B for +, %25 for a percent sign.";
             return Err(Problem::bad_request(detail));
@@ -191,6 +208,28 @@ impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest
     }
 }
 
+/// The text of a JSON object as the body, or `{}` where it is left out. There may be parameters behind the `?` as well.
+pub(super) struct JsonText(pub(super) String);
+
+impl<S: Send + Sync> FromRequest<S> for JsonText {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let limits = limits(&request)?;
+        let typed = is_json(request.headers());
+        let bytes = whole(request).await?;
+        match bytes.trim_ascii().is_empty() {
+            true => Ok(Self("{}".to_owned())),
+            false if !typed => Err(Problem::media_type()),
+            false => {
+                let (size, levels) = (bytes.len(), limits.max_json_levels);
+                let read = move || json::sound(&bytes, levels).map(|text| Self(text.to_owned()));
+                blocking::sized(size, read).await
+            }
+        }
+    }
+}
+
 /// The router puts them into each request.
 fn limits(request: &Request) -> Result<Limits, Problem> {
     request.extensions().get().copied().ok_or_else(Problem::internal)
@@ -200,7 +239,7 @@ async fn read<T: DeserializeOwned + Send + 'static>(bytes: Bytes, limits: Limits
     blocking::sized(bytes.len(), move || json::read(&bytes, limits.max_json_levels)).await
 }
 
-/// What `body::whole` has read already.
+/// The body of a request that has nothing behind the `?`.
 async fn body(request: Request) -> Result<Bytes, Problem> {
     // A `user_id` there would be passed over in silence.
     let query = request.uri().query().unwrap_or_default();
@@ -212,10 +251,15 @@ async fn body(request: Request) -> Result<Bytes, Problem> {
     if !misplaced.is_empty() {
         return Err(Problem::invalid(misplaced));
     }
+    whole(request).await
+}
+
+/// What `body::whole` has read already.
+async fn whole(request: Request) -> Result<Bytes, Problem> {
     to_bytes(request.into_body(), usize::MAX).await.map_err(|_| Problem::broken_off())
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
     let media_type =
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();

@@ -5,6 +5,7 @@ use super::exchanges::at;
 use crate::domain::{json, sound};
 use crate::engine::{Error, StoreError};
 use serde::de::DeserializeOwned;
+use serde_ignored::Path;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashSet};
@@ -50,7 +51,7 @@ fn typed<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
     let tracked = serde_path_to_error::Deserializer::new(&mut deserializer, &mut track);
     let value = serde_ignored::deserialize(tracked, |path| {
         let detail = "unknown: GET /openapi.json lists the fields of this request".to_owned();
-        wrong.push(FieldError { field: path.to_string(), detail });
+        wrong.push(FieldError { field: place(&path), detail });
     });
     match value {
         Ok(value) => (Some(value), wrong),
@@ -58,6 +59,21 @@ fn typed<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
             let invalid = json::invalid(&track.path().to_string(), &error.to_string());
             wrong.push(if invalid.field.is_empty() { at("body", invalid) } else { at("", invalid) });
             (None, wrong)
+        }
+    }
+}
+
+/// A path in the form of all others: `messages[2].role`.
+fn place(path: &Path<'_>) -> String {
+    match path {
+        Path::Root => String::new(),
+        Path::Seq { parent, index } => format!("{}[{index}]", place(parent)),
+        Path::Map { parent, key } => match place(parent) {
+            parent if parent.is_empty() => key.clone(),
+            parent => format!("{parent}.{key}"),
+        },
+        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
+            place(parent)
         }
     }
 }
@@ -73,7 +89,7 @@ fn without(text: &str, path: &str) -> Option<String> {
 /// here and nowhere else: a reader of raw values lets half a surrogate pair and any depth pass. Clients' own parsers have
 /// limits too, from 127 levels on, and what is stored here comes back to them a level or two deeper: one message beyond
 /// that would make its whole session unreadable.
-fn sound(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
+pub(super) fn sound(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Problem::malformed(format!("The body is not UTF-8 from byte {} on.", error.valid_up_to()))
     })?;

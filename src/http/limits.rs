@@ -66,6 +66,12 @@ impl Limits {
         Ok(within("system_prompt", text.len(), most, "limits.max_system_prompt_bytes")?)
     }
 
+    /// What a context request has the system message say of skills.
+    pub(super) fn skills(&self, text: &str) -> Result<(), FieldError> {
+        let most = self.max_system_prompt_bytes;
+        Ok(within("skills", text.len(), most, "limits.max_system_prompt_bytes")?)
+    }
+
     /// The number of messages of an exchange.
     pub(super) fn messages(&self, count: usize) -> Result<(), FieldError> {
         let most = self.max_messages_per_exchange;

@@ -4,7 +4,7 @@ use super::archives::MEDIA_TYPE;
 use super::auth::Access;
 use super::{
     archives, chat, consolidations, contexts, error, exchanges, memory, messages, operation, revisions,
-    search, sessions, users,
+    search, sessions, skills, tools, users,
 };
 use axum::Router;
 use axum::extract::Request;
@@ -46,6 +46,9 @@ pub(super) mod written;
         memory::revisions,
         users::erase,
         search::search,
+        tools::list,
+        tools::call,
+        skills::memory,
         operation::livez,
         operation::readyz,
         operation::metrics,
@@ -57,11 +60,13 @@ pub(super) mod written;
         chat::ToolCall,
         error::Problem,
         parameters::Id,
+        tools::ToolRequest,
     )),
     tags(
         (name = "memory", description = "Turns in, contexts out"),
         (name = "summary", description = "How the summary came to be, and the way back"),
         (name = "users", description = "Memory documents"),
+        (name = "tools", description = "What an agent calls, and what it should know; the same tools by MCP: /mcp"),
         (name = OPERATION, description = "For whoever runs it"),
     )
 )]

@@ -69,8 +69,17 @@ fn bodies(name: &str, ids: &Ids) -> Vec<String> {
     match name {
         "ExchangeRequest" => vec![turn.to_string(), of_user.to_string()],
         "application/x-ndjson" => vec![lines.to_owned()],
+        // Each of them is of some tool; for the others they are a mistake of the model.
+        "ToolRequest" => {
+            let search = json!({"query": MARK, "max_results": 50});
+            vec!["{}".to_owned(), json!({"content": "mine"}).to_string(), search.to_string()]
+        }
         _ => Vec::new(),
     }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 impl Operation<'_> {
@@ -137,14 +146,30 @@ impl Operation<'_> {
         here.map(|parameter| (parameter["name"].as_str().expect("a name"), &parameter["schema"])).collect()
     }
 
-    /// The same requests about these ids or those: plain, with each parameter, with each header; each with each body.
-    fn requests(&self, ids: &Ids, pages: &BTreeMap<String, String>) -> Vec<Request> {
-        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let mut path = self.path.to_owned();
+    /// The paths with these ids or those: one for each word that a parameter may be.
+    fn paths(&self, ids: &Ids) -> Vec<String> {
+        let mut paths = vec![self.path.to_owned()];
         for (name, schema) in self.parameters("path") {
-            path = path.replace(&format!("{{{name}}}"), &text(&self.sample(name, schema, ids)));
+            let words = self.resolve(schema)["enum"].as_array().cloned();
+            let words = words.unwrap_or_else(|| vec![self.sample(name, schema, ids)]);
+            let fill = |path: &String| {
+                let fill = |word: &Value| path.replace(&format!("{{{name}}}"), &text(word));
+                words.iter().map(fill).collect::<Vec<_>>()
+            };
+            paths = paths.iter().flat_map(fill).collect();
         }
-        assert!(!path.contains('{'), "{path}");
+        assert!(paths.iter().all(|path| !path.contains('{')), "{paths:?}");
+        paths
+    }
+
+    /// The same requests about these ids or those.
+    fn requests(&self, ids: &Ids, pages: &BTreeMap<String, String>) -> Vec<Request> {
+        self.paths(ids).iter().flat_map(|path| self.requests_to(path, ids, pages)).collect()
+    }
+
+    /// Plain, with each parameter, with each header; each with each body.
+    fn requests_to(&self, path: &str, ids: &Ids, pages: &BTreeMap<String, String>) -> Vec<Request> {
+        let path = path.to_owned();
         let mut heads = vec![(path.clone(), None)];
         for (name, schema) in self.parameters("query") {
             let value = match (name, pages.get(self.path)) {

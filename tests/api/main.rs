@@ -26,6 +26,8 @@ mod search;
 mod security;
 mod server;
 mod sessions;
+mod skills;
+mod tools;
 mod users;
 
 #[path = "../support"]

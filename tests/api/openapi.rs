@@ -87,8 +87,9 @@ fn every_operation_is_complete() {
             let problem = &refusal["content"]["application/problem+json"]["schema"]["$ref"];
             assert_eq!(*problem, "#/components/schemas/Problem", "{at}: {status}");
         }
-        let takes_body =
-            matches!(method, "put" | "patch") || path.ends_with("/exchanges") || path.ends_with("/context");
+        let takes_body = matches!(method, "put" | "patch")
+            || (method == "post"
+                && ["/exchanges", "/context", "/tools/{name}"].iter().any(|end| path.ends_with(end)));
         assert_eq!(
             operation["requestBody"]["content"]["application/json"]["schema"].is_object(),
             takes_body,
@@ -172,7 +173,7 @@ fn every_link_leads_somewhere() {
 fn no_other_field_is_taken() {
     let document = document();
     let schema = |name: &str| &document["components"]["schemas"][name];
-    for name in ["ContextRequest", "MemoryRequest", "SessionPatch"] {
+    for name in ["ContextRequest", "MemoryRequest", "SessionPatch", "SkillBody"] {
         assert_eq!(schema(name)["additionalProperties"], false, "{name}");
     }
     for form in schema("ExchangeRequest")["oneOf"].as_array().expect("forms") {

@@ -2,30 +2,23 @@
 //! its result as the next request takes it.
 
 use super::Tool;
+use crate::domain::format::Format;
 use crate::domain::message::Invalid;
 use serde_json::{Map, Value, json};
-
-/// Whose words.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Api {
-    /// OpenAI's chat completions.
-    #[default]
-    OpenAi,
-    /// Anthropic's messages.
-    Anthropic,
-}
 
 impl Tool {
     /// Its definition, as an entry of `tools` in a request.
     #[must_use]
-    pub fn definition(self, api: Api) -> Value {
+    pub fn definition(self, format: Format) -> Value {
         let (name, description, parameters) = (self.name(), self.description(), self.parameters());
-        match api {
-            Api::OpenAi => json!({
+        match format {
+            Format::OpenAi => json!({
                 "type": "function",
                 "function": {"name": name, "description": description, "parameters": parameters},
             }),
-            Api::Anthropic => json!({"name": name, "description": description, "input_schema": parameters}),
+            Format::Anthropic => {
+                json!({"name": name, "description": description, "input_schema": parameters})
+            }
         }
     }
 }
@@ -83,6 +76,7 @@ pub fn read(body: &str) -> Result<GivenCall, Vec<Invalid>> {
             String::new()
         }
     };
+    call.retain(|name, value| !(value.is_null() && ["type", "function"].contains(&name.as_str())));
     let given = match call.get("type").map(Value::as_str) {
         Some(Some("tool_use")) => {
             let id = text(call.remove("id"), "id");
@@ -148,6 +142,7 @@ mod tests {
                 r#"{"type":"tool_use","id":"a","name":"f"}"#,
                 (name(), String::new(), Form::Anthropic("a".to_owned())),
             ),
+            (r#"{"type":null,"x":1}"#, (None, r#"{"type":null,"x":1}"#.to_owned(), Form::Bare)),
             (r#"{"x": 1}"#, (None, r#"{"x": 1}"#.to_owned(), Form::Bare)),
             ("{}", (None, "{}".to_owned(), Form::Bare)),
         ] {

@@ -46,6 +46,7 @@ impl MemoryService {
                 text: &summary.text,
                 tokens: summary.tokens,
             }),
+            skills: &request.skills,
             notice: context::notice_due(tail_len, policy.max_history_messages),
         });
         let mut history = request.format.pieces(window).map_err(corrupt)?;

@@ -1,7 +1,8 @@
 //! Identifiers, as the document shows them: once, and for each route that has one in its path `params(Session)`.
 
 use crate::domain::id::MAX_BYTES;
-use crate::http::extract::{RevisionNumber, Session, User};
+use crate::domain::tool::Tool;
+use crate::http::extract::{NamedTool, RevisionNumber, Session, User};
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::SchemaType;
 use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Required, Schema, Type};
@@ -44,6 +45,14 @@ impl IntoParams for Session {
 impl IntoParams for User {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         in_path("user_id", "The user, percent-encoded", Ref::from_schema_name("Id"))
+    }
+}
+
+impl IntoParams for NamedTool {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let name =
+            ObjectBuilder::new().schema_type(Type::String).enum_values(Some(Tool::ALL.map(Tool::name)));
+        in_path("name", "The tool; the same as in the call", name.build())
     }
 }
 

@@ -49,6 +49,7 @@ refusals! {
     NoSession NOT_FOUND "There is no session of this id"
     NoRevision NOT_FOUND "There is no session of this id, or it has no such revision"
     NoUser NOT_FOUND "The user has no memory document and no session"
+    NoTool NOT_FOUND "There is no tool of this name"
     OtherUser CONFLICT "The session belongs to another user, and that can't change"
     SessionExists CONFLICT "There is another session of this id"
     NotNow CONFLICT "Another consolidation of the session is running, or there is no pool of models"

@@ -1,0 +1,100 @@
+//! The agent's tools at work: one implementation behind every door.
+//!
+//! What a model can mend is an [`Outcome`] with a text for it; an [`Error`] is for whoever runs the agent.
+
+use super::{Error, MemoryService};
+use crate::domain::context::MEMORY_HEADING;
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::memory::MemoryDocument;
+use crate::domain::tool::{Call, LONG_MEMORY_WORDS, Mistake};
+use serde_json::{Value, json};
+use time::format_description::well_known::Rfc3339;
+
+/// Who calls a tool.
+#[derive(Clone, Debug, Default)]
+pub struct Asking {
+    /// The session that the agent is in. It gives the user.
+    pub session: Option<SessionId>,
+    /// Whose agent it is; needed only while there is no such session yet, and `default` without.
+    pub user: Option<UserId>,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Whether nothing was done, for a reason that the text has.
+    pub is_error: bool,
+    /// What the model gets to read.
+    pub content: String,
+    /// The same as data; null where nothing was done.
+    pub data: Value,
+}
+
+impl From<Mistake> for Outcome {
+    fn from(Mistake(content): Mistake) -> Self {
+        Self { is_error: true, content, data: Value::Null }
+    }
+}
+
+impl MemoryService {
+    /// Does what the model asks.
+    pub async fn call_tool(&self, tenant: &TenantId, asking: &Asking, call: Call) -> Result<Outcome, Error> {
+        let user = self.user_of(tenant, asking).await?;
+        match call {
+            Call::MemoryRead => Ok(read(self.memory(tenant, &user).await?)),
+            Call::MemoryWrite { content } => match self.write_memory(tenant, &user, &content, None).await {
+                Ok(document) => Ok(written(&document)),
+                Err(Error::MemoryTooLarge { bytes, most }) => Ok(Outcome::from(Mistake(format!(
+                    "Nothing was written: the document has {bytes} bytes, and at most {most} fit. Keep what matters, \
+                     about 300 words, and write it again."
+                )))),
+                Err(error) => Err(error),
+            },
+            Call::SearchHistory { .. } => Err(Error::Disabled),
+        }
+    }
+
+    /// The user of the session; of one that doesn't exist yet, the one who is named.
+    async fn user_of(&self, tenant: &TenantId, asking: &Asking) -> Result<UserId, Error> {
+        let session = match &asking.session {
+            Some(session) => self.store.session(tenant, session).await?,
+            None => None,
+        };
+        match (session, &asking.user) {
+            (Some(session), Some(user)) if session.user_id != *user => Err(Error::OtherUser),
+            (Some(session), _) => Ok(session.user_id),
+            (None, user) => Ok(user.clone().unwrap_or_default()),
+        }
+    }
+}
+
+fn read(document: Option<MemoryDocument>) -> Outcome {
+    let Some(document) = document.filter(|document| !document.content.trim().is_empty()) else {
+        let content = "Your memory document is empty.".to_owned();
+        return Outcome { is_error: false, content, data: json!({"version": 0, "words": 0, "content": ""}) };
+    };
+    let MemoryDocument { version, words, created_at, content, .. } = document;
+    let data = json!({
+        "version": version,
+        "words": words,
+        "updated_at": created_at.format(&Rfc3339).ok(),
+        "content": content,
+    });
+    Outcome { is_error: false, content, data }
+}
+
+fn written(document: &MemoryDocument) -> Outcome {
+    let MemoryDocument { version, words, .. } = *document;
+    let hint = (words > LONG_MEMORY_WORDS).then(|| {
+        format!("It has {words} words: keep it to about 300, and write it again without what matters least.")
+    });
+    let mut content = format!(
+        "Saved as version {version}, {words} words. From the next context on it stands under `{MEMORY_HEADING}`, in all \
+         sessions of this user."
+    );
+    if let Some(hint) = &hint {
+        content.push(' ');
+        content.push_str(hint);
+    }
+    Outcome { is_error: false, content, data: json!({"version": version, "words": words, "hint": hint}) }
+}

@@ -1,0 +1,171 @@
+//! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`: the agent's tools for programs that call a model API
+//! themselves. For clients of MCP, `mcp` has the same.
+
+use super::contexts::RequestFormat;
+use super::error::Problem;
+use super::exchanges::at;
+use super::extract::{JsonText, NamedTool, Params, Session, Tenant, user_id};
+use super::openapi::parameters::Id;
+use super::openapi::refusals::{NoTool, OtherUser};
+use super::openapi::written::written;
+use crate::domain::api_key::Scope;
+use crate::domain::format::Format;
+use crate::domain::message::Invalid;
+use crate::domain::tool::call;
+use crate::domain::tool::{Call, Tool};
+use crate::engine::keys::authenticator::Caller;
+use crate::engine::tools::{Asking, Outcome};
+use crate::engine::{MemoryService, blocking};
+use axum::Extension;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ListParams {
+    /// Whose format: `openai` (chat completions) or `anthropic` (messages).
+    #[param(inline, required = false)]
+    format: Option<RequestFormat>,
+}
+
+/// Definitions.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolList {
+    /// The value of `tools` in a request to the model.
+    #[schema(value_type = Vec<Object>)]
+    tools: Vec<Value>,
+}
+
+/// The definitions of the tools, as a request to a model takes them.
+#[utoipa::path(
+    get, path = "/tools", operation_id = "list_tools", tag = "tools",
+    params(ListParams),
+    responses(
+        (status = 200, description = "Definitions", body = ToolList),
+    )
+)]
+pub(super) async fn list(Params(params): Params<ListParams>) -> axum::Json<ToolList> {
+    let format = params.format.map(Format::from).unwrap_or_default();
+    axum::Json(ToolList { tools: Tool::ALL.map(|tool| tool.definition(format)).to_vec() })
+}
+
+/// A call as the model made it.
+pub(super) struct ToolRequest;
+
+impl PartialSchema for ToolRequest {
+    fn schema() -> RefOr<Schema> {
+        let nothing = json!({"type": "null"});
+        written(json!({
+            "description": "A call as the model made it; bare arguments are those of the tool, and other fields of a call are \
+                            passed over",
+            "anyOf": [
+                {"$ref": "#/components/schemas/ToolCall"},
+                {
+                    "title": "A block of the Anthropic messages format",
+                    "type": "object",
+                    "required": ["type", "id", "name"],
+                    "properties": {
+                        "type": {"type": "string", "enum": ["tool_use"]},
+                        "id": {"type": "string", "minLength": 1},
+                        "name": {"type": "string", "minLength": 1},
+                        "input": {"type": "object"}
+                    },
+                    "additionalProperties": true
+                },
+                {
+                    "title": "The arguments alone",
+                    "type": "object",
+                    "properties": {"type": nothing, "function": nothing},
+                    "additionalProperties": true
+                }
+            ]
+        }))
+    }
+}
+
+impl ToSchema for ToolRequest {}
+
+/// What came of a call.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolResult {
+    tool: &'static str,
+    /// Whether nothing was done: then `content` tells the model what to do.
+    is_error: bool,
+    /// What the model gets to read.
+    content: String,
+    /// The same as data: its fields depend on the tool; null where nothing was done.
+    #[schema(value_type = Option<Object>)]
+    data: Value,
+    /// What goes back to the model, as it is: a message of the role `tool`, or a `tool_result` block; null where the call
+    /// was arguments alone.
+    #[schema(value_type = Option<Object>)]
+    result: Option<Value>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct CallParams {
+    /// Whose agent it is, where the session doesn't exist yet.
+    #[param(value_type = Option<Id>)]
+    user_id: Option<String>,
+}
+
+/// Does what the model asks, and answers with what to send back to it.
+///
+/// A mistake of the model (wrong arguments, a document that is too long) is an answer for the model, with `is_error`, so
+/// that an agent's loop goes on. The session gives the user, and an unknown one is not created. `memory_read` and `search_history` need a key of the scope `read`, `memory_write` one of
+/// the scope `write`.
+#[utoipa::path(
+    post, path = "/sessions/{session_id}/tools/{name}", operation_id = "call_tool", tag = "tools",
+    params(Session, NamedTool, CallParams),
+    request_body = Option<ToolRequest>,
+    responses(
+        (status = 200, description = "What came of it", body = ToolResult),
+        NoTool, OtherUser,
+    )
+)]
+pub(super) async fn call(
+    State(service): State<MemoryService>,
+    Extension(caller): Extension<Caller>,
+    Tenant(tenant): Tenant,
+    Session(session): Session,
+    NamedTool(tool): NamedTool,
+    Params(params): Params<CallParams>,
+    JsonText(body): JsonText,
+) -> Result<axum::Json<ToolResult>, Problem> {
+    allow(tool, &caller)?;
+    let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
+    let (given, call) = blocking::sized(body.len(), move || {
+        let given = call::read(&body)?;
+        let call = Call::parse(tool, &given.arguments);
+        Ok((given, call))
+    })
+    .await
+    .map_err(|wrong: Vec<Invalid>| {
+        let whole = |invalid: &Invalid| if invalid.field.is_empty() { "body" } else { "" };
+        Problem::invalid(wrong.into_iter().map(|invalid| at(whole(&invalid), invalid)).collect())
+    })?;
+    if let Some((field, name)) = given.name.filter(|(_, name)| name != tool.name()) {
+        let detail =
+            format!("is {name:?}, but the path names {}: POST to the path of the call's tool", tool.name());
+        return Err(Problem::invalid_field(field, detail));
+    }
+    let outcome = match call {
+        Ok(call) => service.call_tool(&tenant, &Asking { session: Some(session), user }, call).await?,
+        Err(mistake) => mistake.into(),
+    };
+    let Outcome { is_error, content, data } = outcome;
+    let result = given.form.result(&content, is_error);
+    Ok(axum::Json(ToolResult { tool: tool.name(), is_error, content, data, result }))
+}
+
+/// One route serves tools that read and tools that write.
+pub(super) fn allow(tool: Tool, caller: &Caller) -> Result<(), Problem> {
+    let needed = if tool.writes() { Scope::Write } else { Scope::Read };
+    if caller.scope.covers(needed) { Ok(()) } else { Err(Problem::forbidden(caller.scope, needed)) }
+}

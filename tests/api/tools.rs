@@ -1,0 +1,184 @@
+//! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`
+
+use crate::answer::{Answer, get, on_sqlite, post, send};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::api_key::Scope;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+on_both_stores!(calls_are_executed_as_they_came, the_session_gives_the_user, the_scope_is_that_of_the_tool,);
+
+async fn call(app: &TestApp, session: &str, tool: &str, body: &Value) -> Answer {
+    post(app, &format!("/sessions/{session}/tools/{tool}"), body.to_string()).await
+}
+
+#[tokio::test]
+async fn definitions_are_ready_for_a_request() {
+    let app = on_sqlite(&[]).await;
+    let openai = get(&app, "/tools?format=openai").await.ok(200);
+    assert_eq!(get(&app, "/tools").await.ok(200), openai);
+    let anthropic = get(&app, "/tools?format=anthropic").await.ok(200);
+    let pairs = openai["tools"].as_array().expect("a list").iter();
+    let pairs: Vec<_> = pairs.zip(anthropic["tools"].as_array().expect("a list")).collect();
+    let names: Vec<_> =
+        pairs.iter().map(|(_, anthropic)| anthropic["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["memory_read", "memory_write", "search_history"]);
+    for (openai, anthropic) in pairs {
+        assert_eq!(openai["type"], "function");
+        let function = &openai["function"];
+        assert_eq!(function["name"], anthropic["name"]);
+        assert_eq!(function["description"], anthropic["description"]);
+        assert_eq!(function["parameters"], anthropic["input_schema"]);
+        assert_eq!(function["parameters"]["type"], "object");
+    }
+    assert_eq!(get(&app, "/tools?format=gemini").await.fields(), ["format"]);
+    assert_eq!(get(&app, "/tools?api=openai").await.fields(), ["api"]);
+}
+
+async fn calls_are_executed_as_they_came(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    // Chat completions: as the API answers, fields that nobody asked for included.
+    let write = json!({"id": "call_1", "type": "function", "index": 0, "function": {
+        "name": "memory_write", "arguments": r###"{"content": "## Ada\nLikes tea."}"###,
+    }});
+    let answer = call(&app, "s", "memory_write", &write).await.ok(200);
+    assert_eq!((&answer["tool"], &answer["is_error"]), (&json!("memory_write"), &json!(false)));
+    assert_eq!(answer["data"], json!({"version": 1, "words": 3, "hint": null}));
+    let content = answer["content"].as_str().expect("a text");
+    assert!(content.contains("version 1") && content.contains("## Your Memory"), "{content}");
+    assert_eq!(answer["result"], json!({"role": "tool", "tool_call_id": "call_1", "content": content}));
+    // Messages.
+    let read = json!({"type": "tool_use", "id": "toolu_1", "name": "memory_read", "input": {}});
+    let answer = call(&app, "s", "memory_read", &read).await.ok(200);
+    let block = json!({
+        "type": "tool_result", "tool_use_id": "toolu_1", "content": "## Ada\nLikes tea.", "is_error": false,
+    });
+    assert_eq!(answer["result"], block);
+    assert_eq!((&answer["data"]["version"], &answer["data"]["words"]), (&json!(1), &json!(3)));
+    // The arguments alone; where there are none, no body.
+    let answer = call(&app, "s", "memory_write", &json!({"content": "Likes coffee."})).await.ok(200);
+    assert_eq!((&answer["result"], &answer["data"]["version"]), (&Value::Null, &json!(2)));
+    let answer = send(app.request(Method::POST, "/sessions/s/tools/memory_read")).await.ok(200);
+    assert_eq!(answer["content"], "Likes coffee.");
+    // What was replaced is kept, and the next context has what replaced it.
+    let versions = app.get("/users/default/memory/revisions").await;
+    let contents: Vec<_> =
+        versions["items"].as_array().expect("a list").iter().map(|item| &item["content"]).collect();
+    assert_eq!(contents, ["Likes coffee.", "## Ada\nLikes tea."]);
+    let next = app.context("s", &json!({})).await;
+    assert_eq!(next["messages"][0]["content"], "## Your Memory\n\nLikes coffee.");
+    // Nothing of it begins a session.
+    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+    // And the result goes into the history as it is.
+    let turn = [
+        json!({"role": "user", "content": "I like tea."}),
+        json!({"role": "assistant", "content": null, "tool_calls": [write]}),
+        json!({"role": "tool", "tool_call_id": "call_1", "content": content}),
+        json!({"role": "assistant", "content": "Noted."}),
+    ];
+    assert_eq!(app.record("s", &turn).await["last_seq"], 4);
+}
+
+async fn the_session_gives_the_user(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    for (session, user) in [("a", "ada"), ("b", "bo")] {
+        let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": user});
+        app.post(&format!("/sessions/{session}/exchanges"), &turn).await;
+        let content = json!({"content": format!("{user}'s")});
+        call(&app, session, "memory_write", &content).await.ok(200);
+    }
+    for (path, content) in [
+        ("a/tools/memory_read", "ada's"),
+        ("a/tools/memory_read?user_id=ada", "ada's"),
+        ("b/tools/memory_read", "bo's"),
+        ("new/tools/memory_read?user_id=ada", "ada's"),
+        ("new/tools/memory_read", "Your memory document is empty."),
+    ] {
+        let answer = post(&app, &format!("/sessions/{path}"), "{}").await.ok(200);
+        assert_eq!(answer["content"], content, "{path}");
+    }
+    post(&app, "/sessions/a/tools/memory_read?user_id=bo", "{}").await.problem(409, "other-user");
+    assert_eq!(post(&app, "/sessions/a/tools/memory_read?user_id=", "{}").await.fields(), ["user_id"]);
+    assert_eq!(post(&app, "/sessions/a/tools/memory_read?user=ada", "{}").await.fields(), ["user"]);
+}
+
+async fn the_scope_is_that_of_the_tool(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
+    let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
+    let content = json!({"content": "Likes tea."});
+    call(&writer, "s", "memory_write", &content).await.ok(200);
+    let refused =
+        call(&reader, "s", "memory_write", &json!({"content": "x"})).await.problem(403, "forbidden");
+    assert!(refused.contains("scope write"), "{refused}");
+    assert_eq!(call(&reader, "s", "memory_read", &json!({})).await.ok(200)["content"], "Likes tea.");
+    assert_eq!(call(&app, "s", "memory_read", &json!({})).await.status, 401);
+}
+
+#[tokio::test]
+async fn what_the_model_can_mend_is_an_answer_for_it() {
+    let app = on_sqlite(&[("memory.max_bytes", "20")]).await;
+    let openai = |arguments: &str, tool: &str| json!({"id": "c", "type": "function", "function": {"name": tool, "arguments": arguments}});
+    for (tool, body, told) in [
+        ("memory_write", openai("{}", "memory_write"), "`content` is missing"),
+        ("memory_write", openai(r#"{"content": "a"#, "memory_write"), "not JSON"),
+        ("memory_write", openai(r#"{"content": "twenty-one characters"}"#, "memory_write"), "at most 20"),
+        ("memory_write", openai(r#"{"content": "a\u0000"}"#, "memory_write"), "NUL"),
+        ("memory_write", openai(r#"{"content": "\ud800"}"#, "memory_write"), "not JSON"),
+        ("memory_write", json!({"content": "a", "mode": "append"}), "`mode` is no argument"),
+        ("memory_read", json!({"user": "bo"}), "no arguments"),
+        ("search_history", json!({"query": "a", "max_results": 51}), "from 1 to 50"),
+        ("search_history", json!({}), "`query` is missing"),
+    ] {
+        let answer = call(&app, "s", tool, &body).await.ok(200);
+        let content = answer["content"].as_str().expect("a text");
+        assert!(content.contains(told) && content.contains("Nothing was"), "{content}");
+        assert_eq!((&answer["is_error"], &answer["data"]), (&json!(true), &Value::Null), "{body}");
+        if body["id"].is_string() {
+            assert_eq!(answer["result"], json!({"role": "tool", "tool_call_id": "c", "content": content}));
+        }
+    }
+    let block = json!({"type": "tool_use", "id": "t", "name": "memory_write", "input": {"text": "a"}});
+    let answer = call(&app, "s", "memory_write", &block).await.ok(200);
+    assert_eq!(
+        (&answer["result"]["is_error"], &answer["result"]["tool_use_id"]),
+        (&json!(true), &json!("t"))
+    );
+    assert_eq!(app.get("/users/default/memory").await["version"], 0);
+}
+
+#[tokio::test]
+async fn what_the_developer_can_mend_is_a_problem() {
+    let app = on_sqlite(&[]).await;
+    let at = |tool: &str| format!("/sessions/s/tools/{tool}");
+    let problem = post(&app, &at("memory_delete"), "{}").await.problem(404, "tool-not-found");
+    assert!(problem.contains("memory_read, memory_write, search_history"), "{problem}");
+    for (body, fields) in [
+        (r#"{"type":"function","function":{"name":"memory_read"}}"#, &["id"][..]),
+        (r#"{"type":"tool_use","id":"a","name":"memory_write","input":{}}"#, &["name"]),
+        (
+            r#"{"type":"function","id":"a","function":{"name":"memory_write","arguments":"{}"}}"#,
+            &["function.name"],
+        ),
+        (r#"{"type":"function_call","call_id":"a","name":"memory_read","arguments":"{}"}"#, &["type"]),
+        ("[]", &["body"]),
+    ] {
+        assert_eq!(post(&app, &at("memory_read"), body).await.fields(), fields, "{body}");
+    }
+    post(&app, &at("memory_read"), "{").await.problem(400, "malformed-json");
+    let text = app.request(Method::POST, &at("memory_read")).header("content-type", "text/plain").body("{}");
+    send(text).await.problem(415, "unsupported-media-type");
+}
+
+#[tokio::test]
+async fn a_long_document_is_saved_with_a_hint() {
+    let app = on_sqlite(&[]).await;
+    for (words, hinted) in [(330, false), (331, true)] {
+        let content = json!({"content": "tea ".repeat(words)});
+        let answer = call(&app, "s", "memory_write", &content).await.ok(200);
+        assert_eq!((&answer["data"]["words"], &answer["is_error"]), (&json!(words), &json!(false)));
+        assert_eq!(answer["data"]["hint"].is_string(), hinted, "{words}");
+        assert_eq!(answer["content"].as_str().expect("a text").contains("about 300"), hinted, "{words}");
+    }
+}
