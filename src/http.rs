@@ -29,6 +29,7 @@ mod exchanges;
 mod extract;
 mod json;
 mod limits;
+mod mcp;
 mod memory;
 mod messages;
 mod meters;
@@ -63,6 +64,7 @@ pub struct Options {
 const ACCESS: &[(&str, Access)] = &[
     ("/sessions/{session_id}/revisions/{revision}/restore", Access::Key(Scope::Admin)),
     // Tools that write ask for more themselves.
+    ("/mcp", Access::Key(Scope::Read)),
     ("/sessions/{session_id}/tools/{name}", Access::Key(Scope::Read)),
     ("/livez", Access::Open),
     ("/readyz", Access::Open),
@@ -97,6 +99,7 @@ pub fn router(
         .route("/tools", get(tools::list))
         .route("/sessions/{session_id}/tools/{name}", post(tools::call))
         .route("/skills/memory", get(skills::memory))
+        .route("/mcp", post(mcp::serve))
         // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
         .route_layer(from_fn_with_state(Arc::clone(&bodies), body::whole))

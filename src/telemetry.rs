@@ -11,8 +11,9 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
-/// Postgres' notices are no news ("relation already exists, skipping", at each start). The settings can say otherwise.
-const QUIET: &str = "sqlx::postgres::notice=warn";
+/// Postgres' notices are no news ("relation already exists, skipping", at each start); and the SDK of MCP writes down what
+/// goes through it, which is conversations. The settings can say otherwise, by these names.
+const QUIET: &str = "sqlx::postgres::notice=warn,rmcp=error";
 
 /// Starts logging to standard error, so that standard output stays free for what a command prints.
 ///

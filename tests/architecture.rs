@@ -49,8 +49,8 @@ const BACKENDS: &[(&str, &[&str])] = &[
 const MIRRORS: &[(&str, &str)] =
     &[("src/storage/postgres", "src/storage/sqlite"), ("migrations/postgres", "migrations/sqlite")];
 
-/// Routes that are about the interface and no part of it.
-const UNDOCUMENTED: &[&str] = &["/docs", "/openapi.json"];
+/// Routes that are about the interface and no part of it; and MCP, which describes itself.
+const UNDOCUMENTED: &[&str] = &["/docs", "/mcp", "/openapi.json"];
 
 const METHODS: &[&str] = &["delete", "get", "head", "options", "patch", "post", "put"];
 

@@ -84,6 +84,11 @@ impl Problem {
         Self { closing: true, ..self }
     }
 
+    /// What to do about it.
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// 422: well-formed, but not what the interface takes.
     pub(crate) fn invalid(mut errors: Vec<FieldError>) -> Self {
         let more = errors.len().saturating_sub(MOST_ERRORS);

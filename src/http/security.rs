@@ -5,6 +5,7 @@
 //! that address (DNS rebinding). [`Pages`] tells both from the user.
 
 use super::error::Problem;
+use super::mcp;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::uri::Authority;
@@ -105,10 +106,12 @@ pub(super) fn allow(router: Router, origins: &[String]) -> Router {
     }
     let [key, replayed, id] =
         ["idempotency-key", "idempotent-replayed", "x-request-id"].map(HeaderName::from_static);
+    let mut headers = vec![header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH, key, id.clone()];
+    headers.extend(mcp::HEADERS);
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH, key, id.clone()])
+        .allow_headers(headers)
         .expose_headers([header::ETAG, header::RETRY_AFTER, replayed, id])
         .max_age(Duration::from_hours(1));
     router.layer(cors)

@@ -16,6 +16,7 @@ mod ids;
 mod isolation;
 mod keys;
 mod limits;
+mod mcp;
 mod memory;
 mod messages;
 mod meters;

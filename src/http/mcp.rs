@@ -1,0 +1,220 @@
+//! `/mcp`: the agent's tools by the Model Context Protocol, over streamable HTTP.
+//!
+//! Nothing is kept between two requests, so any replica answers any of them, and each answer is one JSON object: there
+//! is no stream to GET and no session of the protocol to DELETE. What the SDK (`rmcp`) knows and nobody else needs to
+//! stays in this file: its major versions come often.
+
+use super::error::{FieldError, Problem};
+use super::extract::{self, decoded};
+use super::limits::Limits;
+use super::{json, tools};
+use crate::domain::id::{InvalidId, SessionId, UserId};
+use crate::domain::skill::MEMORY_SKILL;
+use crate::domain::tool::{Call, Mistake, Tool};
+use crate::engine::MemoryService;
+use crate::engine::keys::authenticator::Caller;
+use crate::engine::tools::{Asking, Outcome};
+use axum::Extension;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, ListToolsResult,
+    PaginatedRequestParams, ServerCapabilities, ServerConfig, ToolAnnotations,
+};
+use rmcp::service::RequestContext;
+use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The session that the agent is in, percent-encoded as in a path.
+pub(super) const SESSION: HeaderName = HeaderName::from_static("x-precis-session");
+/// Whose agent it is, percent-encoded as in a path.
+pub(super) const USER: HeaderName = HeaderName::from_static("x-precis-user");
+/// The headers of the protocol that a page of another origin must be allowed to send.
+pub(super) const HEADERS: [HeaderName; 5] = [
+    SESSION,
+    USER,
+    HeaderName::from_static("mcp-protocol-version"),
+    HeaderName::from_static("mcp-method"),
+    HeaderName::from_static("mcp-name"),
+];
+
+/// Answers one message of the protocol.
+pub(super) async fn serve(
+    State(service): State<MemoryService>,
+    Extension(limits): Extension<Limits>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, Problem> {
+    if !extract::is_json(request.headers()) {
+        return Err(Problem::media_type());
+    }
+    let server = Server { service, caller, asking: asking(request.headers())? };
+    let (mut parts, body) = request.into_parts();
+    let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::broken_off())?;
+    json::sound(&body, limits.max_json_levels)?;
+    // Every answer is JSON, whatever else a client would take; the SDK asks for both.
+    let accept = HeaderValue::from_static("application/json, text/event-stream");
+    parts.headers.insert(header::ACCEPT, accept);
+    parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let config = StreamableHttpServerConfig::default()
+        .with_legacy_session_mode(false)
+        .with_json_response(true)
+        // The layers around all routes have looked at names, origins and size: `security`, `body`.
+        .disable_allowed_hosts()
+        .with_max_request_body_bytes(usize::MAX);
+    let sessions = Arc::new(NeverSessionManager::default());
+    let protocol = StreamableHttpService::new(move || Ok(server.clone()), sessions, config);
+    let answer = protocol.handle(Request::from_parts(parts, Body::from(body))).await.map(Body::new);
+    let json = HeaderValue::from_static("application/json");
+    if answer.status().is_success() || answer.headers().get(header::CONTENT_TYPE) == Some(&json) {
+        return Ok(answer);
+    }
+    refused(answer).await
+}
+
+/// What the SDK refuses in plain text, as a problem.
+async fn refused(answer: Response) -> Result<Response, Problem> {
+    let status = answer.status();
+    let text = to_bytes(answer.into_body(), usize::MAX).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Err(match status {
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => Problem::bad_request(
+            "The body is not one message of the Model Context Protocol, in JSON-RPC 2.0: send a request or a notification.",
+        ),
+        _ if status.is_client_error() => Problem::bad_request(text),
+        _ => {
+            tracing::error!(%status, text, "MCP failed");
+            Problem::internal()
+        }
+    })
+}
+
+/// Who calls, as far as the connection says.
+fn asking(headers: &HeaderMap) -> Result<Asking, Problem> {
+    fn id<T>(
+        headers: &HeaderMap,
+        name: &HeaderName,
+        new: impl Fn(String) -> Result<T, InvalidId>,
+    ) -> Result<Option<T>, FieldError> {
+        let wrong = |detail: String| FieldError { field: name.to_string(), detail };
+        let mut given = headers.get_all(name).iter();
+        let Some(value) = given.next() else {
+            return Ok(None);
+        };
+        if given.next().is_some() {
+            return Err(wrong("given twice: send it once".to_owned()));
+        }
+        let text = std::str::from_utf8(value.as_bytes()).ok().and_then(decoded);
+        let text = text.ok_or_else(|| wrong("must be percent-encoded UTF-8, as in a path".to_owned()))?;
+        new(text).map(Some).map_err(|error| wrong(error.to_string()))
+    }
+    Ok(Asking { session: id(headers, &SESSION, SessionId::new)?, user: id(headers, &USER, UserId::new)? })
+}
+
+/// The tools for one caller.
+#[derive(Clone, Debug)]
+struct Server {
+    service: MemoryService,
+    caller: Caller,
+    asking: Asking,
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_server_info(Implementation::new("precis", env!("CARGO_PKG_VERSION")))
+            .with_instructions(MEMORY_SKILL)
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        // A model should not be offered what it may not do.
+        let allowed = Tool::ALL.into_iter().filter(|tool| tools::allow(*tool, &self.caller).is_ok());
+        Ok(ListToolsResult::with_all_items(allowed.map(|tool| self.definition(tool)).collect()))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = request.arguments.unwrap_or_default();
+        // Clients show a model what a tool answers, and hide errors of the protocol from it.
+        let outcome = self.call(&request.name, arguments).await;
+        let Outcome { is_error, content, data } = outcome.unwrap_or_else(Outcome::from);
+        let mut result = CallToolResult::success(vec![ContentBlock::text(content)]);
+        result.is_error = Some(is_error);
+        result.structured_content = Some(data).filter(|data| !data.is_null());
+        Ok(result.into())
+    }
+}
+
+impl Server {
+    async fn call(&self, name: &str, mut arguments: Map<String, Value>) -> Result<Outcome, Mistake> {
+        let told = |problem: Problem| Mistake(problem.detail().to_owned());
+        let tool = Tool::parse(name).ok_or_else(Mistake::no_such_tool)?;
+        tools::allow(tool, &self.caller).map_err(told)?;
+        let asking = if self.is_fixed() {
+            self.asking.clone()
+        } else {
+            Asking {
+                session: id(&mut arguments, SESSION_ID, SessionId::new)?,
+                user: id(&mut arguments, USER_ID, UserId::new)?,
+            }
+        };
+        let call = Call::read(tool, arguments)?;
+        let called = self.service.call_tool(&self.caller.tenant, &asking, call).await;
+        called.map_err(|error| told(Problem::from(error)))
+    }
+
+    /// Whether the connection says who calls. The model has no say in it then, and no arguments for it.
+    fn is_fixed(&self) -> bool {
+        self.asking.session.is_some() || self.asking.user.is_some()
+    }
+
+    fn definition(&self, tool: Tool) -> rmcp::model::Tool {
+        let Value::Object(mut schema) = tool.parameters() else {
+            unreachable!("a schema is an object");
+        };
+        if let Some(Value::Object(properties)) = schema.get_mut("properties").filter(|_| !self.is_fixed()) {
+            let optional = |detail: &str| json!({"type": "string", "description": detail});
+            let session = "The session that you are in, if you were told its id; it gives the user.";
+            let user = "The user, if you were told an id and there is no session; `default`, if left out.";
+            properties.insert(SESSION_ID.to_owned(), optional(session));
+            properties.insert(USER_ID.to_owned(), optional(user));
+        }
+        let hints = ToolAnnotations::new().read_only(!tool.writes()).destructive(tool.writes());
+        let hints = hints.idempotent(true).open_world(false);
+        rmcp::model::Tool::new(tool.name(), tool.description(), Arc::new(schema)).with_annotations(hints)
+    }
+}
+
+const SESSION_ID: &str = "session_id";
+const USER_ID: &str = "user_id";
+
+/// An id that the model was told, out of its arguments.
+fn id<T>(
+    arguments: &mut Map<String, Value>,
+    name: &str,
+    new: impl Fn(String) -> Result<T, InvalidId>,
+) -> Result<Option<T>, Mistake> {
+    match arguments.remove(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => {
+            let wrong =
+                |error| Mistake(format!("Nothing was done: `{name}` {error}. Correct it, or leave it out."));
+            new(text).map(Some).map_err(wrong)
+        }
+        Some(_) => {
+            Err(Mistake(format!("Nothing was done: `{name}` must be a string. Correct it, or leave it out.")))
+        }
+    }
+}

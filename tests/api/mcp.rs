@@ -1,0 +1,248 @@
+//! `/mcp`: what a client of the Model Context Protocol meets. The official client is run by `tests/clients.rs`.
+
+use crate::answer::{get, on_sqlite, post, put};
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use precis::domain::api_key::Scope;
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+
+on_both_stores!(
+    the_tools_work_on_any_replica,
+    headers_say_whose_memory_it_is,
+    tenants_never_meet,
+    a_key_that_reads_may_read,
+);
+
+fn message(app: &TestApp, method: &str, params: &Value) -> RequestBuilder {
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+    app.request(Method::POST, "/mcp").header("accept", "application/json, text/event-stream").json(&body)
+}
+
+async fn result(request: RequestBuilder) -> Value {
+    let response = request.send().await.expect("an answer");
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["content-type"], "application/json");
+    let answer: Value = response.json().await.expect("JSON");
+    assert_eq!((&answer["jsonrpc"], &answer["id"]), (&json!("2.0"), &json!(1)), "{answer}");
+    assert!(answer["result"].is_object(), "{answer}");
+    answer["result"].clone()
+}
+
+fn tool(app: &TestApp, name: &str, arguments: &Value) -> RequestBuilder {
+    message(app, "tools/call", &json!({"name": name, "arguments": arguments}))
+}
+
+/// The text of a tool's answer, and whether it is an error.
+async fn called(request: RequestBuilder) -> (String, bool) {
+    let result = result(request).await;
+    assert_eq!(result["content"].as_array().map(Vec::len), Some(1), "{result}");
+    let text = result["content"][0]["text"].as_str().expect("a text").to_owned();
+    (text, result["isError"].as_bool().expect("a flag"))
+}
+
+async fn names(request: RequestBuilder) -> Vec<String> {
+    let tools = result(request).await["tools"].clone();
+    tools
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|tool| tool["name"].as_str().expect("a name").to_owned())
+        .collect()
+}
+
+async fn the_tools_work_on_any_replica(backend: Backend) {
+    let (one, other) = (TestApp::start(&backend, &[]).await, TestApp::start(&backend, &[]).await);
+    let hello = json!({
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"},
+    });
+    let welcome = result(message(&one, "initialize", &hello)).await;
+    assert_eq!(welcome["protocolVersion"], "2025-06-18");
+    assert_eq!(welcome["serverInfo"]["name"], "precis");
+    assert!(welcome["capabilities"]["tools"].is_object(), "{welcome}");
+    assert_eq!(welcome["instructions"], get(&one, "/skills/memory").await.text);
+    // The other one has not been greeted, and needs not to be.
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    let ready = other.request(Method::POST, "/mcp").json(&ready).send().await.expect("an answer");
+    assert_eq!(ready.status(), 202);
+    let tools = result(message(&other, "tools/list", &json!({}))).await["tools"].clone();
+    let definitions = get(&one, "/tools?format=anthropic").await.ok(200);
+    for (tool, definition) in
+        tools.as_array().expect("a list").iter().zip(definitions["tools"].as_array().expect("a list"))
+    {
+        assert_eq!((&tool["name"], &tool["description"]), (&definition["name"], &definition["description"]));
+        let (schema, ours) = (&tool["inputSchema"], &definition["input_schema"]);
+        assert_eq!(schema["required"], ours["required"]);
+        for (name, property) in ours["properties"].as_object().expect("properties") {
+            assert_eq!(schema["properties"][name], *property);
+        }
+        assert_eq!(tool["annotations"]["readOnlyHint"], tool["name"] != "memory_write");
+    }
+    let (text, is_error) = called(tool(&one, "memory_write", &json!({"content": "Likes tea."}))).await;
+    assert!(!is_error && text.contains("version 1"), "{text}");
+    let read = result(tool(&other, "memory_read", &json!({}))).await;
+    assert_eq!(read["content"], json!([{"type": "text", "text": "Likes tea."}]));
+    assert_eq!((&read["structuredContent"]["version"], &read["isError"]), (&json!(1), &json!(false)));
+}
+
+async fn headers_say_whose_memory_it_is(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": "ada"}).to_string();
+    post(&app, "/sessions/caf%C3%A9%2F1/exchanges", turn).await.ok(201);
+    for user in ["ada", "bo", "default"] {
+        put(&app, &format!("/users/{user}/memory"), json!({"content": user}).to_string()).await.ok(200);
+    }
+    let read = |arguments: Value| tool(&app, "memory_read", &arguments);
+    let session = |request: RequestBuilder| request.header("x-precis-session", "caf%C3%A9%2F1");
+    for (request, text, is_error) in [
+        (read(json!({})), "default", false),
+        (read(json!({"user_id": "bo"})), "bo", false),
+        (read(json!({"session_id": "café/1", "user_id": null})), "ada", false),
+        (read(json!({"session_id": "new", "user_id": "bo"})), "bo", false),
+        (session(read(json!({}))), "ada", false),
+        (read(json!({})).header("x-precis-user", "bo"), "bo", false),
+        (read(json!({})).header("x-precis-user", "bo").header("x-precis-session", "new"), "bo", false),
+        (session(read(json!({}))).header("x-precis-user", "bo"), "belongs to another user", true),
+        (read(json!({"session_id": "café/1", "user_id": "bo"})), "belongs to another user", true),
+        (read(json!({"session_id": ""})), "`session_id` must not be empty", true),
+        (read(json!({"user_id": 7})), "`user_id` must be a string", true),
+        // Where the connection says who it is, the model can't be talked into being somebody else.
+        (read(json!({"user_id": "bo"})).header("x-precis-user", "ada"), "`user_id` is no argument", true),
+        (session(read(json!({"session_id": "other"}))), "`session_id` is no argument", true),
+    ] {
+        let (told, error) = called(request).await;
+        assert!(told.contains(text) && error == is_error, "{told}: expected {text}");
+    }
+    let arguments = async |request: RequestBuilder| {
+        let tools = result(request).await["tools"].clone();
+        let properties = tools[0]["inputSchema"]["properties"].as_object().expect("properties").clone();
+        properties.keys().cloned().collect::<Vec<_>>()
+    };
+    let list = || message(&app, "tools/list", &json!({}));
+    assert_eq!(arguments(list()).await, ["session_id", "user_id"]);
+    assert_eq!(arguments(session(list())).await, [""; 0]);
+    for (name, value) in [("x-precis-user", "%zz"), ("x-precis-session", "")] {
+        let refused = crate::answer::send(read(json!({})).header(name, value)).await;
+        assert_eq!(refused.fields(), [name]);
+    }
+}
+
+/// As `isolation` for the routes of the OpenAPI document: what is another tenant's looks like what is not there.
+async fn tenants_never_meet(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let owner = app.with_key(backend.key("owner", Scope::Admin).await.expose());
+    let turn = json!({"user_message": "xylophon", "assistant_reply": "b", "user_id": "ada"}).to_string();
+    post(&owner, "/sessions/theirs/exchanges", turn).await.ok(201);
+    put(&owner, "/users/ada/memory", r#"{"content":"xylophon"}"#).await.ok(200);
+    let stranger = app.with_key(backend.key("stranger", Scope::Admin).await.expose());
+    for (name, arguments) in [
+        ("memory_read", json!({})),
+        ("search_history", json!({"query": "xylophon"})),
+        ("memory_write", json!({"content": "mine"})),
+        ("memory_read", json!({})),
+    ] {
+        let ask = async |session: &str, user: Option<&str>, by_header: bool| {
+            let mut arguments = arguments.clone();
+            if !by_header {
+                arguments["session_id"] = session.into();
+                arguments["user_id"] = user.into();
+            }
+            let mut request = tool(&stranger, name, &arguments);
+            if by_header {
+                request = request.header("x-precis-session", session);
+                request =
+                    user.into_iter().fold(request, |request, user| request.header("x-precis-user", user));
+            }
+            let answer = result(request).await;
+            assert!(!answer.to_string().contains("xylophon") || name == "search_history", "{answer}");
+            answer
+        };
+        for by_header in [true, false] {
+            for user in [None, Some("bo")] {
+                let mut answers =
+                    [ask("theirs", user, by_header).await, ask("nowhere", user, by_header).await];
+                for answer in &mut answers {
+                    // The second write is of another version, at another time.
+                    answer["structuredContent"]["version"].take();
+                    answer["structuredContent"]["updated_at"].take();
+                    if name == "memory_write" {
+                        answer["content"].take();
+                    }
+                }
+                assert_eq!(answers[0], answers[1], "{name}");
+            }
+        }
+    }
+    assert_eq!(owner.get("/users/ada/memory").await["content"], "xylophon");
+    assert_eq!(owner.get("/users/ada/memory").await["version"], 1);
+    let unknown = message(&app, "tools/list", &json!({})).send().await.expect("an answer");
+    assert_eq!(unknown.status(), 401);
+}
+
+async fn a_key_that_reads_may_read(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
+    let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
+    let list = |app: &TestApp| message(app, "tools/list", &json!({}));
+    assert_eq!(names(list(&reader)).await, ["memory_read", "search_history"]);
+    assert_eq!(names(list(&writer)).await, ["memory_read", "memory_write", "search_history"]);
+    let write = json!({"content": "Likes tea."});
+    let (told, is_error) = called(tool(&reader, "memory_write", &write)).await;
+    assert!(is_error && told.contains("scope write"), "{told}");
+    assert!(!called(tool(&writer, "memory_write", &write)).await.1);
+    assert_eq!(called(tool(&reader, "memory_read", &json!({}))).await, ("Likes tea.".to_owned(), false));
+}
+
+#[tokio::test]
+async fn what_the_model_can_mend_is_an_answer_for_it() {
+    let app = on_sqlite(&[("memory.max_bytes", "20")]).await;
+    for (name, arguments, text) in [
+        ("memory_delete", json!({}), "The tools are memory_read, memory_write, search_history"),
+        ("memory_write", json!({}), "`content` is missing"),
+        ("memory_write", json!({"content": "twenty-one characters"}), "at most 20"),
+        ("search_history", json!({"query": "a", "max_results": 0}), "from 1 to 50"),
+    ] {
+        let (told, is_error) = called(tool(&app, name, &arguments)).await;
+        assert!(is_error && told.contains(text), "{told}");
+    }
+    let without = message(&app, "tools/call", &json!({"name": "memory_read"}));
+    assert_eq!(called(without).await, ("Your memory document is empty.".to_owned(), false));
+}
+
+/// A client that doesn't follow the protocol is told so in the way of all other routes.
+#[tokio::test]
+async fn what_is_no_message_is_a_problem() {
+    let app = on_sqlite(&[("limits.max_json_levels", "10"), ("limits.max_body_bytes", "1000")]).await;
+    post(&app, "/mcp", "{").await.problem(400, "malformed-json");
+    assert_eq!(post(&app, "/mcp", "[]").await.fields(), ["body"]);
+    assert_eq!(
+        post(&app, "/mcp", format!(r#"{{"a":{}{}}}"#, "[".repeat(10), "]".repeat(10))).await.fields(),
+        ["body"]
+    );
+    post(&app, "/mcp", format!("{:1001}", "{}")).await.problem(413, "body-too-large");
+    let told = post(&app, "/mcp", r#"{"method":"tools/list"}"#).await.problem(400, "bad-request");
+    assert!(told.contains("JSON-RPC"), "{told}");
+    let text = app.request(Method::POST, "/mcp").header("content-type", "text/plain").body("{}");
+    crate::answer::send(text).await.problem(415, "unsupported-media-type");
+    for method in [Method::GET, Method::DELETE, Method::PUT] {
+        let answer = crate::answer::send(app.request(method, "/mcp")).await;
+        answer.problem(405, "method-not-allowed");
+        assert_eq!(answer.header("allow"), Some("POST"));
+    }
+    let old = message(&app, "tools/list", &json!({})).header("mcp-protocol-version", "1999-01-01");
+    let told = crate::answer::send(old).await.problem(400, "bad-request");
+    assert!(told.contains("1999-01-01"), "{told}");
+    // What the protocol has an answer for is in the protocol.
+    let unknown = message(&app, "tools/eat", &json!({})).send().await.expect("an answer");
+    let unknown: Value = unknown.json().await.expect("JSON");
+    assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
+}
+
+/// As for any other route: a page whose name leads here is not let in without a key.
+#[tokio::test]
+async fn names_are_let_in_as_on_all_routes() {
+    let app = on_sqlite(&[("server.allowed_hosts", "memory")]).await;
+    let called = |host: &str| message(&app, "tools/list", &json!({})).header("host", host);
+    assert_eq!(names(called("memory:8080")).await.len(), 3);
+    crate::answer::send(called("evil.example")).await.problem(403, "host-not-allowed");
+}
