@@ -62,7 +62,7 @@ pub struct Limits {
     pub max_messages_per_exchange: usize,
     /// Largest metadata of a session, in bytes of their JSON.
     pub max_metadata_bytes: usize,
-    /// Largest system prompt of a context request, in bytes.
+    /// Largest system prompt of a context request, in bytes; its skills may have as many.
     pub max_system_prompt_bytes: usize,
     /// Requests a second of one API key, or of all together where there are no keys; 0: no limit.
     pub requests_per_second: u32,
