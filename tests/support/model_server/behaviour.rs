@@ -4,6 +4,7 @@ use super::answer::{Answer, Then};
 use super::form::Form;
 use super::wire::Response;
 use super::{Call, Flight};
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::future;
 use std::sync::Arc;
@@ -71,6 +72,21 @@ impl Behaviour {
     /// Sends what `reply` makes of the call.
     pub(crate) fn reply(reply: impl Fn(&Call) -> String + Send + Sync + 'static) -> Self {
         Self::Reply(Arc::new(reply))
+    }
+
+    /// Calls tools, in chat completions and as one JSON object: id, name and arguments of each.
+    pub(crate) fn tool_calls(calls: &[(&str, &str, &str)]) -> Self {
+        let call = |&(id, name, arguments): &(&str, &str, &str)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let calls: Vec<Value> = calls.iter().map(call).collect();
+        let message = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": calls});
+        let body = json!({
+            "id": "chatcmpl-test",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "scripted",
+            "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": null}],
+        });
+        Self::Raw(200, vec![("content-type", "application/json".to_owned())], body.to_string())
     }
 
     /// The prompt and more: an answer that is longer than what it should compress.

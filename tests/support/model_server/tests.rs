@@ -277,6 +277,12 @@ async fn errors_have_the_shape_of_their_protocol() {
         (Behaviour::fail(429, "slow down"), 429, ("content-type", "application/json"), "slow down"),
         (Behaviour::web_page(502), 502, ("content-type", "text/html"), "<h1>502</h1>"),
         (Behaviour::redirect(307, "http://example.org/"), 307, ("location", "http://example.org/"), ""),
+        (
+            Behaviour::tool_calls(&[("a", "f", "{}")]),
+            200,
+            ("content-type", "application/json"),
+            "\"tool_calls\"",
+        ),
         (Behaviour::garbage(), 200, ("content-type", "text/event-stream"), "oops"),
         (Behaviour::Raw(529, Vec::new(), "ouch".to_owned()), 529, ("content-length", "4"), "ouch"),
     ] {

@@ -1,0 +1,49 @@
+"""An agent whose memory outlasts its context window, with the official OpenAI client: the same as agent.rs.
+
+    pip install openai
+    cargo run --release                                # precis, in another terminal
+    OPENAI_API_KEY=... python examples/agent.py demo   # then a line for each thing to say
+"""
+
+import json
+import os
+import sys
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from openai import OpenAI
+
+PRECIS = os.environ.get("PRECIS_URL", "http://127.0.0.1:8080")
+HEADERS = {"authorization": f"Bearer {os.environ.get('PRECIS_API_KEY', 'none')}", "content-type": "application/json"}
+
+
+def precis(path, body=None):
+    with urlopen(Request(PRECIS + path, None if body is None else json.dumps(body).encode(), HEADERS)) as answer:
+        return json.load(answer)
+
+
+def turn(model, session, text):
+    """What the agent replies. When this returns, the turn is durable."""
+    asked = {"system_prompt": "You are a helpful assistant.", "user_message": text, "include_memory_skill": True}
+    messages = precis(f"{session}/context", asked)["messages"]
+    said, tools = [messages[-1]], precis("/tools")["tools"]
+    while True:
+        name = os.environ.get("MODEL", "gpt-5-mini")
+        answer = model.chat.completions.create(model=name, messages=messages, tools=tools)
+        reply = answer.choices[0].message.model_dump(exclude_none=True)
+        said.append(reply)
+        messages.append(reply)
+        if not reply.get("tool_calls"):
+            break
+        for call in reply["tool_calls"]:
+            result = precis(f"{session}/tools/{call['function']['name']}", call)["result"]
+            said.append(result)
+            messages.append(result)
+    precis(f"{session}/exchanges", {"messages": said})
+    return reply["content"]
+
+
+if __name__ == "__main__":
+    client, path = OpenAI(), f"/sessions/{quote(sys.argv[1], safe='')}"
+    for line in sys.stdin:
+        print(turn(client, path, line.strip()), flush=True)

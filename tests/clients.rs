@@ -1,0 +1,152 @@
+//! precis as the clients of others use it: the agents of `examples/` against a scripted model, and the official MCP client
+//! against `/mcp`.
+//!
+//! The official clients are Python's; `scripts/sdks` brings them:
+//!
+//! ```sh
+//! scripts/postgres scripts/sdks cargo test --locked --test clients -- --include-ignored
+//! ```
+#![cfg(test)]
+
+use precis::domain::api_key::{ApiKey, Scope};
+use serde_json::{Value, json};
+use std::env;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use support::app::TestApp;
+use support::backend::{Backend, on_both_stores};
+use support::model_server::{Behaviour, ModelServer};
+
+#[path = "../examples/agent.rs"]
+#[expect(dead_code, reason = "its main reads the environment")]
+mod agent;
+
+#[path = "support"]
+mod support {
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod app;
+    pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod keys;
+    pub(crate) mod model_server;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod postgres;
+}
+
+on_both_stores!(the_agent_in_rust);
+
+const SAID: &str = "I like tea. What did we say about rhubarb?";
+const REPLY: &str = "Noted. On rhubarb, we said nothing.";
+
+/// A model that reads and writes its memory at once, searches, and then replies.
+async fn scripted() -> ModelServer {
+    let model = ModelServer::start().await;
+    model.push(Behaviour::tool_calls(&[
+        ("call_1", "memory_read", "{}"),
+        ("call_2", "memory_write", r#"{"content": "Likes tea."}"#),
+    ]));
+    model.push(Behaviour::tool_calls(&[("call_3", "search_history", r#"{"query": "rhubarb"}"#)]));
+    model.push(Behaviour::Whole(REPLY.to_owned()));
+    model
+}
+
+/// What every agent must have done with [`SAID`] and the model.
+async fn check(app: &TestApp, model: &ModelServer, session: &str) {
+    let calls = model.calls();
+    assert_eq!(calls.len(), 3);
+    let first = &calls[0].body;
+    assert_eq!(first["tools"], app.get("/tools").await["tools"]);
+    let system = first["messages"][0]["content"].as_str().expect("a system message");
+    assert!(system.contains("## Memory Guide"), "{system}");
+    // The tools' results went back to the model, each after its call.
+    let last = calls[2].body["messages"].as_array().expect("messages").clone();
+    let results: Vec<_> = last.iter().filter(|message| message["role"] == "tool").collect();
+    let ids: Vec<_> = results.iter().map(|result| result["tool_call_id"].as_str().expect("an id")).collect();
+    assert_eq!(ids, ["call_1", "call_2", "call_3"]);
+    assert_eq!(results[0]["content"], "Your memory document is empty.");
+    assert!(results[1]["content"].as_str().expect("a text").contains("version 1"), "{results:?}");
+    // All of it is in the history, and the memory in the next context.
+    let messages = app.get(&format!("/sessions/{session}/messages")).await["items"].clone();
+    let roles: Vec<_> =
+        messages.as_array().expect("messages").iter().map(|item| item["message"]["role"].clone()).collect();
+    assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]);
+    assert_eq!(
+        (&messages[0]["message"]["content"], &messages[6]["message"]["content"]),
+        (&json!(SAID), &json!(REPLY))
+    );
+    let context = app.context(session, &json!({})).await;
+    assert_eq!(context["messages"][0]["content"], "## Your Memory\n\nLikes tea.");
+}
+
+async fn the_agent_in_rust(backend: Backend) {
+    let (app, model) = (TestApp::start(&backend, &[]).await, scripted().await);
+    let agent = agent::Agent {
+        http: app.client.clone(),
+        session: format!("{}/sessions/demo", app.url),
+        model: (model.base_url(), "none".to_owned(), "scripted".to_owned()),
+        tools: app.get("/tools").await,
+    };
+    assert_eq!(agent.turn(SAID).await.expect("a reply"), REPLY);
+    check(&app, &model, "demo").await;
+}
+
+/// Runs Python with this as its input; nothing of this environment goes along.
+async fn python(arguments: &[&str], environment: &[(&str, &str)], input: &str) -> String {
+    let mut command = Command::new(env::var("PRECIS_SDKS_PYTHON").expect("run this with scripts/sdks"));
+    command
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_clear()
+        .envs(environment.iter().copied());
+    command.env("NO_PROXY", "*").env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUTF8", "1");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let input = input.to_owned();
+    let run = move || {
+        let mut child = command.spawn().expect("Python runs");
+        child.stdin.take().expect("its input").write_all(input.as_bytes()).expect("written");
+        child.wait_with_output().expect("it ends")
+    };
+    let ended = tokio::task::spawn_blocking(run).await.expect("it ran");
+    let (output, errors) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(ended.status.success(), "{output}\n{errors}");
+    output.into_owned()
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/sdks"]
+async fn the_agent_in_python() {
+    let backend = Backend::sqlite().await;
+    let (app, model) = (TestApp::start(&backend, &[]).await, scripted().await);
+    let key = backend.key("acme", Scope::Write).await;
+    let app = app.with_key(key.expose());
+    let environment = [
+        ("PRECIS_URL", app.url.as_str()),
+        ("PRECIS_API_KEY", key.expose()),
+        ("OPENAI_BASE_URL", &model.base_url()),
+        ("OPENAI_API_KEY", "none"),
+    ];
+    let said = python(&["examples/agent.py", "café/1"], &environment, &format!("{SAID}\n")).await;
+    assert_eq!(said, format!("{REPLY}\n"));
+    check(&app, &model, "caf%C3%A9%2F1").await;
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/sdks"]
+async fn the_official_mcp_client() {
+    for with_key in [false, true] {
+        let backend = Backend::sqlite().await;
+        let app = TestApp::start(&backend, &[]).await;
+        let key = if with_key { Some(backend.key("acme", Scope::Write).await) } else { None };
+        let app = key.as_ref().map_or_else(|| app.with_key("none"), |key| app.with_key(key.expose()));
+        let turn =
+            json!({"user_message": "The rhubarb is ripe.", "assistant_reply": "Good.", "user_id": "ada"});
+        app.post("/sessions/garden/exchanges", &turn).await;
+        let url = format!("{}/mcp", app.url);
+        let mut arguments = vec!["tests/clients/mcp_tools.py", url.as_str(), "garden"];
+        arguments.extend(key.as_ref().map(ApiKey::expose));
+        let versions = python(&arguments, &[], "").await;
+        assert_eq!(versions, "legacy 2025-11-25\nauto 2026-07-28\n");
+        let memory: Value = app.get("/users/ada/memory").await;
+        assert_eq!((&memory["version"], &memory["content"]), (&json!(2), &json!("Likes tea (auto).")));
+    }
+}
