@@ -58,16 +58,20 @@ def map_case(context, case):
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
                 call["id"] = f"{call['id']}-{next(ids)}"
-        for skill in case.body.get("skills") or []:
-            # Two skills of one name are refused, and one that is always shown needs something to show.
-            skill["name"] = f"{skill['name']}-{next(ids)}"
-            if skill.get("always"):
-                skill["body"] = f"{skill.get('body')}."
+        # Two skills of one name are refused, and one that is always shown needs something to show. Cases share their
+        # bodies, so what is changed is a copy.
+        if skills := case.body.get("skills"):
+            sound = [
+                skill | {"name": f"{skill['name']}-{next(ids)}", "body": f"{skill.get('body')}."} for skill in skills
+            ]
+            case.body = case.body | {"skills": sound}
         if "name" in (case.path_parameters or {}) and is_sound(ParameterLocation.PATH):
             # The call names the tool that the path names.
-            named = case.body["function"] if isinstance(case.body.get("function"), dict) else case.body
-            if "name" in named:
-                named["name"] = case.path_parameters["name"]
+            name = {"name": case.path_parameters["name"]}
+            if isinstance(case.body.get("function"), dict):
+                case.body = case.body | {"function": case.body["function"] | name}
+            elif "name" in case.body:
+                case.body = case.body | name
     return case
 
 
