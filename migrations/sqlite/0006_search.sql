@@ -17,6 +17,9 @@ CREATE VIRTUAL TABLE search_lexemes USING fts5 (
     lexemes, content = 'search', content_rowid = 'id', detail = 'none', columnsize = 0, tokenize = "ascii tokenchars ':'"
 );
 INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('secure-delete', 1);
+-- Each transaction writes a piece of its own, and pieces are merged: not until there are 16 of a size, for that is work
+-- of whoever writes.
+INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('automerge', 16);
 CREATE TRIGGER search_is_indexed AFTER INSERT ON search
 BEGIN
     INSERT INTO search_lexemes (rowid, lexemes) VALUES (NEW.id, NEW.lexemes);

@@ -94,6 +94,7 @@ impl Operation<'_> {
             "session_id" => return ids.session.into(),
             "user_id" => return ids.user.into(),
             "revision" => return 1.into(),
+            "q" => return MARK.into(),
             _ => {}
         }
         let schema = self.resolve(schema);
@@ -169,14 +170,19 @@ impl Operation<'_> {
 
     /// Plain, with each parameter, with each header; each with each body.
     fn requests_to(&self, path: &str, ids: &Ids, pages: &BTreeMap<String, String>) -> Vec<Request> {
-        let path = path.to_owned();
+        // What a request can't do without is in each: whoever searches, searches for what is there.
+        let q = self.parameters("query").iter().any(|(name, _)| *name == "q");
+        let path = if q { format!("{path}?q={MARK}") } else { path.to_owned() };
         let mut heads = vec![(path.clone(), None)];
         for (name, schema) in self.parameters("query") {
             let value = match (name, pages.get(self.path)) {
                 ("cursor", Some(page)) => page.clone(),
                 _ => text(&self.sample(name, schema, ids)),
             };
-            heads.push((format!("{path}?{name}={value}"), None));
+            if !(q && name == "q") {
+                let sign = if q { '&' } else { '?' };
+                heads.push((format!("{path}{sign}{name}={value}"), None));
+            }
         }
         for (name, schema) in self.parameters("header") {
             let values = match name.to_lowercase().as_str() {

@@ -3,7 +3,7 @@
 //! FTS5 keeps where each lexeme is, and gives the newest first without looking for the others. A lexeme of the session among those
 //! asked for makes it leap over what other sessions say.
 
-use super::{Sqlite, micros, time};
+use super::{Sqlite, from_micros, micros, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::index::{self, Probe};
@@ -11,7 +11,6 @@ use crate::storage::StoreError;
 use crate::storage::row::{corrupt, limit};
 use crate::storage::search::{Backlog, Dialect, Found, IndexState, Place, Sample, Scope, Search, lexemes};
 use async_trait::async_trait;
-use futures_util::TryStreamExt as _;
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
@@ -19,13 +18,27 @@ use time::OffsetDateTime;
 
 const DIALECT: Dialect = Dialect { and: " AND ", or: " OR ", quote: "\"", prefix: "*" };
 
+/// Many rows as one text, parted by characters that no id may have: handing over a row takes the driver longer than SQLite
+/// takes to find it.
 const NEWEST: &str = "\
-    SELECT id, seq, lexemes, (SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1) AS oldest
-    FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2";
+    SELECT group_concat(
+            session_id || char(31) || seq || char(31) || created_at || char(31) || id || char(31) || lexemes, char(30)
+        ) AS rows,
+        (SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1) AS oldest
+    FROM (
+        SELECT session_id, seq, created_at, id, lexemes FROM search
+        WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3 ORDER BY created_at DESC, id DESC
+        LIMIT $4 OFFSET $5
+    )";
 
 const NEWEST_OF_SESSION: &str = "\
-    SELECT id, seq, lexemes, id AS oldest FROM search
-    WHERE tenant_id = $1 AND session_id = $3 ORDER BY seq DESC LIMIT $2";
+    SELECT group_concat(
+            session_id || char(31) || seq || char(31) || created_at || char(31) || id || char(31) || lexemes, char(30)
+        ) AS rows, NULL AS oldest
+    FROM (
+        SELECT session_id, seq, created_at, id, lexemes FROM search
+        WHERE tenant_id = $1 AND session_id = $6 ORDER BY seq DESC LIMIT $4 OFFSET $5
+    ) WHERE created_at >= $2 AND created_at < $3";
 
 const DRAW: &str = "\
     SELECT s.session_id, s.seq, s.created_at
@@ -34,15 +47,8 @@ const DRAW: &str = "\
         AND s.created_at >= $4 AND s.created_at < $5
     ORDER BY l.rowid DESC LIMIT $6";
 
-const WALK: &str = "\
-    SELECT session_id, seq, created_at, lexemes FROM search
-    WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3 ORDER BY created_at DESC, id DESC LIMIT $4";
-
-const WALK_SESSION: &str = "\
-    SELECT session_id, seq, created_at, lexemes FROM (
-        SELECT session_id, seq, created_at, lexemes FROM search
-        WHERE tenant_id = $1 AND session_id = $5 ORDER BY seq DESC LIMIT $4
-    ) WHERE created_at >= $2 AND created_at < $3";
+/// Rows that are walked over at a time.
+const STEP: i64 = 500;
 
 /// Places come as one JSON text: lists of session and `seq`.
 const AT: &str = "\
@@ -105,28 +111,21 @@ impl Search for Sqlite {
         probes: &[Probe],
         most: i64,
     ) -> Result<Sample, StoreError> {
-        let query = match session {
-            None => sqlx::query(NEWEST).bind(tenant.as_str()).bind(most),
-            Some(session) => {
-                sqlx::query(NEWEST_OF_SESSION).bind(tenant.as_str()).bind(most).bind(session.as_str())
-            }
-        };
-        let rows = query.fetch_all(&self.readers).await?;
+        let scope = Scope { session: session.cloned(), ..Scope::default() };
+        let (text, oldest) = self.newest(tenant, &scope, most, 0).await?;
         let probes: Vec<Sought> =
             probes.iter().map(|probe| Sought::new(tenant, &Scope::default(), probe)).collect();
-        let (mut with, mut ids, mut last_seq, mut oldest) = (vec![0; probes.len()], Vec::new(), 0, 0);
-        for row in &rows {
-            let lexemes: &str = row.try_get("lexemes")?;
+        let (mut with, mut ids, mut last_seq) = (vec![0; probes.len()], Vec::new(), 0);
+        for row in rows(&text) {
             for (with, probe) in with.iter_mut().zip(&probes) {
-                *with += i64::from(probe.is_in(lexemes));
+                *with += i64::from(probe.is_in(row.lexemes));
             }
-            ids.push(row.try_get::<i64, _>("id")?);
-            oldest = row.try_get("oldest")?;
-            last_seq = last_seq.max(row.try_get("seq")?);
+            ids.push(row.id);
+            last_seq = last_seq.max(row.seq);
         }
         Sample::of(most, with, |name| {
             Ok(match name {
-                "rows" => limit(rows.len()),
+                "rows" => limit(ids.len()),
                 "first" => ids.iter().min().copied().unwrap_or_default(),
                 "last" => ids.iter().max().copied().unwrap_or_default(),
                 "oldest" => oldest,
@@ -166,25 +165,19 @@ impl Search for Sqlite {
         rows: i64,
         most: i64,
     ) -> Result<Vec<Place>, StoreError> {
-        let query = sqlx::query(if scope.session.is_some() { WALK_SESSION } else { WALK })
-            .bind(tenant.as_str())
-            .bind(micros(scope.from()))
-            .bind(micros(scope.to()))
-            .bind(rows);
-        let query = match &scope.session {
-            Some(session) => query.bind(session.as_str()),
-            None => query,
-        };
         let probe = Sought::new(tenant, scope, probe);
         let (most, mut walked) = (usize::try_from(most).unwrap_or(usize::MAX), Vec::new());
-        let mut rows = query.fetch(&self.readers);
-        while let Some(row) = rows.try_next().await? {
-            if probe.is_in(row.try_get("lexemes")?) {
-                walked.push(place(&row)?);
-            }
-            if walked.len() >= most {
+        let mut over = 0;
+        while over < rows && walked.len() < most {
+            let step = STEP.min(rows - over);
+            let (text, _) = self.newest(tenant, scope, step, over).await?;
+            if text.is_empty() && scope.session.is_none() {
                 break;
             }
+            for row in self::rows(&text).filter(|row| probe.is_in(row.lexemes)).take(most - walked.len()) {
+                walked.push(row.place()?);
+            }
+            over += step;
         }
         Ok(walked)
     }
@@ -280,6 +273,57 @@ impl Search for Sqlite {
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
     }
+}
+
+impl Sqlite {
+    /// The newest rows of the scope's session and times, and the id of the tenant's oldest row.
+    async fn newest(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        most: i64,
+        offset: i64,
+    ) -> Result<(String, i64), StoreError> {
+        let query = sqlx::query(if scope.session.is_some() { NEWEST_OF_SESSION } else { NEWEST })
+            .bind(tenant.as_str())
+            .bind(micros(scope.from()))
+            .bind(micros(scope.to()))
+            .bind(most)
+            .bind(offset);
+        let query = match &scope.session {
+            Some(session) => query.bind(session.as_str()),
+            None => query,
+        };
+        let row = query.fetch_one(&self.readers).await?;
+        let (rows, oldest): (Option<String>, Option<i64>) = (row.try_get("rows")?, row.try_get("oldest")?);
+        Ok((rows.unwrap_or_default(), oldest.unwrap_or_default()))
+    }
+}
+
+/// A row of the index.
+struct Newest<'a> {
+    session: &'a str,
+    seq: i64,
+    created_at: i64,
+    id: i64,
+    lexemes: &'a str,
+}
+
+impl Newest<'_> {
+    fn place(&self) -> Result<Place, StoreError> {
+        let session = SessionId::new(self.session).map_err(corrupt("a session id"))?;
+        Ok(Place { created_at: from_micros(self.created_at)?, seq: self.seq, session })
+    }
+}
+
+fn rows(text: &str) -> impl Iterator<Item = Newest<'_>> {
+    text.split('\u{1e}').filter_map(|row| {
+        let mut columns = row.splitn(5, '\u{1f}');
+        let session = columns.next()?;
+        let mut number = || columns.next()?.parse().ok();
+        let (seq, created_at, id) = (number()?, number()?, number()?);
+        Some(Newest { session, seq, created_at, id, lexemes: columns.next()? })
+    })
 }
 
 /// Indexes messages: the `seq`, the time and the lexemes of each.
