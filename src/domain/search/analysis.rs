@@ -199,6 +199,7 @@ fn is_combining_mark_of_run(c: char) -> bool {
 }
 
 /// The characters of a run without spaces, each with its marks and where it stands; `offset` is where the run does.
+#[must_use]
 pub fn characters(run: &str, offset: usize) -> Vec<(String, Range<usize>)> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for (at, c) in run.char_indices() {

@@ -110,9 +110,12 @@ struct Reader<'a> {
     pairs: bool,
 }
 
-/// Where each key stands in a text: position and bytes.
+/// Where a key stands in a text: position and bytes.
+type Occurrence = (usize, Range<usize>);
+
+/// What was found in a text.
 struct Reading {
-    found: Vec<Vec<(usize, Range<usize>)>>,
+    found: Vec<Vec<Occurrence>>,
     /// Words and characters.
     length: usize,
 }
@@ -133,7 +136,9 @@ impl<'a> Reader<'a> {
                 Word::Term(term) => reader.seek(Key::Term(term.clone())),
                 Word::Prefix(prefix) => reader.seek(Key::Prefix(prefix.clone())),
                 Word::Phrase(terms) => {
-                    terms.iter().for_each(|(_, term)| reader.seek(Key::Term(term.clone())));
+                    for (_, term) in terms {
+                        reader.seek(Key::Term(term.clone()));
+                    }
                 }
             }
         }
@@ -213,7 +218,7 @@ impl<'a> Reader<'a> {
         self.keys.iter().position(|known| known == key).unwrap_or(usize::MAX)
     }
 
-    fn occurrences<'r>(&self, reading: &'r Reading, key: &Key) -> &'r [(usize, Range<usize>)] {
+    fn occurrences<'r>(&self, reading: &'r Reading, key: &Key) -> &'r [Occurrence] {
         reading.found.get(self.key(key)).map(Vec::as_slice).unwrap_or_default()
     }
 
@@ -223,12 +228,12 @@ impl<'a> Reader<'a> {
             Word::Term(term) => self.occurrences(reading, &Key::Term(term.clone())).len(),
             Word::Prefix(prefix) => self.occurrences(reading, &Key::Prefix(prefix.clone())).len(),
             Word::Phrase(terms) => {
-                let places: Vec<(usize, &[(usize, Range<usize>)])> = terms
+                let places: Vec<(usize, &[Occurrence])> = terms
                     .iter()
                     .map(|(offset, term)| (*offset, self.occurrences(reading, &Key::Term(term.clone()))))
                     .collect();
                 let Some(((_, first), others)) = places.split_first() else { return 0 };
-                let at = |found: &[(usize, Range<usize>)], position: usize| {
+                let at = |found: &[Occurrence], position: usize| {
                     found.binary_search_by_key(&position, |(position, _)| *position).is_ok()
                 };
                 let is_whole = |begin: usize| others.iter().all(|(offset, found)| at(found, begin + offset));
