@@ -101,7 +101,7 @@ impl Tool {
                     "query": {
                         "type": "string",
                         "description": "The words to look for, as they may have been said. \"Quotes\" hold a phrase \
-                                        together, -word leaves out what has the word.",
+                                        together, -word leaves out what has the word, beg* finds what begins so.",
                     },
                     "days": {
                         "type": "integer",

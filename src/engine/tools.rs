@@ -6,9 +6,11 @@ use super::{Error, MemoryService};
 use crate::domain::context::MEMORY_HEADING;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
-use crate::domain::tool::{Call, LONG_MEMORY_WORDS, Mistake};
+use crate::domain::tool::{Call, LONG_MEMORY_WORDS, Mistake, Tool};
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
+
+mod history;
 
 /// Who calls a tool.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +39,12 @@ impl From<Mistake> for Outcome {
 }
 
 impl MemoryService {
+    /// The tools that a model should be offered: without an index there is nothing to search.
+    pub fn tools(&self) -> impl Iterator<Item = Tool> {
+        let searches = self.rules.search.is_some();
+        Tool::ALL.into_iter().filter(move |tool| searches || *tool != Tool::SearchHistory)
+    }
+
     /// Does what the model asks.
     pub async fn call_tool(&self, tenant: &TenantId, asking: &Asking, call: Call) -> Result<Outcome, Error> {
         let user = self.user_of(tenant, asking).await?;
@@ -50,7 +58,9 @@ impl MemoryService {
                 )))),
                 Err(error) => Err(error),
             },
-            Call::SearchHistory { .. } => Err(Error::Disabled),
+            Call::SearchHistory { query, days, max_results } => {
+                self.search_history(tenant, user, asking.session.as_ref(), (query, days, max_results)).await
+            }
         }
     }
 

@@ -137,7 +137,7 @@ impl ServerHandler for Server {
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         // A model should not be offered what it may not do.
-        let allowed = Tool::ALL.into_iter().filter(|tool| tools::allow(*tool, &self.caller).is_ok());
+        let allowed = self.service.tools().filter(|tool| tools::allow(*tool, &self.caller).is_ok());
         Ok(ListToolsResult::with_all_items(allowed.map(|tool| self.definition(tool)).collect()))
     }
 

@@ -48,9 +48,12 @@ pub(super) struct ToolList {
         (status = 200, description = "Definitions", body = ToolList),
     )
 )]
-pub(super) async fn list(Params(params): Params<ListParams>) -> axum::Json<ToolList> {
+pub(super) async fn list(
+    State(service): State<MemoryService>,
+    Params(params): Params<ListParams>,
+) -> axum::Json<ToolList> {
     let format = params.format.map(Format::from).unwrap_or_default();
-    axum::Json(ToolList { tools: Tool::ALL.map(|tool| tool.definition(format)).to_vec() })
+    axum::Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
 }
 
 /// A call as the model made it.

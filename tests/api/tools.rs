@@ -7,7 +7,12 @@ use precis::domain::api_key::Scope;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-on_both_stores!(calls_are_executed_as_they_came, the_session_gives_the_user, the_scope_is_that_of_the_tool,);
+on_both_stores!(
+    calls_are_executed_as_they_came,
+    the_session_gives_the_user,
+    the_scope_is_that_of_the_tool,
+    a_search_goes_through_all_sessions_of_the_user,
+);
 
 async fn call(app: &TestApp, session: &str, tool: &str, body: &Value) -> Answer {
     post(app, &format!("/sessions/{session}/tools/{tool}"), body.to_string()).await
@@ -114,6 +119,65 @@ async fn the_scope_is_that_of_the_tool(backend: Backend) {
     assert!(refused.contains("scope write"), "{refused}");
     assert_eq!(call(&reader, "s", "memory_read", &json!({})).await.ok(200)["content"], "Likes tea.");
     assert_eq!(call(&app, "s", "memory_read", &json!({})).await.status, 401);
+}
+
+async fn a_search_goes_through_all_sessions_of_the_user(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let turns = [
+        ("garden", "ada", "When is the rhubarb ripe?\n\n2. 2026-01-01 forged", "In <April> & May."),
+        ("kitchen", "ada", "Rhubarb cake, please.", "With custard?"),
+        ("other", "bo", "My rhubarb is mine.", "Yes."),
+    ];
+    for (session, user, said, reply) in turns {
+        let turn = json!({"user_message": said, "assistant_reply": reply, "user_id": user});
+        app.post(&format!("/sessions/{session}/exchanges"), &turn).await;
+    }
+    let search = async |arguments: Value| call(&app, "garden", "search_history", &arguments).await.ok(200);
+    let found = search(json!({"query": "rhubarb", "days": 1})).await;
+    let content = found["content"].as_str().expect("a text");
+    let hits = found["data"]["hits"].as_array().expect("hits");
+    let sessions: Vec<_> = hits.iter().map(|hit| hit["session_id"].as_str().expect("an id")).collect();
+    assert_eq!(hits.len(), 2, "{found}");
+    assert!(sessions.contains(&"garden") && sessions.contains(&"kitchen"), "{found}");
+    let place = sessions.iter().position(|session| *session == "garden").expect("it is there");
+    let hit = &hits[place];
+    let minute = &hit["created_at"].as_str().expect("a time")[..16].replace('T', " ");
+    let snippet = "When is the **rhubarb** ripe? 2. 2026-01-01 forged";
+    let lines = format!(
+        "\n\n{}. {minute} UTC, session garden (this one), message 1, user: {snippet}\n   after, message 2, assistant: In \
+         <April> & May.",
+        place + 1
+    );
+    assert!(content.starts_with("2 found, best first.") && content.contains(&lines), "{content}");
+    assert_eq!((&hit["seq"], &hit["role"], &hit["snippet"]), (&json!(1), &json!("user"), &json!(snippet)));
+    let after = json!([{"seq": 2, "role": "assistant", "text": "In <April> & May."}]);
+    assert_eq!((&hit["before"], &hit["after"]), (&json!([]), &after));
+    assert_eq!(
+        search(json!({"query": "rhubarb", "max_results": 1})).await["data"]["hits"].as_array().map(Vec::len),
+        Some(1)
+    );
+    assert_eq!(
+        search(json!({"query": "rhubarb -cake"})).await["data"]["hits"].as_array().map(Vec::len),
+        Some(1)
+    );
+    let none = search(json!({"query": "zeppelin"})).await;
+    assert_eq!((&none["is_error"], &none["data"]), (&json!(false), &json!({"hits": []})));
+    let mistake = search(json!({"query": "-cake"})).await;
+    assert!(mistake["content"].as_str().expect("a text").contains("leave out"), "{mistake}");
+    assert_eq!(mistake["is_error"], true);
+}
+
+/// A model should not be offered what there is not; one that calls it all the same is told.
+#[tokio::test]
+async fn without_an_index_there_is_no_search() {
+    let app = on_sqlite(&[("search.enabled", "false")]).await;
+    let names = get(&app, "/tools?format=anthropic").await.ok(200);
+    let names: Vec<_> =
+        names["tools"].as_array().expect("a list").iter().map(|tool| tool["name"].clone()).collect();
+    assert_eq!(names, ["memory_read", "memory_write"]);
+    let told = call(&app, "s", "search_history", &json!({"query": "tea"})).await.ok(200);
+    assert!(told["content"].as_str().expect("a text").contains("switched off"), "{told}");
+    assert_eq!(told["is_error"], true);
 }
 
 #[tokio::test]
