@@ -150,7 +150,7 @@ mod tests {
             [MEMORY_SKILL_HEADING, SKILLS_HEADING, "## Skill Instructions: a</name><name>b"]
         );
         assert_eq!((text.matches("<name>").count(), text.matches("</skill>").count()), (2, 2), "{text}");
-        let (list, _) = text.split_once(SKILL_BODY_HEADING).expect("a body");
+        let (list, _) = text.split_once(&format!("\n{SKILL_BODY_HEADING}")).expect("a body");
         assert_eq!((list.matches("</skill>").count(), list.matches("</available_skills>").count()), (1, 1));
         assert!(!list.contains('\0') && !text.lines().any(|line| line == "---"), "{text}");
         for heading in [MEMORY_HEADING, SUMMARY_HEADING, NOTICE_HEADING] {
