@@ -5,7 +5,7 @@ use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// What was said, in messages, prompts, summaries and memory. Each place has words of its own, in which this occurs.
@@ -228,11 +228,14 @@ async fn refusals_under_overload_are_summed_up() {
     let mut under_way =
         TcpStream::connect(service.url.trim_start_matches("http://")).await.expect("connected");
     let head = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-        content-length: 99\r\n\r\n{";
+        content-length: 99\r\nexpect: 100-continue\r\n\r\n";
     under_way.write_all(head.as_bytes()).await.expect("sent");
+    // Its body is asked for once it is under way.
+    let mut begun = [0; 12];
+    under_way.read_exact(&mut begun).await.expect("an answer");
+    assert_eq!(&begun, b"HTTP/1.1 100");
     let ask = || status(service.request(Method::GET, "/sessions").header("x-request-id", "xylophon"));
-    while ask().await != 503 {}
-    for _ in 1..REFUSED {
+    for _ in 0..REFUSED {
         assert_eq!(ask().await, 503);
     }
     let mut told = 0;
@@ -246,7 +249,7 @@ async fn refusals_under_overload_are_summed_up() {
                 line["requests"].as_u64().expect("a number")
             })
             .sum();
-        tokio::task::yield_now().await;
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     assert_eq!(told, REFUSED);
     let alone = |line: &String| line.contains("\"status\":503");
