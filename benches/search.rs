@@ -209,7 +209,7 @@ async fn main() -> ExitCode {
             fast &= searching("Postgres", &database("large"), messages).await;
         }
         Err(_) => {
-            println!("Postgres was not measured. Run it as: scripts/postgres cargo bench --bench search")
+            println!("Postgres was not measured. Run it as: scripts/postgres cargo bench --bench search");
         }
     }
     if fast { ExitCode::SUCCESS } else { ExitCode::FAILURE }
