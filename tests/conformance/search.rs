@@ -21,6 +21,7 @@ on_both_stores!(
     messages_from_before_the_index_are_indexed_later,
     other_rules_index_all_anew,
     an_erased_session_is_indexed_no_more,
+    what_is_erased_makes_room_for_what_is_found,
 );
 
 fn probe(groups: &[&[&str]]) -> Probe {
@@ -45,9 +46,20 @@ impl Conversation {
     }
 }
 
+/// On SQLite the newest 255 messages at most are not in the full-text index yet: those that are stored so far get into it.
+async fn push(demo: &Conversation) {
+    demo.tenant("filler").say(&["x"; 256]).await;
+}
+
 async fn messages_are_drawn_by_what_they_have(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["apples", "pears and plums", "apples and pears", "applesauce"]).await;
+    check_draws(&demo).await;
+    push(&demo).await;
+    check_draws(&demo).await;
+}
+
+async fn check_draws(demo: &Conversation) {
     let all = Scope::default();
     for (groups, expected) in [
         (&[&["appl"][..]][..], vec![3, 1]),
@@ -80,6 +92,13 @@ async fn the_scope_narrows_what_is_drawn(backend: Backend) {
     // Whose it is, is not said again.
     other.say(&["plum"]).await;
     demo.tenant("acme").say(&["plum"]).await;
+    check_scopes(&demo).await;
+    push(&demo).await;
+    check_scopes(&demo).await;
+}
+
+async fn check_scopes(demo: &Conversation) {
+    let other = demo.session("other");
     let (first, last) = (demo.history().await[0].created_at, other.history().await[2].created_at);
     let plum = probe(&[&["plum"]]);
     let scope = Scope::default();
@@ -225,12 +244,32 @@ async fn an_erased_session_is_indexed_no_more(backend: Backend) {
     demo.store.index(&piece, &messages, 1).await.unwrap();
     assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
     assert_eq!(demo.store.backlog().await.unwrap(), None);
-    if let Sql::Sqlite(_) = sql {
-        // Whether the full-text index has what the table has, and nothing else.
-        sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
-    }
     // Nor where a session of the same id has begun.
     demo.say(&["pears"]).await;
     demo.store.index(&piece, &messages, 1).await.unwrap();
     assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
+}
+
+/// Ids of SQLite's rows begin anew after the highest that is left: what is stored then is not taken for indexed.
+async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let (all, plum) = (Scope::default(), probe(&[&["plum"]]));
+    let other = demo.session("other");
+    for (kept, erased) in [(200, 300), (1, 500), (3, 2), (0, 52), (300, 1)] {
+        let before = demo.draw(&all, &plum, 9999).await.len();
+        other.say(&vec!["plum"; erased]).await;
+        assert_eq!(demo.draw(&all, &plum, 9999).await.len(), before + erased);
+        assert!(other.erase().await);
+        if kept > 0 {
+            demo.say(&vec!["plum"; kept]).await;
+        }
+        let found = demo.draw(&all, &plum, 9999).await;
+        let expected: Vec<i64> = (1..=(before + kept) as i64).rev().collect();
+        assert_eq!(seqs(&found), expected);
+        if let Sql::Sqlite(_) = sql {
+            // Whether the full-text index has what it should, and nothing else.
+            sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! Finding messages, on SQLite.
 //!
 //! FTS5 keeps where each lexeme is, and gives the newest first without looking for the others. A lexeme of the session among those
-//! asked for makes it leap over what other sessions say.
+//! asked for makes it leap over what other sessions say. The last few rows wait to be put into it (see its migration), and
+//! are looked at before it is asked.
 
-use super::{Sqlite, from_micros, micros, time};
+use super::{Sqlite, micros, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::index::{self, Probe};
@@ -11,10 +12,13 @@ use crate::storage::StoreError;
 use crate::storage::row::{corrupt, limit};
 use crate::storage::search::{Backlog, Dialect, Found, IndexState, Place, Sample, Scope, Search, lexemes};
 use async_trait::async_trait;
+use rows::{Sought, rows};
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
 use time::OffsetDateTime;
+
+mod rows;
 
 const DIALECT: Dialect = Dialect { and: " AND ", or: " OR ", quote: "\"", prefix: "*" };
 
@@ -39,6 +43,17 @@ const NEWEST_OF_SESSION: &str = "\
         SELECT session_id, seq, created_at, id, lexemes FROM search
         WHERE tenant_id = $1 AND session_id = $6 ORDER BY seq DESC LIMIT $4 OFFSET $5
     ) WHERE created_at >= $2 AND created_at < $3";
+
+/// The rows that wait.
+const WAITING: &str = "\
+    SELECT group_concat(
+            session_id || char(31) || seq || char(31) || created_at || char(31) || id || char(31) || lexemes, char(30)
+        ) AS rows
+    FROM (
+        SELECT session_id, seq, created_at, id, lexemes FROM search
+        WHERE +tenant_id = $1 AND id > (SELECT through_id FROM search_lexemes_through)
+            AND created_at >= $2 AND created_at < $3 ORDER BY id DESC
+    )";
 
 const DRAW: &str = "\
     SELECT s.session_id, s.seq, s.created_at
@@ -118,7 +133,7 @@ impl Search for Sqlite {
         let (mut with, mut ids, mut last_seq) = (vec![0; probes.len()], Vec::new(), 0);
         for row in rows(&text) {
             for (with, probe) in with.iter_mut().zip(&probes) {
-                *with += i64::from(probe.is_in(row.lexemes));
+                *with += i64::from(probe.is_in(&row));
             }
             ids.push(row.id);
             last_seq = last_seq.max(row.seq);
@@ -141,18 +156,29 @@ impl Search for Sqlite {
         probes: &[Probe],
         most: i64,
     ) -> Result<Vec<Vec<Place>>, StoreError> {
-        let mut connection = self.readers.acquire().await?;
+        // One transaction: a row is either waiting or in the index.
+        let mut transaction = self.readers.begin().await?;
+        let query = sqlx::query(WAITING).bind(tenant.as_str());
+        let query = query.bind(micros(scope.from())).bind(micros(scope.to()));
+        let waiting: Option<String> = query.fetch_one(&mut *transaction).await?.try_get("rows")?;
+        let waiting = waiting.unwrap_or_default();
         let mut drawn = Vec::with_capacity(probes.len());
         for probe in probes {
+            let sought = Sought::new(tenant, scope, probe);
+            let found = rows(&waiting).filter(|row| sought.is_in(row));
+            let mut places: Vec<Place> =
+                found.take(count(most)).map(|row| row.place()).collect::<Result<_, _>>()?;
             let query = sqlx::query(DRAW)
                 .bind(tenant.as_str())
                 .bind(DIALECT.query(tenant, scope, probe))
                 .bind(scope.session.as_ref().map(SessionId::as_str))
                 .bind(micros(scope.from()))
                 .bind(micros(scope.to()))
-                .bind(most);
-            let rows = query.fetch_all(&mut *connection).await?;
-            drawn.push(rows.iter().map(place).collect::<Result<_, _>>()?);
+                .bind(most - limit(places.len()));
+            for row in &query.fetch_all(&mut *transaction).await? {
+                places.push(place(row)?);
+            }
+            drawn.push(places);
         }
         Ok(drawn)
     }
@@ -166,7 +192,7 @@ impl Search for Sqlite {
         most: i64,
     ) -> Result<Vec<Place>, StoreError> {
         let probe = Sought::new(tenant, scope, probe);
-        let (most, mut walked) = (usize::try_from(most).unwrap_or(usize::MAX), Vec::new());
+        let (most, mut walked) = (count(most), Vec::new());
         let mut over = 0;
         while over < rows && walked.len() < most {
             let step = STEP.min(rows - over);
@@ -174,7 +200,7 @@ impl Search for Sqlite {
             if text.is_empty() && scope.session.is_none() {
                 break;
             }
-            for row in self::rows(&text).filter(|row| probe.is_in(row.lexemes)).take(most - walked.len()) {
+            for row in rows::rows(&text).filter(|row| probe.is_in(&row)).take(most - walked.len()) {
                 walked.push(row.place()?);
             }
             over += step;
@@ -300,32 +326,6 @@ impl Sqlite {
     }
 }
 
-/// A row of the index.
-struct Newest<'a> {
-    session: &'a str,
-    seq: i64,
-    created_at: i64,
-    id: i64,
-    lexemes: &'a str,
-}
-
-impl Newest<'_> {
-    fn place(&self) -> Result<Place, StoreError> {
-        let session = SessionId::new(self.session).map_err(corrupt("a session id"))?;
-        Ok(Place { created_at: from_micros(self.created_at)?, seq: self.seq, session })
-    }
-}
-
-fn rows(text: &str) -> impl Iterator<Item = Newest<'_>> {
-    text.split('\u{1e}').filter_map(|row| {
-        let mut columns = row.splitn(5, '\u{1f}');
-        let session = columns.next()?;
-        let mut number = || columns.next()?.parse().ok();
-        let (seq, created_at, id) = (number()?, number()?, number()?);
-        Some(Newest { session, seq, created_at, id, lexemes: columns.next()? })
-    })
-}
-
 /// Indexes messages: the `seq`, the time and the lexemes of each.
 pub(super) async fn index(
     connection: &mut SqliteConnection,
@@ -344,24 +344,8 @@ pub(super) async fn index(
     Ok(())
 }
 
-/// A probe as it is looked for in the lexemes of a row: of each group one.
-struct Sought(Vec<Vec<String>>);
-
-impl Sought {
-    fn new(tenant: &TenantId, scope: &Scope, probe: &Probe) -> Self {
-        let tag = index::tag(tenant);
-        let lexeme = |term: &str, is_prefix: bool| format!(" {term}{}", if is_prefix { "" } else { " " });
-        let any = |group: &Vec<index::Lexeme>| {
-            group.iter().map(|sought| lexeme(&format!("{tag}{}", sought.term), sought.is_prefix)).collect()
-        };
-        let within = scope.groups(&tag).into_iter().map(|group| vec![lexeme(&group, false)]);
-        Self(probe.0.iter().map(any).chain(within).collect())
-    }
-
-    fn is_in(&self, lexemes: &str) -> bool {
-        let lexemes = format!(" {lexemes} ");
-        self.0.iter().all(|group| group.iter().any(|lexeme| lexemes.contains(lexeme)))
-    }
+fn count(most: i64) -> usize {
+    usize::try_from(most).unwrap_or_default()
 }
 
 fn listed(places: &[Place]) -> String {

@@ -1,0 +1,60 @@
+//! Rows of the index that SQLite hands over as one text, and what is looked for in them here rather than there.
+
+use super::super::from_micros;
+use crate::domain::id::{SessionId, TenantId};
+use crate::domain::search::index::{self, Probe};
+use crate::storage::StoreError;
+use crate::storage::row::corrupt;
+use crate::storage::search::{Place, Scope};
+
+/// A row of the index.
+pub(super) struct Row<'a> {
+    session: &'a str,
+    pub(super) seq: i64,
+    created_at: i64,
+    pub(super) id: i64,
+    lexemes: &'a str,
+}
+
+impl Row<'_> {
+    pub(super) fn place(&self) -> Result<Place, StoreError> {
+        let session = SessionId::new(self.session).map_err(corrupt("a session id"))?;
+        Ok(Place { created_at: from_micros(self.created_at)?, seq: self.seq, session })
+    }
+}
+
+/// The rows of a text: parted by one character, their columns by another.
+pub(super) fn rows(text: &str) -> impl Iterator<Item = Row<'_>> {
+    text.split('\u{1e}').filter_map(|row| {
+        let mut columns = row.splitn(5, '\u{1f}');
+        let session = columns.next()?;
+        let mut number = || columns.next()?.parse().ok();
+        let (seq, created_at, id) = (number()?, number()?, number()?);
+        Some(Row { session, seq, created_at, id, lexemes: columns.next()? })
+    })
+}
+
+/// A probe as it is looked for in the lexemes of a row: of each group one.
+pub(super) struct Sought {
+    groups: Vec<Vec<String>>,
+    session: Option<String>,
+}
+
+impl Sought {
+    pub(super) fn new(tenant: &TenantId, scope: &Scope, probe: &Probe) -> Self {
+        let tag = index::tag(tenant);
+        let lexeme = |term: &str, is_prefix: bool| format!(" {term}{}", if is_prefix { "" } else { " " });
+        let any = |group: &Vec<index::Lexeme>| {
+            group.iter().map(|sought| lexeme(&format!("{tag}{}", sought.term), sought.is_prefix)).collect()
+        };
+        let within = scope.groups(&tag).into_iter().map(|group| vec![lexeme(&group, false)]);
+        let groups = probe.0.iter().map(any).chain(within).collect();
+        Self { groups, session: scope.session.as_ref().map(|session| session.as_str().to_owned()) }
+    }
+
+    pub(super) fn is_in(&self, row: &Row<'_>) -> bool {
+        let lexemes = format!(" {} ", row.lexemes);
+        self.session.as_ref().is_none_or(|session| session == row.session)
+            && self.groups.iter().all(|group| group.iter().any(|lexeme| lexemes.contains(lexeme)))
+    }
+}
