@@ -6,6 +6,7 @@
 
 use frostem::{Algorithm, Stemmer};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::ops::Range;
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
@@ -135,6 +136,27 @@ impl Analysis {
             }
         }
         tokens
+    }
+
+    /// The terms of a text, each once, sorted. A word that comes again is not looked at again: this is done for every message
+    /// that is stored.
+    #[must_use]
+    pub fn terms(self, text: &str) -> Vec<String> {
+        let (mut terms, mut seen) = (Vec::new(), HashSet::new());
+        for run in runs(text) {
+            let raw = text.get(run.range.clone()).unwrap_or_default();
+            if !seen.insert(raw) {
+                continue;
+            }
+            if run.is_word {
+                terms.extend(self.word(raw).into_iter().map(|(term, _)| term));
+            } else {
+                terms.extend(self.tokens(raw).into_iter().map(|token| token.term));
+            }
+        }
+        terms.sort_unstable();
+        terms.dedup();
+        terms
     }
 
     /// The terms of a word, each with its form before it was reduced to its stem: mostly one, none for a word that is
@@ -274,6 +296,7 @@ fn without_spaces(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn terms(text: &str) -> Vec<String> {
         let tokens = Analysis::default().tokens(text);
@@ -301,6 +324,16 @@ mod tests {
         }
         // Another letter, not an accent.
         assert_ne!(terms("が"), terms("か"));
+    }
+
+    #[test]
+    fn the_terms_of_a_text_are_those_of_its_tokens() {
+        for text in ["", "Ada's ferries, ferries and Ada", "数据 the 数据库 THE 東", "ｶﾞ ガ it's they're"]
+        {
+            let tokens = Analysis::default().tokens(text).into_iter();
+            let expected: BTreeSet<String> = tokens.map(|token| token.term).collect();
+            assert_eq!(Analysis::default().terms(text), Vec::from_iter(expected), "{text}");
+        }
     }
 
     #[test]

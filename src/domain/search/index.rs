@@ -9,8 +9,6 @@ use super::text;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use sha2::{Digest, Sha256};
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 /// What every lexeme of a tenant begins with. Two tenants may share one: every statement names the tenant as well.
 #[must_use]
@@ -51,12 +49,10 @@ pub fn lexemes(analysis: Analysis, tenant: &TenantId, of: &SessionId, message: &
     let mut out = session(&tag, of);
     out.push(' ');
     out.push_str(&role(&tag, message.role()));
-    let tokens = analysis.tokens(&text::of(message));
-    let distinct: BTreeSet<&str> = tokens.iter().map(|token| token.term.as_str()).collect();
-    for term in distinct {
+    for term in analysis.terms(&text::of(message)) {
         out.push(' ');
         out.push_str(&tag);
-        out.push_str(term);
+        out.push_str(&term);
     }
     out
 }
@@ -64,7 +60,7 @@ pub fn lexemes(analysis: Analysis, tenant: &TenantId, of: &SessionId, message: &
 fn hash(text: &str, bytes: usize) -> String {
     let mut out = String::with_capacity(2 * bytes);
     for byte in Sha256::digest(text).iter().take(bytes) {
-        let _ = write!(out, "{byte:02x}");
+        out.extend([byte >> 4, byte & 15].iter().filter_map(|digit| char::from_digit(u32::from(*digit), 16)));
     }
     out
 }

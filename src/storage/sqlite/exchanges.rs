@@ -1,14 +1,15 @@
 //! Persisting exchanges, on SQLite.
 
-use super::search::index;
 use super::{Sqlite, micros, now, time};
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::search::index;
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::row::{corrupt, limit, tool_columns};
 use crate::storage::search;
 use async_trait::async_trait;
+use serde_json::{Value, json};
 use sqlx::Row as _;
 
 const KNOWN: &str = "\
@@ -28,9 +29,13 @@ const ADVANCE: &str = "\
     WHERE $3 IS NULL OR s.user_id = $3
     RETURNING last_seq, updated_at, user_id";
 
+/// Messages come as one JSON text, and what search finds them by goes with them: each time that something is handed over
+/// to SQLite takes longer than storing a message does.
 const STORE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+    SELECT $1, $2, $4 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, $5 FROM json_each($3);
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT $1, $2, $4 + key, $5, value || ' ' || $7 FROM json_each($6)";
 
 const KEEP_KEY: &str = "\
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
@@ -86,25 +91,22 @@ impl Exchanges for Sqlite {
         let last_seq: i64 = row.try_get("last_seq")?;
         let created_at = time(&row, "updated_at")?;
         let first_seq = last_seq - count + 1;
-        for (seq, (message, tokens)) in (first_seq..).zip(&exchange.messages) {
-            let (opens, answers) = tool_columns(message);
-            sqlx::query(STORE)
-                .bind(tenant.as_str())
-                .bind(session.as_str())
-                .bind(seq)
-                .bind(message.role().as_str())
-                .bind(opens)
-                .bind(answers)
-                .bind(tokens)
-                .bind(message.json())
-                .bind(micros(created_at))
-                .execute(&mut *transaction)
-                .await?;
-        }
         let user: String = row.try_get("user_id")?;
         let user = UserId::new(user).map_err(corrupt("a user id"))?;
-        let indexed = (first_seq..).zip(lexemes).map(|(seq, lexemes)| (seq, created_at, lexemes));
-        index(&mut transaction, tenant, session, &user, indexed).await?;
+        let messages = exchange.messages.iter().map(|(message, tokens)| {
+            let (opens, answers) = tool_columns(message);
+            json!([message.role().as_str(), opens, answers, tokens, message.json()])
+        });
+        sqlx::query(STORE)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(messages.collect::<Value>().to_string())
+            .bind(first_seq)
+            .bind(micros(created_at))
+            .bind(lexemes.into_iter().collect::<Value>().to_string())
+            .bind(index::user(&index::tag(tenant), &user))
+            .execute(&mut *transaction)
+            .await?;
         if let Some(key) = key {
             let query = sqlx::query(PRUNE).bind(tenant.as_str()).bind(session.as_str());
             query.bind(micros(created_at - KEY_LIFE)).execute(&mut *transaction).await?;
