@@ -200,7 +200,7 @@ impl Search for Sqlite {
             if text.is_empty() && scope.session.is_none() {
                 break;
             }
-            for row in rows::rows(&text).filter(|row| probe.is_in(&row)).take(most - walked.len()) {
+            for row in rows::rows(&text).filter(|row| probe.is_in(row)).take(most - walked.len()) {
                 walked.push(row.place()?);
             }
             over += step;
