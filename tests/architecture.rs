@@ -125,12 +125,17 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
+/// The files of a folder. What parts a file has beside it is its own business.
 fn names(folder: &str) -> BTreeSet<String> {
     let folder = root().join(folder);
     if !folder.exists() {
         return BTreeSet::new();
     }
-    entries(&folder).iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+    entries(&folder)
+        .iter()
+        .filter(|path| path.is_file())
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect()
 }
 
 /// The module that a file holds: `src/llm/pool.rs` is `["llm", "pool"]`, `src/lib.rs` is `[]`.
