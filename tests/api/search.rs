@@ -3,6 +3,11 @@
 use crate::answer::{get, on_sqlite};
 use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -80,6 +85,73 @@ async fn questions_find_their_evidence(backend: Backend) {
     let recall = recalls.iter().sum::<f64>() / recalls.len() as f64;
     println!("mean recall among the first ten hits: {recall:.3}, of {} questions", recalls.len());
     assert!(recalls.len() > 400 && recall >= 0.64, "{recall}");
+}
+
+/// Messages and queries of the same few words, common and rare, and what each store makes of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_stores_find_the_same_in_the_same_order() {
+    const WORDS: [&str; 12] = [
+        "the",
+        "the",
+        "the",
+        "ferry",
+        "ferries",
+        "Night",
+        "café",
+        "harbour",
+        "数据库",
+        "boat",
+        "ticket",
+        "Zürich",
+    ];
+    let word = || select(&WORDS[..]);
+    let text = || vec(word(), 1..9).prop_map(|words| words.join(" "));
+    let sessions = vec(vec(text(), 40..90), 4);
+    let part = prop_oneof![
+        4 => word().prop_map(str::to_owned),
+        1 => text().prop_map(|text| format!("\"{text}\"")),
+        1 => word().prop_map(|word| format!("-{word}")),
+        1 => word().prop_map(|word| format!("{}*", word.chars().take(2).collect::<String>())),
+    ];
+    let query = (vec(part, 0..4), word()).prop_map(|(parts, word)| format!("{} {word}", parts.join(" ")));
+    let filter = select(vec![
+        None,
+        None,
+        Some(("session_id", "s1")),
+        Some(("user_id", "ada")),
+        Some(("role", "user")),
+    ]);
+    let queries = vec((query, filter), 60);
+    let mut runner = TestRunner::deterministic();
+    let (sessions, queries) = (sessions, queries).new_tree(&mut runner).expect("a case").current();
+    let mut answers = Vec::new();
+    for backend in [Backend::sqlite().await, Backend::postgres().await] {
+        let app = TestApp::start(&backend, &[("limits.requests_per_second", "0")]).await;
+        for (number, texts) in sessions.iter().enumerate() {
+            let role = |at: usize| if at.is_multiple_of(2) { "user" } else { "assistant" };
+            let messages: Vec<_> = texts
+                .iter()
+                .enumerate()
+                .map(|(at, text)| json!({"role": role(at), "content": text}))
+                .collect();
+            let user = if number % 2 == 0 { "ada" } else { "bo" };
+            let body = json!({"messages": messages, "user_id": user});
+            app.post(&format!("/sessions/s{number}/exchanges"), &body).await;
+        }
+        let mut found = Vec::new();
+        for (query, filter) in &queries {
+            let parameters: Vec<_> = [("q", query.as_str())].into_iter().chain(*filter).collect();
+            let answer = get(&app, &path(&parameters)).await.ok(200);
+            let hits = answer["items"].as_array().expect("hits").iter();
+            let hits = hits.map(|hit| json!([hit["session_id"], hit["seq"], hit["score"], hit["snippet"]]));
+            found.push((query.clone(), hits.collect::<Vec<_>>()));
+        }
+        answers.push(found);
+    }
+    assert!(answers[0].iter().filter(|(_, hits)| !hits.is_empty()).count() > 30, "most find something");
+    for (sqlite, postgres) in answers[0].iter().zip(&answers[1]) {
+        assert_eq!(sqlite, postgres);
+    }
 }
 
 async fn a_hit_comes_with_its_place_its_marks_and_its_neighbours(backend: Backend) {
