@@ -46,6 +46,9 @@ def map_case(context, case):
     if is_sound(ParameterLocation.QUERY) and "cursor" in (case.query or {}):
         # Only what an earlier page gave is one: the links bring those.
         del case.query["cursor"]
+    if is_sound(ParameterLocation.QUERY) and isinstance((case.query or {}).get("q"), str):
+        # A query has a letter or a digit at least, in a word that is not excluded.
+        case.query["q"] += " word"
     if is_sound(ParameterLocation.HEADER) and "Idempotency-Key" in (case.headers or {}):
         # The same key with another body is refused.
         case.headers["Idempotency-Key"] = f"{case.headers['Idempotency-Key'][:200]}-{next(keys)}"
@@ -58,6 +61,9 @@ def map_case(context, case):
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
                 call["id"] = f"{call['id']}-{next(ids)}"
+        if isinstance(case.body.get("max_tokens"), int):
+            # A budget that holds nothing is refused.
+            case.body = case.body | {"max_tokens": case.body["max_tokens"] % 100_000 + 10_000}
         # Two skills of one name are refused, and one that is always shown needs something to show. Cases share their
         # bodies, so what is changed is a copy.
         if skills := case.body.get("skills"):
