@@ -61,9 +61,6 @@ def map_case(context, case):
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
                 call["id"] = f"{call['id']}-{next(ids)}"
-        if case.body.get("max_tokens") in range(1, 10_000) and case.body["max_tokens"] is not True:
-            # A budget that holds nothing is refused.
-            case.body = case.body | {"max_tokens": 10_000}
         # Two skills of one name are refused, and one that is always shown needs something to show. Cases share their
         # bodies, so what is changed is a copy.
         if skills := case.body.get("skills"):

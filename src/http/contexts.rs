@@ -59,8 +59,8 @@ impl TryFrom<Number> for MaxTokens {
     type Error = &'static str;
 
     fn try_from(number: Number) -> Result<Self, Self::Error> {
-        let whole = number.as_u64().filter(|most| *most > 0).ok_or("must be a whole number from 1 on")?;
-        Ok(Self(i64::try_from(whole).unwrap_or(i64::MAX)))
+        let whole = number.as_i64().filter(|most| *most > 0).ok_or("must be a whole number from 1 on")?;
+        Ok(Self(whole))
     }
 }
 
