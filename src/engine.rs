@@ -19,7 +19,6 @@ pub use crate::storage::StoreError;
 pub use crate::storage::messages::{Page, StoredMessage};
 pub use crate::storage::sessions::After;
 
-pub mod blocking;
 mod consolidate;
 pub mod export;
 pub mod import;

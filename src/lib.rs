@@ -10,9 +10,11 @@
 //! - [`llm`]: the talk with models: pools, providers, prompts, the gate.
 //! - [`engine`]: the memory service, over any store and any models.
 //! - [`http`]: the interface. Its route table shows it on one screen.
+//! - [`blocking`]: for work that takes the processor for long; whoever needs it may name it.
 //! - [`app`]: where the parts are put together. [`config`] has every setting, [`telemetry`] the log.
 
 pub mod app;
+pub mod blocking;
 pub mod config;
 pub mod domain;
 pub mod engine;

@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 /// What each top-level module may name, besides itself. `app`, `main` and `lib` put things together: they may name
 /// anything, and nothing below them may name them.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("blocking", &[]),
     ("domain", &[]),
-    ("storage", &["domain"]),
+    ("storage", &["domain", "blocking"]),
     ("llm", &["domain"]),
-    ("engine", &["domain", "storage", "llm"]),
-    ("http", &["domain", "engine"]),
+    ("engine", &["domain", "storage", "llm", "blocking"]),
+    ("http", &["domain", "engine", "blocking"]),
     ("config", &["domain"]),
     ("telemetry", &["config"]),
 ];

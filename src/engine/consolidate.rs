@@ -4,6 +4,7 @@
 //! and commits summary, cursor and revision together; what was committed stands, whatever becomes of the next step.
 
 use super::{Error, MemoryService, Pools};
+use crate::blocking;
 use crate::domain::chain::Chain;
 use crate::domain::chunk;
 use crate::domain::consolidation::Plan;
@@ -340,9 +341,7 @@ async fn measured(entries: Vec<Entry>) -> (Vec<Entry>, Vec<usize>) {
         let sizes = chunk::measure(&entries);
         (entries, sizes)
     };
-    tokio::task::spawn_blocking(count)
-        .await
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    blocking::run(count).await
 }
 
 /// Postgres can't store the NUL character, and no text of ours needs it.

@@ -1,9 +1,9 @@
 //! Building a context: what should this agent send to its model now?
 
-use super::blocking;
 use super::consolidate::{Ended, Progress};
 use super::turn::Turn;
 use super::{Error, MemoryService, Pools};
+use crate::blocking;
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::coverage::Coverage;
 use crate::domain::cut::Mark;

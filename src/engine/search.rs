@@ -4,7 +4,8 @@
 //! bounded, whatever is asked for: a look at the newest messages tells which words are common. Candidates are drawn by the
 //! others, of which few messages have each; where all are common, the newest messages that have them are walked to.
 
-use super::{Error, MemoryService, StoredMessage, blocking};
+use super::{Error, MemoryService, StoredMessage};
+use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analysis::Analysis;

@@ -8,6 +8,7 @@ use super::error::Problem;
 use super::extract::{Params, Session, Tenant, user_id};
 use super::openapi::parameters::Id;
 use super::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
+use crate::blocking;
 use crate::engine::MemoryService;
 use crate::engine::import::{Limits as ImportLimits, Received, Upload};
 use axum::Extension;
@@ -160,14 +161,9 @@ async fn receive(
         })?;
         // The line that is not whole yet; a line of an export may be larger than any body.
         share.resize(upload.unfinished() + chunk.len())?;
-        upload = blocking(move || upload.feed(&chunk).map(|()| upload)).await?;
+        upload = blocking::run(move || upload.feed(&chunk).map(|()| upload)).await?;
     }
-    Ok(blocking(move || upload.finish()).await?)
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    Ok(blocking::run(move || upload.finish()).await?)
 }
 
 async fn drain(mut body: BodyDataStream) {

@@ -4,6 +4,7 @@
 //! bounded: by the limit that it is given, by how rare a term is, or by both.
 
 use super::StoreError;
+use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analysis::Analysis;
@@ -153,9 +154,6 @@ pub trait Search {
     ) -> Result<(), StoreError>;
 }
 
-/// Analysing more bytes than this takes milliseconds.
-const LARGE: usize = 64 * 1024;
-
 /// The lexemes of each message, but that of its user; none at all without rules to make them by.
 pub(super) async fn lexemes(
     analysis: Option<Analysis>,
@@ -164,16 +162,15 @@ pub(super) async fn lexemes(
     messages: impl ExactSizeIterator<Item = &Message> + Clone + Send,
 ) -> Vec<String> {
     let Some(analysis) = analysis else { return Vec::new() };
-    if messages.clone().map(|message| message.json().len()).sum::<usize>() <= LARGE {
+    // Few are not worth a copy.
+    if !blocking::is_large(messages.clone().map(|message| message.json().len()).sum()) {
         return messages.map(|message| index::lexemes(analysis, tenant, session, message)).collect();
     }
     let (tenant, session) = (tenant.clone(), session.clone());
     let messages: Vec<Message> = messages.cloned().collect();
     let work =
         move || messages.iter().map(|message| index::lexemes(analysis, &tenant, &session, message)).collect();
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    blocking::run(work).await
 }
 
 impl Sample {
