@@ -5,7 +5,7 @@
 
 use super::body::Bodies;
 use super::error::Problem;
-use super::extract::{Params, Session, Tenant, user_id};
+use super::extract::{NoParams, Params, Session, Tenant, user_id};
 use super::openapi::parameters::Id;
 use super::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
 use crate::blocking;
@@ -48,6 +48,7 @@ pub(super) async fn export(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
+    _: NoParams,
 ) -> Result<impl IntoResponse, Problem> {
     let export = service.export(&tenant, &session).await?;
     let lines = stream::try_unfold(export, |mut export| async move {

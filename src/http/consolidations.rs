@@ -1,7 +1,7 @@
 //! `POST /sessions/{session_id}/consolidations`
 
 use super::error::Problem;
-use super::extract::{Session, Tenant};
+use super::extract::{Nothing, Session, Tenant};
 use super::openapi::refusals::{ConsolidationFailed, NoSession, NotNow};
 use super::revisions::RevisionBody;
 use crate::engine::MemoryService;
@@ -27,6 +27,7 @@ pub(super) async fn consolidate(
     Tenant(tenant): Tenant,
     Session(session): Session,
     turn: Turn,
+    _: Nothing,
 ) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {
     let revision = turn.idle(service.consolidate_now(&tenant, &session)).await?;
     let status = if revision.is_some() { StatusCode::CREATED } else { StatusCode::OK };

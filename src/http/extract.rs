@@ -161,6 +161,33 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
     }
 }
 
+/// There is nothing behind the `?` of a request that reads.
+pub(super) struct NoParams;
+
+impl<S: Send + Sync> FromRequestParts<S> for NoParams {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        no_params(&parts.uri, "unknown: this request takes no parameters").map(|()| Self)
+    }
+}
+
+/// There is nothing behind the `?` of a request that changes something, and in its body neither: what is put there would
+/// be passed over in silence, and a `?dry_run=true` would erase. `{}` may be sent, as clients do that always send JSON.
+pub(super) struct Nothing;
+
+impl<S: Send + Sync> FromRequest<S> for Nothing {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        no_params(request.uri(), "unknown: this request takes no parameters")?;
+        match &*whole(request).await? {
+            b"" | b"{}" => Ok(Self),
+            _ => Err(Problem::invalid_field("body", "must be left out: this request takes none")),
+        }
+    }
+}
+
 /// A rejection's source reads `limit: invalid digit found in string`.
 fn complaint(rejection: &QueryRejection) -> FieldError {
     let text = std::error::Error::source(rejection).map_or_else(String::new, ToString::to_string);
@@ -200,7 +227,7 @@ impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest
         let limits = limits(&request)?;
         let typed = is_json(request.headers());
         let bytes = body(request).await?;
-        match bytes.trim_ascii().is_empty() {
+        match bytes.is_empty() {
             true => Ok(Self(T::default())),
             false if !typed => Err(Problem::media_type()),
             false => read(bytes, limits).await.map(Self),
@@ -218,7 +245,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
         let limits = limits(&request)?;
         let typed = is_json(request.headers());
         let bytes = whole(request).await?;
-        match bytes.trim_ascii().is_empty() {
+        match bytes.is_empty() {
             true => Ok(Self("{}".to_owned())),
             false if !typed => Err(Problem::media_type()),
             false => {
@@ -241,17 +268,18 @@ async fn read<T: DeserializeOwned + Send + 'static>(bytes: Bytes, limits: Limits
 
 /// The body of a request that has nothing behind the `?`.
 async fn body(request: Request) -> Result<Bytes, Problem> {
-    // A `user_id` there would be passed over in silence.
-    let query = request.uri().query().unwrap_or_default();
-    let misplaced = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| FieldError {
-        field: format!("?{}", pair.split('=').next().unwrap_or_default()),
-        detail: "unknown: this request takes its fields in the body".to_owned(),
-    });
-    let misplaced: Vec<FieldError> = misplaced.collect();
-    if !misplaced.is_empty() {
-        return Err(Problem::invalid(misplaced));
-    }
+    no_params(request.uri(), "unknown: this request takes its fields in the body")?;
     whole(request).await
+}
+
+fn no_params(uri: &Uri, detail: &str) -> Result<(), Problem> {
+    let query = uri.query().unwrap_or_default();
+    let given = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| FieldError {
+        field: format!("?{}", pair.split('=').next().unwrap_or_default()),
+        detail: detail.to_owned(),
+    });
+    let given: Vec<FieldError> = given.collect();
+    if given.is_empty() { Ok(()) } else { Err(Problem::invalid(given)) }
 }
 
 /// What `body::whole` has read already.

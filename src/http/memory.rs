@@ -1,7 +1,7 @@
 //! `/users/{user_id}/memory`
 
 use super::error::Problem;
-use super::extract::{Json, Params, Tenant, User};
+use super::extract::{Json, NoParams, Params, Tenant, User};
 use super::openapi::refusals::OtherVersion;
 use super::page::Page;
 use super::revisions::ListParams;
@@ -63,6 +63,7 @@ pub(super) async fn read(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     User(user): User,
+    _: NoParams,
 ) -> Result<Tagged, Problem> {
     let document = service.memory(&tenant, &user).await?;
     Ok(tagged(MemoryBody::new(user.as_str(), document)))

@@ -1,7 +1,7 @@
 //! `/sessions/{session_id}/revisions`
 
 use super::error::Problem;
-use super::extract::{Params, RevisionNumber, Session, Tenant};
+use super::extract::{NoParams, Nothing, Params, RevisionNumber, Session, Tenant};
 use super::openapi::refusals::{NoRevision, NoSession};
 use super::page::{self, Limit, Page};
 use crate::domain::revision::{Meta, Revision, Source};
@@ -178,6 +178,7 @@ pub(super) async fn get(
     Tenant(tenant): Tenant,
     Session(session): Session,
     RevisionNumber(revision): RevisionNumber,
+    _: NoParams,
 ) -> Result<Json<RevisionBody>, Problem> {
     Ok(Json(service.revision(&tenant, &session, revision).await?.into()))
 }
@@ -201,6 +202,7 @@ pub(super) async fn restore(
     Tenant(tenant): Tenant,
     Session(session): Session,
     RevisionNumber(revision): RevisionNumber,
+    _: Nothing,
 ) -> Result<(StatusCode, Json<RevisionBody>), Problem> {
     Ok((StatusCode::CREATED, Json(service.restore(&tenant, &session, revision).await?.into())))
 }

@@ -1,7 +1,7 @@
 //! `/sessions` and `/sessions/{session_id}`
 
 use super::error::{FieldError, Problem};
-use super::extract::{Json, Params, Session, Tenant, user_id};
+use super::extract::{Json, NoParams, Nothing, Params, Session, Tenant, user_id};
 use super::limits::Limits;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::NoSession;
@@ -173,6 +173,7 @@ pub(super) async fn get(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
+    _: NoParams,
 ) -> Result<axum::Json<SessionBody>, Problem> {
     let session = service.session(&tenant, &session).await?;
     Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
@@ -231,6 +232,7 @@ pub(super) async fn erase(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
+    _: Nothing,
 ) -> Result<StatusCode, Problem> {
     service.erase_session(&tenant, &session).await?;
     Ok(StatusCode::NO_CONTENT)

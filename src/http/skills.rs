@@ -2,6 +2,7 @@
 
 use super::error::FieldError;
 use super::exchanges::at;
+use super::extract::NoParams;
 use crate::domain::message::Invalid;
 use crate::domain::skill::{self, MEMORY_SKILL, Skill};
 use axum::http::header::CONTENT_TYPE;
@@ -63,6 +64,6 @@ pub(super) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec
         (status = 200, description = "The guide", body = String, content_type = "text/markdown"),
     )
 )]
-pub(super) async fn memory() -> impl IntoResponse {
+pub(super) async fn memory(_: NoParams) -> impl IntoResponse {
     ([(CONTENT_TYPE, "text/markdown; charset=utf-8")], MEMORY_SKILL)
 }

@@ -1,7 +1,7 @@
 //! `DELETE /users/{user_id}`
 
 use super::error::Problem;
-use super::extract::{Tenant, User};
+use super::extract::{Nothing, Tenant, User};
 use super::openapi::refusals::NoUser;
 use crate::engine::MemoryService;
 use axum::extract::State;
@@ -20,6 +20,7 @@ pub(super) async fn erase(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     User(user): User,
+    _: Nothing,
 ) -> Result<StatusCode, Problem> {
     service.erase_user(&tenant, &user).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -134,6 +134,34 @@ async fn deep_nesting_is_refused_wherever_it_is() {
     assert_eq!(app.context("s", &serde_json::json!({})).await["messages"][0]["content"], "a");
 }
 
+/// What is asked for in the body of a request that takes none would not be done.
+#[tokio::test]
+async fn a_body_that_is_not_taken_is_refused() {
+    let app = on_sqlite(&[]).await;
+    app.record("s", &[serde_json::json!({"role": "user", "content": "a"})]).await;
+    let changes =
+        ["POST /sessions/s/consolidations", "POST /sessions/s/revisions/0/restore", "DELETE /sessions/s"];
+    for request in changes {
+        assert_eq!(raw_json(&app, request, br#"{"dry_run":true}"#).await.fields(), ["body"], "{request}");
+    }
+    assert_eq!(app.get("/sessions/s").await["message_count"], 1);
+    for (request, status) in changes.into_iter().zip([200, 201, 204]) {
+        let answer = raw_json(&app, request, b"{}").await;
+        assert_eq!(answer.status, status, "{request}: {}", answer.text);
+    }
+}
+
+/// One that may be left out is left out whole: a line break is no JSON.
+#[tokio::test]
+async fn white_space_is_not_a_body() {
+    let app = on_sqlite(&[]).await;
+    for path in ["/sessions/s/context", "/sessions/s/tools/memory_read"] {
+        let detail = raw_json(&app, &format!("POST {path}"), b"\n").await.problem(400, "malformed-json");
+        assert!(detail.contains("is empty"), "{detail}");
+        assert_eq!(raw_json(&app, &format!("POST {path}"), b"").await.status, 200);
+    }
+}
+
 #[tokio::test]
 async fn the_body_must_say_that_it_is_json() {
     let app = on_sqlite(&[]).await;

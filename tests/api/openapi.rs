@@ -1,7 +1,8 @@
 //! `/openapi.json` and `/docs`
 
-use crate::answer::{get, on_sqlite};
-use serde_json::Value;
+use crate::answer::{get, on_sqlite, send};
+use reqwest::Method;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 fn committed() -> String {
@@ -183,6 +184,33 @@ fn no_other_field_is_taken() {
     for message in schema("ChatMessage")["oneOf"].as_array().expect("roles") {
         assert_eq!(message["additionalProperties"], true, "{message}");
     }
+}
+
+/// A parameter that is not declared is refused by name, but for the routes of whoever runs it: passed over in silence, a
+/// `?dry_run=true` would erase.
+#[tokio::test]
+async fn no_other_parameter_is_taken() {
+    let (app, document) = (on_sqlite(&[]).await, document());
+    app.record("s", &[json!({"role": "user", "content": "kept"})]).await;
+    let mut asked = 0;
+    for (path, method, operation) in
+        operations(&document).into_iter().filter(|of| of.2["tags"][0] != "operation")
+    {
+        let filled = path.replace("{session_id}", "s").replace("{user_id}", "default");
+        let filled = filled.replace("{revision}", "0").replace("{name}", "memory_read");
+        let method: Method = method.to_uppercase().parse().expect("a method");
+        let mut request = app.request(method, &format!("{filled}?q=kept&dry_run=true"));
+        let media_type =
+            operation["requestBody"]["content"].as_object().and_then(|types| types.keys().next());
+        if let Some(media_type) = media_type {
+            request = request.header("content-type", media_type).body("{}");
+        }
+        let fields = send(request).await.fields();
+        assert!(fields.iter().any(|field| field.trim_start_matches('?') == "dry_run"), "{path}: {fields:?}");
+        asked += 1;
+    }
+    assert!(asked >= 20, "{asked}");
+    assert_eq!(app.get("/sessions/s").await["message_count"], 1);
 }
 
 /// All of it is in the binary: it works without internet.

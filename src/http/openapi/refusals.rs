@@ -81,7 +81,6 @@ type Refusal = fn() -> BTreeMap<String, RefOr<Response>>;
 /// Adds to an operation what it has of the layers around it, and of its extractors. What it says itself stands.
 pub(super) fn complete(operation: &mut Operation, needs_key: bool) {
     let takes_body = operation.request_body.is_some();
-    let has_input = takes_body || operation.parameters.as_ref().is_some_and(|given| !given.is_empty());
     let is_admitted = !operation.tags.iter().flatten().any(|tag| tag == OPERATION);
     let is_whole = !is_stream(operation);
     let of_layers: [(bool, Refusal); 11] = [
@@ -92,8 +91,8 @@ pub(super) fn complete(operation: &mut Operation, needs_key: bool) {
         (needs_key, Unavailable::responses),
         (is_admitted, TooManyRequests::responses),
         (is_admitted && is_whole, Timeout::responses),
-        (has_input, BadRequest::responses),
-        (has_input, InvalidInput::responses),
+        (is_admitted, BadRequest::responses),
+        (is_admitted, InvalidInput::responses),
         (takes_body, UnsupportedMediaType::responses),
         (takes_body && is_whole, BodyTimeout::responses),
         (takes_body && is_whole, BodyTooLarge::responses),
