@@ -30,7 +30,7 @@ const MOST_NEIGHBOURS: usize = 10;
 pub(super) struct SearchParams {
     /// Words; `"phrases"`, which a hit has all of; `-exclusions`, of which it has none; `prefix*`. At least one letter or
     /// digit to search for.
-    #[param(required, value_type = String, example = "ferry")]
+    #[param(required, value_type = String, max_length = 1000, example = "ferry")]
     q: Option<String>,
     /// Only messages of this session.
     #[param(value_type = Option<Id>)]

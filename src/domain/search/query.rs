@@ -5,6 +5,8 @@
 use super::analysis::{Analysis, Token};
 use super::index::{Lexeme, Probe};
 
+/// Characters of a query, at most: what a person types, or a model asks.
+const MOST_CHARS: usize = 1000;
 /// Words that are looked for, at most; those behind them are left out.
 const MOST_WORDS: usize = 32;
 /// Characters of a stem, at least; shorter ones are no stems of anything.
@@ -19,6 +21,9 @@ pub enum InvalidQuery {
     /// Exclusions alone.
     #[error("only says what to leave out: add a word to search for")]
     OnlyExclusions,
+    /// Longer than [`MOST_CHARS`].
+    #[error("has more than {MOST_CHARS} characters: send the words that matter")]
+    TooLong,
 }
 
 /// One thing that a message may have.
@@ -47,8 +52,11 @@ impl Query {
     /// Reads a query.
     ///
     /// # Errors
-    /// There is nothing to search for.
+    /// There is nothing to search for, or too much.
     pub fn parse(analysis: Analysis, text: &str) -> Result<Self, InvalidQuery> {
+        if text.chars().nth(MOST_CHARS).is_some() {
+            return Err(InvalidQuery::TooLong);
+        }
         let mut query = Self::default();
         for part in parts(text) {
             query.add(analysis, &part);
@@ -208,6 +216,7 @@ mod tests {
             (" \"\" -\"?\" * 😀", InvalidQuery::Empty),
             ("-x", InvalidQuery::OnlyExclusions),
             ("-x -\"y z\"", InvalidQuery::OnlyExclusions),
+            (&"é ".repeat(501), InvalidQuery::TooLong),
         ] {
             assert_eq!(parse(text), Err(error), "{text}");
         }

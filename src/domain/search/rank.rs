@@ -90,24 +90,37 @@ pub fn matches(analysis: Analysis, query: &Query, text: &str) -> Vec<Range<usize
     found
 }
 
-/// What of a word a text must have.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Key {
-    Term(String),
-    Prefix(String),
+/// A term or a prefix of the query, by its number.
+type Key = usize;
+
+/// What a text must have to have a word of the query.
+enum Sought {
+    One(Key),
+    /// Each at its distance from the first.
+    Phrase(Vec<(usize, Key)>),
 }
 
 /// Reads texts for the words of one query. The same word comes again and again: what it comes down to is looked up once.
-struct Reader<'a> {
+struct Reader {
     analysis: Analysis,
-    query: &'a Query,
-    keys: Vec<Key>,
-    terms: HashMap<String, usize>,
-    prefixes: Vec<(usize, String)>,
-    /// By the word as it stands in a text: how many terms it has, and which of them are which key.
-    known: HashMap<String, (usize, Vec<(usize, usize)>)>,
+    keys: usize,
+    terms: HashMap<String, Key>,
+    prefixes: HashMap<String, Key>,
+    words: Vec<Sought>,
+    phrases: Vec<Sought>,
+    without: Vec<Sought>,
+    /// By the word as it stands in a text.
+    known: HashMap<String, Known>,
     /// Whether the query has characters of scripts without spaces.
     pairs: bool,
+}
+
+/// What a word of a text comes down to.
+#[derive(Default)]
+struct Known {
+    terms: usize,
+    /// Which of them are which key.
+    keys: Vec<(usize, Key)>,
 }
 
 /// Where a key stands in a text: position and bytes.
@@ -115,55 +128,53 @@ type Occurrence = (usize, Range<usize>);
 
 /// What was found in a text.
 struct Reading {
+    /// By key, in order.
     found: Vec<Vec<Occurrence>>,
     /// Words and characters.
     length: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn new(analysis: Analysis, query: &'a Query) -> Self {
+impl Reader {
+    fn new(analysis: Analysis, query: &Query) -> Self {
         let mut reader = Self {
             analysis,
-            query,
-            keys: Vec::new(),
+            keys: 0,
             terms: HashMap::new(),
-            prefixes: Vec::new(),
+            prefixes: HashMap::new(),
+            words: Vec::new(),
+            phrases: Vec::new(),
+            without: Vec::new(),
             known: HashMap::new(),
             pairs: false,
         };
-        for word in query.words.iter().chain(&query.phrases).chain(&query.without) {
-            match word {
-                Word::Term(term) => reader.seek(Key::Term(term.clone())),
-                Word::Prefix(prefix) => reader.seek(Key::Prefix(prefix.clone())),
-                Word::Phrase(terms) => {
-                    for (_, term) in terms {
-                        reader.seek(Key::Term(term.clone()));
-                    }
-                }
-            }
-        }
+        reader.words = query.words.iter().map(|word| reader.sought(word)).collect();
+        reader.phrases = query.phrases.iter().map(|word| reader.sought(word)).collect();
+        reader.without = query.without.iter().map(|word| reader.sought(word)).collect();
         reader
     }
 
-    fn seek(&mut self, key: Key) {
-        let (Key::Term(text) | Key::Prefix(text)) = &key;
-        self.pairs |= runs(text).any(|run| !run.is_word);
-        if self.keys.contains(&key) {
-            return;
-        }
-        match &key {
-            Key::Term(term) => {
-                self.terms.insert(term.clone(), self.keys.len());
+    fn sought(&mut self, word: &Word) -> Sought {
+        match word {
+            Word::Term(term) => Sought::One(self.term(term)),
+            Word::Prefix(prefix) => {
+                self.pairs |= is_paired(prefix);
+                Sought::One(key(&mut self.prefixes, prefix, &mut self.keys))
             }
-            Key::Prefix(prefix) => self.prefixes.push((self.keys.len(), prefix.clone())),
+            Word::Phrase(terms) => {
+                Sought::Phrase(terms.iter().map(|(distance, term)| (*distance, self.term(term))).collect())
+            }
         }
-        self.keys.push(key);
+    }
+
+    fn term(&mut self, term: &str) -> Key {
+        self.pairs |= is_paired(term);
+        key(&mut self.terms, term, &mut self.keys)
     }
 
     fn read(&mut self, text: &str) -> Reading {
-        let mut found = vec![Vec::new(); self.keys.len()];
+        let mut found = vec![Vec::new(); self.keys];
         let mut position = 0;
-        let mut note = |key: usize, position: usize, range: Range<usize>| {
+        let mut note = |key: Key, position: usize, range: Range<usize>| {
             if let Some(found) = found.get_mut(key) {
                 found.push((position, range));
             }
@@ -171,11 +182,16 @@ impl<'a> Reader<'a> {
         for run in runs(text) {
             let raw = text.get(run.range.clone()).unwrap_or_default();
             if run.is_word {
-                let (parts, keys) = self.word(raw);
-                for (part, key) in keys {
-                    note(*key, position + part, run.range.clone());
+                if !self.known.contains_key(raw) {
+                    let known = self.known(raw);
+                    self.known.insert(raw.to_owned(), known);
                 }
-                position += *parts;
+                if let Some(Known { terms, keys }) = self.known.get(raw) {
+                    for (term, key) in keys {
+                        note(*key, position + term, run.range.clone());
+                    }
+                    position += terms;
+                }
             } else if self.pairs {
                 let characters = characters(raw, run.range.start);
                 for (at, (character, range)) in characters.iter().enumerate() {
@@ -196,64 +212,67 @@ impl<'a> Reader<'a> {
         Reading { found, length: position }
     }
 
-    fn word(&mut self, raw: &str) -> &(usize, Vec<(usize, usize)>) {
-        if !self.known.contains_key(raw) {
-            let parts = self.analysis.word(raw);
-            let keys = parts.iter().enumerate().flat_map(|(part, (term, whole))| {
-                self.keys_of(term, Some(whole)).into_iter().map(move |key| (part, key))
-            });
-            let known = (parts.len(), keys.collect());
-            self.known.insert(raw.to_owned(), known);
-        }
-        self.known.entry(raw.to_owned()).or_default()
+    fn known(&self, raw: &str) -> Known {
+        let terms = self.analysis.word(raw);
+        let keys = terms
+            .iter()
+            .enumerate()
+            .flat_map(|(at, (term, whole))| self.keys_of(term, Some(whole)).map(move |key| (at, key)));
+        Known { terms: terms.len(), keys: keys.collect() }
     }
 
-    fn keys_of(&self, term: &str, whole: Option<&String>) -> Vec<usize> {
+    fn keys_of<'a>(&'a self, term: &'a str, whole: Option<&'a String>) -> impl Iterator<Item = Key> + 'a {
         let whole = whole.map_or(term, String::as_str);
-        let begun = self.prefixes.iter().filter(|(_, prefix)| whole.starts_with(prefix)).map(|(key, _)| *key);
-        self.terms.get(term).copied().into_iter().chain(begun).collect()
-    }
-
-    fn key(&self, key: &Key) -> usize {
-        self.keys.iter().position(|known| known == key).unwrap_or(usize::MAX)
-    }
-
-    fn occurrences<'r>(&self, reading: &'r Reading, key: &Key) -> &'r [Occurrence] {
-        reading.found.get(self.key(key)).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    /// How often a text has the word.
-    fn times(&self, reading: &Reading, word: &Word) -> usize {
-        match word {
-            Word::Term(term) => self.occurrences(reading, &Key::Term(term.clone())).len(),
-            Word::Prefix(prefix) => self.occurrences(reading, &Key::Prefix(prefix.clone())).len(),
-            Word::Phrase(terms) => {
-                let places: Vec<(usize, &[Occurrence])> = terms
-                    .iter()
-                    .map(|(offset, term)| (*offset, self.occurrences(reading, &Key::Term(term.clone()))))
-                    .collect();
-                let Some(((_, first), others)) = places.split_first() else { return 0 };
-                let at = |found: &[Occurrence], position: usize| {
-                    found.binary_search_by_key(&position, |(position, _)| *position).is_ok()
-                };
-                let is_whole = |begin: usize| others.iter().all(|(offset, found)| at(found, begin + offset));
-                first.iter().filter(|(begin, _)| is_whole(*begin)).count()
-            }
-        }
+        let begun =
+            self.prefixes.iter().filter(move |(prefix, _)| whole.starts_with(*prefix)).map(|(_, key)| *key);
+        self.terms.get(term).copied().into_iter().chain(begun)
     }
 
     fn admits(&self, reading: &Reading) -> bool {
-        self.query.phrases.iter().all(|phrase| self.times(reading, phrase) > 0)
-            && self.query.without.iter().all(|word| self.times(reading, word) == 0)
+        self.phrases.iter().all(|phrase| reading.times(phrase) > 0)
+            && self.without.iter().all(|word| reading.times(word) == 0)
     }
 
     fn score(&self, reading: &Reading, weights: &[f64], average: f64) -> f64 {
         let long = count(reading.length) / average.max(1.0);
-        let of = |(word, weight): (&Word, &f64)| {
-            let times = count(self.times(reading, word));
+        let of = |(word, weight): (&Sought, &f64)| {
+            let times = count(reading.times(word));
             weight * times * (K1 + 1.0) / (times + K1 * (1.0 - B + B * long))
         };
-        self.query.words.iter().zip(weights).map(of).sum()
+        self.words.iter().zip(weights).map(of).sum()
+    }
+}
+
+/// The number of a term or a prefix: the next one, where it has none.
+fn key(known: &mut HashMap<String, Key>, text: &str, keys: &mut usize) -> Key {
+    *known.entry(text.to_owned()).or_insert_with(|| {
+        *keys += 1;
+        *keys - 1
+    })
+}
+
+fn is_paired(text: &str) -> bool {
+    runs(text).any(|run| !run.is_word)
+}
+
+impl Reading {
+    fn of(&self, key: Key) -> &[Occurrence] {
+        self.found.get(key).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// How often a text has the word.
+    fn times(&self, word: &Sought) -> usize {
+        match word {
+            Sought::One(key) => self.of(*key).len(),
+            Sought::Phrase(terms) => {
+                let Some(((_, first), others)) = terms.split_first() else { return 0 };
+                let at = |key: Key, position: usize| {
+                    self.of(key).binary_search_by_key(&position, |(position, _)| *position).is_ok()
+                };
+                let is_whole = |begin: usize| others.iter().all(|(distance, key)| at(*key, begin + distance));
+                self.of(*first).iter().filter(|(begin, _)| is_whole(*begin)).count()
+            }
+        }
     }
 }
 

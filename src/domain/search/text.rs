@@ -1,6 +1,6 @@
 //! What of a message is searched: its text, the participant's name, the names and arguments of its tool calls.
 
-use crate::domain::message::Message;
+use crate::domain::message::{Message, Role};
 
 /// Bytes of a message that are searched; of a longer one, its beginning. A term for each pair of characters then fits
 /// what Postgres takes for one row (1 MB).
@@ -10,23 +10,23 @@ pub const SEARCHED: usize = 128 * 1024;
 #[must_use]
 pub fn of(message: &Message) -> String {
     let mut text = String::new();
-    for part in [message.name().unwrap_or_default(), message.content()] {
-        add(&mut text, part);
-    }
+    add(&mut text, message.name().unwrap_or_default(), false);
+    // What a tool answers is JSON as a rule; what people write is not, though it begins with a bracket.
+    add(&mut text, message.content(), message.role() == Role::Tool);
     for call in message.tool_calls() {
-        add(&mut text, &call.name);
-        add(&mut text, &call.arguments);
+        add(&mut text, &call.name, false);
+        add(&mut text, &call.arguments, true);
     }
     text
 }
 
-fn add(text: &mut String, part: &str) {
+fn add(text: &mut String, part: &str, may_be_json: bool) {
     if !text.is_empty() && !part.is_empty() {
         text.push('\n');
     }
     let room = SEARCHED.saturating_sub(text.len());
     let part = part.get(..part.floor_char_boundary(room)).unwrap_or_default();
-    if part.trim_ascii_start().starts_with(['{', '[']) {
+    if may_be_json && part.trim_ascii_start().starts_with(['{', '[']) {
         unescape(text, part);
     } else {
         text.push_str(part);
@@ -85,6 +85,8 @@ mod tests {
         assert_eq!(searched(&json!({"role": "user", "content": ""})), "");
         let parts = json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
         assert_eq!(searched(&parts), "a\nb");
+        let path = json!({"role": "user", "content": "[note] C:\\new"});
+        assert_eq!(searched(&path), "[note] C:\\new");
     }
 
     #[test]
