@@ -12,7 +12,8 @@ use crate::domain::search::analysis::Analysis;
 use crate::domain::search::index::Probe;
 use crate::domain::search::query::{Query as Parsed, Word};
 use crate::domain::search::rank::{self, Candidate};
-use crate::domain::search::{snippet, text};
+use crate::domain::search::snippet::{Snippet, snippet};
+use crate::domain::search::text;
 use crate::storage::StoreError;
 use crate::storage::search::{Found, Place, Sample, Scope};
 use std::collections::HashMap;
@@ -74,8 +75,10 @@ pub struct Hit {
     pub score: f64,
     /// JSON, as the client gave it.
     pub message: String,
-    /// The best part of it as HTML: the words found stand in `<mark>`, all else is escaped.
-    pub snippet: String,
+    /// Whose message it is.
+    pub role: Role,
+    /// The best part of it.
+    pub snippet: Snippet,
     /// The messages before it, in order.
     pub before: Vec<StoredMessage>,
     /// The messages after it, in order.
@@ -255,7 +258,8 @@ fn ranked(
         created_at: place.created_at,
         score,
         message: message.json().to_owned(),
-        snippet: snippet::snippet(analysis, query, text),
+        role: message.role(),
+        snippet: snippet(analysis, query, text),
         before: Vec::new(),
         after: Vec::new(),
     };

@@ -9,6 +9,7 @@ use super::openapi::refusals::SearchDisabled;
 use super::page::Page;
 use crate::domain::id::SessionId;
 use crate::domain::message::Role;
+use crate::domain::search::snippet::Snippet;
 use crate::engine::MemoryService;
 use crate::engine::search::{DEFAULT_LIMIT, Hit, MOST, Query};
 use axum::Json;
@@ -183,8 +184,45 @@ fn body(hit: Hit) -> Result<HitBody, Problem> {
         created_at: hit.created_at,
         score: hit.score,
         message: stored(hit.message)?,
-        snippet: hit.snippet,
+        snippet: html(&hit.snippet),
         before: messages(hit.before)?,
         after: messages(hit.after)?,
     })
+}
+
+/// What was found in `<mark>`; all else is escaped, so that no text can forge a mark.
+fn html(snippet: &Snippet) -> String {
+    let mut html = String::new();
+    for (text, is_mark) in snippet.pieces() {
+        html.push_str(if is_mark { "<mark>" } else { "" });
+        for c in text.chars() {
+            match c {
+                '&' => html.push_str("&amp;"),
+                '<' => html.push_str("&lt;"),
+                '>' => html.push_str("&gt;"),
+                '"' => html.push_str("&quot;"),
+                '\'' => html.push_str("&#39;"),
+                c => html.push(c),
+            }
+        }
+        html.push_str(if is_mark { "</mark>" } else { "" });
+    }
+    html
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::search::analysis::Analysis;
+    use crate::domain::search::query::Query;
+    use crate::domain::search::snippet::snippet;
+
+    #[test]
+    fn nothing_but_what_was_found_can_pass_for_a_mark() {
+        let query = Query::parse(Analysis::default(), "ferry ada").expect("a query");
+        let text = "<mark>Ferries</mark> & \"boats\"\nof Ada's ferry";
+        let shown = "&lt;mark&gt;<mark>Ferries</mark>&lt;/mark&gt; &amp; &quot;boats&quot; of <mark>Ada&#39;s</mark> \
+                     <mark>ferry</mark>";
+        assert_eq!(html(&snippet(Analysis::default(), &query, text)), shown);
+    }
 }

@@ -1,5 +1,4 @@
-//! What of a hit is shown: the part of it that has most of what was asked for, as HTML in which the words found stand in
-//! `<mark>`. All else is escaped, so that no text can forge a mark.
+//! What of a hit is shown: the part of it that has most of what was asked for, and where in it the words found stand.
 
 use super::analysis::Analysis;
 use super::query::Query;
@@ -11,28 +10,39 @@ const LENGTH: usize = 240;
 /// Of them, before the first word found.
 const BEFORE: usize = 60;
 
+/// A part of a text, with `…` where it was cut off, in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snippet {
+    text: String,
+    /// Bytes of it, in order and apart.
+    marks: Vec<Range<usize>>,
+}
+
+impl Snippet {
+    /// All of it, in order: each piece, and whether it was searched for.
+    pub fn pieces(&self) -> impl Iterator<Item = (&str, bool)> {
+        let ends = self.marks.iter().flat_map(|mark| [(mark.start, false), (mark.end, true)]);
+        let mut at = 0;
+        ends.chain([(self.text.len(), false)]).filter_map(move |(end, is_mark)| {
+            let piece = self.text.get(at..end).filter(|piece| !piece.is_empty());
+            at = end;
+            Some((piece?, is_mark))
+        })
+    }
+}
+
 /// The snippet of a text that was found.
 #[must_use]
-pub fn snippet(analysis: Analysis, query: &Query, text: &str) -> String {
+pub fn snippet(analysis: Analysis, query: &Query, text: &str) -> Snippet {
     let marks = joined(matches(analysis, query, text));
     let shown = window(text, &marks);
-    let mut out = String::with_capacity(shown.len() + 64);
-    if shown.start > 0 {
-        out.push('…');
-    }
-    let mut at = shown.start;
-    for mark in marks.iter().filter(|mark| mark.start >= shown.start && mark.end <= shown.end) {
-        escape(&mut out, text.get(at..mark.start).unwrap_or_default());
-        out.push_str("<mark>");
-        escape(&mut out, text.get(mark.clone()).unwrap_or_default());
-        out.push_str("</mark>");
-        at = mark.end;
-    }
-    escape(&mut out, text.get(at..shown.end).unwrap_or_default());
-    if shown.end < text.len() {
-        out.push('…');
-    }
-    out
+    let cut = |is_cut: bool| if is_cut { "…" } else { "" };
+    let (before, after) = (cut(shown.start > 0), cut(shown.end < text.len()));
+    let part = text.get(shown.clone()).unwrap_or_default().replace(['\n', '\r', '\t'], " ");
+    let marks = marks.iter().filter(|mark| mark.start >= shown.start && mark.end <= shown.end);
+    let moved = |at: usize| at - shown.start + before.len();
+    let marks = marks.map(|mark| moved(mark.start)..moved(mark.end)).collect();
+    Snippet { text: format!("{before}{part}{after}"), marks }
 }
 
 /// Pairs of characters overlap: one mark.
@@ -74,37 +84,26 @@ fn window(text: &str, marks: &[Range<usize>]) -> Range<usize> {
     start..start + end.filter(|end| *end >= least).unwrap_or(cut.max(least))
 }
 
-fn escape(out: &mut String, text: &str) {
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            '\n' | '\r' | '\t' => out.push(' '),
-            c => out.push(c),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Marks in brackets.
     fn of(query: &str, text: &str) -> String {
         let query = Query::parse(Analysis::default(), query).expect("a query");
-        snippet(Analysis::default(), &query, text)
+        let shown = snippet(Analysis::default(), &query, text);
+        let piece = |(text, is_mark)| if is_mark { format!("[{text}]") } else { String::from(text) };
+        shown.pieces().map(piece).collect()
     }
 
     #[test]
-    fn words_found_are_marked_and_nothing_else_can_pass_for_a_mark() {
-        let text = "<mark>Ferries</mark> & \"boats\"\nof Ada's ferry";
-        let shown = "&lt;mark&gt;<mark>Ferries</mark>&lt;/mark&gt; &amp; &quot;boats&quot; of <mark>Ada&#39;s</mark> \
-                     <mark>ferry</mark>";
-        assert_eq!(of("ferry ada -boats", text), shown);
-        assert_eq!(of("数据库", "关系数据库好"), "关系<mark>数据库</mark>好");
-        assert_eq!(of("fer*", "fire, ferry"), "fire, <mark>ferry</mark>");
+    fn the_words_found_are_marked() {
+        assert_eq!(
+            of("ferry ada -boats", "Ferries & boats\nof Ada's ferry"),
+            "[Ferries] & boats of [Ada's] [ferry]"
+        );
+        assert_eq!(of("数据库", "关系数据库好"), "关系[数据库]好");
+        assert_eq!(of("fer*", "fire, ferry"), "fire, [ferry]");
     }
 
     #[test]
@@ -112,11 +111,11 @@ mod tests {
         let filler = "word after word goes by and nothing happens ".repeat(20);
         let text = format!("{filler}a ferry {filler}a ferry to the island {filler}");
         let shown = of("ferry island", &text);
-        assert!(shown.contains("<mark>ferry</mark> to the <mark>island"), "{shown}");
+        assert!(shown.contains("[ferry] to the [island"), "{shown}");
         assert!(shown.starts_with('…') && shown.ends_with('…') && shown.len() < 400, "{shown}");
         // A word may be longer than a snippet.
         let word = "é".repeat(999);
-        assert_eq!(of("é*", &format!("see {word} there")), format!("see <mark>{word}</mark>…"));
+        assert_eq!(of("é*", &format!("see {word} there")), format!("see [{word}]…"));
         assert_eq!(of("ferry", "nothing of it"), "nothing of it");
     }
 }

@@ -3,8 +3,10 @@
 //! Each message is one line, so that no text of one can pass for another.
 
 use super::Outcome;
+use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
+use crate::domain::search::snippet::Snippet;
 use crate::domain::tool::Mistake;
 use crate::domain::transcript::Entry;
 use crate::engine::search::{Hit, Query};
@@ -40,7 +42,11 @@ impl MemoryService {
             neighbours: NEIGHBOURS,
         };
         match self.search(tenant, query).await {
-            Ok(hits) => found(&hits, session),
+            Ok(hits) => {
+                let beside = hits.iter().flat_map(|hit| hit.before.iter().chain(&hit.after));
+                let (bytes, session) = (beside.map(|message| message.json.len()).sum(), session.cloned());
+                blocking::sized(bytes, move || found(&hits, session.as_ref())).await
+            }
             Err(Error::InvalidQuery(why)) => {
                 Ok(Mistake(format!("Nothing was searched: `query` {why}.")).into())
             }
@@ -61,8 +67,8 @@ fn found(hits: &[Hit], session: Option<&SessionId>) -> Result<Outcome, Error> {
     let mut list = Vec::with_capacity(hits.len());
     for (index, hit) in hits.iter().enumerate() {
         let here = if session == Some(&hit.session_id) { " (this one)" } else { "" };
-        let (session_id, seq, snippet) = (hit.session_id.as_str(), hit.seq, marked(&hit.snippet));
-        let role = entry(&hit.message)?.role;
+        let (session_id, seq, role, snippet) =
+            (hit.session_id.as_str(), hit.seq, hit.role, marked(&hit.snippet));
         let minute = format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
         let time = hit.created_at.format(minute).unwrap_or_default();
         // Writing to a String can't fail.
@@ -130,21 +136,24 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A snippet for a model: text, where the interface has HTML.
-fn marked(snippet: &str) -> String {
-    let text = snippet.replace("<mark>", "**").replace("</mark>", "**");
-    let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&#39;", "'");
-    one_line(&text.replace("&amp;", "&"))
+/// What was found stands between ** and **.
+fn marked(snippet: &Snippet) -> String {
+    let piece = |(text, is_mark)| if is_mark { format!("**{text}**") } else { String::from(text) };
+    one_line(&snippet.pieces().map(piece).collect::<String>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::search::analysis::Analysis;
+    use crate::domain::search::query::Query as Parsed;
+    use crate::domain::search::snippet::snippet;
 
     #[test]
     fn a_snippet_is_one_line_of_text() {
-        let html =
-            "…a &lt;b&gt; &amp;amp; <mark>tea</mark>\n\n2. 2026-01-01 \u{2028}x &quot;y&quot; it&#39;s";
-        assert_eq!(marked(html), "…a <b> &amp; **tea** 2. 2026-01-01 x \"y\" it's");
+        let query = Parsed::parse(Analysis::default(), "tea").expect("a query");
+        let text = "a <b> &amp; tea\n\n2. 2026-01-01 \u{2028}x \"y\"";
+        let shown = marked(&snippet(Analysis::default(), &query, text));
+        assert_eq!(shown, "a <b> &amp; **tea** 2. 2026-01-01 x \"y\"");
     }
 }
