@@ -114,36 +114,29 @@ impl MemoryService {
     }
 
     async fn candidates(&self, tenant: &TenantId, scope: &Scope, query: &Parsed) -> Result<Drawn, Error> {
-        // What a hit must have narrows it down the most.
-        let must: Vec<Vec<_>> = query.phrases.iter().flat_map(|phrase| phrase.probe().0).collect();
         let mut probes: Vec<Probe> = query.words.iter().map(Word::probe).collect();
+        let words = probes.len();
+        let must: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.probe().0).collect();
         if !must.is_empty() {
             probes.push(Probe(must));
         }
         let sample = self.store.sample(tenant, scope.session.as_ref(), &probes, SAMPLE).await?;
-        let is_rare = |at: usize| is_rare(&sample, at);
-        let words = query.words.len();
-        let chosen: Vec<usize> = if probes.len() > words {
-            vec![words]
-        } else {
-            let rare: Vec<usize> = (0..words).filter(|at| is_rare(*at)).collect();
-            // Of a user or a time of long ago, the newest messages have nothing.
-            let all_common = rare.is_empty();
-            if all_common { (0..words).collect() } else { rare }
+        let rare: Vec<usize> = (0..words).filter(|at| is_rare(&sample, *at)).collect();
+        let chosen = match rare.as_slice() {
+            // What a hit must have narrows it down the most.
+            _ if probes.len() > words => vec![words],
+            [] => (0..words).collect(),
+            _ => rare,
         };
-        let lists = if chosen.iter().all(|at| is_rare(*at)) {
-            let chosen: Vec<Probe> = chosen.iter().filter_map(|at| probes.get(*at)).cloned().collect();
-            self.store.draw(tenant, scope, &chosen, DRAWN).await?
+        let by: Vec<Probe> = chosen.iter().filter_map(|at| probes.get(*at)).cloned().collect();
+        let (lists, counts) = if chosen.iter().all(|at| is_rare(&sample, *at)) {
+            let lists = self.store.draw(tenant, scope, &by, DRAWN).await?;
+            let counts = chosen.iter().copied().zip(lists.iter().map(|list| limit(list.len()))).collect();
+            (lists, counts)
         } else {
-            let any = chosen.iter().filter_map(|at| probes.get(*at));
-            let probe = match chosen.as_slice() {
-                [only] if *only == words => probes.get(words).cloned().unwrap_or_default(),
-                _ => Probe(vec![any.flat_map(|probe| probe.0.iter().flatten()).cloned().collect()]),
-            };
-            vec![self.store.walk(tenant, scope, &probe, WALKED, limit(RANKED)).await?]
+            let list = self.store.walk(tenant, scope, &any_of(&by), WALKED, limit(RANKED)).await?;
+            (vec![list], HashMap::new())
         };
-        let counts: HashMap<usize, i64> =
-            chosen.iter().copied().zip(lists.iter().map(|list| limit(list.len()))).collect();
         let weights: Vec<f64> = (0..words)
             .map(|at| rank::weight(frequency(&sample, at, counts.get(&at)), sample.messages))
             .collect();
@@ -187,6 +180,14 @@ impl MemoryService {
 struct Drawn {
     places: Vec<Place>,
     weights: Vec<f64>,
+}
+
+/// What has what one of the probes asks for. Where there are several, they are words, which have one group each.
+fn any_of(probes: &[Probe]) -> Probe {
+    match probes {
+        [only] => only.clone(),
+        words => Probe(vec![words.iter().flat_map(|word| word.0.iter().flatten()).cloned().collect()]),
+    }
 }
 
 /// Whether few messages have what the probe asks for.

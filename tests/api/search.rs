@@ -17,6 +17,7 @@ on_both_stores!(
     a_hit_comes_with_its_place_its_marks_and_its_neighbours,
     every_script_is_searched_without_case_accents_or_endings,
     filters_narrow_it_down,
+    of_common_words_the_rarer_weighs_more,
 );
 
 /// The path of a search, its parameters percent-encoded.
@@ -246,6 +247,17 @@ async fn filters_narrow_it_down(backend: Backend) {
     // What is erased is not found.
     app.request(reqwest::Method::DELETE, "/sessions/c").send().await.expect("an answer");
     assert_eq!(of(&[]).await, ["b:1", "a:1", "b:2", "a:2"]);
+}
+
+/// Where so many messages have each word that none draws candidates.
+async fn of_common_words_the_rarer_weighs_more(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let third = [user("a boat"), user("a ship"), user("a ship")];
+    app.record("s", &third.iter().cycle().take(1500).cloned().collect::<Vec<_>>()).await;
+    for query in ["ship boat", "boat ship"] {
+        // The newest that has what a third has, and the two beside it.
+        assert_eq!(found(&app, &[("q", query), ("limit", "1")]).await, ["s:1498"], "{query}");
+    }
 }
 
 #[tokio::test]
