@@ -99,6 +99,7 @@ impl MemoryService {
             role: query.role,
             since: query.since,
             until: query.until,
+            without: parsed.excluded_terms(),
         };
         let drawn = self.candidates(tenant, &scope, &parsed).await?;
         let found = self.store.at(tenant, query.user_id.as_ref(), &drawn.places, RANKED_BYTES).await?;

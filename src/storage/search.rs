@@ -26,6 +26,8 @@ pub struct Scope {
     pub since: Option<OffsetDateTime>,
     /// Those stored before this time.
     pub until: Option<OffsetDateTime>,
+    /// Those that have none of these terms.
+    pub without: Vec<String>,
 }
 
 /// What the newest messages tell of all.
@@ -204,12 +206,17 @@ impl Scope {
         self.until.unwrap_or(datetime!(9999-12-31 0:00 UTC))
     }
 
-    /// What the index knows of the scope, as groups of a probe.
-    pub(super) fn groups(&self, tag: &str) -> Vec<String> {
+    /// The lexemes of which a message in scope has all.
+    pub(super) fn all(&self, tag: &str) -> Vec<String> {
         let session = self.session.as_ref().map(|session| index::session(tag, session));
         let user = self.user.as_ref().map(|user| index::user(tag, user));
         let role = self.role.map(|role| index::role(tag, role));
         [session, user, role].into_iter().flatten().collect()
+    }
+
+    /// The lexemes of which it has none.
+    pub(super) fn none(&self, tag: &str) -> Vec<String> {
+        self.without.iter().map(|term| format!("{tag}{term}")).collect()
     }
 }
 
@@ -217,6 +224,7 @@ impl Scope {
 pub(super) struct Dialect {
     pub(super) and: &'static str,
     pub(super) or: &'static str,
+    pub(super) and_not: &'static str,
     pub(super) quote: &'static str,
     pub(super) prefix: &'static str,
 }
@@ -225,14 +233,16 @@ impl Dialect {
     /// The probe within the scope. Lexemes are letters, digits and colons: quotes around them are enough.
     pub(super) fn query(&self, tenant: &TenantId, scope: &Scope, probe: &Probe) -> String {
         let tag = index::tag(tenant);
-        let Self { and, or, quote, prefix } = self;
+        let Self { and, or, and_not, quote, prefix } = self;
+        let quoted = |lexeme: String| format!("{quote}{lexeme}{quote}");
         let lexeme = |Lexeme { term, is_prefix }: &Lexeme| {
-            let prefix = if *is_prefix { prefix } else { "" };
-            format!("{quote}{tag}{term}{quote}{prefix}")
+            quoted(format!("{tag}{term}")) + if *is_prefix { prefix } else { "" }
         };
         let any =
             |group: &Vec<Lexeme>| format!("({})", group.iter().map(lexeme).collect::<Vec<_>>().join(or));
-        let within = scope.groups(&tag).into_iter().map(|group| format!("{quote}{group}{quote}"));
-        probe.0.iter().map(any).chain(within).collect::<Vec<_>>().join(and)
+        let within = scope.all(&tag).into_iter().map(quoted);
+        let all = probe.0.iter().map(any).chain(within).collect::<Vec<_>>().join(and);
+        let none: Vec<String> = scope.none(&tag).into_iter().map(quoted).collect();
+        if none.is_empty() { all } else { format!("({all}){and_not}({})", none.join(or)) }
     }
 }

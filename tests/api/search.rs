@@ -18,6 +18,7 @@ on_both_stores!(
     every_script_is_searched_without_case_accents_or_endings,
     filters_narrow_it_down,
     of_common_words_the_rarer_weighs_more,
+    what_is_excluded_takes_no_place_of_a_hit,
 );
 
 /// The path of a search, its parameters percent-encoded.
@@ -258,6 +259,21 @@ async fn of_common_words_the_rarer_weighs_more(backend: Backend) {
         // The newest that has what a third has, and the two beside it.
         assert_eq!(found(&app, &[("q", query), ("limit", "1")]).await, ["s:1498"], "{query}");
     }
+}
+
+/// More than are ever read of one query, and newer.
+async fn what_is_excluded_takes_no_place_of_a_hit(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let mut messages = vec![user("night"); 3];
+    messages.resize(403, user("a night ferry"));
+    app.record("s", &messages).await;
+    let of = async |query| found(&app, &[("q", query)]).await;
+    assert_eq!(of("night -ferry").await, ["s:2", "s:3", "s:1"]);
+    assert_eq!(of("night boat -ferries -ship").await, ["s:2", "s:3", "s:1"]);
+    // So many that the word draws no candidates.
+    app.record("s", &vec![user("a night ferry"); 1000]).await;
+    assert_eq!(of("night -ferry").await, ["s:2", "s:3", "s:1"]);
+    assert_eq!(found(&app, &[("q", "night -ferry"), ("session_id", "s")]).await, ["s:2", "s:3", "s:1"]);
 }
 
 #[tokio::test]

@@ -113,6 +113,10 @@ async fn check_scopes(demo: &Conversation) {
         (Scope { since: Some(last), ..scope.clone() }, 1),
         (Scope { until: Some(last), ..scope.clone() }, 4),
         (Scope { until: Some(first), ..scope.clone() }, 0),
+        (Scope { without: vec!["one".to_owned()], ..scope.clone() }, 3),
+        (Scope { without: vec!["on".to_owned(), "pear".to_owned()], ..scope.clone() }, 5),
+        (Scope { without: vec!["a".to_owned(), "one".to_owned()], ..scope.clone() }, 1),
+        (Scope { without: vec!["a".to_owned()], user: Some(user_id("bob")), ..scope.clone() }, 2),
     ] {
         let drawn = demo.draw(&scope, &plum, 9).await;
         assert_eq!(drawn.len(), expected, "{scope:?}");

@@ -71,6 +71,13 @@ impl Query {
         Ok(query)
     }
 
+    /// The terms that a hit has none of. Of an excluded phrase or prefix, the index can't tell who has it.
+    #[must_use]
+    pub fn excluded_terms(&self) -> Vec<String> {
+        let term = |word: &Word| if let Word::Term(term) = word { Some(term.clone()) } else { None };
+        self.without.iter().filter_map(term).collect()
+    }
+
     fn add(&mut self, analysis: Analysis, part: &Part<'_>) {
         let mut tokens = analysis.tokens(part.text);
         tokens.retain(|token| !token.single);
@@ -193,6 +200,7 @@ mod tests {
         assert_eq!(query.words, words);
         assert_eq!(query.phrases, [phrase(&["to", "the", "island"])]);
         assert_eq!(query.without, [term("boat"), phrase(&["night", "ferri"])]);
+        assert_eq!(query.excluded_terms(), ["boat"]);
         assert_eq!(parse("\"island\"").expect("a query").phrases, [term("island")]);
         assert_eq!(parse("-e-mail spam").expect("a query").without, [phrase(&["e", "mail"])]);
         assert_eq!(parse("数据库").expect("a query").words, [term("数据"), term("据库")]);

@@ -17,7 +17,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, PgConnection, Row as _};
 use time::OffsetDateTime;
 
-const DIALECT: Dialect = Dialect { and: " & ", or: " | ", quote: "'", prefix: ":*" };
+const DIALECT: Dialect = Dialect { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
 
 const SAMPLE: &str = "\
     WITH newest AS MATERIALIZED (

@@ -20,7 +20,7 @@ use time::OffsetDateTime;
 
 mod rows;
 
-const DIALECT: Dialect = Dialect { and: " AND ", or: " OR ", quote: "\"", prefix: "*" };
+const DIALECT: Dialect = Dialect { and: " AND ", or: " OR ", and_not: " NOT ", quote: "\"", prefix: "*" };
 
 /// Many rows as one text, parted by characters that no id may have: handing over a row takes the driver longer than SQLite
 /// takes to find it.

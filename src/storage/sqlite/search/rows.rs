@@ -34,9 +34,10 @@ pub(super) fn rows(text: &str) -> impl Iterator<Item = Row<'_>> {
     })
 }
 
-/// A probe as it is looked for in the lexemes of a row: of each group one.
+/// A probe as it is looked for in the lexemes of a row: of each group one, and none of those without.
 pub(super) struct Sought {
     groups: Vec<Vec<String>>,
+    without: Vec<String>,
     session: Option<String>,
 }
 
@@ -47,14 +48,18 @@ impl Sought {
         let any = |group: &Vec<index::Lexeme>| {
             group.iter().map(|sought| lexeme(&format!("{tag}{}", sought.term), sought.is_prefix)).collect()
         };
-        let within = scope.groups(&tag).into_iter().map(|group| vec![lexeme(&group, false)]);
-        let groups = probe.0.iter().map(any).chain(within).collect();
-        Self { groups, session: scope.session.as_ref().map(|session| session.as_str().to_owned()) }
+        let within = scope.all(&tag).into_iter().map(|all| vec![lexeme(&all, false)]);
+        Self {
+            groups: probe.0.iter().map(any).chain(within).collect(),
+            without: scope.none(&tag).iter().map(|none| lexeme(none, false)).collect(),
+            session: scope.session.as_ref().map(|session| session.as_str().to_owned()),
+        }
     }
 
     pub(super) fn is_in(&self, row: &Row<'_>) -> bool {
         let lexemes = format!(" {} ", row.lexemes);
         self.session.as_ref().is_none_or(|session| session == row.session)
             && self.groups.iter().all(|group| group.iter().any(|lexeme| lexemes.contains(lexeme)))
+            && !self.without.iter().any(|lexeme| lexemes.contains(lexeme))
     }
 }
