@@ -9,6 +9,8 @@ use super::extract::{self, decoded};
 use super::limits::Limits;
 use super::{json, tools};
 use crate::domain::id::{InvalidId, SessionId, UserId};
+use crate::domain::json::read;
+use crate::domain::message::Invalid;
 use crate::domain::skill::MEMORY_SKILL;
 use crate::domain::tool::{Call, Mistake, Tool};
 use crate::engine::MemoryService;
@@ -20,14 +22,18 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerConfig, ToolAnnotations,
+    CallToolRequestMethod, CallToolRequestParams, CallToolResponse, CallToolResult, ConstString as _,
+    ContentBlock, CustomRequest, CustomResult, DiscoverRequestMethod, DiscoverRequestParams, ErrorCode,
+    Implementation, InitializeRequestParams, InitializeResultMethod, ListToolsResult, PaginatedRequestParams,
+    ProtocolVersion, ServerCapabilities, ServerConfig, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The session that the agent is in, percent-encoded as in a path.
@@ -42,6 +48,10 @@ pub(super) const HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("mcp-method"),
     HeaderName::from_static("mcp-name"),
 ];
+
+/// The versions of the protocol whose rules are kept. Those before had batches, or another transport.
+const VERSIONS: [ProtocolVersion; 3] =
+    [ProtocolVersion::V_2025_06_18, ProtocolVersion::V_2025_11_25, ProtocolVersion::V_2026_07_28];
 
 /// Answers one message of the protocol.
 pub(super) async fn serve(
@@ -84,7 +94,7 @@ async fn refused(answer: Response) -> Result<Response, Problem> {
     let text = String::from_utf8_lossy(&text).into_owned();
     Err(match status {
         StatusCode::UNSUPPORTED_MEDIA_TYPE => Problem::bad_request(
-            "The body is not one message of the Model Context Protocol, in JSON-RPC 2.0: send a request or a notification.",
+            "The body is not one message of the Model Context Protocol, in JSON-RPC 2.0: send a request or a notification, its params in an object.",
         ),
         _ if status.is_client_error() => Problem::bad_request(text),
         _ => {
@@ -131,6 +141,10 @@ impl ServerHandler for Server {
             .with_instructions(MEMORY_SKILL)
     }
 
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        Cow::Borrowed(&VERSIONS)
+    }
+
     async fn list_tools(
         &self,
         _: Option<PaginatedRequestParams>,
@@ -154,6 +168,32 @@ impl ServerHandler for Server {
         result.is_error = Some(is_error);
         result.structured_content = Some(data).filter(|data| !data.is_null());
         Ok(result.into())
+    }
+
+    /// What the SDK knows no request for: the method is another, or its parameters are of another form.
+    async fn on_custom_request(
+        &self,
+        CustomRequest { method, params, .. }: CustomRequest,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        let wrong = match method.as_str() {
+            InitializeResultMethod::VALUE => wrong::<InitializeRequestParams>(params),
+            DiscoverRequestMethod::VALUE => wrong::<DiscoverRequestParams>(params),
+            CallToolRequestMethod::VALUE => wrong::<CallToolRequestParams>(params),
+            _ => return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None)),
+        };
+        Err(ErrorData::invalid_params(wrong, None))
+    }
+}
+
+/// Why these are no such parameters.
+fn wrong<P: DeserializeOwned>(params: Option<Value>) -> String {
+    let Some(params) = params else {
+        return "params: missing".to_owned();
+    };
+    match read::<P>(&params.to_string()) {
+        Err(Invalid { field, detail }) => format!("params.{field}: {detail}"),
+        Ok(_) => "params: not those of this method".to_owned(),
     }
 }
 

@@ -220,8 +220,13 @@ async fn what_is_no_message_is_a_problem() {
         ["body"]
     );
     post(&app, "/mcp", format!("{:1001}", "{}")).await.problem(413, "body-too-large");
-    let told = post(&app, "/mcp", r#"{"method":"tools/list"}"#).await.problem(400, "bad-request");
-    assert!(told.contains("JSON-RPC"), "{told}");
+    for no_message in [
+        r#"{"method":"tools/list"}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":["memory_read"]}"#,
+    ] {
+        let told = post(&app, "/mcp", no_message).await.problem(400, "bad-request");
+        assert!(told.contains("JSON-RPC"), "{told}");
+    }
     let text = app.request(Method::POST, "/mcp").header("content-type", "text/plain").body("{}");
     crate::answer::send(text).await.problem(415, "unsupported-media-type");
     for method in [Method::GET, Method::DELETE, Method::PUT] {
@@ -236,6 +241,75 @@ async fn what_is_no_message_is_a_problem() {
     let unknown = message(&app, "tools/eat", &json!({})).send().await.expect("an answer");
     let unknown: Value = unknown.json().await.expect("JSON");
     assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
+}
+
+#[tokio::test]
+async fn wrong_parameters_are_named_in_the_protocol() {
+    let app = on_sqlite(&[]).await;
+    for (method, params, wrong) in [
+        (
+            "tools/call",
+            json!({"name": "memory_read", "arguments": "{}"}),
+            "params.arguments: must be an object",
+        ),
+        (
+            "tools/call",
+            json!({"name": "memory_read", "arguments": []}),
+            "params.arguments: must be an object",
+        ),
+        ("tools/call", json!({"arguments": {}}), "params.name: missing"),
+        ("tools/call", json!({"name": 7}), "params.name: must be a string"),
+        ("tools/call", json!(null), "params: missing"),
+        ("initialize", json!({}), "params.protocolVersion: missing"),
+        ("initialize", json!({"protocolVersion": 7}), "params.protocolVersion: must be a string"),
+        ("server/discover", json!(null), "params: missing"),
+    ] {
+        let response = message(&app, method, &params).send().await.expect("an answer");
+        let answer: Value = response.json().await.expect("JSON");
+        assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(1), &json!(-32602)), "{answer}");
+        assert_eq!(answer["error"]["message"], wrong, "{method}");
+    }
+}
+
+/// No version is agreed on whose rules are not kept: that of March 2025 has batches.
+#[tokio::test]
+async fn an_older_client_is_offered_a_newer_version() {
+    let app = on_sqlite(&[]).await;
+    for (asked, agreed) in [
+        ("2024-11-05", "2025-11-25"),
+        ("2025-03-26", "2025-11-25"),
+        ("2025-06-18", "2025-06-18"),
+        ("2025-11-25", "2025-11-25"),
+        ("2099-01-01", "2025-11-25"),
+    ] {
+        let hello = json!({
+            "protocolVersion": asked, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"},
+        });
+        let welcome = result(message(&app, "initialize", &hello)).await;
+        assert_eq!(welcome["protocolVersion"], agreed, "{asked}");
+    }
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    assert_eq!(post(&app, "/mcp", json!([ping]).to_string()).await.fields(), ["body"]);
+}
+
+/// Nothing is asked of a client, so there is nothing that it could answer.
+#[tokio::test]
+async fn notifications_are_taken_and_responses_are_not() {
+    let app = on_sqlite(&[]).await;
+    let send = async |message: Value| {
+        let sent = app.request(Method::POST, "/mcp").json(&message).send().await.expect("an answer");
+        (sent.status().as_u16(), sent.text().await.expect("a text"))
+    };
+    for method in ["notifications/initialized", "notifications/cancelled", "notifications/other"] {
+        assert_eq!(send(json!({"jsonrpc": "2.0", "method": method})).await, (202, String::new()), "{method}");
+    }
+    for answer in [json!({"result": {}}), json!({"error": {"code": -32603, "message": "no"}})] {
+        let mut message = json!({"jsonrpc": "2.0", "id": 1});
+        message.as_object_mut().expect("an object").extend(answer.as_object().expect("an object").clone());
+        let (status, told) = send(message).await;
+        let told: Value = serde_json::from_str(&told).expect("JSON");
+        assert_eq!((status, &told["error"]["code"]), (400, &json!(-32600)), "{told}");
+    }
 }
 
 /// As for any other route: a page whose name leads here is not let in without a key.
