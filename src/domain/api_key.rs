@@ -7,6 +7,7 @@
 use super::id::{KeyName, TenantId};
 use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
 use std::fmt;
 use subtle::ConstantTimeEq as _;
 use time::OffsetDateTime;
@@ -21,6 +22,8 @@ const SECRET: usize = 40;
 const CHECKSUM: u32 = 7;
 /// 5 bits.
 const BASE: u32 = 32;
+/// Digits behind the prefix that give nothing away: a UUID has as many, and of a key they leave 80 bits to guess.
+const HARMLESS: usize = 32;
 
 /// The text is no key: wrong in its form, or in its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -201,8 +204,30 @@ pub struct KeyRecord {
     pub revoked_at: Option<OffsetDateTime>,
 }
 
+/// A text to be shown, without the secret of any key that stands in it, or of the better part of one: its id stays.
+#[must_use]
+pub fn without_secrets(text: &str) -> Cow<'_, str> {
+    let Some((before, rest)) = text.split_once(PREFIX) else {
+        return Cow::Borrowed(text);
+    };
+    let mut shown = before.to_owned();
+    for part in rest.split(PREFIX) {
+        shown.push_str(PREFIX);
+        let digits = part.find(|c| !is_digit(c)).unwrap_or(part.len());
+        match part.get(..ID).zip(part.get(digits..)) {
+            Some((id, rest)) if digits > HARMLESS => shown.extend([id, "…", rest]),
+            _ => shown.push_str(part),
+        }
+    }
+    if shown == text { Cow::Borrowed(text) } else { Cow::Owned(shown) }
+}
+
 fn is_base32(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'v'))
+    text.chars().all(is_digit)
+}
+
+fn is_digit(c: char) -> bool {
+    matches!(c, '0'..='9' | 'a'..='v')
 }
 
 fn number(bytes: &[u8]) -> u64 {
@@ -280,6 +305,26 @@ mod tests {
         }
         for wrong in ["", "precis_0", "000G40o4", "000g40o", "000g40o40", "000g40é", KEY] {
             assert_eq!(KeyId::parse(wrong), Err(InvalidKey), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_text_is_shown_without_the_secrets_in_it() {
+        let id = &KEY[..15];
+        for (text, shown) in [
+            (format!("/sessions/{KEY}/context"), format!("/sessions/{id}…/context")),
+            (format!("{KEY} é {KEY}"), format!("{id}… é {id}…")),
+            (format!("precis_{KEY}"), format!("precis_{id}…")),
+            // Mistyped, cut off, and with more behind it.
+            (format!("{KEY}00"), format!("{id}…")),
+            (KEY[..45].to_owned(), format!("{id}…")),
+        ] {
+            assert_eq!(without_secrets(&text), shown);
+        }
+        for harmless in
+            ["", "precis_", "/sessions/precis_demo", "precis_é", "precis_0123456789abcdef0123456789abcdef"]
+        {
+            assert_eq!(without_secrets(harmless), harmless);
         }
     }
 

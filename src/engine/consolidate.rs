@@ -5,6 +5,7 @@
 
 use super::{Error, MemoryService, Pools};
 use crate::blocking;
+use crate::domain::api_key::without_secrets;
 use crate::domain::chain::Chain;
 use crate::domain::chunk;
 use crate::domain::consolidation::Plan;
@@ -114,7 +115,7 @@ impl MemoryService {
     ) -> tokio::task::JoinHandle<Ended> {
         let (service, tenant, session, pools) =
             (self.clone(), tenant.clone(), session.clone(), pools.clone());
-        let span = tracing::info_span!("consolidation", session = %session);
+        let span = tracing::info_span!("consolidation", session = &*without_secrets(session.as_str()));
         self.tasks.spawn(
             async move { service.consolidate(&tenant, &session, claim, &pools).await }.instrument(span),
         )

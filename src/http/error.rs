@@ -3,6 +3,7 @@
 //!
 //! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
 
+use super::extract::shown;
 use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
 use crate::domain::message::Invalid;
@@ -317,7 +318,7 @@ impl IntoResponse for Problem {
 
 /// 404 for a path that is none of ours.
 pub(super) async fn no_route(method: Method, uri: Uri) -> Problem {
-    let path = uri.path();
+    let path = shown(uri.path());
     let mut detail = format!("There is nothing at {method} {path}. GET /openapi.json lists what there is.");
     if path.starts_with("/sessions/") || path.starts_with("/users/") {
         detail.push_str(" Inside an id, a slash is sent as %2F.");
@@ -327,7 +328,8 @@ pub(super) async fn no_route(method: Method, uri: Uri) -> Problem {
 
 /// 405; the header `allow` lists the methods.
 pub(super) async fn no_method(method: Method, uri: Uri) -> Problem {
-    let detail = format!("{} does not take {method}. The header allow lists what it takes.", uri.path());
+    let path = shown(uri.path());
+    let detail = format!("{path} does not take {method}. The header allow lists what it takes.");
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
 }
 

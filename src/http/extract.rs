@@ -5,6 +5,7 @@ use super::exchanges::at;
 use super::json;
 use super::limits::Limits;
 use crate::blocking;
+use crate::domain::api_key::without_secrets;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::invalid;
 use crate::domain::tool::Tool;
@@ -15,6 +16,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, header};
 use serde::de::DeserializeOwned;
+use std::borrow::Cow;
 
 /// The tenant that the request acts for: that of its key. Without API keys there is one.
 pub(super) struct Tenant(pub(super) TenantId);
@@ -127,6 +129,15 @@ pub(super) fn decoded(text: &str) -> Option<String> {
         });
     }
     String::from_utf8(decoded).ok()
+}
+
+/// A path to be shown, in the log or in an answer: as it came, or without its escapes where there is a key in it. People
+/// paste keys where an id should be.
+pub(super) fn shown(path: &str) -> Cow<'_, str> {
+    match without_secrets(decoded(path).as_deref().unwrap_or(path)) {
+        Cow::Borrowed(_) => Cow::Borrowed(path),
+        Cow::Owned(shown) => Cow::Owned(shown),
+    }
 }
 
 /// A user id out of a request.

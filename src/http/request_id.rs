@@ -1,6 +1,8 @@
 //! A request id on every request, every answer and every line of the log in between.
 
 use super::error::Beyond;
+use super::extract::shown;
+use crate::domain::api_key::without_secrets;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -24,7 +26,7 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
         tenant = field::Empty,
         key = field::Empty,
     );
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path) = (request.method().clone(), shown(request.uri().path()).into_owned());
     let began = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let (status, elapsed) = (response.status().as_u16(), began.elapsed());
@@ -42,7 +44,9 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
 }
 
 fn is_sound(id: &HeaderValue) -> bool {
-    !id.is_empty() && id.len() <= MOST_BYTES && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    let graphic = id.as_bytes().iter().all(u8::is_ascii_graphic);
+    let text = id.to_str().ok().filter(|id| graphic && (1..=MOST_BYTES).contains(&id.len()));
+    text.is_some_and(|id| without_secrets(id) == id)
 }
 
 fn new_id() -> HeaderValue {

@@ -4,7 +4,7 @@ use crate::service::{Ended, Precis, Process};
 use crate::support::backend::{Backend, on_both_stores};
 use crate::support::postgres::TestDatabase;
 use reqwest::{Method, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 on_both_stores!(
     keys_are_made_listed_and_revoked,
@@ -146,7 +146,8 @@ async fn no_key_is_logged(backend: Backend) {
     let (id, key) = create(&backend, &["--tenant", "acme", "--scope", "write"]).await;
     let (revoked, revoked_key) = create(&backend, &["--tenant", "acme"]).await;
     precis(&backend, &["keys", "revoke", &revoked]).await.printed();
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).set("log.filter", "trace").start().await;
+    let service = Precis::new().env("DATABASE_URL", &backend.url()).set("log.filter", "trace");
+    let service = service.set("consolidation.keep_recent", "2").start().await;
     let ask = async |key: &str, method: Method, path: &str, request_id: &str| {
         let request = service.request(method, path).bearer_auth(key).header("x-request-id", request_id);
         let status = request.send().await.expect("an answer").status();
@@ -166,7 +167,42 @@ async fn no_key_is_logged(backend: Backend) {
     let mistyped = format!("{}x", &key[..61]);
     let (status, span) = ask(&mistyped, Method::GET, "/sessions", "mistyped").await;
     assert_eq!((status, &span["key"]), (StatusCode::UNAUTHORIZED, &Value::Null));
+    // People paste keys where an id should be.
+    let path = |escaped: &str| format!("/sessions/{}", key.replacen("p", escaped, 1));
+    let turns = json!({"messages": [
+        {"role": "user", "content": "Tea was late today."}, {"role": "assistant", "content": "So it was."},
+        {"role": "user", "content": "And tomorrow?"}, {"role": "assistant", "content": "It will be on time."},
+    ]});
+    for (at, (method, path, body, status)) in [
+        (Method::POST, path("p") + "/exchanges", turns, 201),
+        (Method::POST, path("%70") + "/consolidations", Value::Null, 201),
+        (Method::GET, path("%70"), Value::Null, 200),
+        (Method::PUT, path("%70"), Value::Null, 405),
+        (Method::GET, path("p") + "/nothing", Value::Null, 404),
+        (Method::GET, format!("/sessions?cursor={key}"), Value::Null, 422),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let request_id = format!("pasted-{at}");
+        let request = service.request(method, &path).bearer_auth(&key).header("x-request-id", &request_id);
+        let request = if body.is_null() { request } else { request.json(&body) };
+        let answer = request.send().await.expect("an answer");
+        assert_eq!(answer.status(), status, "{path}");
+        let said = answer.text().await.expect("a text");
+        assert!(status < 400 || !said.contains(&key[15..40]), "{said}");
+        let answered = |line: &Value| {
+            line["message"] == "answered" && line["spans"][0]["request_id"] == request_id.as_str()
+        };
+        let line = service.until_line(&request_id, answered).await;
+        let shown = line["path"].as_str().expect("a path");
+        assert!(shown == "/sessions" || shown.starts_with(&format!("/sessions/precis_{id}…")), "{shown}");
+    }
+    let named = service.request(Method::GET, "/sessions").bearer_auth(&key).header("x-request-id", &key);
+    let named = named.send().await.expect("an answer");
+    assert_ne!(named.headers()["x-request-id"], key.as_str());
     let log = service.log().join("\n");
+    assert!(log.contains(&format!("\"session\":\"precis_{id}…\"")), "{log}");
     for key in [&key, &revoked_key] {
         assert!(!log.contains(&key[15..40]), "{log}");
     }
