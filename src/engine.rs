@@ -5,6 +5,7 @@
 
 use crate::domain::archive::LineError;
 use crate::domain::consolidation::{Mode, Policy};
+use crate::domain::message::Message;
 use crate::domain::search::analysis::Analysis;
 use crate::domain::search::query::InvalidQuery;
 use crate::domain::tokens::Tokenizer;
@@ -55,6 +56,12 @@ pub struct Rules {
     pub tokenizer: Tokenizer,
     /// The rules by which the index is made and searched; `None`: there is no search.
     pub search: Option<Analysis>,
+}
+
+/// A message out of the store.
+fn stored_message(json: String) -> Result<Message, StoreError> {
+    let why = "it is no message of the chat format".to_owned();
+    Message::from_stored(json).map_err(|_| StoreError::Corrupt { what: "a message", why })
 }
 
 /// The names of the pools that do the work.

@@ -39,6 +39,8 @@ pub struct Sample {
     pub messages: i64,
     /// Of those looked at, how many have what a probe asks for; by the probes' order.
     pub with: Vec<i64>,
+    /// How many of these are in scope, whenever they were stored.
+    pub in_scope: Vec<i64>,
 }
 
 /// Where a message is.
@@ -51,6 +53,9 @@ pub struct Place {
     /// Its session.
     pub session: SessionId,
 }
+
+/// Bytes of JSON: of a larger message, most is none of what is searched.
+pub const LARGE: i64 = 128 * 1024;
 
 /// A message that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,17 +91,18 @@ pub struct Backlog {
 /// Finding messages.
 #[async_trait]
 pub trait Search {
-    /// Looks at the `most` newest messages, of one session or of the whole tenant: how many have what each probe asks for.
+    /// Looks at the `most` newest messages, of the scope's session or else of the whole tenant: how many have what each
+    /// probe asks for.
     async fn sample(
         &self,
         tenant: &TenantId,
-        session: Option<&SessionId>,
+        scope: &Scope,
         probes: &[Probe],
         most: i64,
     ) -> Result<Sample, StoreError>;
 
-    /// By the index: for each probe, the `most` messages of the scope that have what it asks for and were stored last.
-    /// What it reads grows with how many there are.
+    /// By the index: for each probe, the `most` messages of the scope that have what it asks for and came into the index
+    /// last. What it reads grows with how many there are.
     async fn draw(
         &self,
         tenant: &TenantId,
@@ -116,8 +122,8 @@ pub trait Search {
         most: i64,
     ) -> Result<Vec<Place>, StoreError>;
 
-    /// The messages at these places, in their order, as far as they are the user's where one is named: as many of the first as
-    /// together have `max_bytes` of JSON, but one at least.
+    /// The messages at these places, in their order, as far as they are the user's where one is named. They are taken, those
+    /// of more than [`LARGE`] last, until together they have `max_bytes` of JSON.
     async fn at(
         &self,
         tenant: &TenantId,
@@ -126,12 +132,14 @@ pub trait Search {
         max_bytes: i64,
     ) -> Result<Vec<Found>, StoreError>;
 
-    /// The messages beside these places, up to `distance` before and after each, each once, in no order.
+    /// The messages beside these places, up to `distance` before and after each, each once, in no order. They are taken,
+    /// those beside the first places first and the nearest before others, until together they have `max_bytes` of JSON.
     async fn beside(
         &self,
         tenant: &TenantId,
         places: &[Place],
         distance: i64,
+        max_bytes: i64,
     ) -> Result<Vec<Found>, StoreError>;
 
     /// How far the index is behind. An index without any rules gets those of this label.
@@ -177,10 +185,11 @@ pub(super) async fn lexemes(
 
 impl Sample {
     /// Out of the newest messages' figures: how many they are (`rows`), their lowest and highest ids (`first`, `last`), the
-    /// id of the tenant's oldest message, and the last `seq` of the session, 0 where it is about a tenant.
+    /// id of the tenant's oldest message, and the last `seq` of the session, 0 where it is about a tenant. The second half
+    /// of `with` is about the scope.
     pub(super) fn of(
         most: i64,
-        with: Vec<i64>,
+        mut with: Vec<i64>,
         figure: impl Fn(&str) -> Result<i64, sqlx::Error>,
     ) -> Result<Self, StoreError> {
         let (rows, last_seq) = (figure("rows")?, figure("last_seq")?);
@@ -193,7 +202,8 @@ impl Sample {
             0 => i64::try_from(all).unwrap_or(i64::MAX).max(rows),
             last_seq => last_seq.max(rows),
         };
-        Ok(Self { rows, messages, with })
+        let in_scope = with.split_off(with.len() / 2);
+        Ok(Self { rows, messages, with, in_scope })
     }
 }
 

@@ -18,6 +18,7 @@ on_both_stores!(
     every_script_is_searched_without_case_accents_or_endings,
     filters_narrow_it_down,
     of_common_words_the_rarer_weighs_more,
+    what_was_said_long_ago_is_found,
     what_is_excluded_takes_no_place_of_a_hit,
 );
 
@@ -274,6 +275,20 @@ async fn what_is_excluded_takes_no_place_of_a_hit(backend: Backend) {
     app.record("s", &vec![user("a night ferry"); 1000]).await;
     assert_eq!(of("night -ferry").await, ["s:2", "s:3", "s:1"]);
     assert_eq!(found(&app, &[("q", "night -ferry"), ("session_id", "s")]).await, ["s:2", "s:3", "s:1"]);
+}
+
+/// However many others have said the same since, and whether the two words stand together in what they said.
+async fn what_was_said_long_ago_is_found(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let of_ada = json!({"user_id": "ada", "messages": [user("see you at work"), user("you see")]});
+    app.post("/sessions/old/exchanges", &of_ada).await;
+    app.record("new", &vec![user("you work, they see"); 1100]).await;
+    assert_eq!(found(&app, &[("q", "work"), ("user_id", "ada")]).await, ["old:1"]);
+    assert_eq!(found(&app, &[("q", "you see"), ("user_id", "ada")]).await, ["old:2", "old:1"]);
+    app.record("new", &vec![user("you, they see"); 600]).await;
+    app.record("b", &[user("rare, I see you")]).await;
+    app.record("new", &vec![user("rare: you, they see"); 600]).await;
+    assert_eq!(found(&app, &[("q", "\"see you\" rare")]).await, ["b:1"]);
 }
 
 #[tokio::test]

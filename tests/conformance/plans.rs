@@ -131,9 +131,9 @@ async fn call(demo: &Conversation, what: &str) {
         "sessions of a user" => sessions(Some(&ada), None).await,
         "sessions of a user, far down" => sessions(Some(&ada), Some(&far)).await,
         "sample" | "sample of a session" => {
-            let session = what.ends_with("session").then_some(session);
-            let sample =
-                store.sample(tenant, session, &[probe("common"), probe("few7")], 1000).await.unwrap();
+            let session = what.ends_with("session").then(|| session.clone());
+            let scope = Scope { session, ..Scope::default() };
+            let sample = store.sample(tenant, &scope, &[probe("common"), probe("few7")], 1000).await.unwrap();
             // What `append` says is newer and has other words.
             assert!(sample.rows == 1000 && sample.with[0] > 900 && sample.with[1] == 0, "{sample:?}");
         }
@@ -148,7 +148,7 @@ async fn call(demo: &Conversation, what: &str) {
             assert_eq!(store.walk(tenant, &scope, &probe("common"), 20_000, 50).await.unwrap().len(), 50);
         }
         "at" => assert_eq!(store.at(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20),
-        "beside" => assert_eq!(store.beside(tenant, &places(), 1).await.unwrap().len(), 40),
+        "beside" => assert_eq!(store.beside(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40),
         "append" => {
             demo.say(&["a", "b"]).await;
         }

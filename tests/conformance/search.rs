@@ -8,7 +8,7 @@ use precis::domain::message::Role;
 use precis::domain::search::analysis::{Analysis, Language};
 use precis::domain::search::index::{Lexeme, Probe};
 use precis::engine::reindex::{reindex, state};
-use precis::storage::search::{Place, Sample, Scope};
+use precis::storage::search::{LARGE, Place, Sample, Scope};
 use precis::storage::{self, Options, Store};
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -133,12 +133,25 @@ async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
         demo.session("other").say(&["plum"]).await;
     }
     let probes = [probe(&[&["plum"]]), probe(&[&["pear"]]), probe(&[&["pea*"], &["plum"]])];
-    let sample = async |session, most| demo.store.sample(&demo.tenant, session, &probes, most).await.unwrap();
-    assert_eq!(sample(None, 100).await, Sample { rows: 40, messages: 40, with: vec![30, 10, 0] });
-    assert_eq!(sample(None, 8).await, Sample { rows: 8, messages: 40, with: vec![6, 2, 0] });
-    let session = session_id("demo");
-    assert_eq!(sample(Some(&session), 100).await, Sample { rows: 30, messages: 30, with: vec![20, 10, 0] });
-    assert_eq!(sample(Some(&session), 3).await, Sample { rows: 3, messages: 30, with: vec![2, 1, 0] });
+    let sample = async |scope: &Scope, most| {
+        let Sample { rows, messages, with, in_scope } =
+            demo.store.sample(&demo.tenant, scope, &probes, most).await.unwrap();
+        (rows, messages, with, in_scope)
+    };
+    let all = Scope::default();
+    assert_eq!(sample(&all, 100).await, (40, 40, vec![30, 10, 0], vec![30, 10, 0]));
+    assert_eq!(sample(&all, 8).await, (8, 40, vec![6, 2, 0], vec![6, 2, 0]));
+    let session = Scope { session: Some(session_id("demo")), ..all.clone() };
+    assert_eq!(sample(&session, 100).await, (30, 30, vec![20, 10, 0], vec![20, 10, 0]));
+    assert_eq!(sample(&session, 3).await, (3, 30, vec![2, 1, 0], vec![2, 1, 0]));
+    // All of them tell how common a word is, whoever is asked about.
+    let ada = Scope { user: Some(user_id("ada")), ..all.clone() };
+    assert_eq!(sample(&ada, 100).await, (40, 40, vec![30, 10, 0], vec![0, 0, 0]));
+    let exchange = exchange_of("ada", &["plum"]);
+    demo.session("adas").record(&exchange).await;
+    assert_eq!(sample(&ada, 2).await.3, [1, 0, 0]);
+    let answers = Scope { role: Some(Role::Assistant), without: vec!["pear".to_owned()], ..all };
+    assert_eq!(sample(&answers, 100).await.3, [0, 0, 0]);
 }
 
 async fn what_is_read_is_bounded(backend: Backend) {
@@ -152,12 +165,33 @@ async fn what_is_read_is_bounded(backend: Backend) {
     assert_eq!(seqs(&demo.walk(&all, &plum, 3, 9).await), [9, 7]);
     let drawn = demo.draw(&all, &plum, 9).await;
     let bytes = demo.history().await[0].json.len() as i64;
-    let at = async |most| demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap();
-    assert_eq!((at(bytes * 2).await.len(), at(bytes * 3 - 1).await.len(), at(1).await.len()), (2, 2, 1));
-    let beside = demo.store.beside(&demo.tenant, &drawn[..1], 2).await.unwrap();
-    let mut beside: Vec<i64> = beside.iter().map(|found| found.place.seq).collect();
-    beside.sort_unstable();
-    assert_eq!(beside, [7, 8]);
+    let at = async |most| demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap().len();
+    assert_eq!((at(bytes * 2).await, at(bytes * 2 + 1).await, at(1).await, at(0).await), (2, 3, 1, 0));
+    let beside = async |places, most| {
+        let beside = demo.store.beside(&demo.tenant, places, 2, most).await.unwrap();
+        let mut beside: Vec<i64> = beside.iter().map(|found| found.place.seq).collect();
+        beside.sort_unstable();
+        beside
+    };
+    assert_eq!(beside(&drawn[..1], i64::MAX).await, [7, 8]);
+    // Of 9 and 7, first what is near the first.
+    assert_eq!(beside(&drawn[..2], i64::MAX).await, [5, 6, 7, 8, 9]);
+    assert_eq!(beside(&drawn[..2], 1).await, [8]);
+    let of_eight = demo.history().await[7].json.len() as i64;
+    assert_eq!(beside(&drawn[..2], of_eight).await, [8]);
+    assert_eq!(beside(&drawn[..2], of_eight + 1).await, [7, 8]);
+    assert_eq!(beside(&drawn[..2], of_eight + bytes + 1).await, [6, 7, 8]);
+    // A large one is no reason to leave out small ones behind it.
+    demo.say(&[&format!("plum {}", "x".repeat(LARGE as usize)), "plum"]).await;
+    let drawn = demo.draw(&all, &plum, 3).await;
+    assert_eq!(seqs(&drawn), [11, 10, 9]);
+    let at = async |most| {
+        let found = demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap();
+        found.iter().map(|found| found.place.seq).collect::<Vec<_>>()
+    };
+    let history = demo.history().await;
+    let small: i64 = [9, 11].iter().map(|seq| history[seq - 1].json.len() as i64).sum();
+    assert_eq!((at(small).await, at(small + 1).await), (vec![11, 9], vec![11, 10, 9]));
     // The largest message there can be of a script that has a term for each pair of characters.
     let long: String =
         (0..3_000_000).filter_map(|n| char::from_u32(0x4e00 + n % 20_011 * 7919 % 20_000)).collect();

@@ -93,15 +93,16 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         assert_eq!(other.revisions().await, None);
         assert_eq!(store.revision(tenant, session, 1).await.unwrap(), None);
         let (probe, scope) = (Probe(vec![vec![Lexeme::exact("a")]]), Scope::default());
-        for session in [None, Some(session)] {
-            let sample = store.sample(tenant, session, from_ref(&probe), 9).await.unwrap();
+        for session in [None, Some(session.clone())] {
+            let scope = Scope { session, ..Scope::default() };
+            let sample = store.sample(tenant, &scope, from_ref(&probe), 9).await.unwrap();
             assert_eq!((sample.rows, sample.messages, sample.with), (0, 0, vec![0]));
         }
         assert_eq!(store.draw(tenant, &scope, from_ref(&probe), 9).await.unwrap(), [[]]);
         assert_eq!(store.walk(tenant, &scope, &probe, 9, 9).await.unwrap(), []);
         let place = Place { created_at: OffsetDateTime::UNIX_EPOCH, seq: 1, session: session.clone() };
         assert_eq!(store.at(tenant, None, from_ref(&place), 999).await.unwrap(), []);
-        assert_eq!(store.beside(tenant, &[place], 1).await.unwrap(), []);
+        assert_eq!(store.beside(tenant, &[place], 1, i64::MAX).await.unwrap(), []);
         assert_eq!(store.tokens_spent_today(tenant).await.unwrap(), 0);
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);

@@ -5,12 +5,12 @@
 use super::Outcome;
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::{Message, Role};
+use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
 use crate::domain::tool::Mistake;
 use crate::domain::transcript::Entry;
 use crate::engine::search::{Hit, Query};
-use crate::engine::{Error, MemoryService, StoreError, StoredMessage};
+use crate::engine::{Error, MemoryService, StoredMessage, stored_message};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use time::format_description::well_known::Rfc3339;
@@ -127,9 +127,7 @@ fn neighbours(messages: &[StoredMessage]) -> Result<Vec<Neighbour>, Error> {
 }
 
 fn entry(json: &str) -> Result<Entry, Error> {
-    let message = Message::from_stored(json.to_owned());
-    let corrupt = |_| StoreError::Corrupt { what: "a message", why: "not of the chat format".into() };
-    Ok(Entry::of(&message.map_err(corrupt)?))
+    Ok(Entry::of(&stored_message(json.to_owned())?))
 }
 
 fn one_line(text: &str) -> String {

@@ -11,7 +11,9 @@ use crate::domain::message::Message;
 use crate::domain::search::index::{self, Probe};
 use crate::storage::StoreError;
 use crate::storage::row::corrupt;
-use crate::storage::search::{Backlog, Dialect, Found, IndexState, Place, Sample, Scope, Search, lexemes};
+use crate::storage::search::{
+    Backlog, Dialect, Found, IndexState, LARGE, Place, Sample, Scope, Search, lexemes,
+};
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, PgConnection, Row as _};
@@ -67,29 +69,38 @@ const WALK_SESSION: &str = "\
 
 const AT: &str = "\
     SELECT session_id, seq, created_at, message FROM (
-        SELECT w.session_id, w.seq, m.created_at, m.message, w.place,
-            sum(octet_length(m.message)) OVER (ORDER BY w.place) AS bytes
+        SELECT w.session_id, w.seq, m.created_at, m.message, w.place, sum(octet_length(m.message))
+            OVER (ORDER BY octet_length(m.message) > $5, w.place) - octet_length(m.message) AS before
         FROM unnest($2::text[], $3::bigint[]) WITH ORDINALITY AS w (session_id, seq, place)
             CROSS JOIN LATERAL (
                 SELECT created_at, message FROM messages
                 WHERE tenant_id = $1 AND session_id = w.session_id AND seq = w.seq OFFSET 0
             ) AS m
-        WHERE $5::text IS NULL OR EXISTS (
-            SELECT FROM sessions WHERE tenant_id = $1 AND session_id = w.session_id AND user_id = $5
+        WHERE $6::text IS NULL OR EXISTS (
+            SELECT FROM sessions WHERE tenant_id = $1 AND session_id = w.session_id AND user_id = $6
         )
     ) AS sized
-    WHERE bytes <= $4 OR place = 1 ORDER BY place";
+    WHERE before < $4 ORDER BY place";
 
 /// The borders come as plain values: behind row-level security the index is asked for nothing that is still to be computed.
 /// `OFFSET 0` has each range read by the index, however many the planner expects.
 const BESIDE: &str = "\
-    SELECT DISTINCT m.session_id, m.seq, m.created_at, m.message
-    FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[]) AS w (session_id, seq, first, last)
-        CROSS JOIN LATERAL (
-            SELECT session_id, seq, created_at, message FROM messages
-            WHERE tenant_id = $1 AND session_id = w.session_id AND seq >= w.first AND seq <= w.last OFFSET 0
-        ) AS m
-    WHERE m.seq <> w.seq";
+    SELECT session_id, seq, created_at, message FROM (
+        SELECT session_id, seq, created_at, message,
+            sum(octet_length(message)) OVER (ORDER BY place, distance, seq) - octet_length(message) AS before
+        FROM (
+            SELECT DISTINCT ON (m.session_id, m.seq)
+                m.session_id, m.seq, m.created_at, m.message, w.place, abs(m.seq - w.seq) AS distance
+            FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
+                WITH ORDINALITY AS w (session_id, seq, first, last, place)
+                CROSS JOIN LATERAL (
+                    SELECT session_id, seq, created_at, message FROM messages
+                    WHERE tenant_id = $1 AND session_id = w.session_id AND seq >= w.first AND seq <= w.last OFFSET 0
+                ) AS m
+            WHERE m.seq <> w.seq ORDER BY m.session_id, m.seq, w.place
+        ) AS beside
+    ) AS sized
+    WHERE before < $6";
 
 const INDEX: &str = "\
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
@@ -159,12 +170,12 @@ impl Search for Postgres {
     async fn sample(
         &self,
         tenant: &TenantId,
-        session: Option<&SessionId>,
+        scope: &Scope,
         probes: &[Probe],
         most: i64,
     ) -> Result<Sample, StoreError> {
-        let probes = queries(tenant, &Scope::default(), probes);
-        let query = match session {
+        let probes = [queries(tenant, &Scope::default(), probes), queries(tenant, scope, probes)].concat();
+        let query = match &scope.session {
             None => sqlx::query(SAMPLE).bind(tenant.as_str()).bind(most).bind(probes),
             Some(session) => {
                 let query = sqlx::query(SAMPLE_OF_SESSION).bind(tenant.as_str()).bind(most).bind(probes);
@@ -232,6 +243,7 @@ impl Search for Postgres {
             .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
             .bind(places.iter().map(|place| place.seq).collect::<Vec<_>>())
             .bind(max_bytes)
+            .bind(LARGE)
             .bind(user.map(UserId::as_str));
         self.read_all(tenant, query).await?.iter().map(found).collect()
     }
@@ -241,13 +253,15 @@ impl Search for Postgres {
         tenant: &TenantId,
         places: &[Place],
         distance: i64,
+        max_bytes: i64,
     ) -> Result<Vec<Found>, StoreError> {
         let query = sqlx::query(BESIDE)
             .bind(tenant.as_str())
             .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
             .bind(places.iter().map(|place| place.seq).collect::<Vec<_>>())
             .bind(places.iter().map(|place| place.seq.saturating_sub(distance)).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.seq.saturating_add(distance)).collect::<Vec<_>>());
+            .bind(places.iter().map(|place| place.seq.saturating_add(distance)).collect::<Vec<_>>())
+            .bind(max_bytes);
         self.read_all(tenant, query).await?.iter().map(found).collect()
     }
 

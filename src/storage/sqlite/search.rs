@@ -10,7 +10,9 @@ use crate::domain::message::Message;
 use crate::domain::search::index::{self, Probe};
 use crate::storage::StoreError;
 use crate::storage::row::{corrupt, limit};
-use crate::storage::search::{Backlog, Dialect, Found, IndexState, Place, Sample, Scope, Search, lexemes};
+use crate::storage::search::{
+    Backlog, Dialect, Found, IndexState, LARGE, Place, Sample, Scope, Search, lexemes,
+};
 use async_trait::async_trait;
 use rows::{Sought, rows};
 use serde_json::{Value, json};
@@ -65,23 +67,37 @@ const DRAW: &str = "\
 /// Rows that are walked over at a time.
 const STEP: i64 = 500;
 
-/// Places come as one JSON text: lists of session and `seq`.
+/// Places come as one JSON text: lists of session and `seq`. What is too much is not read: SQLite knows the length of a text
+/// without it.
 const AT: &str = "\
-    SELECT session_id, seq, created_at, message FROM (
-        SELECT m.session_id, m.seq, m.created_at, m.message, w.key AS place,
-            sum(octet_length(m.message)) OVER (ORDER BY w.key) AS bytes
-        FROM json_each($2) AS w
-            CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.value ->> 0 AND m.seq = w.value ->> 1
-            CROSS JOIN sessions AS s ON s.tenant_id = $1 AND s.session_id = m.session_id
-        WHERE $4 IS NULL OR s.user_id = $4
-    ) WHERE bytes <= $3 OR place = 0 ORDER BY place";
+    SELECT m.session_id, m.seq, m.created_at, m.message
+    FROM (
+        SELECT place, session_id, seq, sum(bytes) OVER (ORDER BY bytes > $4, place) - bytes AS before
+        FROM (
+            SELECT w.key AS place, m.session_id, m.seq, octet_length(m.message) AS bytes
+            FROM json_each($2) AS w
+                CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.value ->> 0 AND m.seq = w.value ->> 1
+                CROSS JOIN sessions AS s ON s.tenant_id = $1 AND s.session_id = m.session_id
+            WHERE $5 IS NULL OR s.user_id = $5
+        )
+    ) AS sized CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = sized.session_id AND m.seq = sized.seq
+    WHERE before < $3 ORDER BY place";
 
+/// Of the columns beside `min`, SQLite takes those of the row that has it.
 const BESIDE: &str = "\
-    SELECT DISTINCT m.session_id, m.seq, m.created_at, m.message
-    FROM json_each($2) AS w
-        CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.value ->> 0
-            AND m.seq BETWEEN (w.value ->> 1) - $3 AND (w.value ->> 1) + $3
-    WHERE m.seq <> w.value ->> 1";
+    SELECT m.session_id, m.seq, m.created_at, m.message
+    FROM (
+        SELECT session_id, seq, sum(bytes) OVER (ORDER BY place, distance, seq) - bytes AS before
+        FROM (
+            SELECT m.session_id, m.seq, octet_length(m.message) AS bytes, min(w.key) AS place,
+                abs(m.seq - (w.value ->> 1)) AS distance
+            FROM json_each($2) AS w
+                CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = w.value ->> 0
+                    AND m.seq BETWEEN (w.value ->> 1) - $3 AND (w.value ->> 1) + $3
+            WHERE m.seq <> w.value ->> 1 GROUP BY m.session_id, m.seq
+        )
+    ) AS sized CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = sized.session_id AND m.seq = sized.seq
+    WHERE before < $4";
 
 /// Many rows as one JSON text, as for the messages of an import.
 const INDEX: &str = "\
@@ -122,14 +138,15 @@ impl Search for Sqlite {
     async fn sample(
         &self,
         tenant: &TenantId,
-        session: Option<&SessionId>,
+        scope: &Scope,
         probes: &[Probe],
         most: i64,
     ) -> Result<Sample, StoreError> {
-        let scope = Scope { session: session.cloned(), ..Scope::default() };
-        let (text, oldest) = self.newest(tenant, &scope, most, 0).await?;
-        let probes: Vec<Sought> =
-            probes.iter().map(|probe| Sought::new(tenant, &Scope::default(), probe)).collect();
+        let (session, everywhere) = (scope.session.as_ref(), Scope::default());
+        let (text, oldest) =
+            self.newest(tenant, &Scope { session: session.cloned(), ..everywhere.clone() }, most, 0).await?;
+        let sought = |scope| probes.iter().map(move |probe| Sought::new(tenant, scope, probe));
+        let probes: Vec<Sought> = sought(&everywhere).chain(sought(scope)).collect();
         let (mut with, mut ids, mut last_seq) = (vec![0; probes.len()], Vec::new(), 0);
         for row in rows(&text) {
             for (with, probe) in with.iter_mut().zip(&probes) {
@@ -219,6 +236,7 @@ impl Search for Sqlite {
             .bind(tenant.as_str())
             .bind(listed(places))
             .bind(max_bytes)
+            .bind(LARGE)
             .bind(user.map(UserId::as_str));
         query.fetch_all(&self.readers).await?.iter().map(found).collect()
     }
@@ -228,8 +246,10 @@ impl Search for Sqlite {
         tenant: &TenantId,
         places: &[Place],
         distance: i64,
+        max_bytes: i64,
     ) -> Result<Vec<Found>, StoreError> {
-        let query = sqlx::query(BESIDE).bind(tenant.as_str()).bind(listed(places)).bind(distance);
+        let query =
+            sqlx::query(BESIDE).bind(tenant.as_str()).bind(listed(places)).bind(distance).bind(max_bytes);
         query.fetch_all(&self.readers).await?.iter().map(found).collect()
     }
 

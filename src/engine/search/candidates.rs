@@ -1,0 +1,113 @@
+//! Which messages are worth reading.
+//!
+//! How much is read is bounded, whatever is asked for: a look at the newest messages tells which words are common.
+//! Candidates are drawn by the others, of which few messages have each; where all are common, the newest messages that have
+//! them are walked to.
+
+use super::limit;
+use crate::domain::id::TenantId;
+use crate::domain::search::index::Probe;
+use crate::domain::search::query::{Query, Word};
+use crate::domain::search::rank;
+use crate::engine::{Error, MemoryService};
+use crate::storage::search::{Place, Sample, Scope};
+use std::collections::{BTreeMap, HashMap};
+use std::slice::from_ref;
+
+/// Messages that tell which words are common.
+const SAMPLE: i64 = 1000;
+/// A word that one in so many messages has is a common one. Drawing by a word costs as much as there are messages that
+/// have it, walking to a message that has it as much as there are others between: at 20,000 of a million these are about
+/// the same.
+const COMMON: i64 = 50;
+/// Messages drawn for each word, at most, and candidates in all.
+const DRAWN: usize = 1000;
+/// Messages that are walked over, at most.
+const WALKED: i64 = 20_000;
+
+/// What may be a hit.
+pub(super) struct Candidates {
+    /// The most promising first.
+    pub(super) places: Vec<Place>,
+    /// What each word of the query weighs.
+    pub(super) weights: Vec<f64>,
+}
+
+impl MemoryService {
+    pub(super) async fn candidates(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        query: &Query,
+    ) -> Result<Candidates, Error> {
+        let words: Vec<Probe> = query.words.iter().map(Word::probe).collect();
+        let must: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.probe().0).collect();
+        let must = (!must.is_empty()).then_some(Probe(must));
+        let probes: Vec<Probe> = words.iter().chain(&must).cloned().collect();
+        let sample = self.store.sample(tenant, scope, &probes, SAMPLE).await?;
+        let mut drawn = BTreeMap::new();
+        let places = if let Some(must) = must {
+            // What a hit must have narrows it down the most.
+            if is_rare(&sample, words.len()) {
+                self.store.draw(tenant, scope, from_ref(&must), limit(DRAWN)).await?.concat()
+            } else {
+                self.store.walk(tenant, scope, &must, WALKED, limit(DRAWN)).await?
+            }
+        } else {
+            let rare: Vec<usize> = (0..words.len()).filter(|word| is_rare(&sample, *word)).collect();
+            let by: Vec<Probe> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
+            if by.is_empty() {
+                let any = Probe(vec![words.into_iter().flat_map(|Probe(groups)| groups).flatten().collect()]);
+                self.store.walk(tenant, scope, &any, WALKED, limit(super::RANKED)).await?
+            } else {
+                drawn.extend(rare.into_iter().zip(self.store.draw(tenant, scope, &by, limit(DRAWN)).await?));
+                Vec::new()
+            }
+        };
+        let weight = |word| {
+            let found = drawn.get(&word).map(Vec::len);
+            rank::weight(frequency(&sample, scope, word, found), sample.messages)
+        };
+        let weights: Vec<f64> = (0..query.words.len()).map(weight).collect();
+        let lists =
+            drawn.into_iter().map(|(word, list)| (list, weights.get(word).copied().unwrap_or_default()));
+        let places = best(lists.chain([(places, 0.0)]));
+        Ok(Candidates { places, weights })
+    }
+}
+
+/// Whether few messages in scope have what the probe asks for. Of somebody who has said nothing lately, all is rare.
+fn is_rare(sample: &Sample, probe: usize) -> bool {
+    let with = sample.in_scope.get(probe).copied().unwrap_or_default();
+    sample.rows < SAMPLE || with * COMMON < sample.rows
+}
+
+/// How many messages have a word: counted, where all that have it were drawn, else out of the sample.
+fn frequency(sample: &Sample, scope: &Scope, word: usize, drawn: Option<usize>) -> i64 {
+    let with = sample.with.get(word).copied().unwrap_or_default();
+    if sample.messages <= sample.rows {
+        return with;
+    }
+    let estimated = i128::from(with) * i128::from(sample.messages) / i128::from(sample.rows.max(1));
+    let estimated = i64::try_from(estimated).unwrap_or(i64::MAX);
+    let is_all = *scope == Scope { session: scope.session.clone(), ..Scope::default() };
+    match drawn {
+        Some(drawn) if is_all && drawn < DRAWN => limit(drawn),
+        Some(drawn) => estimated.max(limit(drawn)),
+        None => estimated,
+    }
+}
+
+/// Those on most lists, by what the lists weigh; the newest among equals.
+fn best(lists: impl Iterator<Item = (Vec<Place>, f64)>) -> Vec<Place> {
+    let mut weights: HashMap<Place, f64> = HashMap::new();
+    for (list, weight) in lists {
+        for place in list {
+            *weights.entry(place).or_default() += weight;
+        }
+    }
+    let mut places: Vec<(f64, Place)> = weights.into_iter().map(|(place, weight)| (weight, place)).collect();
+    places.sort_by(|(better, one), (worse, other)| worse.total_cmp(better).then_with(|| other.cmp(one)));
+    places.truncate(DRAWN);
+    places.into_iter().map(|(_, place)| place).collect()
+}
