@@ -121,11 +121,13 @@ pub(crate) fn tokens_of_anthropic(answer: &str) -> usize {
     PER_LIST + system + blocks.map(|block| block.tokens(false)).sum::<usize>()
 }
 
-/// What chat completions refuse: a call whose results don't follow at once, a result without a call.
+/// What chat completions refuse: a call whose results don't follow at once, a result without a call, an empty list of
+/// calls.
 pub(crate) fn openai_takes(messages: &[Value]) {
     let mut open: HashSet<&str> = HashSet::new();
     for (at, message) in messages.iter().enumerate() {
         let place = || format!("message {at} of {messages:#?}");
+        assert_ne!(message["tool_calls"], Value::Array(Vec::new()), "{}", place());
         match word(message, "role") {
             "tool" => assert!(open.remove(word(message, "tool_call_id")), "a stray result: {}", place()),
             "system" => assert_eq!(at, 0),

@@ -1,11 +1,12 @@
-//! Chat completions: messages as they were stored, byte for byte.
+//! Chat completions: messages as they were stored, byte for byte, but for a field that OpenAI's own interface refuses.
 
 use super::pairs::{EARLIER_CALL, Inserts, NO_RESULT};
 use super::{Draft, List, Part, Piece, Stable, Voice};
 use crate::domain::message::Role;
 use crate::domain::tokens;
 use crate::domain::window::WindowMessage;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 #[derive(Serialize)]
 struct Plain<'a> {
@@ -47,10 +48,35 @@ pub(super) fn piece(message: WindowMessage, inserts: &Inserts) -> Piece {
         piece.insert(call, tokens);
     }
     let voice = if message.mark.role == Role::Assistant { Voice::Assistant } else { Voice::User };
-    piece.parts.push(Part { voice, json: message.json });
+    let json = without_empty_calls(&message.json).unwrap_or(message.json);
+    piece.parts.push(Part { voice, json });
     piece.tokens += message.tokens;
     piece.insert_results(inserts, result);
     piece
+}
+
+/// The message without its `tool_calls`, if it has an empty list of them. Servers that are not OpenAI's answer so whenever
+/// they call nothing, and OpenAI's refuses to be sent it. All else stays to the letter.
+fn without_empty_calls(json: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Calls<'a> {
+        #[serde(borrow)]
+        tool_calls: Option<&'a RawValue>,
+    }
+    const KEY: &str = r#""tool_calls":"#;
+    const NONE: &str = "[]";
+    // Most messages have no such text anywhere, and need not be read for that.
+    if !json.contains(r#""tool_calls":[]"#) {
+        return None;
+    }
+    let calls = serde_json::from_str::<Calls<'_>>(json).ok()?.tool_calls.filter(|raw| raw.get() == NONE)?;
+    let at = calls.get().as_ptr().addr() - json.as_ptr().addr();
+    let (before, after) = json.split_at_checked(at)?;
+    let (before, after) = (before.strip_suffix(KEY)?, after.strip_prefix(NONE)?);
+    Some(match before.strip_suffix(',') {
+        Some(before) => format!("{before}{after}"),
+        None => format!("{before}{}", after.strip_prefix(',').unwrap_or(after)),
+    })
 }
 
 /// A call whose result follows.
@@ -87,4 +113,27 @@ pub(super) fn list(draft: Draft) -> List {
 
 fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| unreachable!("structs of strings are always JSON"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_list_of_calls_is_left_out() {
+        for (stored, sent) in [
+            (r#"{"role":"a","tool_calls":[],"x":1.0}"#, Some(r#"{"role":"a","x":1.0}"#)),
+            (r#"{"tool_calls":[],"role":"a"}"#, Some(r#"{"role":"a"}"#)),
+            (r#"{"role":"a","tool_calls":[]}"#, Some(r#"{"role":"a"}"#)),
+            (
+                r#"{"x":{"tool_calls":[]},"tool_calls":[],"z":"\"tool_calls\":[]"}"#,
+                Some(r#"{"x":{"tool_calls":[]},"z":"\"tool_calls\":[]"}"#),
+            ),
+            (r#"{"x":{"tool_calls":[]},"tool_calls":[{"id":"a"}]}"#, None),
+            (r#"{"x":{"tool_calls":[]},"tool_calls":null}"#, None),
+            (r#"{"role":"a","content":"\"tool_calls\":[]"}"#, None),
+        ] {
+            assert_eq!(without_empty_calls(stored).as_deref(), sent, "{stored}");
+        }
+    }
 }

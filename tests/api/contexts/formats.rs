@@ -1,6 +1,6 @@
 //! The same session in both formats, to the letter.
 
-use crate::answer::{Answer, on_sqlite, post, put};
+use crate::answer::{Answer, get, on_sqlite, post, put};
 use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
 use serde_json::{Value, json};
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 on_both_stores!(
     a_session_in_the_anthropic_format,
     calls_and_results_are_completed_in_both_formats,
+    no_calls_at_all_are_not_sent,
     the_stable_part_is_marked_for_the_cache,
     what_was_asked_is_where_the_next_context_goes_on,
     a_factor_scales_budgets_and_counts,
@@ -138,6 +139,28 @@ async fn calls_and_results_are_completed_in_both_formats(backend: Backend) {
         (&context["cache"]["stable_messages"], &context["cache"]["stable_blocks"]),
         (&json!(6), &json!(2))
     );
+}
+
+/// As servers other than OpenAI's answer: kept as it was said, and sent as OpenAI's takes it.
+async fn no_calls_at_all_are_not_sent(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let turn =
+        r#"{"role":"user","content":"Tea?"},{"role":"assistant","tool_calls":[],"content":"Yes.","x":1.0}"#;
+    post(&app, "/sessions/s/exchanges", format!(r#"{{"messages":[{turn}]}}"#)).await.ok(201);
+    let kept = get(&app, "/sessions/s/messages").await;
+    assert!(
+        kept.text.contains(r#"{"role":"assistant","tool_calls":[],"content":"Yes.","x":1.0}"#),
+        "{}",
+        kept.text
+    );
+    let context = post(&app, PATH, String::new()).await;
+    context.ok(200);
+    assert!(context.text.contains(r#"{"role":"assistant","content":"Yes.","x":1.0}"#), "{}", context.text);
+    let context = app.context("s", &json!({"format": "anthropic"})).await;
+    let expected = json!([
+        {"role": "user", "content": [text("Tea?")]}, {"role": "assistant", "content": [text("Yes.")]},
+    ]);
+    assert_eq!(context["messages"], expected);
 }
 
 async fn the_stable_part_is_marked_for_the_cache(backend: Backend) {

@@ -63,6 +63,7 @@ fn assistant() -> impl Strategy<Value = Value> {
         1 => text().prop_map(move |text| json!({"role": "assistant", "content": [said("refusal", text)]})),
         1 => text().prop_map(|text| json!({"role": "assistant", "content": null, "refusal": text})),
         1 => text().prop_map(|text| json!({"role": "assistant", "content": text, "name": "helper"})),
+        1 => text().prop_map(|text| json!({"role": "assistant", "content": text, "tool_calls": []})),
     ]
 }
 
