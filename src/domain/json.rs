@@ -5,6 +5,7 @@
 use super::message::Invalid;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Number;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -41,6 +42,14 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
         T::deserialize(MapAccessDeserializer::new(map)).map(Object)
     }
+}
+
+/// The whole number that this is, however it is written: JSON has numbers only, and not a few models write 7.0 for 7.
+pub(crate) fn whole(number: &Number) -> Option<i64> {
+    number.as_i64().or_else(|| {
+        let number = number.as_f64().filter(|number| number.fract() == 0.0)?;
+        format!("{number:.0}").parse().ok()
+    })
 }
 
 /// serde's complaint about the field at `path`.
@@ -87,6 +96,21 @@ mod tests {
     struct Thing {
         name: String,
         parts: Option<Vec<Thing>>,
+    }
+
+    #[test]
+    fn a_whole_number_is_one_however_it_is_written() {
+        for (text, number) in [
+            ("7", Some(7)),
+            ("-7.0", Some(-7)),
+            ("1e3", Some(1000)),
+            ("9223372036854775807", Some(i64::MAX)),
+            ("9223372036854775808", None),
+            ("1e300", None),
+            ("7.5", None),
+        ] {
+            assert_eq!(whole(&serde_json::from_str(text).expect("a number")), number, "{text}");
+        }
     }
 
     fn complaint(json: &str) -> (String, String) {

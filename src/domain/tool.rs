@@ -4,6 +4,7 @@
 //! own form. A model's mistake is a text for the model, since it is the model that can mend it. A new tool is a variant
 //! here and an arm in `engine::tools`.
 
+use super::json::whole;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
@@ -243,11 +244,7 @@ impl Arguments {
 
     fn number(&mut self, name: &str, most: i64) -> Option<i64> {
         let given = self.given.remove(name).filter(|given| !given.is_null())?;
-        // Some models write 7.0 for 7.
-        let number = given.as_i64().or_else(|| {
-            let number = given.as_f64().filter(|number| number.fract() == 0.0)?;
-            format!("{number:.0}").parse().ok()
-        });
+        let number = given.as_number().and_then(whole);
         let sound = number.filter(|number| (1..=most).contains(number));
         if sound.is_none() {
             self.wrong.push(format!("`{name}` must be a whole number from 1 to {most}"));

@@ -11,6 +11,7 @@ use super::skills::{SkillBody, skills};
 use crate::blocking;
 use crate::domain::consolidation::Mode;
 use crate::domain::format::Format;
+use crate::domain::json::whole;
 use crate::domain::message::{Invalid, Message, Role};
 use crate::domain::skill;
 use crate::engine::MemoryService;
@@ -60,8 +61,7 @@ impl TryFrom<Number> for MaxTokens {
     type Error = &'static str;
 
     fn try_from(number: Number) -> Result<Self, Self::Error> {
-        let whole = number.as_i64().filter(|most| *most > 0).ok_or("must be a whole number from 1 on")?;
-        Ok(Self(whole))
+        whole(&number).filter(|most| *most > 0).map(Self).ok_or("must be a whole number from 1 on")
     }
 }
 

@@ -254,6 +254,7 @@ async fn wrong_budgets_and_formats_are_named() {
         (r#"{"max_tokens":0}"#, ["max_tokens"]),
         (r#"{"max_tokens":-5}"#, ["max_tokens"]),
         (r#"{"max_tokens":1.5}"#, ["max_tokens"]),
+        (r#"{"max_tokens":9223372036854775808}"#, ["max_tokens"]),
         (r#"{"max_tokens":"100"}"#, ["max_tokens"]),
         (r#"{"format":"gemini"}"#, ["format"]),
         (r#"{"format":{"openai":1}}"#, ["format"]),
@@ -269,6 +270,7 @@ async fn wrong_budgets_and_formats_are_named() {
     let context = post(&app, PATH, large).await.ok(200);
     assert_eq!((&context["messages"], context.get("system")), (&json!([]), None));
     // The list's own three are needed even for nothing.
+    post(&app, PATH, r#"{"max_tokens":3.0}"#).await.ok(200);
     let answer = post(&app, PATH, r#"{"max_tokens":2}"#).await;
     let detail = answer.problem(422, "budget-too-small");
     assert!(detail.contains("allow at least 3") && detail.contains("o200k_base"), "{detail}");
