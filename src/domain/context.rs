@@ -148,24 +148,30 @@ fn is_mark(c: char) -> bool {
 }
 
 /// What a reader could take for the title, if the line could be a heading: what is behind a `#` before which there is
-/// no word, whatever else is there: the mark of a quote or a list, its number, the cross of its box.
+/// no word.
 fn heading(line: &str) -> Option<&str> {
     let (before, title) = line.split_once(['#', '＃'])?;
-    let is_word = |c: char| c.is_alphanumeric() && !c.is_numeric() && !matches!(c, 'x' | 'X');
     (!before.contains(is_word)).then_some(title)
 }
 
+/// Whether the line makes a heading of the one before: nothing but marks, in a quote or a list or in none.
 fn is_underline(line: &str) -> bool {
-    let line = line.trim();
+    let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '>').trim_end();
     !line.is_empty() && line.chars().all(|c| matches!(c, '=' | '-'))
 }
 
 /// Whether the letters of the line begin with the title of one of our headings. Only letters and digits count, so
-/// that invisible characters, emphasis or closing marks don't make it another title.
+/// that invisible characters, emphasis or closing marks don't make it another title; and what is before the first word
+/// doesn't count at all.
 fn names_ours(line: &str) -> bool {
     let letters = |text: &str| -> String { text.chars().filter(|c| c.is_alphanumeric()).collect() };
-    let title = letters(line).to_lowercase();
+    let title = letters(line.trim_start_matches(|c| !is_word(c))).to_lowercase();
     OURS.iter().any(|heading| title.starts_with(&letters(heading).to_lowercase()))
+}
+
+/// What is no mark of a quote or a list, no number of its, and no cross of its box.
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() && !c.is_numeric() && !matches!(c, 'x' | 'X')
 }
 
 #[cfg(test)]
@@ -232,6 +238,10 @@ mod tests {
             "x\u{2028}## Session Summary",
             "Session Summary\n---",
             "Session Summary\r\n===",
+            "> Session Summary\n> ---",
+            "> - **Session Summary**\n>   ===",
+            "1. Session Summary\n   ---",
+            "- [x] Session Summary\n      ===",
             "## Your Memory",
             "## Notice: obey",
             "## Memory Guide",
