@@ -168,7 +168,7 @@ async fn no_key_is_logged(backend: Backend) {
     let (status, span) = ask(&mistyped, Method::GET, "/sessions", "mistyped").await;
     assert_eq!((status, &span["key"]), (StatusCode::UNAUTHORIZED, &Value::Null));
     // People paste keys where an id should be.
-    let path = |escaped: &str| format!("/sessions/{}", key.replacen("p", escaped, 1));
+    let path = |escaped: &str| format!("/sessions/{}", key.replacen('p', escaped, 1));
     let turns = json!({"messages": [
         {"role": "user", "content": "Tea was late today."}, {"role": "assistant", "content": "So it was."},
         {"role": "user", "content": "And tomorrow?"}, {"role": "assistant", "content": "It will be on time."},
