@@ -16,8 +16,8 @@ use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, UtcOffset};
 use utoipa::{IntoParams, ToSchema};
 
 /// Messages before and after a hit where the request names no number.
@@ -86,9 +86,10 @@ impl TryFrom<String> for Time {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, &'static str> {
-        let time = OffsetDateTime::parse(&text, &Rfc3339);
-        time.map(Self)
-            .map_err(|_| "must be a time such as 2026-01-31T00:00:00Z, with a plus sign sent as %2B")
+        let time = OffsetDateTime::parse(&text, &Rfc3339)
+            .map_err(|_| "must be a time such as 2026-01-31T00:00:00Z, with a plus sign sent as %2B")?;
+        // The stores take it in UTC, and sqlx panics where that has no such year.
+        time.checked_to_offset(UtcOffset::UTC).map(Self).ok_or("must not be after the year 9999 of UTC")
     }
 }
 

@@ -246,6 +246,14 @@ async fn filters_narrow_it_down(backend: Backend) {
     assert_eq!(of(&[("since", time)]).await, ["c:1", "b:1", "c:2", "b:2"]);
     assert_eq!(of(&[("until", time)]).await, ["a:1", "a:2"]);
     assert_eq!(of(&[("since", time), ("until", time)]).await, [""; 0]);
+    // Every time that can be written is a time to search, or refused.
+    for (time, after) in
+        [("0000-01-01T00:00:00Z", 6), ("0000-01-01T00:00:00+23:59", 6), ("9999-12-31T23:59:59.999999999Z", 0)]
+    {
+        assert_eq!(of(&[("since", time)]).await.len(), after, "{time}");
+    }
+    let none = path(&[("q", "plum"), ("since", "9999-12-31T23:59:59-23:59")]);
+    assert_eq!(get(&app, &none).await.fields(), ["since"]);
     // What is erased is not found.
     app.request(reqwest::Method::DELETE, "/sessions/c").send().await.expect("an answer");
     assert_eq!(of(&[]).await, ["b:1", "a:1", "b:2", "a:2"]);

@@ -12,7 +12,7 @@ use super::revision::RevisionLine;
 use super::{EndLine, Fingerprint, HeaderLine, Kind, LineError, MessageLine, VERSION, hex, read};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
-use time::OffsetDateTime;
+use time::{OffsetDateTime, UtcOffset};
 
 /// A message of an export, valid and counted.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,7 +110,9 @@ fn wrong<T>(field: &str, detail: impl Into<String>) -> Checked<T> {
 
 /// A time as it can be kept: since 1970, in microseconds, in UTC.
 fn kept(time: OffsetDateTime, field: &str) -> Checked<OffsetDateTime> {
-    let time = time.to_offset(time::UtcOffset::UTC);
+    let Some(time) = time.checked_to_offset(UtcOffset::UTC) else {
+        return wrong(field, "must not be after the year 9999 of UTC");
+    };
     if time < OffsetDateTime::UNIX_EPOCH {
         return wrong(field, "must not be before 1970");
     }
