@@ -68,8 +68,10 @@ fn assistant() -> impl Strategy<Value = Value> {
 }
 
 fn call() -> impl Strategy<Value = Value> {
-    // Some come again and again, some are refused by Anthropic, two differ only in what it refuses.
-    let ids = vec![
+    // Some come again and again, some are refused by Anthropic, two differ only in what it refuses, one is as long as it
+    // takes them.
+    let longest = "x".repeat(128);
+    let ids = [
         "call_1",
         "call_1",
         "call_2",
@@ -77,7 +79,10 @@ fn call() -> impl Strategy<Value = Value> {
         "functions.search:0",
         "functions search:0",
         "ünïcode",
-    ];
+        &longest,
+        &longest,
+    ]
+    .map(str::to_owned);
     let arguments = vec![
         "{}",
         r#"{"q":"plan 7","deep":{"a":[1,2.50,"x"]}}"#,
@@ -87,7 +92,7 @@ fn call() -> impl Strategy<Value = Value> {
         "not {json",
         r#"{"cut":"#,
     ];
-    (select(ids), select(vec!["search_history", "db.query"]), select(arguments)).prop_map(|(id, name, arguments)| {
+    (select(ids.to_vec()), select(vec!["search_history", "db.query"]), select(arguments)).prop_map(|(id, name, arguments)| {
         json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
     })
 }

@@ -17,16 +17,16 @@ pub(in super::super) struct Ids {
 
 impl Ids {
     /// The id of a new call of the message `seq`: its own where that will do. A call whose id came before in the list has
-    /// the number of its message behind it.
+    /// the number of its message behind it; where that is too long, or an id that came before as well, the hash of that.
     pub(super) fn open(&mut self, id: &str, seq: i64) -> String {
-        let own = if is_sound(id) { id.to_owned() } else { hashed(id) };
-        let mut name = own.clone();
+        let mut name = if is_sound(id) { id.to_owned() } else { hashed(id) };
         if self.taken.contains(&name) {
-            name = format!("{own}_{seq}");
+            name = format!("{name}_{seq}");
         }
-        while !self.taken.insert(name.clone()) {
-            name.push('_');
+        while name.len() > LONGEST || self.taken.contains(&name) {
+            name = hashed(&name);
         }
+        self.taken.insert(name.clone());
         self.latest.insert(id.to_owned(), name.clone());
         name
     }
@@ -58,4 +58,22 @@ fn hashed(id: &str) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_has_an_id_of_its_own_that_is_sound() {
+        let (longest, longer) = ("x".repeat(LONGEST), "x".repeat(LONGEST + 1));
+        let mut ids = Ids::default();
+        let given =
+            [("a", 1), ("a_3", 2), ("a", 3), ("a", 4), (&longest, 5), (&longest, 6), (&longer, 7), ("", 8)];
+        let opened = given.map(|(id, seq)| ids.open(id, seq));
+        assert!(opened.iter().all(|id| is_sound(id)), "{opened:?}");
+        assert_eq!(opened.iter().collect::<HashSet<_>>().len(), given.len(), "{opened:?}");
+        assert_eq!([&opened[0], &opened[1], &opened[3], &opened[4]], ["a", "a_3", "a_4", &longest]);
+        assert_eq!([ids.of("a"), ids.of(&longest)], [opened[3].as_str(), &opened[5]]);
+    }
 }
