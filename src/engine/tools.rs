@@ -79,17 +79,11 @@ impl MemoryService {
 }
 
 fn read(document: Option<MemoryDocument>) -> Outcome {
-    let Some(document) = document.filter(|document| !document.content.trim().is_empty()) else {
-        let content = "Your memory document is empty.".to_owned();
-        return Outcome { is_error: false, content, data: json!({"version": 0, "words": 0, "content": ""}) };
-    };
-    let MemoryDocument { version, words, created_at, content, .. } = document;
-    let data = json!({
-        "version": version,
-        "words": words,
-        "updated_at": created_at.format(&Rfc3339).ok(),
-        "content": content,
-    });
+    let updated_at = document.as_ref().and_then(|document| document.created_at.format(&Rfc3339).ok());
+    let (version, words, text) = document
+        .map_or((0, 0, String::new()), |document| (document.version, document.words, document.content));
+    let data = json!({"version": version, "words": words, "updated_at": updated_at, "content": text});
+    let content = if text.trim().is_empty() { "Your memory document is empty.".to_owned() } else { text };
     Outcome { is_error: false, content, data }
 }
 

@@ -1,6 +1,6 @@
 //! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`
 
-use crate::answer::{Answer, get, on_sqlite, post, send};
+use crate::answer::{Answer, get, on_sqlite, post, put, send};
 use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::api_key::Scope;
@@ -66,6 +66,18 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
     assert_eq!((&answer["result"], &answer["data"]["version"]), (&Value::Null, &json!(2)));
     let answer = send(app.request(Method::POST, "/sessions/s/tools/memory_read")).await.ok(200);
     assert_eq!(answer["content"], "Likes coffee.");
+    // Never written is version 0; written and blank is not.
+    let empty = |version: i64, updated_at: Value, content: &str| json!({"version": version, "words": 0, "updated_at": updated_at, "content": content});
+    let never = post(&app, "/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
+    assert_eq!(never["data"], empty(0, Value::Null, ""));
+    put(&app, "/users/bo/memory", r#"{"content":" \n"}"#).await.ok(200);
+    let written = app.get("/users/bo/memory").await["updated_at"].clone();
+    let blank = post(&app, "/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
+    assert_eq!(
+        (&blank["content"], &never["content"]),
+        (&json!("Your memory document is empty."), &blank["content"])
+    );
+    assert_eq!(blank["data"], empty(1, written, " \n"));
     // What was replaced is kept, and the next context has what replaced it.
     let versions = app.get("/users/default/memory/revisions").await;
     let contents: Vec<_> =
