@@ -6,6 +6,7 @@
 //! function here.
 
 use super::message::Invalid;
+use super::tokens::Tokenizer;
 use super::window::WindowMessage;
 use pairs::Inserts;
 
@@ -73,11 +74,11 @@ pub struct Stable {
     pub messages: usize,
     /// Of the last of them, so many content blocks, where the format has them: others may follow.
     pub blocks: Option<usize>,
-    /// Tokens of it, not scaled.
+    /// Tokens of it, scaled.
     pub tokens: i64,
 }
 
-/// What a list is made of.
+/// What a list is made of. Its tokens are not scaled.
 #[derive(Clone, Debug, Default)]
 pub struct Draft {
     /// The text of the system message; empty: there is none.
@@ -92,6 +93,8 @@ pub struct Draft {
     pub begins_the_same: bool,
     /// Whether the stable part is marked for the provider's cache, where the format has such marks.
     pub cache_control: bool,
+    /// What its tokens are scaled by.
+    pub tokenizer: Tokenizer,
 }
 
 impl Format {
@@ -145,14 +148,15 @@ impl Piece {
 }
 
 impl Draft {
-    /// How many parts of the history are stable, and the tokens of all that is.
+    /// How many parts of the history are stable, and the tokens of all that is, each message scaled by itself.
     fn stable(&self) -> (usize, i64) {
+        let scale = |tokens| self.tokenizer.scale(tokens);
         if !self.begins_the_same {
-            return (0, self.system_tokens);
+            return (0, scale(self.system_tokens));
         }
         let parts: usize = self.history.iter().map(|piece| piece.parts.len() - piece.open).sum();
-        let tokens: i64 = self.history.iter().map(|piece| piece.tokens - piece.open_tokens).sum();
-        let first = self.history.first().map_or(0, |piece| piece.tokens_as_first);
-        (parts, self.system_tokens + first + tokens)
+        let tokens: i64 = self.history.iter().map(|piece| scale(piece.tokens - piece.open_tokens)).sum();
+        let first = self.history.first().map_or(0, |piece| scale(piece.tokens_as_first));
+        (parts, scale(self.system_tokens) + first + tokens)
     }
 }

@@ -83,13 +83,14 @@ impl MemoryService {
             user_message,
             begins_the_same: coverage.omitted.is_empty(),
             cache_control: request.cache_control,
+            tokenizer,
         });
         Ok(Context {
             tokens: Tokens {
                 system: system_tokens,
                 history: history_tokens,
                 user_message: user_tokens,
-                stable: tokenizer.scale(list.stable.tokens),
+                stable: list.stable.tokens,
                 tokenizer,
             },
             list,

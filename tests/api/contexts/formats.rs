@@ -232,6 +232,13 @@ async fn a_factor_scales_budgets_and_counts(backend: Backend) {
     assert_eq!(more.context("s", &fits(total + 3)).await["coverage"]["omitted"], json!([]));
     assert_ne!(more.context("s", &fits(total + 2)).await["coverage"]["omitted"], json!([]));
     assert_eq!(more.get("/sessions/s").await["tokens"]["history"], all);
+    // All of it is stable: system prompt and history weigh there what they weigh in the list.
+    for format in ["openai", "anthropic"] {
+        let asked = json!({"format": format, "system_prompt": "Be kind.", "user_message": "Hm?"});
+        let context = more.context("s", &asked).await;
+        let part = |part: &str| context["tokens"][part].as_i64().expect("a number");
+        assert_eq!(context["cache"]["stable_tokens"], part("system") + part("history"), "{context:#}");
+    }
     more.stop().await;
     // The tail as it is counted with the factor, and one less.
     for (most, outcome) in [(all * 3 / 2 + 1, "not_due"), (all * 3 / 2 - 1, "consolidated")] {
