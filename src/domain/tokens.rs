@@ -1,10 +1,15 @@
-//! How many tokens a text or a message has. Counted when something is written, never when it is read; `docs/tokens.md`
-//! is the rule for those who count themselves.
+//! How many tokens a text or a message has. Counted when something is written; when it is read, only where a context says
+//! it in other words ([`Recount`]). `docs/tokens.md` is the rule for those who count themselves.
 
 use super::message::Message;
 use std::fmt;
 use std::str::FromStr;
 use tiktoken_rs::o200k_base_singleton;
+
+mod border;
+mod recount;
+
+pub use recount::Recount;
 
 /// The encoding that counts; what is stored was counted by it alone.
 pub const ENCODING: &str = "o200k_base";
@@ -99,61 +104,11 @@ pub fn count(text: &str) -> usize {
     while rest.len() > PIECE {
         let end = rest.floor_char_boundary(PIECE);
         let (piece, _) = rest.split_at(end);
-        let (head, _) = piece.split_at(last_border(piece).filter(|at| end - at <= LOOK_BACK).unwrap_or(end));
+        let (head, _) = piece.split_at(border::last(piece).filter(|at| end - at <= LOOK_BACK).unwrap_or(end));
         total += encoding.count_ordinary(head);
         rest = rest.get(head.len()..).unwrap_or_default();
     }
     total + encoding.count_ordinary(rest)
-}
-
-/// The last place in a text over which no token reaches, whatever stands before and after it: between a letter or digit
-/// and a blank or line feed. The encoding splits a text there before it looks for tokens.
-fn last_border(text: &str) -> Option<usize> {
-    let bytes = text.as_bytes();
-    let pair =
-        bytes.windows(2).rposition(|pair| matches!(pair, [a, b' ' | b'\n'] if a.is_ascii_alphanumeric()));
-    pair.map(|at| at + 1)
-}
-
-/// Counts a text that is put together, to the token, without counting anew what is known of its parts.
-#[derive(Debug, Default)]
-pub struct Joined {
-    tokens: usize,
-    /// What comes after the last border, and may become one token with what follows.
-    open: String,
-}
-
-impl Joined {
-    /// Adds a text.
-    pub fn push(&mut self, text: &str) {
-        self.open.push_str(text);
-        if let Some(border) = last_border(&self.open) {
-            let rest = self.open.split_off(border);
-            self.tokens += count(&self.open);
-            self.open = rest;
-        }
-    }
-
-    /// Adds a text of which it is known how many tokens it has by itself, at the beginning of a line that follows one
-    /// with a letter at its end.
-    pub fn push_counted(&mut self, text: &str, tokens: i64) {
-        let known = usize::try_from(tokens).ok();
-        let begins = |text: &str| text.starts_with(|c: char| !c.is_whitespace());
-        match (known, last_border(text)) {
-            (Some(known), Some(border)) if begins(text) && self.open.ends_with('\n') => {
-                let (_, rest) = text.split_at(border);
-                self.tokens += count(&self.open) + known.saturating_sub(count(rest));
-                rest.clone_into(&mut self.open);
-            }
-            _ => self.push(text),
-        }
-    }
-
-    /// Tokens of all of it.
-    #[must_use]
-    pub fn total(&self) -> i64 {
-        i64::try_from(self.tokens + count(&self.open)).unwrap_or(i64::MAX)
-    }
 }
 
 /// [`count`] as the store keeps it.
@@ -183,7 +138,6 @@ pub fn of_message(message: &Message) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn known_counts() {
@@ -216,47 +170,6 @@ mod tests {
         for most in 0..50 {
             let unscaled = larger.unscale(most);
             assert!(larger.scale(unscaled) <= most && larger.scale(unscaled + 1) > most);
-        }
-    }
-
-    fn text() -> impl Strategy<Value = String> {
-        let word = prop_oneof![
-            "[a-z]{1,8}",
-            "[A-Z0-9]{1,5}",
-            " ",
-            "\n",
-            "\n\n",
-            "  ",
-            "\t",
-            "\r\n",
-            "[.!?,;:/#*-]{1,4}",
-            "'s",
-            "'",
-            "é",
-            "私は",
-            "🍵",
-            "\u{301}",
-            "\u{a0}",
-            "\u{2028}",
-            "Ⓐ",
-            "<|endoftext|>",
-        ];
-        proptest::collection::vec(word, 0..30).prop_map(|words| words.concat())
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
-
-        #[test]
-        fn a_joined_text_has_as_many_tokens_as_it_has_whole(parts in proptest::collection::vec(text(), 0..4)) {
-            let (mut joined, mut whole) = (Joined::default(), String::new());
-            for part in &parts {
-                let heading = if whole.is_empty() { "## Your Memory\n\n" } else { "\n\n## Your Memory\n\n" };
-                joined.push(heading);
-                joined.push_counted(part, of_text(part));
-                whole = format!("{whole}{heading}{part}");
-            }
-            prop_assert_eq!(joined.total(), of_text(&whole), "{:?}", whole);
         }
     }
 
