@@ -98,6 +98,19 @@ pub struct Draft {
 }
 
 impl Format {
+    /// How many bytes [`Self::pieces`] reads and writes for these messages, at most about: the measure of how long it takes.
+    #[must_use]
+    pub fn work(self, window: &[WindowMessage]) -> usize {
+        match self {
+            // Stored messages go out as they are; results that have to be put in are written.
+            Self::OpenAi => {
+                let calls = window.iter().flat_map(|message| &message.mark.opens);
+                calls.map(|id| id.len() + pairs::NO_RESULT.len()).sum()
+            }
+            Self::Anthropic => window.iter().map(|message| message.json.len()).sum(),
+        }
+    }
+
     /// What these messages become, one piece for each.
     ///
     /// # Errors
@@ -109,7 +122,7 @@ impl Format {
             Self::OpenAi => Ok(messages.map(|(message, inserts)| openai::piece(message, &inserts)).collect()),
             Self::Anthropic => {
                 let mut ids = anthropic::Ids::default();
-                messages.map(|(message, inserts)| anthropic::piece(&message, &inserts, &mut ids)).collect()
+                messages.map(|(message, inserts)| anthropic::piece(message, &inserts, &mut ids)).collect()
             }
         }
     }

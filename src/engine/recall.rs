@@ -170,16 +170,13 @@ impl MemoryService {
                 }
             }
         };
-        // What the request brought is counted now, and another format than that of the store is written.
+        // What the request brought is counted now, and so is what is put in.
         let brought = request.system_prompt.as_ref().map_or(0, String::len)
             + request.skills.len()
             + request.user_message.as_ref().map_or(0, |message| message.json().len());
-        let written = match request.format {
-            Format::OpenAi => 0,
-            Format::Anthropic => recalled.window.iter().map(|message| message.json.len()).sum(),
-        };
+        let bytes = brought + request.format.work(&recalled.window);
         let service = self.clone();
-        blocking::sized(brought + written, move || service.assemble(recalled, request, report)).await
+        blocking::sized(bytes, move || service.assemble(recalled, request, report)).await
     }
 
     /// Reads what a context is made of, for the session's own user only.

@@ -1,13 +1,15 @@
 //! Anthropic's messages: `system` beside the messages, content blocks in place of text, parts and calls; two voices that
 //! take turns, of which the user's is the first.
 
-use super::pairs::{EARLIER_CALL, Inserts, NO_RESULT};
+use super::pairs::{EARLIER_CALL, Inserts, NO_RESULT, tokens_of_call, tokens_of_result};
 use super::{Draft, List, Part, Piece, Stable, Voice};
 use crate::domain::message::{Invalid, Message, Role};
+use crate::domain::tokens;
 use crate::domain::window::WindowMessage;
 use block::Block;
 pub(super) use ids::Ids;
 use serde::Serialize;
+use std::sync::LazyLock;
 
 mod block;
 mod content;
@@ -18,35 +20,34 @@ const EMPTY: &str = "(empty message)";
 /// What a list begins with whose first message is the assistant's.
 const OPENING: &str = "(The conversation began earlier.)";
 
+static EMPTY_TOKENS: LazyLock<i64> = LazyLock::new(|| tokens::of_text(EMPTY));
+static OPENING_TOKENS: LazyLock<i64> = LazyLock::new(|| tokens::of_text(OPENING));
+
 /// What a message becomes.
-pub(super) fn piece(
-    message: &WindowMessage,
-    inserts: &Inserts,
-    ids: &mut Ids,
-) -> Result<Piece, Vec<Invalid>> {
+pub(super) fn piece(message: WindowMessage, inserts: &Inserts, ids: &mut Ids) -> Result<Piece, Vec<Invalid>> {
+    let WindowMessage { seq, tokens, mark, json } = message;
     let mut piece = Piece::default();
-    if let (true, Some(id)) = (inserts.call, message.mark.answers.as_deref()) {
-        let id = ids.open(id, message.seq);
+    if let (true, Some(id)) = (inserts.call, mark.answers.as_deref()) {
+        let id = ids.open(id, seq);
+        let tokens = tokens_of_call(&id);
         let call = Block::ToolUse { id, name: EARLIER_CALL.to_owned(), input: block::no_input() };
-        let tokens = call.tokens();
         piece.insert(part(Voice::Assistant, &call), tokens);
     }
-    for id in &message.mark.opens {
-        ids.open(id, message.seq);
+    for id in &mark.opens {
+        ids.open(id, seq);
     }
-    let read = Message::from_stored(message.json.clone())?;
-    let converted = content::convert(&read, message.tokens, ids);
+    let read = Message::from_stored(json)?;
+    let converted = content::convert(&read, tokens, ids);
     let voice = if read.role() == Role::Assistant { Voice::Assistant } else { Voice::User };
     piece.parts.extend(converted.blocks.iter().map(|block| part(voice, block)));
     piece.tokens += converted.tokens;
     piece.insert_results(inserts, |id| {
-        let content = vec![Block::text(NO_RESULT)];
-        let result = Block::ToolResult { tool_use_id: ids.of(id), content };
-        let tokens = result.tokens();
-        (part(Voice::User, &result), tokens)
+        let (tool_use_id, content) = (ids.of(id), vec![Block::text(NO_RESULT)]);
+        let tokens = tokens_of_result(&tool_use_id);
+        (part(Voice::User, &Block::ToolResult { tool_use_id, content }), tokens)
     });
     if piece.parts.first().is_some_and(|part| part.voice == Voice::Assistant) {
-        piece.tokens_as_first = Block::text(OPENING).tokens();
+        piece.tokens_as_first = tokens::PER_MESSAGE + *OPENING_TOKENS;
     }
     Ok(piece)
 }

@@ -1,6 +1,6 @@
 //! Chat completions: messages as they were stored, byte for byte, but for a field that OpenAI's own interface refuses.
 
-use super::pairs::{EARLIER_CALL, Inserts, NO_RESULT};
+use super::pairs::{EARLIER_CALL, Inserts, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result};
 use super::{Draft, List, Part, Piece, Stable, Voice};
 use crate::domain::message::Role;
 use crate::domain::tokens;
@@ -81,22 +81,19 @@ fn without_empty_calls(json: &str) -> Option<String> {
 
 /// A call whose result follows.
 fn call(id: &str) -> (Part, i64) {
-    const ARGUMENTS: &str = "{}";
-    let function = Function { name: EARLIER_CALL, arguments: ARGUMENTS };
+    let function = Function { name: EARLIER_CALL, arguments: NO_ARGUMENTS };
     let json = json(&Caller {
         role: "assistant",
         content: None,
         tool_calls: [Call { id, r#type: "function", function }],
     });
-    let tokens = tokens::of_text(id) + tokens::of_text(EARLIER_CALL) + tokens::of_text(ARGUMENTS);
-    (Part { voice: Voice::Assistant, json }, 2 * tokens::PER_MESSAGE + tokens)
+    (Part { voice: Voice::Assistant, json }, tokens::PER_MESSAGE + tokens_of_call(id))
 }
 
 /// The result of a call that has none.
 fn result(id: &str) -> (Part, i64) {
     let json = json(&ToolResult { role: "tool", tool_call_id: id, content: NO_RESULT });
-    let tokens = tokens::PER_MESSAGE + tokens::of_text(id) + tokens::of_text(NO_RESULT);
-    (Part { voice: Voice::User, json }, tokens)
+    (Part { voice: Voice::User, json }, tokens_of_result(id))
 }
 
 pub(super) fn list(draft: Draft) -> List {

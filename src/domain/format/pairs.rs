@@ -4,11 +4,29 @@
 
 use crate::domain::cut::Mark;
 use crate::domain::message::Role;
+use crate::domain::tokens;
+use std::sync::LazyLock;
 
 /// What a result says that was put in.
 pub(super) const NO_RESULT: &str = "No result of this call has been recorded.";
 /// The tool that a call names that was put in.
 pub(super) const EARLIER_CALL: &str = "earlier_call";
+/// The arguments of such a call.
+pub(super) const NO_ARGUMENTS: &str = "{}";
+
+/// Tokens of a result that is put in, of the call with this id.
+pub(super) fn tokens_of_result(id: &str) -> i64 {
+    // There may be very many.
+    static SAID: LazyLock<i64> = LazyLock::new(|| tokens::of_text(NO_RESULT));
+    tokens::PER_MESSAGE + tokens::of_text(id) + *SAID
+}
+
+/// Tokens of a call that is put in, with this id.
+pub(super) fn tokens_of_call(id: &str) -> i64 {
+    static SAID: LazyLock<i64> =
+        LazyLock::new(|| tokens::of_text(EARLIER_CALL) + tokens::of_text(NO_ARGUMENTS));
+    tokens::PER_MESSAGE + tokens::of_text(id) + *SAID
+}
 
 /// What is put in around a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

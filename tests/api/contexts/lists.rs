@@ -79,8 +79,7 @@ async fn every_list_is_one_that_providers_take(backend: Backend) {
                     let answer = ask(&app, &session, &asked).await;
                     let context = answer.ok(200);
                     let (counted, said) = (weigh(format, &answer), number(&context["tokens"]["total"]) + 3);
-                    // One over for each pair of texts that were counted as one is allowed; nothing below is.
-                    assert!(said >= counted && said <= counted + 2, "{said} {counted} {context:#}");
+                    assert_eq!(said, counted, "{context:#}");
                 }
             }
         }

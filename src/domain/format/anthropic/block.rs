@@ -1,6 +1,7 @@
-//! Content blocks, and what they weigh.
+//! Content blocks.
 
-use crate::domain::{sound, tokens};
+use crate::domain::format::pairs::NO_ARGUMENTS;
+use crate::domain::sound;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -43,32 +44,11 @@ impl Block {
     pub(super) fn text(text: &str) -> Self {
         Self::Text { text: text.to_owned() }
     }
-
-    /// **The rule**, the same figures as for a message of the chat format: [`tokens::PER_MESSAGE`] for each block but
-    /// images and documents, which are [`tokens::PER_ATTACHMENT`] each; to that its text, or ids, names and arguments.
-    /// In a result, text has no weight but its own.
-    pub(super) fn tokens(&self) -> i64 {
-        match self {
-            Self::Text { text } => tokens::PER_MESSAGE + tokens::of_text(text),
-            Self::Image { .. } | Self::Document { .. } => tokens::PER_ATTACHMENT,
-            Self::ToolUse { id, name, input } => {
-                let texts = [id, name, input.get()].map(tokens::of_text);
-                tokens::PER_MESSAGE + texts.iter().sum::<i64>()
-            }
-            Self::ToolResult { tool_use_id, content } => {
-                let inside = content.iter().map(|block| match block {
-                    Self::Text { text } => tokens::of_text(text),
-                    other => other.tokens(),
-                });
-                tokens::PER_MESSAGE + tokens::of_text(tool_use_id) + inside.sum::<i64>()
-            }
-        }
-    }
 }
 
 /// The arguments of a call without any.
 pub(super) fn no_input() -> Box<RawValue> {
-    raw("{}".to_owned())
+    raw(NO_ARGUMENTS.to_owned())
 }
 
 /// The arguments of a call: an object as it is, to the letter; any other text as the only field of one.
