@@ -111,8 +111,8 @@ pub trait Search {
         most: i64,
     ) -> Result<Vec<Vec<Place>>, StoreError>;
 
-    /// Without the index: of the `rows` newest messages of the scope's session, or else of its tenant, the `most` newest
-    /// that are in scope and have what the probe asks for.
+    /// For what many messages have: of the `rows` newest messages of the scope's session and times, or else of its tenant and
+    /// times, the `most` newest that are in scope and have what the probe asks for. What it reads is bounded by `rows`.
     async fn walk(
         &self,
         tenant: &TenantId,
@@ -183,27 +183,31 @@ pub(super) async fn lexemes(
     blocking::run(work).await
 }
 
-impl Sample {
-    /// Out of the newest messages' figures: how many they are (`rows`), their lowest and highest ids (`first`, `last`), the
-    /// id of the tenant's oldest message, and the last `seq` of the session, 0 where it is about a tenant. The second half
-    /// of `with` is about the scope.
-    pub(super) fn of(
-        most: i64,
-        mut with: Vec<i64>,
-        figure: impl Fn(&str) -> Result<i64, sqlx::Error>,
-    ) -> Result<Self, StoreError> {
-        let (rows, last_seq) = (figure("rows")?, figure("last_seq")?);
-        let (first, last, oldest) = (figure("first")?, figure("last")?, figure("oldest")?);
+/// What a sample's size tells of how many messages there are. Ids are 0 where there is no message.
+pub(super) struct Newest {
+    /// How many were looked at.
+    pub(super) rows: i64,
+    /// The lowest id among them.
+    pub(super) first: i64,
+    /// The highest.
+    pub(super) last: i64,
+    /// The id of the tenant's oldest message.
+    pub(super) oldest: i64,
+    /// The last `seq` of the session. `None`: they are of the whole tenant.
+    pub(super) last_seq: Option<i64>,
+}
+
+impl Newest {
+    /// How many messages there are, about, where `most` were to be looked at.
+    pub(super) fn messages(&self, most: i64) -> i64 {
+        let Self { rows, first, last, oldest, last_seq } = *self;
+        if rows < most {
+            return rows;
+        }
         // Ids count up over all tenants: as many of them as in the sample are this tenant's.
         let ids = |from: i64, to: i64| i128::from(from.abs_diff(to)) + 1;
-        let all = i128::from(rows) * ids(oldest, last) / ids(first, last);
-        let messages = match last_seq {
-            _ if rows < most => rows,
-            0 => i64::try_from(all).unwrap_or(i64::MAX).max(rows),
-            last_seq => last_seq.max(rows),
-        };
-        let in_scope = with.split_off(with.len() / 2);
-        Ok(Self { rows, messages, with, in_scope })
+        let all = || i64::try_from(i128::from(rows) * ids(oldest, last) / ids(first, last));
+        last_seq.unwrap_or_else(|| all().unwrap_or(i64::MAX)).max(rows)
     }
 }
 

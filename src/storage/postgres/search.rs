@@ -12,7 +12,7 @@ use crate::domain::search::index::{self, Probe};
 use crate::storage::StoreError;
 use crate::storage::row::corrupt;
 use crate::storage::search::{
-    Backlog, Dialect, Found, IndexState, LARGE, Place, Sample, Scope, Search, lexemes,
+    Backlog, Dialect, Found, IndexState, LARGE, Newest, Place, Sample, Scope, Search, lexemes,
 };
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
@@ -25,7 +25,7 @@ const SAMPLE: &str = "\
     WITH newest AS MATERIALIZED (
         SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2
     )
-    SELECT count(*) AS rows, coalesce(min(id), 0) AS first, coalesce(max(id), 0) AS last, 0::bigint AS last_seq,
+    SELECT count(*) AS rows, coalesce(min(id), 0) AS first, coalesce(max(id), 0) AS last, NULL::bigint AS last_seq,
         coalesce((SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1), 0) AS oldest,
         ARRAY(SELECT (SELECT count(*) FROM newest WHERE lexemes @@ p.probe)
             FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
@@ -35,7 +35,7 @@ const SAMPLE_OF_SESSION: &str = "\
     WITH newest AS MATERIALIZED (
         SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $2
     )
-    SELECT count(*) AS rows, 0::bigint AS first, 0::bigint AS last, coalesce(max(seq), 0) AS last_seq,
+    SELECT count(*) AS rows, 0::bigint AS first, 0::bigint AS last, max(seq) AS last_seq,
         0::bigint AS oldest,
         ARRAY(SELECT (SELECT count(*) FROM newest WHERE lexemes @@ p.probe)
             FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
@@ -183,7 +183,16 @@ impl Search for Postgres {
             }
         };
         let row = self.read(tenant, query).await?.ok_or(sqlx::Error::RowNotFound)?;
-        Sample::of(most, row.try_get("found")?, |name| row.try_get(name))
+        let newest = Newest {
+            rows: row.try_get("rows")?,
+            first: row.try_get("first")?,
+            last: row.try_get("last")?,
+            oldest: row.try_get("oldest")?,
+            last_seq: row.try_get("last_seq")?,
+        };
+        let mut with: Vec<i64> = row.try_get("found")?;
+        let in_scope = with.split_off(with.len() / 2);
+        Ok(Sample { rows: newest.rows, messages: newest.messages(most), with, in_scope })
     }
 
     async fn draw(

@@ -11,61 +11,73 @@ use crate::domain::search::index::{self, Probe};
 use crate::storage::StoreError;
 use crate::storage::row::{corrupt, limit};
 use crate::storage::search::{
-    Backlog, Dialect, Found, IndexState, LARGE, Place, Sample, Scope, Search, lexemes,
+    Backlog, Dialect, Found, IndexState, LARGE, Newest, Place, Sample, Scope, Search, lexemes,
 };
 use async_trait::async_trait;
 use rows::{Sought, rows};
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
+use std::ops::RangeInclusive;
+use std::slice::from_ref;
 use time::OffsetDateTime;
 
 mod rows;
 
 const DIALECT: Dialect = Dialect { and: " AND ", or: " OR ", and_not: " NOT ", quote: "\"", prefix: "*" };
 
-/// Many rows as one text, parted by characters that no id may have: handing over a row takes the driver longer than SQLite
-/// takes to find it.
-const NEWEST: &str = "\
-    SELECT group_concat(
-            session_id || char(31) || seq || char(31) || created_at || char(31) || id || char(31) || lexemes, char(30)
-        ) AS rows,
-        (SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1) AS oldest
-    FROM (
-        SELECT session_id, seq, created_at, id, lexemes FROM search
-        WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3 ORDER BY created_at DESC, id DESC
-        LIMIT $4 OFFSET $5
-    )";
+/// For [`rows()`], of a table or subquery with the columns of `search`.
+macro_rules! rows {
+    () => {
+        "group_concat(
+            session_id || char(31) || seq || char(31) || created_at || char(31) || id || char(31) || ' ' || lexemes || ' ',
+            char(30)
+        ) AS rows"
+    };
+}
 
-const NEWEST_OF_SESSION: &str = "\
-    SELECT group_concat(
-            session_id || char(31) || seq || char(31) || created_at || char(31) || id || char(31) || lexemes, char(30)
-        ) AS rows, NULL AS oldest
-    FROM (
-        SELECT session_id, seq, created_at, id, lexemes FROM search
-        WHERE tenant_id = $1 AND session_id = $6 ORDER BY seq DESC LIMIT $4 OFFSET $5
-    ) WHERE created_at >= $2 AND created_at < $3";
+const NEWEST: &str = concat!(
+    "SELECT ",
+    rows!(),
+    ", (SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1) AS oldest
+    FROM (SELECT * FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2)"
+);
+
+const NEWEST_OF_SESSION: &str = concat!(
+    "SELECT ",
+    rows!(),
+    ", NULL AS oldest
+    FROM (SELECT * FROM search WHERE tenant_id = $1 AND session_id = $3 ORDER BY seq DESC LIMIT $2)"
+);
 
 /// The rows that wait.
-const WAITING: &str = "\
-    SELECT group_concat(
-            session_id || char(31) || seq || char(31) || created_at || char(31) || id || char(31) || lexemes, char(30)
-        ) AS rows
-    FROM (
-        SELECT session_id, seq, created_at, id, lexemes FROM search
-        WHERE +tenant_id = $1 AND id > (SELECT through_id FROM search_lexemes_through)
-            AND created_at >= $2 AND created_at < $3 ORDER BY id DESC
-    )";
+const WAITING: &str = concat!(
+    "SELECT ",
+    rows!(),
+    " FROM (
+        SELECT * FROM search WHERE +tenant_id = $1 AND id > (SELECT through_id FROM search_lexemes_through)
+            AND id BETWEEN $2 AND $3 AND created_at >= $4 AND created_at < $5 ORDER BY id DESC
+    )"
+);
 
 const DRAW: &str = "\
     SELECT s.session_id, s.seq, s.created_at
     FROM search_lexemes AS l CROSS JOIN search AS s ON s.id = l.rowid
-    WHERE search_lexemes MATCH $2 AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
-        AND s.created_at >= $4 AND s.created_at < $5
-    ORDER BY l.rowid DESC LIMIT $6";
+    WHERE search_lexemes MATCH $6 AND l.rowid BETWEEN $2 AND $3 AND s.tenant_id = $1
+        AND s.created_at >= $4 AND s.created_at < $5 AND ($7 IS NULL OR s.session_id = $7)
+    ORDER BY l.rowid DESC LIMIT $8";
 
-/// Rows that are walked over at a time.
-const STEP: i64 = 500;
+/// How far back the newest rows go. Both are answered by an index alone.
+const REACH: &str = "\
+    SELECT min(id) AS first, max(id) AS last, min(created_at) AS since FROM (
+        SELECT id, created_at FROM search WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $4
+        ORDER BY created_at DESC, id DESC LIMIT $3
+    )";
+
+const REACH_OF_SESSION: &str = "\
+    SELECT min(id) AS first, max(id) AS last, $2 AS since FROM (
+        SELECT id FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $3
+    )";
 
 /// Places come as one JSON text: lists of session and `seq`. What is too much is not read: SQLite knows the length of a text
 /// without it.
@@ -142,28 +154,30 @@ impl Search for Sqlite {
         probes: &[Probe],
         most: i64,
     ) -> Result<Sample, StoreError> {
-        let (session, everywhere) = (scope.session.as_ref(), Scope::default());
-        let (text, oldest) =
-            self.newest(tenant, &Scope { session: session.cloned(), ..everywhere.clone() }, most, 0).await?;
-        let sought = |scope| probes.iter().map(move |probe| Sought::new(tenant, scope, probe));
-        let probes: Vec<Sought> = sought(&everywhere).chain(sought(scope)).collect();
-        let (mut with, mut ids, mut last_seq) = (vec![0; probes.len()], Vec::new(), 0);
-        for row in rows(&text) {
-            for (with, probe) in with.iter_mut().zip(&probes) {
-                *with += i64::from(probe.is_in(&row));
-            }
-            ids.push(row.id);
-            last_seq = last_seq.max(row.seq);
-        }
-        Sample::of(most, with, |name| {
-            Ok(match name {
-                "rows" => limit(ids.len()),
-                "first" => ids.iter().min().copied().unwrap_or_default(),
-                "last" => ids.iter().max().copied().unwrap_or_default(),
-                "oldest" => oldest,
-                _ => session.map_or(0, |_| last_seq),
-            })
-        })
+        let query = sqlx::query(if scope.session.is_some() { NEWEST_OF_SESSION } else { NEWEST });
+        let query = query.bind(tenant.as_str()).bind(most);
+        let query = match &scope.session {
+            Some(session) => query.bind(session.as_str()),
+            None => query,
+        };
+        let row = query.fetch_one(&self.readers).await?;
+        let (text, oldest): (Option<String>, Option<i64>) = (row.try_get("rows")?, row.try_get("oldest")?);
+        let text = text.unwrap_or_default();
+        let newest: Vec<_> = rows(&text).collect();
+        let counts = |scope: &Scope| {
+            let sought = probes.iter().map(|probe| Sought::new(tenant, scope, probe));
+            sought.map(|sought| limit(newest.iter().filter(|row| sought.is_in(row)).count())).collect()
+        };
+        let ids = || newest.iter().map(|row| row.id);
+        let figures = Newest {
+            rows: limit(newest.len()),
+            first: ids().min().unwrap_or_default(),
+            last: ids().max().unwrap_or_default(),
+            oldest: oldest.unwrap_or_default(),
+            last_seq: scope.session.as_ref().and_then(|_| newest.iter().map(|row| row.seq).max()),
+        };
+        let (with, in_scope) = (counts(&Scope::default()), counts(scope));
+        Ok(Sample { rows: figures.rows, messages: figures.messages(most), with, in_scope })
     }
 
     async fn draw(
@@ -173,33 +187,10 @@ impl Search for Sqlite {
         probes: &[Probe],
         most: i64,
     ) -> Result<Vec<Vec<Place>>, StoreError> {
-        // One transaction: a row is either waiting or in the index.
-        let mut transaction = self.readers.begin().await?;
-        let query = sqlx::query(WAITING).bind(tenant.as_str());
-        let query = query.bind(micros(scope.from())).bind(micros(scope.to()));
-        let waiting: Option<String> = query.fetch_one(&mut *transaction).await?.try_get("rows")?;
-        let waiting = waiting.unwrap_or_default();
-        let mut drawn = Vec::with_capacity(probes.len());
-        for probe in probes {
-            let sought = Sought::new(tenant, scope, probe);
-            let found = rows(&waiting).filter(|row| sought.is_in(row));
-            let mut places: Vec<Place> =
-                found.take(count(most)).map(|row| row.place()).collect::<Result<_, _>>()?;
-            let query = sqlx::query(DRAW)
-                .bind(tenant.as_str())
-                .bind(DIALECT.query(tenant, scope, probe))
-                .bind(scope.session.as_ref().map(SessionId::as_str))
-                .bind(micros(scope.from()))
-                .bind(micros(scope.to()))
-                .bind(most - limit(places.len()));
-            for row in &query.fetch_all(&mut *transaction).await? {
-                places.push(place(row)?);
-            }
-            drawn.push(places);
-        }
-        Ok(drawn)
+        self.drawn(tenant, scope, 0..=i64::MAX, probes, most).await
     }
 
+    /// By the index all the same: it comes by the newest first.
     async fn walk(
         &self,
         tenant: &TenantId,
@@ -208,21 +199,23 @@ impl Search for Sqlite {
         rows: i64,
         most: i64,
     ) -> Result<Vec<Place>, StoreError> {
-        let probe = Sought::new(tenant, scope, probe);
-        let (most, mut walked) = (count(most), Vec::new());
-        let mut over = 0;
-        while over < rows && walked.len() < most {
-            let step = STEP.min(rows - over);
-            let (text, _) = self.newest(tenant, scope, step, over).await?;
-            if text.is_empty() && scope.session.is_none() {
-                break;
-            }
-            for row in rows::rows(&text).filter(|row| probe.is_in(row)).take(most - walked.len()) {
-                walked.push(row.place()?);
-            }
-            over += step;
-        }
-        Ok(walked)
+        let query = sqlx::query(if scope.session.is_some() { REACH_OF_SESSION } else { REACH });
+        let query = query.bind(tenant.as_str()).bind(micros(scope.from())).bind(rows);
+        let query = match &scope.session {
+            Some(session) => query.bind(session.as_str()),
+            None => query.bind(micros(scope.to())),
+        };
+        let reach = query.fetch_one(&self.readers).await?;
+        let (Some(first), Some(last)) = (reach.try_get("first")?, reach.try_get("last")?) else {
+            return Ok(Vec::new());
+        };
+        let scope = Scope { since: Some(time(&reach, "since")?), ..scope.clone() };
+        Ok(self
+            .drawn(tenant, &scope, first..=last, from_ref(probe), most)
+            .await?
+            .into_iter()
+            .flatten()
+            .collect())
     }
 
     async fn at(
@@ -322,27 +315,38 @@ impl Search for Sqlite {
 }
 
 impl Sqlite {
-    /// The newest rows of the scope's session and times, and the id of the tenant's oldest row.
-    async fn newest(
+    /// For each probe, the `most` messages of the scope that have what it asks for and the highest of these ids.
+    async fn drawn(
         &self,
         tenant: &TenantId,
         scope: &Scope,
+        ids: RangeInclusive<i64>,
+        probes: &[Probe],
         most: i64,
-        offset: i64,
-    ) -> Result<(String, i64), StoreError> {
-        let query = sqlx::query(if scope.session.is_some() { NEWEST_OF_SESSION } else { NEWEST })
-            .bind(tenant.as_str())
-            .bind(micros(scope.from()))
-            .bind(micros(scope.to()))
-            .bind(most)
-            .bind(offset);
-        let query = match &scope.session {
-            Some(session) => query.bind(session.as_str()),
-            None => query,
+    ) -> Result<Vec<Vec<Place>>, StoreError> {
+        let bounded = |statement| {
+            let query = sqlx::query(statement).bind(tenant.as_str()).bind(*ids.start()).bind(*ids.end());
+            query.bind(micros(scope.from())).bind(micros(scope.to()))
         };
-        let row = query.fetch_one(&self.readers).await?;
-        let (rows, oldest): (Option<String>, Option<i64>) = (row.try_get("rows")?, row.try_get("oldest")?);
-        Ok((rows.unwrap_or_default(), oldest.unwrap_or_default()))
+        // One transaction: a row is either waiting or in the index.
+        let mut transaction = self.readers.begin().await?;
+        let waiting: Option<String> = bounded(WAITING).fetch_one(&mut *transaction).await?.try_get("rows")?;
+        let waiting = waiting.unwrap_or_default();
+        let mut drawn = Vec::with_capacity(probes.len());
+        for probe in probes {
+            let sought = Sought::new(tenant, scope, probe);
+            let found = rows(&waiting).filter(|row| sought.is_in(row)).take(count(most));
+            let mut places: Vec<Place> = found.map(|row| row.place()).collect::<Result<_, _>>()?;
+            let query = bounded(DRAW)
+                .bind(DIALECT.query(tenant, scope, probe))
+                .bind(scope.session.as_ref().map(SessionId::as_str))
+                .bind(most - limit(places.len()));
+            for row in &query.fetch_all(&mut *transaction).await? {
+                places.push(place(row)?);
+            }
+            drawn.push(places);
+        }
+        Ok(drawn)
     }
 }
 

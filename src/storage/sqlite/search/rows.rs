@@ -1,4 +1,6 @@
 //! Rows of the index that SQLite hands over as one text, and what is looked for in them here rather than there.
+//!
+//! Handing over a row takes the driver longer than SQLite takes to find it.
 
 use super::super::from_micros;
 use crate::domain::id::{SessionId, TenantId};
@@ -13,6 +15,7 @@ pub(super) struct Row<'a> {
     pub(super) seq: i64,
     created_at: i64,
     pub(super) id: i64,
+    /// With a space before and behind each.
     lexemes: &'a str,
 }
 
@@ -23,7 +26,7 @@ impl Row<'_> {
     }
 }
 
-/// The rows of a text: parted by one character, their columns by another.
+/// The rows of a text: parted by one character that no id may have, their columns by another.
 pub(super) fn rows(text: &str) -> impl Iterator<Item = Row<'_>> {
     text.split('\u{1e}').filter_map(|row| {
         let mut columns = row.splitn(5, '\u{1f}');
@@ -57,9 +60,9 @@ impl Sought {
     }
 
     pub(super) fn is_in(&self, row: &Row<'_>) -> bool {
-        let lexemes = format!(" {} ", row.lexemes);
+        let has = |lexeme: &String| row.lexemes.contains(lexeme);
         self.session.as_ref().is_none_or(|session| session == row.session)
-            && self.groups.iter().all(|group| group.iter().any(|lexeme| lexemes.contains(lexeme)))
-            && !self.without.iter().any(|lexeme| lexemes.contains(lexeme))
+            && self.groups.iter().all(|group| group.iter().any(has))
+            && !self.without.iter().any(has)
     }
 }
