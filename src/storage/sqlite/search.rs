@@ -50,13 +50,13 @@ const NEWEST_OF_SESSION: &str = concat!(
     FROM (SELECT * FROM search WHERE tenant_id = $1 AND session_id = $3 ORDER BY seq DESC LIMIT $2)"
 );
 
-/// The rows that wait.
+/// The rows that wait, and not a step below them: `+id` is no range to begin at.
 const WAITING: &str = concat!(
     "SELECT ",
     rows!(),
     " FROM (
         SELECT * FROM search WHERE +tenant_id = $1 AND id > (SELECT through_id FROM search_lexemes_through)
-            AND id BETWEEN $2 AND $3 AND created_at >= $4 AND created_at < $5 ORDER BY id DESC
+            AND +id BETWEEN $2 AND $3 AND created_at >= $4 AND created_at < $5 ORDER BY id DESC
     )"
 );
 
