@@ -4,7 +4,7 @@
 //! Candidates are drawn by the others, of which few messages have each; where all are common, the newest messages that have
 //! them are walked to.
 
-use super::limit;
+use super::{RANKED, limit};
 use crate::domain::id::TenantId;
 use crate::domain::search::index::Probe;
 use crate::domain::search::query::{Query, Word};
@@ -16,14 +16,16 @@ use std::slice::from_ref;
 
 /// Messages that tell which words are common.
 const SAMPLE: i64 = 1000;
-/// A word that one in so many messages has is a common one. Drawing by a word costs as much as there are messages that
-/// have it, walking to a message that has it as much as there are others between: at 20,000 of a million these are about
-/// the same.
-const COMMON: i64 = 50;
+/// A word that more than one in so many messages have is a common one, unless no more than [`RANKED`] have it. On Postgres,
+/// drawing by a word reads a page of the table for each message that has it, 2 to 10 µs each, and walking to a message
+/// reads all others between, 1 µs each: for 10,000 of a million, drawing takes two to three times as long.
+const COMMON: i64 = 100;
+/// Where all words of a query are common, those draw that at most so many times as many messages have as have the rarest.
+const ALIKE: i64 = 4;
 /// Messages drawn for each word, at most, and candidates in all.
 const DRAWN: usize = 1000;
-/// Messages that are walked over, at most.
-const WALKED: i64 = 20_000;
+/// Messages that are walked over, at most: as many as hold [`RANKED`] of a word that is just common.
+const WALKED: i64 = 30_000;
 
 /// What may be a hit.
 pub(super) struct Candidates {
@@ -55,11 +57,13 @@ impl MemoryService {
             }
         } else {
             let rare: Vec<usize> = (0..words.len()).filter(|word| is_rare(&sample, *word)).collect();
-            let by: Vec<Probe> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
-            if by.is_empty() {
-                let any = Probe(vec![words.into_iter().flat_map(|Probe(groups)| groups).flatten().collect()]);
-                self.store.walk(tenant, scope, &any, WALKED, limit(super::RANKED)).await?
+            if rare.is_empty() {
+                let any = Probe(vec![
+                    alike(&sample, &words).flat_map(|Probe(groups)| groups).flatten().cloned().collect(),
+                ]);
+                self.store.walk(tenant, scope, &any, WALKED, limit(RANKED)).await?
             } else {
+                let by: Vec<Probe> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
                 drawn.extend(rare.into_iter().zip(self.store.draw(tenant, scope, &by, limit(DRAWN)).await?));
                 Vec::new()
             }
@@ -76,22 +80,31 @@ impl MemoryService {
     }
 }
 
+/// How many messages there are, if so many of the sample are of the kind.
+fn of_all(sample: &Sample, with: i64) -> i64 {
+    let all = i128::from(with) * i128::from(sample.messages) / i128::from(sample.rows.max(1));
+    i64::try_from(all).unwrap_or(i64::MAX)
+}
+
 /// Whether few messages in scope have what the probe asks for. Of somebody who has said nothing lately, all is rare.
 fn is_rare(sample: &Sample, probe: usize) -> bool {
     let with = sample.in_scope.get(probe).copied().unwrap_or_default();
-    sample.rows < SAMPLE || with * COMMON < sample.rows
+    sample.rows < SAMPLE || of_all(sample, with) <= limit(RANKED).max(sample.messages / COMMON)
+}
+
+/// Of words that are all common, those that are not far more so than the rarest.
+fn alike<'a>(sample: &Sample, words: &'a [Probe]) -> impl Iterator<Item = &'a Probe> {
+    let words: Vec<(&Probe, i64)> = words.iter().zip(sample.in_scope.iter().copied()).collect();
+    let rarest = words.iter().map(|(_, with)| *with).min().unwrap_or_default();
+    words.into_iter().filter(move |(_, with)| *with <= ALIKE * rarest).map(|(word, _)| word)
 }
 
 /// How many messages have a word: counted, where all that have it were drawn, else out of the sample.
 fn frequency(sample: &Sample, scope: &Scope, word: usize, drawn: Option<usize>) -> i64 {
-    let with = sample.with.get(word).copied().unwrap_or_default();
-    if sample.messages <= sample.rows {
-        return with;
-    }
-    let estimated = i128::from(with) * i128::from(sample.messages) / i128::from(sample.rows.max(1));
-    let estimated = i64::try_from(estimated).unwrap_or(i64::MAX);
+    let estimated = of_all(sample, sample.with.get(word).copied().unwrap_or_default());
     let is_all = *scope == Scope { session: scope.session.clone(), ..Scope::default() };
     match drawn {
+        _ if sample.messages <= sample.rows => estimated,
         Some(drawn) if is_all && drawn < DRAWN => limit(drawn),
         Some(drawn) => estimated.max(limit(drawn)),
         None => estimated,
