@@ -83,9 +83,9 @@ impl Tool {
         }
     }
 
-    /// JSON Schema of its arguments.
+    /// JSON Schema of its arguments: an object.
     #[must_use]
-    pub fn parameters(self) -> Value {
+    pub fn parameters(self) -> Map<String, Value> {
         let (properties, required) = match self {
             Self::MemoryRead => (json!({}), json!([])),
             Self::MemoryWrite => (
@@ -121,7 +121,13 @@ impl Tool {
                 json!(["query"]),
             ),
         };
-        json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+        let schema = [
+            ("type", "object".into()),
+            ("properties", properties),
+            ("required", required),
+            ("additionalProperties", false.into()),
+        ];
+        schema.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
     }
 }
 
@@ -209,11 +215,9 @@ impl Mistake {
 
     /// The model called for what there is not.
     #[must_use]
-    pub fn no_such_tool() -> Self {
-        Self(format!(
-            "There is no tool of this name. The tools are {}.",
-            Tool::ALL.map(Tool::name).join(", ")
-        ))
+    pub fn no_such_tool(tools: impl Iterator<Item = Tool>) -> Self {
+        let names: Vec<&str> = tools.map(Tool::name).collect();
+        Self(format!("There is no tool of this name. The tools are {}.", names.join(", ")))
     }
 }
 

@@ -6,6 +6,7 @@ use super::{Error, MemoryService};
 use crate::domain::context::MEMORY_HEADING;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
+use crate::domain::skill;
 use crate::domain::tool::{Call, LONG_MEMORY_WORDS, Mistake, Tool};
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
@@ -43,6 +44,12 @@ impl MemoryService {
     pub fn tools(&self) -> impl Iterator<Item = Tool> {
         let searches = self.rules.search.is_some();
         Tool::ALL.into_iter().filter(move |tool| searches || *tool != Tool::SearchHistory)
+    }
+
+    /// What an agent should know of its memory.
+    #[must_use]
+    pub fn memory_guide(&self) -> String {
+        skill::memory_guide(self.rules.search.is_some())
     }
 
     /// Does what the model asks.

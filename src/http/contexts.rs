@@ -145,7 +145,8 @@ pub(super) async fn build(
     OptionalJson(request): OptionalJson<ContextRequest>,
 ) -> Result<axum::Json<ContextResponse>, Problem> {
     let bytes = request.bytes();
-    let request = blocking::sized(bytes, move || request.into_request(&limits)).await?;
+    let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
+    let request = blocking::sized(bytes, move || request.into_request(&limits, guide.as_deref())).await?;
     let context = service.context(&tenant, &session, Request { turn, ..request }).await?;
     Ok(axum::Json(respond(session.as_str(), context)?))
 }
@@ -157,7 +158,7 @@ impl ContextRequest {
         self.user_message.as_ref().map_or(0, |content| content.get().len()) + skills.sum::<usize>()
     }
 
-    fn into_request(self, limits: &Limits) -> Result<Request, Problem> {
+    fn into_request(self, limits: &Limits, memory_guide: Option<&str>) -> Result<Request, Problem> {
         let mut wrong = Vec::new();
         let user_message = self.user_message.and_then(|content| {
             let message = Message::of_content(Role::User, &content);
@@ -168,7 +169,7 @@ impl ContextRequest {
         wrong.extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));
         wrong.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
         let skills = skills(self.skills.unwrap_or_default(), &mut wrong);
-        let skills = skill::text(self.include_memory_skill.unwrap_or_default(), &skills);
+        let skills = skill::text(memory_guide, &skills);
         wrong.extend(limits.skills(&skills).err());
         let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose();
         let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();

@@ -8,10 +8,10 @@ use super::error::{FieldError, Problem};
 use super::extract::{self, decoded};
 use super::limits::Limits;
 use super::{json, tools};
+use crate::blocking;
 use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
 use crate::domain::message::Invalid;
-use crate::domain::skill::MEMORY_SKILL;
 use crate::domain::tool::{Call, Mistake, Tool};
 use crate::engine::MemoryService;
 use crate::engine::keys::authenticator::Caller;
@@ -66,7 +66,8 @@ pub(super) async fn serve(
     let server = Server { service, caller, asking: asking(request.headers())? };
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::broken_off())?;
-    json::sound(&body, limits.max_json_levels)?;
+    let (size, levels, checked) = (body.len(), limits.max_json_levels, body.clone());
+    blocking::sized(size, move || json::sound(&checked, levels).map(|_| ())).await?;
     // Every answer is JSON, whatever else a client would take; the SDK asks for both.
     let accept = HeaderValue::from_static("application/json, text/event-stream");
     parts.headers.insert(header::ACCEPT, accept);
@@ -138,7 +139,7 @@ impl ServerHandler for Server {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("precis", env!("CARGO_PKG_VERSION")))
-            .with_instructions(MEMORY_SKILL)
+            .with_instructions(self.service.memory_guide())
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
@@ -200,7 +201,7 @@ fn wrong<P: DeserializeOwned>(params: Option<Value>) -> String {
 impl Server {
     async fn call(&self, name: &str, mut arguments: Map<String, Value>) -> Result<Outcome, Mistake> {
         let told = |problem: Problem| Mistake(problem.detail().to_owned());
-        let tool = Tool::parse(name).ok_or_else(Mistake::no_such_tool)?;
+        let tool = Tool::parse(name).ok_or_else(|| Mistake::no_such_tool(self.service.tools()))?;
         tools::allow(tool, &self.caller).map_err(told)?;
         let asking = if self.is_fixed() {
             self.asking.clone()
@@ -221,9 +222,7 @@ impl Server {
     }
 
     fn definition(&self, tool: Tool) -> rmcp::model::Tool {
-        let Value::Object(mut schema) = tool.parameters() else {
-            unreachable!("a schema is an object");
-        };
+        let mut schema = tool.parameters();
         if let Some(Value::Object(properties)) = schema.get_mut("properties").filter(|_| !self.is_fixed()) {
             let optional = |detail: &str| json!({"type": "string", "description": detail});
             let session = "The session that you are in, if you were told its id; it gives the user.";
@@ -232,7 +231,8 @@ impl Server {
             properties.insert(USER_ID.to_owned(), optional(user));
         }
         let hints = ToolAnnotations::new().read_only(!tool.writes()).destructive(tool.writes());
-        let hints = hints.idempotent(true).open_world(false);
+        // Each write is a version of its own, also one of the same text.
+        let hints = hints.idempotent(!tool.writes()).open_world(false);
         rmcp::model::Tool::new(tool.name(), tool.description(), Arc::new(schema)).with_annotations(hints)
     }
 }

@@ -51,6 +51,11 @@ pub(super) fn place<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<
 }
 
 impl<T: ToSchema> Page<T> {
+    /// All there is.
+    pub(super) fn whole(items: Vec<T>) -> Self {
+        Self { items, next: None }
+    }
+
     /// A page of at most `limit` of the items; one more than that tells that there is a next page, which begins
     /// behind `place` of the last item shown.
     pub(super) fn new<I, P: Serialize>(

@@ -132,8 +132,7 @@ pub(super) async fn search(
     let limit = params.limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| limit);
     let hits = service.search(&tenant, query(params, limit)?).await?;
     let hits = hits.into_iter().map(body).collect::<Result<Vec<HitBody>, Problem>>()?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    Ok(Json(Page::new(hits, limit, |hit| hit.seq, |hit| hit)))
+    Ok(Json(Page::whole(hits)))
 }
 
 fn query(params: SearchParams, limit: usize) -> Result<Query, Problem> {

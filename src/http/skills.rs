@@ -4,7 +4,9 @@ use super::error::FieldError;
 use super::exchanges::at;
 use super::extract::NoParams;
 use crate::domain::message::Invalid;
-use crate::domain::skill::{self, MEMORY_SKILL, Skill};
+use crate::domain::skill::{self, Skill};
+use crate::engine::MemoryService;
+use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use serde::Deserialize;
@@ -64,6 +66,6 @@ pub(super) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec
         (status = 200, description = "The guide", body = String, content_type = "text/markdown"),
     )
 )]
-pub(super) async fn memory(_: NoParams) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "text/markdown; charset=utf-8")], MEMORY_SKILL)
+pub(super) async fn memory(State(service): State<MemoryService>, _: NoParams) -> impl IntoResponse {
+    ([(CONTENT_TYPE, "text/markdown; charset=utf-8")], service.memory_guide())
 }

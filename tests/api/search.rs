@@ -325,31 +325,29 @@ async fn no_query_fails() {
     let app = on_sqlite(&[]).await;
     app.record_turns("s", 0..2).await;
     let long = "word ".repeat(500);
-    for query in [
+    let sound = [
         "what's up?",
         "c++",
         "-x y",
         "\"left open",
-        "\"",
         "a\"b",
         "the and of",
         "' OR 1=1 --",
         "a & b | !c <-> d",
         "NEAR(a b)",
         "a:b",
-        "*",
         "a*",
-        "\\",
-        "{}",
         "\u{1f600} x",
         "x\u{0}y",
-        &long,
-        "((((",
         "-\"a b\" c",
         "é*",
-    ] {
-        let answer = get(&app, &path(&[("q", query)])).await;
-        assert!([200, 422].contains(&answer.status), "{query}: {}", answer.status);
+        &long[..1000],
+    ];
+    for query in sound {
+        get(&app, &path(&[("q", query)])).await.ok(200);
+    }
+    for query in ["\"", "*", "\\", "{}", "((((", "-x", &long] {
+        assert_eq!(get(&app, &path(&[("q", query)])).await.fields(), ["q"], "{query}");
     }
 }
 

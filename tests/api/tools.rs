@@ -187,6 +187,9 @@ async fn without_an_index_there_is_no_search() {
     let names: Vec<_> =
         names["tools"].as_array().expect("a list").iter().map(|tool| tool["name"].clone()).collect();
     assert_eq!(names, ["memory_read", "memory_write"]);
+    assert!(!get(&app, "/skills/memory").await.text.contains("search_history"));
+    let asked = json!({"include_memory_skill": true});
+    assert!(!app.context("s", &asked).await["messages"].to_string().contains("search_history"));
     let told = call(&app, "s", "search_history", &json!({"query": "tea"})).await.ok(200);
     assert!(told["content"].as_str().expect("a text").contains("switched off"), "{told}");
     assert_eq!(told["is_error"], true);
