@@ -27,6 +27,7 @@ mod contexts;
 mod error;
 mod exchanges;
 mod extract;
+mod format;
 mod json;
 mod limits;
 mod mcp;

@@ -1,9 +1,9 @@
 //! `POST /sessions/{session_id}/context`
 
 use super::chat::ContentBody;
-use super::error::{FieldError, Problem};
-use super::exchanges::at;
+use super::error::{FieldError, Problem, at};
 use super::extract::{OptionalJson, Session, Tenant, user_id};
+use super::format::RequestFormat;
 use super::limits::Limits;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::OtherUser;
@@ -62,37 +62,6 @@ impl TryFrom<Number> for MaxTokens {
 
     fn try_from(number: Number) -> Result<Self, Self::Error> {
         whole(&number).filter(|most| *most > 0).map(Self).ok_or("must be a whole number from 1 on")
-    }
-}
-
-#[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(try_from = "String")]
-#[schema(rename_all = "snake_case")]
-pub(super) enum RequestFormat {
-    /// Chat completions.
-    Openai,
-    /// Messages of Anthropic's: `system` beside `messages`, content blocks.
-    Anthropic,
-}
-
-impl TryFrom<String> for RequestFormat {
-    type Error = &'static str;
-
-    fn try_from(word: String) -> Result<Self, Self::Error> {
-        match word.as_str() {
-            "openai" => Ok(Self::Openai),
-            "anthropic" => Ok(Self::Anthropic),
-            _ => Err("must be openai or anthropic"),
-        }
-    }
-}
-
-impl From<RequestFormat> for Format {
-    fn from(format: RequestFormat) -> Self {
-        match format {
-            RequestFormat::Openai => Self::OpenAi,
-            RequestFormat::Anthropic => Self::Anthropic,
-        }
     }
 }
 

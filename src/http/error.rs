@@ -62,6 +62,13 @@ pub(crate) struct FieldError {
     pub(crate) detail: String,
 }
 
+/// What is wrong with a value of the request, at its place there.
+pub(super) fn at(path: &str, invalid: Invalid) -> FieldError {
+    let join =
+        if path.is_empty() || invalid.field.is_empty() || invalid.field.starts_with('[') { "" } else { "." };
+    FieldError { field: format!("{path}{join}{}", invalid.field), detail: invalid.detail }
+}
+
 impl Problem {
     fn new(status: StatusCode, name: &str, title: &str, detail: impl Into<String>) -> Self {
         Self {

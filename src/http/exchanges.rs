@@ -1,6 +1,6 @@
 //! `POST /sessions/{session_id}/exchanges`
 
-use super::error::{FieldError, Problem};
+use super::error::{FieldError, Problem, at};
 use super::extract::{Json, Session, Tenant, user_id};
 use super::limits::Limits;
 use super::openapi::refusals::OtherUser;
@@ -8,7 +8,7 @@ use super::openapi::written::written;
 use super::sessions::metadata;
 use crate::blocking;
 use crate::domain::exchange::Exchange;
-use crate::domain::message::{self, Invalid, Message, Role};
+use crate::domain::message::{Invalid, Message, Role};
 use crate::engine::MemoryService;
 use axum::Extension;
 use axum::extract::State;
@@ -207,11 +207,4 @@ impl ExchangeRequest {
             Err(Problem::invalid(wrong))
         }
     }
-}
-
-/// What is wrong with a value of the request, at its place there.
-pub(super) fn at(path: &str, invalid: message::Invalid) -> FieldError {
-    let join =
-        if path.is_empty() || invalid.field.is_empty() || invalid.field.starts_with('[') { "" } else { "." };
-    FieldError { field: format!("{path}{join}{}", invalid.field), detail: invalid.detail }
 }

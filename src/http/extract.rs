@@ -1,7 +1,6 @@
 //! Requests as values: axum's extractors, with problem documents where axum answers in plain text.
 
-use super::error::{FieldError, Problem};
-use super::exchanges::at;
+use super::error::{FieldError, Problem, at};
 use super::json;
 use super::limits::Limits;
 use crate::blocking;

@@ -1,7 +1,6 @@
 //! JSON of requests as values, with all that is wrong in it at once; and stored JSON as it goes out.
 
-use super::error::{FieldError, Problem};
-use super::exchanges::at;
+use super::error::{FieldError, Problem, at};
 use crate::domain::{json, sound};
 use crate::engine::{Error, StoreError};
 use serde::de::DeserializeOwned;

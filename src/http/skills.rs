@@ -1,7 +1,6 @@
 //! `GET /skills/memory`, and the skills of a context request
 
-use super::error::FieldError;
-use super::exchanges::at;
+use super::error::{FieldError, at};
 use super::extract::NoParams;
 use crate::domain::message::Invalid;
 use crate::domain::skill::{self, Skill};

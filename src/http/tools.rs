@@ -1,10 +1,9 @@
 //! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`: the agent's tools for programs that call a model API
 //! themselves. For clients of MCP, `mcp` has the same.
 
-use super::contexts::RequestFormat;
-use super::error::Problem;
-use super::exchanges::at;
+use super::error::{Problem, at};
 use super::extract::{JsonText, NamedTool, Params, Session, Tenant, user_id};
+use super::format::RequestFormat;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::{NoTool, OtherUser};
 use super::openapi::written::written;
