@@ -117,7 +117,8 @@ pub(super) async fn build(
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
     let request = blocking::sized(bytes, move || request.into_request(&limits, guide.as_deref())).await?;
     let context = service.context(&tenant, &session, Request { turn, ..request }).await?;
-    Ok(axum::Json(respond(session.as_str(), context)?))
+    let bytes = context.list.messages.iter().map(String::len).sum();
+    Ok(axum::Json(blocking::sized(bytes, move || respond(session.as_str(), context)).await?))
 }
 
 impl ContextRequest {

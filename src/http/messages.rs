@@ -6,6 +6,7 @@ use super::extract::{Params, Session, Tenant};
 use super::json::stored;
 use super::openapi::refusals::NoSession;
 use super::page::{self, Limit, Page};
+use crate::blocking;
 use crate::engine::{self, MemoryService};
 use axum::Json;
 use axum::extract::State;
@@ -87,6 +88,8 @@ pub(super) async fn list(
     }
     let page = engine::Page { after_seq, before_seq, descending, limit: limit + 1 };
     let page = service.messages(&tenant, &session, page).await?;
-    let messages = page.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>()?;
+    let bytes = page.iter().map(|message| message.json.len()).sum();
+    let body = move || page.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>();
+    let messages = blocking::sized(bytes, body).await?;
     Ok(Json(Page::new(messages, limit, |message| message.seq, |message| message)))
 }

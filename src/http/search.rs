@@ -7,6 +7,7 @@ use super::messages::MessageBody;
 use super::openapi::parameters::Id;
 use super::openapi::refusals::SearchDisabled;
 use super::page::Page;
+use crate::blocking;
 use crate::domain::id::SessionId;
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
@@ -131,7 +132,9 @@ pub(super) async fn search(
 ) -> Result<Json<Page<HitBody>>, Problem> {
     let limit = params.limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| limit);
     let hits = service.search(&tenant, query(params, limit)?).await?;
-    let hits = hits.into_iter().map(body).collect::<Result<Vec<HitBody>, Problem>>()?;
+    let bytes = hits.iter().map(bytes).sum();
+    let body = move || hits.into_iter().map(body).collect::<Result<Vec<HitBody>, Problem>>();
+    let hits = blocking::sized(bytes, body).await?;
     Ok(Json(Page::whole(hits)))
 }
 
@@ -172,6 +175,12 @@ fn query(params: SearchParams, limit: usize) -> Result<Query, Problem> {
         limit,
         neighbours: params.neighbours.map_or(NEIGHBOURS, |Bounded(number)| number),
     })
+}
+
+/// How much stored JSON it has.
+fn bytes(hit: &Hit) -> usize {
+    let neighbours = hit.before.iter().chain(&hit.after).map(|message| message.json.len());
+    hit.message.len() + neighbours.sum::<usize>()
 }
 
 fn body(hit: Hit) -> Result<HitBody, Problem> {
