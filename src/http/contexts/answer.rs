@@ -40,8 +40,9 @@ enum SystemBody {
     Blocks(Vec<serde_json::Map<String, serde_json::Value>>),
 }
 
-/// What will be the same in the next context, as long as nothing is summarised, the memory document stays, and the
-/// request has the same `system_prompt`: a provider that caches prompts has it already.
+/// What will be the same in the next context: a provider that caches prompts has it already. It is, as long as nothing is
+/// summarised or restored, the memory document stays, no messages have to be left out soon (the notice of that is part of
+/// the system message), and the request has the same `system_prompt`, `skills` and `include_memory_skill`.
 #[derive(Serialize, ToSchema)]
 struct CacheBody {
     /// The first messages, so many; the last may get further content blocks in the format `anthropic`.
