@@ -8,6 +8,7 @@
 import json
 import os
 import sys
+from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -20,6 +21,16 @@ HEADERS = {"authorization": f"Bearer {os.environ.get('PRECIS_API_KEY', 'none')}"
 def precis(path, body=None):
     with urlopen(Request(PRECIS + path, None if body is None else json.dumps(body).encode(), HEADERS)) as answer:
         return json.load(answer)
+
+
+def tool(session, call):
+    """What goes back to the model for its call; where there is no such tool, that."""
+    try:
+        return precis(f"{session}/tools/{quote(call['function']['name'], safe='')}", call)["result"]
+    except HTTPError as problem:
+        if problem.code != 404:
+            raise
+        return {"role": "tool", "tool_call_id": call["id"], "content": json.load(problem)["detail"]}
 
 
 def turn(model, session, text):
@@ -36,11 +47,11 @@ def turn(model, session, text):
         if not reply.get("tool_calls"):
             break
         for call in reply["tool_calls"]:
-            result = precis(f"{session}/tools/{call['function']['name']}", call)["result"]
+            result = tool(session, call)
             said.append(result)
             messages.append(result)
     precis(f"{session}/exchanges", {"messages": said})
-    return reply["content"]
+    return reply.get("content") or reply.get("refusal")
 
 
 if __name__ == "__main__":

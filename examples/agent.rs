@@ -6,7 +6,7 @@
 //! OPENAI_API_KEY=… cargo run --release --example agent -- demo   # then a line for each thing to say
 //! ```
 
-use reqwest::{Client, RequestBuilder};
+use reqwest::{Client, Response, StatusCode, Url};
 use serde_json::{Value, json};
 use std::{env, error::Error, io::Write as _};
 
@@ -14,8 +14,8 @@ use std::{env, error::Error, io::Write as _};
 pub(crate) struct Agent {
     /// Any client.
     pub(crate) http: Client,
-    /// `http://127.0.0.1:8080/sessions/demo`; the id of the session is percent-encoded.
-    pub(crate) session: String,
+    /// `http://127.0.0.1:8080/sessions/demo`
+    pub(crate) session: Url,
     /// The base URL of a server that speaks chat completions, its key, and the name of a model.
     pub(crate) model: (String, String, String),
     /// The definitions of the tools: `GET /tools`.
@@ -28,7 +28,7 @@ impl Agent {
         let asked = json!({
             "system_prompt": "You are a helpful assistant.", "user_message": text, "include_memory_skill": true,
         });
-        let context = self.precis("context", &asked).await?;
+        let context = read(self.precis(&["context"], &asked).await?).await?;
         let mut messages = at(&context, "/messages").as_array().cloned().ok_or("no context")?;
         let mut said = vec![json!({"role": "user", "content": text})];
         let reply = loop {
@@ -36,7 +36,7 @@ impl Agent {
             let request = json!({"model": model, "messages": messages, "tools": at(&self.tools, "/tools")});
             let request =
                 self.http.post(format!("{base_url}/chat/completions")).bearer_auth(key).json(&request);
-            let reply = at(&answer(request).await?, "/choices/0/message");
+            let reply = at(&read(request.send().await?).await?, "/choices/0/message");
             said.push(reply.clone());
             messages.push(reply.clone());
             let calls = at(&reply, "/tool_calls").as_array().cloned().unwrap_or_default();
@@ -44,20 +44,33 @@ impl Agent {
                 break reply;
             }
             for call in calls {
-                let name = at(&call, "/function/name");
-                let path = format!("tools/{}", name.as_str().ok_or("a call without a name")?);
-                let result = at(&self.precis(&path, &call).await?, "/result");
+                let result = self.tool(&call).await?;
                 said.push(result.clone());
                 messages.push(result);
             }
         };
-        self.precis("exchanges", &json!({ "messages": said })).await?;
-        Ok(at(&reply, "/content").as_str().unwrap_or_default().to_owned())
+        read(self.precis(&["exchanges"], &json!({ "messages": said })).await?).await?;
+        let said = ["/content", "/refusal"].map(|path| at(&reply, path));
+        Ok(said.iter().find_map(Value::as_str).unwrap_or_default().to_owned())
     }
 
-    async fn precis(&self, what: &str, body: &Value) -> Result<Value, Box<dyn Error>> {
+    /// What goes back to the model for its call; where there is no such tool, that.
+    async fn tool(&self, call: &Value) -> Result<Value, Box<dyn Error>> {
+        let name = at(call, "/function/name");
+        let answer = self.precis(&["tools", name.as_str().ok_or("a call without a name")?], call).await?;
+        if answer.status() == StatusCode::NOT_FOUND {
+            let detail = at(&answer.json().await?, "/detail");
+            return Ok(json!({"role": "tool", "tool_call_id": at(call, "/id"), "content": detail}));
+        }
+        Ok(at(&read(answer).await?, "/result"))
+    }
+
+    /// Each part of the path is percent-encoded: a model may write anything for the name of a tool.
+    async fn precis(&self, path: &[&str], body: &Value) -> Result<Response, Box<dyn Error>> {
         let key = env::var("PRECIS_API_KEY").unwrap_or_else(|_| "none".to_owned());
-        answer(self.http.post(format!("{}/{what}", self.session)).bearer_auth(key).json(body)).await
+        let mut url = self.session.clone();
+        url.path_segments_mut().map_err(|()| "not the URL of a session")?.extend(path);
+        Ok(self.http.post(url).bearer_auth(key).json(body).send().await?)
     }
 }
 
@@ -65,8 +78,7 @@ fn at(value: &Value, path: &str) -> Value {
     value.pointer(path).cloned().unwrap_or_default()
 }
 
-async fn answer(request: RequestBuilder) -> Result<Value, Box<dyn Error>> {
-    let answer = request.send().await?;
+async fn read(answer: Response) -> Result<Value, Box<dyn Error>> {
     let (status, text) = (answer.status(), answer.text().await?);
     if status.is_success() {
         Ok(serde_json::from_str(&text)?)
@@ -81,16 +93,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let session = env::args().nth(1).ok_or("usage: agent SESSION")?;
     // precis builds reqwest without a choice of TLS provider, so that a program makes its own.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let (http, precis) = (Client::new(), set("PRECIS_URL", "http://127.0.0.1:8080"));
-    let key = set("PRECIS_API_KEY", "none");
+    let (http, precis) = (Client::new(), Url::parse(&set("PRECIS_URL", "http://127.0.0.1:8080"))?);
+    let (mut path, key) = (precis.clone(), set("PRECIS_API_KEY", "none"));
+    path.path_segments_mut().map_err(|()| "PRECIS_URL is no base URL")?.extend(["sessions", &session]);
     let agent = Agent {
-        session: format!("{precis}/sessions/{session}"),
+        session: path,
         model: (
             set("OPENAI_BASE_URL", "https://api.openai.com/v1"),
             set("OPENAI_API_KEY", "none"),
             set("MODEL", "gpt-5-mini"),
         ),
-        tools: answer(http.get(format!("{precis}/tools")).bearer_auth(key)).await?,
+        tools: read(http.get(precis.join("tools")?).bearer_auth(key).send().await?).await?,
         http,
     };
     for line in std::io::stdin().lines() {

@@ -38,14 +38,17 @@ on_both_stores!(the_agent_in_rust);
 const SAID: &str = "I like tea. What did we say about rhubarb?";
 const REPLY: &str = "Noted. On rhubarb, we said nothing.";
 
-/// A model that reads and writes its memory at once, searches, and then replies.
+/// A model that reads and writes its memory at once, searches, calls for a tool that there is not, and then replies.
 async fn scripted() -> ModelServer {
     let model = ModelServer::start().await;
     model.push(Behaviour::tool_calls(&[
         ("call_1", "memory_read", "{}"),
         ("call_2", "memory_write", r#"{"content": "Likes tea."}"#),
     ]));
-    model.push(Behaviour::tool_calls(&[("call_3", "search_history", r#"{"query": "rhubarb"}"#)]));
+    model.push(Behaviour::tool_calls(&[
+        ("call_3", "search_history", r#"{"query": "rhubarb"}"#),
+        ("call_4", "../memory/read?all#1", "{}"),
+    ]));
     model.push(Behaviour::Whole(REPLY.to_owned()));
     model
 }
@@ -62,16 +65,17 @@ async fn check(app: &TestApp, model: &ModelServer, session: &str) {
     let last = calls[2].body["messages"].as_array().expect("messages").clone();
     let results: Vec<_> = last.iter().filter(|message| message["role"] == "tool").collect();
     let ids: Vec<_> = results.iter().map(|result| result["tool_call_id"].as_str().expect("an id")).collect();
-    assert_eq!(ids, ["call_1", "call_2", "call_3"]);
+    assert_eq!(ids, ["call_1", "call_2", "call_3", "call_4"]);
     assert_eq!(results[0]["content"], "Your memory document is empty.");
     assert!(results[1]["content"].as_str().expect("a text").contains("version 1"), "{results:?}");
+    assert!(results[3]["content"].as_str().expect("a text").contains("The tools are"), "{results:?}");
     // All of it is in the history, and the memory in the next context.
     let messages = app.get(&format!("/sessions/{session}/messages")).await["items"].clone();
     let roles: Vec<_> =
         messages.as_array().expect("messages").iter().map(|item| item["message"]["role"].clone()).collect();
-    assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]);
+    assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant", "tool", "tool", "assistant"]);
     assert_eq!(
-        (&messages[0]["message"]["content"], &messages[6]["message"]["content"]),
+        (&messages[0]["message"]["content"], &messages[7]["message"]["content"]),
         (&json!(SAID), &json!(REPLY))
     );
     let context = app.context(session, &json!({})).await;
@@ -82,7 +86,7 @@ async fn the_agent_in_rust(backend: Backend) {
     let (app, model) = (TestApp::start(&backend, &[]).await, scripted().await);
     let agent = agent::Agent {
         http: app.client.clone(),
-        session: format!("{}/sessions/demo", app.url),
+        session: format!("{}/sessions/demo", app.url).parse().expect("a URL"),
         model: (model.base_url(), "none".to_owned(), "scripted".to_owned()),
         tools: app.get("/tools").await,
     };

@@ -7,7 +7,7 @@ use super::extract::shown;
 use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
 use crate::domain::message::Invalid;
-use crate::domain::tool::Tool;
+use crate::domain::tool::Mistake;
 use crate::engine::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -125,11 +125,9 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", "Bad request", detail)
     }
 
-    /// 404: the path names no tool.
+    /// 404: the path names no tool. The text is for the model, which may have made the name up.
     pub(crate) fn no_tool() -> Self {
-        let names = Tool::ALL.map(Tool::name).join(", ");
-        let detail =
-            format!("There is no tool of this name. GET /tools lists those that there are: {names}.");
+        let Mistake(detail) = Mistake::no_such_tool();
         Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
 

@@ -232,7 +232,8 @@ async fn what_the_developer_can_mend_is_a_problem() {
     let app = on_sqlite(&[]).await;
     let at = |tool: &str| format!("/sessions/s/tools/{tool}");
     let problem = post(&app, &at("memory_delete"), "{}").await.problem(404, "tool-not-found");
-    assert!(problem.contains("memory_read, memory_write, search_history"), "{problem}");
+    // What MCP tells the model.
+    assert!(problem.contains("The tools are memory_read, memory_write, search_history."), "{problem}");
     for (body, fields) in [
         (r#"{"type":"function","function":{"name":"memory_read"}}"#, &["id"][..]),
         (r#"{"type":"tool_use","id":"a","name":"memory_write","input":{}}"#, &["name"]),
