@@ -66,6 +66,8 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
     assert_eq!((&answer["result"], &answer["data"]["version"]), (&Value::Null, &json!(2)));
     let answer = send(app.request(Method::POST, "/sessions/s/tools/memory_read")).await.ok(200);
     assert_eq!(answer["content"], "Likes coffee.");
+    let nulls = call(&app, "s", "memory_read", &json!({"type": null, "function": null})).await.ok(200);
+    assert_eq!(nulls, answer);
     // Never written is version 0; written and blank is not.
     let empty = |version: i64, updated_at: Value, content: &str| json!({"version": version, "words": 0, "updated_at": updated_at, "content": content});
     let never = post(&app, "/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);

@@ -60,7 +60,8 @@ impl Form {
 }
 
 /// Reads a call as it came: a tool call of chat completions, a `tool_use` block, or the arguments alone. Other fields of
-/// the first two are their API's business. No tool has an argument `type` or `function`, so these tell them apart.
+/// the first two are their API's business. No tool has an argument `type` or `function`, so these tell them apart; a null
+/// for one of them is none.
 ///
 /// # Errors
 /// It is a call of neither API, for its developer to mend.
@@ -76,6 +77,7 @@ pub fn read(body: &str) -> Result<GivenCall, Vec<Invalid>> {
             String::new()
         }
     };
+    let fields = call.len();
     call.retain(|name, value| !(value.is_null() && ["type", "function"].contains(&name.as_str())));
     let given = match call.get("type").map(Value::as_str) {
         Some(Some("tool_use")) => {
@@ -93,7 +95,11 @@ pub fn read(body: &str) -> Result<GivenCall, Vec<Invalid>> {
             let arguments = written(function.remove("arguments"));
             GivenCall { name: Some(("function.name", name)), arguments, form: Form::OpenAi(id) }
         }
-        None => GivenCall { name: None, arguments: body.to_owned(), form: Form::Bare },
+        None => {
+            let as_given = call.len() == fields;
+            let arguments = if as_given { body.to_owned() } else { Value::Object(call).to_string() };
+            GivenCall { name: None, arguments, form: Form::Bare }
+        }
         Some(Some("function")) => return Err(vec![invalid("function", "missing")]),
         Some(_) => {
             let detail = "must be function (a tool call of chat completions) or tool_use (a block of messages); \
@@ -142,7 +148,7 @@ mod tests {
                 r#"{"type":"tool_use","id":"a","name":"f"}"#,
                 (name(), String::new(), Form::Anthropic("a".to_owned())),
             ),
-            (r#"{"type":null,"x":1}"#, (None, r#"{"type":null,"x":1}"#.to_owned(), Form::Bare)),
+            (r#"{"type":null,"x":1,"function":null}"#, (None, r#"{"x":1}"#.to_owned(), Form::Bare)),
             (r#"{"x": 1}"#, (None, r#"{"x": 1}"#.to_owned(), Form::Bare)),
             ("{}", (None, "{}".to_owned(), Form::Bare)),
         ] {
