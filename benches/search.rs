@@ -175,7 +175,7 @@ async fn searching(store: &str, database: &str, messages: usize) -> bool {
         ("the same in one session", &[1.0, 3.0, 90.0, 2000.0, 60_000.0], "&session_id=large-0"),
         ("a common word in one session", &[5.0], "&session_id=large-0"),
         (
-            "a question of one role, since yesterday",
+            "a question of one role, since the new year",
             &[1.0, 90.0, 2000.0],
             "&role=user&since=2026-01-01T00:00:00Z",
         ),

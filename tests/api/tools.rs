@@ -166,6 +166,33 @@ async fn a_search_goes_through_all_sessions_of_the_user(backend: Backend) {
     assert_eq!((&hit["seq"], &hit["role"], &hit["snippet"]), (&json!(1), &json!("user"), &json!(snippet)));
     let after = json!([{"seq": 2, "role": "assistant", "text": "In <April> & May."}]);
     assert_eq!((&hit["before"], &hit["after"]), (&json!([]), &after));
+    let long = "rain ".repeat(50);
+    let [one, two, three] = [("call_1", "a.b"), ("call_2", "c"), ("call_3", "d")].map(
+        |(id, name)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{\n}"}}),
+    );
+    let turn = [
+        json!({"role": "user", "content": long}),
+        json!({"role": "user", "content": "Is the zucchini ripe?"}),
+        json!({"role": "assistant", "content": "I look.", "tool_calls": [one, two]}),
+        json!({"role": "tool", "tool_call_id": "call_1", "content": "zucchini: no"}),
+        json!({"role": "assistant", "content": null, "tool_calls": [three]}),
+    ];
+    app.record("garden", &turn).await;
+    let beside = search(json!({"query": "zucchini"})).await;
+    let content = beside["content"].as_str().expect("a text");
+    let (cut, calls) = (format!("{}…", &long[..200]), "I look.; calls a.b({ }); calls c({ })");
+    for lines in [
+        format!(
+            "message 4, user: Is the **zucchini** ripe?\n   before, message 3, user: {cut}\n   after, message 5, \
+             assistant: {calls}"
+        ),
+        format!(
+            "message 6, tool: **zucchini**: no\n   before, message 5, assistant: {calls}\n   after, message 7, \
+             assistant: calls d({{ }})"
+        ),
+    ] {
+        assert!(content.contains(&lines), "{content}");
+    }
     assert_eq!(
         search(json!({"query": "rhubarb", "max_results": 1})).await["data"]["hits"].as_array().map(Vec::len),
         Some(1)

@@ -1,5 +1,6 @@
 //! The same session in both formats, to the letter.
 
+use super::SMALL;
 use crate::answer::{Answer, get, on_sqlite, post, put};
 use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
@@ -11,6 +12,7 @@ on_both_stores!(
     no_calls_at_all_are_not_sent,
     the_stable_part_is_marked_for_the_cache,
     what_was_asked_is_where_the_next_context_goes_on,
+    bound_and_budget_leave_out_one_after_the_other,
     a_factor_scales_budgets_and_counts,
 );
 
@@ -208,6 +210,27 @@ async fn what_was_asked_is_where_the_next_context_goes_on(backend: Backend) {
     }
     let end = list(&post(&app, PATH, r#"{"system_prompt":"Be kind."}"#).await);
     assert!(end.starts_with(&before) && end.ends_with(r#"{"role":"assistant","content":"So"}"#));
+}
+
+async fn bound_and_budget_leave_out_one_after_the_other(backend: Backend) {
+    let set = [SMALL, &[("consolidation.max_history_messages", "8")]].concat();
+    let app = TestApp::start(&backend, &set).await;
+    app.record_turns("s", 0..6).await;
+    let asked = |most: Option<i64>| json!({"mode": "off", "user_message": "Hm?", "max_tokens": most});
+    let bounded = app.context("s", &asked(None)).await;
+    let omitted =
+        |from: u32, to: u32, reason: &str| json!({"from_seq": from, "to_seq": to, "reason": reason});
+    let beyond = omitted(1, 4, "max_history_messages");
+    assert_eq!(bounded["coverage"]["omitted"], json!([beyond]));
+    // One token too few: one message less.
+    let most = bounded["tokens"]["total"].as_i64().expect("a number") + 3 - 1;
+    let both = app.context("s", &asked(Some(most))).await;
+    let coverage = &both["coverage"];
+    assert_eq!(coverage["omitted"], json!([beyond, omitted(5, 5, "max_tokens")]));
+    assert_eq!((&coverage["verbatim_from"], &coverage["last_seq"]), (&json!(6), &json!(12)));
+    let [all, fewer] = [&bounded, &both].map(|context| context["messages"].as_array().expect("a list"));
+    // Behind the system message, which has the notice.
+    assert_eq!((fewer.first(), &fewer[1..]), (all.first(), &all[2..]));
 }
 
 async fn a_factor_scales_budgets_and_counts(backend: Backend) {

@@ -237,6 +237,8 @@ async fn a_context_begins_as_the_one_before(backend: Backend) {
                 }
                 before = Some((revision, same, now));
             }
+            let [one, two] = [ask(&app, &session, &body).await, ask(&app, &session, &body).await];
+            assert_eq!(one.text, two.text, "the same state, the same bytes");
         }
     });
     assert!(compared.get() > 100, "{compared:?}");
