@@ -19,6 +19,7 @@ on_both_stores!(
     filters_narrow_it_down,
     of_common_words_the_rarer_weighs_more,
     what_was_said_long_ago_is_found,
+    far_more_common_words_draw_no_candidates,
     what_is_excluded_takes_no_place_of_a_hit,
 );
 
@@ -268,6 +269,24 @@ async fn of_common_words_the_rarer_weighs_more(backend: Backend) {
         // The newest that has what a third has, and the two beside it.
         assert_eq!(found(&app, &[("q", query), ("limit", "1")]).await, ["s:1498"], "{query}");
     }
+}
+
+/// Unless nothing else does; and few are not common, however small the tenant is.
+async fn far_more_common_words_draw_no_candidates(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let text = |n| match (n % 12, n % 50) {
+        (0, _) => "a boat",
+        (_, 1) => "a ferry",
+        _ => "a ship",
+    };
+    app.record("s", &(0..4000).map(|n| user(text(n))).collect::<Vec<_>>()).await;
+    for (query, word) in [("a boat", "a boat"), ("a ferry", "a ferry"), ("ship", "a ship")] {
+        let answer = get(&app, &path(&[("q", query), ("limit", "50")])).await.ok(200);
+        let hits = answer["items"].as_array().expect("hits");
+        assert_eq!(hits.iter().filter(|hit| hit["message"]["content"] == word).count(), 50, "{query}");
+    }
+    app.record("t", &[user("zebra")]).await;
+    assert_eq!(found(&app, &[("q", "zebra ferry"), ("limit", "50")]).await.len(), 50);
 }
 
 /// More than are ever read of one query, and newer.
