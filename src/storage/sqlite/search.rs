@@ -79,6 +79,9 @@ const REACH_OF_SESSION: &str = "\
         SELECT id FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $3
     )";
 
+/// Newest rows that a walk goes over before all that it may.
+const FEW: i64 = 2000;
+
 /// Places come as one JSON text: lists of session and `seq`. What is too much is not read: SQLite knows the length of a text
 /// without it.
 const AT: &str = "\
@@ -190,7 +193,8 @@ impl Search for Sqlite {
         self.drawn(tenant, scope, 0..=i64::MAX, probes, most).await
     }
 
-    /// By the index all the same: it comes by the newest first.
+    /// By the index all the same: it comes by the newest first. How far back the newest go takes longer to tell than what
+    /// is found there, and of what most messages have, enough is found among few.
     async fn walk(
         &self,
         tenant: &TenantId,
@@ -199,23 +203,11 @@ impl Search for Sqlite {
         rows: i64,
         most: i64,
     ) -> Result<Vec<Place>, StoreError> {
-        let query = sqlx::query(if scope.session.is_some() { REACH_OF_SESSION } else { REACH });
-        let query = query.bind(tenant.as_str()).bind(micros(scope.from())).bind(rows);
-        let query = match &scope.session {
-            Some(session) => query.bind(session.as_str()),
-            None => query.bind(micros(scope.to())),
-        };
-        let reach = query.fetch_one(&self.readers).await?;
-        let (Some(first), Some(last)) = (reach.try_get("first")?, reach.try_get("last")?) else {
-            return Ok(Vec::new());
-        };
-        let scope = Scope { since: Some(time(&reach, "since")?), ..scope.clone() };
-        Ok(self
-            .drawn(tenant, &scope, first..=last, from_ref(probe), most)
-            .await?
-            .into_iter()
-            .flatten()
-            .collect())
+        let found = self.walked(tenant, scope, probe, rows.min(FEW), most).await?;
+        if rows <= FEW || found.len() >= count(most) {
+            return Ok(found);
+        }
+        self.walked(tenant, scope, probe, rows, most).await
     }
 
     async fn at(
@@ -315,6 +307,29 @@ impl Search for Sqlite {
 }
 
 impl Sqlite {
+    async fn walked(
+        &self,
+        tenant: &TenantId,
+        scope: &Scope,
+        probe: &Probe,
+        rows: i64,
+        most: i64,
+    ) -> Result<Vec<Place>, StoreError> {
+        let query = sqlx::query(if scope.session.is_some() { REACH_OF_SESSION } else { REACH });
+        let query = query.bind(tenant.as_str()).bind(micros(scope.from())).bind(rows);
+        let query = match &scope.session {
+            Some(session) => query.bind(session.as_str()),
+            None => query.bind(micros(scope.to())),
+        };
+        let reach = query.fetch_one(&self.readers).await?;
+        let (Some(first), Some(last)) = (reach.try_get("first")?, reach.try_get("last")?) else {
+            return Ok(Vec::new());
+        };
+        let scope = Scope { since: Some(time(&reach, "since")?), ..scope.clone() };
+        let drawn = self.drawn(tenant, &scope, first..=last, from_ref(probe), most).await?;
+        Ok(drawn.into_iter().flatten().collect())
+    }
+
     /// For each probe, the `most` messages of the scope that have what it asks for and the highest of these ids.
     async fn drawn(
         &self,
