@@ -23,6 +23,7 @@ pub mod recall;
 pub mod revisions;
 mod row;
 pub mod search;
+pub mod search_index;
 pub mod sessions;
 pub mod sqlite;
 pub mod token_usage;
@@ -40,6 +41,7 @@ pub trait Store:
     + recall::Recall
     + revisions::Revisions
     + search::Search
+    + search_index::SearchIndex
     + sessions::Sessions
     + token_usage::TokenUsage
     + users::Users

@@ -6,7 +6,8 @@
 use super::{Error, stored_message};
 use crate::domain::search::analysis::Analysis;
 use crate::storage::archives::Part;
-use crate::storage::search::{IndexState, Place};
+use crate::storage::search::Place;
+use crate::storage::search_index::IndexState;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use super::extract::shown;
 use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
 use crate::domain::message::Invalid;
-use crate::domain::tool::Mistake;
+use crate::domain::tool::{Mistake, Tool};
 use crate::engine::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -127,7 +127,7 @@ impl Problem {
 
     /// 404: the path names no tool. The text is for the model, which may have made the name up.
     pub(crate) fn no_tool() -> Self {
-        let Mistake(detail) = Mistake::no_such_tool();
+        let Mistake(detail) = Mistake::no_such_tool(Tool::ALL.into_iter());
         Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
 

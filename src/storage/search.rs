@@ -1,13 +1,10 @@
 //! Finding messages: the index draws candidates, `domain::search` reads and ranks them.
 //!
-//! An index row is written in the transaction that stores its message, and goes with its session. What a method reads is
-//! bounded: by the limit that it is given, by how rare a term is, or by both.
+//! What a method reads is bounded: by the limit that it is given, by how rare a term is, or by both.
 
 use super::StoreError;
-use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::{Message, Role};
-use crate::domain::search::analysis::Analysis;
+use crate::domain::message::Role;
 use crate::domain::search::index::{self, Lexeme, Probe};
 use async_trait::async_trait;
 use time::OffsetDateTime;
@@ -66,28 +63,6 @@ pub struct Found {
     pub json: String,
 }
 
-/// How far the index is behind the messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IndexState {
-    /// The rules that it is made by: [`Analysis::label`].
-    pub label: String,
-    /// Sessions with messages that are still to be indexed.
-    pub backlog: i64,
-}
-
-/// A piece of what is still to be indexed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backlog {
-    /// Whose it is.
-    pub tenant: TenantId,
-    /// In which session.
-    pub session: SessionId,
-    /// Messages up to here are done.
-    pub done_seq: i64,
-    /// The last that is to be done.
-    pub through_seq: i64,
-}
-
 /// Finding messages.
 #[async_trait]
 pub trait Search {
@@ -141,46 +116,6 @@ pub trait Search {
         distance: i64,
         max_bytes: i64,
     ) -> Result<Vec<Found>, StoreError>;
-
-    /// How far the index is behind. An index without any rules gets those of this label.
-    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
-
-    /// Says that messages are stored and not indexed from now on: the next rules begin a new index.
-    async fn suspend_index(&self) -> Result<(), StoreError>;
-
-    /// Begins an index by the rules of this label: where it is by others, all messages there are are to be indexed anew.
-    async fn begin_index(&self, label: &str) -> Result<(), StoreError>;
-
-    /// A piece of what is still to be indexed, of any tenant. `None`: nothing is.
-    async fn backlog(&self) -> Result<Option<Backlog>, StoreError>;
-
-    /// Indexes messages, in place of what the index had of them; then the piece is done up to `done_seq`. Where the
-    /// session has gone or another process is at it as well, nothing is done twice or left behind.
-    async fn index(
-        &self,
-        piece: &Backlog,
-        messages: &[(Place, Message)],
-        done_seq: i64,
-    ) -> Result<(), StoreError>;
-}
-
-/// The lexemes of each message, but that of its user; none at all without rules to make them by.
-pub(super) async fn lexemes(
-    analysis: Option<Analysis>,
-    tenant: &TenantId,
-    session: &SessionId,
-    messages: impl ExactSizeIterator<Item = &Message> + Clone + Send,
-) -> Vec<String> {
-    let Some(analysis) = analysis else { return Vec::new() };
-    // Few are not worth a copy.
-    if !blocking::is_large(messages.clone().map(|message| message.json().len()).sum()) {
-        return messages.map(|message| index::lexemes(analysis, tenant, session, message)).collect();
-    }
-    let (tenant, session) = (tenant.clone(), session.clone());
-    let messages: Vec<Message> = messages.cloned().collect();
-    let work =
-        move || messages.iter().map(|message| index::lexemes(analysis, &tenant, &session, message)).collect();
-    blocking::run(work).await
 }
 
 /// What a sample's size tells of how many messages there are. Ids are 0 where there is no message.

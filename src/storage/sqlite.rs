@@ -26,6 +26,7 @@ mod messages;
 mod recall;
 mod revisions;
 mod search;
+mod search_index;
 mod sessions;
 mod token_usage;
 mod users;

@@ -22,6 +22,7 @@ mod recall;
 mod revisions;
 mod schema;
 mod search;
+mod search_index;
 mod sessions;
 mod sql;
 mod tenants;

@@ -1,6 +1,6 @@
 //! Exporting and importing whole sessions, on Postgres.
 
-use super::search::index;
+use super::search_index::index;
 use super::{Postgres, begin, time};
 use crate::domain::archive::{Archive, Imported};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -9,7 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, source_column, tool_columns};
-use crate::storage::search;
+use crate::storage::search_index;
 use async_trait::async_trait;
 use sqlx::{PgConnection, Row as _};
 
@@ -110,8 +110,12 @@ impl Archives for Postgres {
             tally.add(&batch);
             match batch {
                 Batch::Messages(rows) => {
-                    let lexemes =
-                        search::lexemes(self.search, tenant, session, rows.iter().map(|row| &row.message));
+                    let lexemes = search_index::lexemes(
+                        self.search,
+                        tenant,
+                        session,
+                        rows.iter().map(|row| &row.message),
+                    );
                     let lexemes = lexemes.await;
                     store(&mut transaction, tenant, session, &rows).await?;
                     let places = rows.iter().map(|row| (row.seq, row.created_at));

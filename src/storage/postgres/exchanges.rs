@@ -8,7 +8,7 @@ use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::pool;
 use crate::storage::row::{limit, tool_columns};
-use crate::storage::search;
+use crate::storage::search_index;
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -93,7 +93,8 @@ impl Postgres {
     ) -> Result<Append, StoreError> {
         let messages = &exchange.messages;
         let lexemes =
-            search::lexemes(self.search, tenant, session, messages.iter().map(|(message, _)| message)).await;
+            search_index::lexemes(self.search, tenant, session, messages.iter().map(|(message, _)| message))
+                .await;
         let (opens, answers): (Vec<_>, Vec<_>) =
             messages.iter().map(|(message, _)| tool_columns(message)).unzip();
         let row = self

@@ -1,6 +1,6 @@
 //! Exporting and importing whole sessions, on SQLite.
 
-use super::search::index;
+use super::search_index::index;
 use super::{Sqlite, micros, now, time};
 use crate::domain::archive::{Archive, Imported};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -9,7 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, source_column, tool_columns};
-use crate::storage::search;
+use crate::storage::search_index;
 use async_trait::async_trait;
 use serde_json::json;
 use sqlx::{Row as _, SqliteConnection};
@@ -113,8 +113,12 @@ impl Archives for Sqlite {
             tally.add(&batch);
             match batch {
                 Batch::Messages(rows) => {
-                    let lexemes =
-                        search::lexemes(self.search, tenant, session, rows.iter().map(|row| &row.message));
+                    let lexemes = search_index::lexemes(
+                        self.search,
+                        tenant,
+                        session,
+                        rows.iter().map(|row| &row.message),
+                    );
                     let lexemes = lexemes.await;
                     store(&mut transaction, tenant, session, &rows, now).await?;
                     let places = rows.iter().map(|row| (row.seq, row.created_at.unwrap_or(now)));

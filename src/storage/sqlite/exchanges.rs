@@ -7,7 +7,7 @@ use crate::domain::search::index;
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::row::{corrupt, limit, tool_columns};
-use crate::storage::search;
+use crate::storage::search_index;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use sqlx::Row as _;
@@ -57,7 +57,7 @@ impl Exchanges for Sqlite {
         key: Option<&IdempotencyKey>,
     ) -> Result<Append, StoreError> {
         let messages = exchange.messages.iter().map(|(message, _)| message);
-        let lexemes = search::lexemes(self.search, tenant, session, messages).await;
+        let lexemes = search_index::lexemes(self.search, tenant, session, messages).await;
         let mut transaction = self.write().await?;
         if let Some(key) = key {
             let query = sqlx::query(KNOWN).bind(tenant.as_str()).bind(session.as_str()).bind(&key.key);
