@@ -4,7 +4,7 @@ use crate::conversation::{Conversation, exchange_of, session_id, user_id};
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::message::Role;
 use precis::domain::search::index::{Lexeme, Probe};
-use precis::storage::search::{LARGE, Place, Sample, Scope};
+use precis::storage::search::{Place, Sample, Scope};
 use std::slice::from_ref;
 
 on_both_stores!(
@@ -172,7 +172,7 @@ async fn what_is_read_is_bounded(backend: Backend) {
     assert_eq!(beside(&drawn[..2], of_eight + 1).await, [7, 8]);
     assert_eq!(beside(&drawn[..2], of_eight + bytes + 1).await, [6, 7, 8]);
     // A large one is no reason to leave out small ones behind it.
-    demo.say(&[&format!("plum {}", "x".repeat(LARGE as usize)), "plum"]).await;
+    demo.say(&[&format!("plum {}", "x".repeat(128 * 1024)), "plum"]).await;
     let drawn = demo.draw(&all, &plum, 3).await;
     assert_eq!(seqs(&drawn), [11, 10, 9]);
     let at = async |most| {
