@@ -11,6 +11,7 @@ mod keys;
 mod logs;
 mod models;
 mod replicas;
+mod search;
 mod service;
 mod settings;
 mod shutdown;

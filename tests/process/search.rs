@@ -1,0 +1,150 @@
+//! The settings of search, and `precis reindex`: what the log says of the index, and what search finds before and after.
+
+use crate::service::{Precis, Process};
+use crate::support::backend::{Backend, on_both_stores};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use sqlx::{Connection as _, PgConnection, SqliteConnection};
+
+on_both_stores!(
+    what_was_stored_without_an_index_is_found_after_reindex,
+    another_language_is_searched_after_reindex,
+    messages_from_before_the_index_are_found_after_reindex,
+);
+
+const OTHER_RULES: &str = "messages are indexed by other rules than the settings say";
+const BEHIND: &str = "not all messages are indexed";
+
+fn precis(backend: &Backend, set: &[(&str, &str)]) -> Precis {
+    let precis = Precis::new().env("DATABASE_URL", &backend.url());
+    set.iter().fold(precis, |precis, (path, value)| precis.set(path, value))
+}
+
+async fn reindexed(backend: &Backend, set: &[(&str, &str)]) -> String {
+    precis(backend, set).args(["reindex"]).run().await.printed()
+}
+
+async fn say(service: &Process, session: &str, text: &str) {
+    service.record(session, &[json!({"role": "user", "content": text})]).await;
+}
+
+/// The sessions that have the word, sorted.
+async fn found(service: &Process, word: &str) -> Vec<String> {
+    let answer = service.get(&format!("/search?q={word}")).await;
+    let hits = answer["items"].as_array().expect("hits").iter();
+    let mut sessions: Vec<_> =
+        hits.map(|hit| hit["session_id"].as_str().expect("a session").to_owned()).collect();
+    sessions.sort();
+    sessions
+}
+
+/// Starts it on an index that is as the settings want it: the log has no word of it.
+async fn start_content(backend: &Backend, set: &[(&str, &str)]) -> Process {
+    let service = precis(backend, set).start().await;
+    let log = service.log().join("\n");
+    assert!(!log.contains("precis reindex"), "{log}");
+    service
+}
+
+async fn what_was_stored_without_an_index_is_found_after_reindex(backend: Backend) {
+    const OFF: &[(&str, &str)] = &[("search.enabled", "false")];
+    let service = start_content(&backend, &[]).await;
+    say(&service, "before", "the ferries of Oslo").await;
+    drop(service);
+    let service = start_content(&backend, OFF).await;
+    say(&service, "without", "a ferry to Kiel").await;
+    let refused = service.request(Method::GET, "/search?q=ferry").send().await.expect("an answer");
+    assert_eq!(refused.status(), StatusCode::CONFLICT);
+    let problem: Value = refused.json().await.expect("JSON");
+    assert!(problem["detail"].as_str().expect("text").contains("search.enabled"), "{problem}");
+    let said = precis(&backend, OFF).args(["reindex"]).run().await.refused();
+    assert!(said.contains("search.enabled is false: there is nothing to index for"), "{said}");
+    drop(service);
+
+    let service = precis(&backend, &[]).start().await;
+    let line = service.until_logged(OTHER_RULES).await;
+    assert_eq!((&line["indexed_by"], &line["settings"]), (&json!("off"), &json!("english-1")));
+    assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
+    say(&service, "after", "no ferry today").await;
+    assert_eq!(found(&service, "ferry").await, ["after", "before"]);
+    // Beside the service, which finds all at once.
+    assert_eq!(reindexed(&backend, &[]).await, "indexed 3 messages");
+    assert_eq!(found(&service, "ferry").await, ["after", "before", "without"]);
+    assert_eq!(reindexed(&backend, &[]).await, "nothing to do: all messages are indexed");
+    start_content(&backend, &[]).await;
+}
+
+async fn another_language_is_searched_after_reindex(backend: Backend) {
+    const GERMAN: &[(&str, &str)] = &[("search.language", "german")];
+    let service = start_content(&backend, &[]).await;
+    say(&service, "s", "Die Häuser am Hafen").await;
+    // What only German takes for the same word.
+    assert_eq!(found(&service, "Hauses").await, [""; 0]);
+    drop(service);
+
+    let service = precis(&backend, GERMAN).start().await;
+    let line = service.until_logged(OTHER_RULES).await;
+    assert_eq!((&line["indexed_by"], &line["settings"]), (&json!("english-1"), &json!("german-1")));
+    assert_eq!(found(&service, "Hauses").await, [""; 0]);
+    assert_eq!(reindexed(&backend, GERMAN).await, "indexed 1 messages");
+    assert_eq!(found(&service, "Hauses").await, ["s"]);
+    drop(service);
+    start_content(&backend, GERMAN).await;
+}
+
+async fn run(backend: &Backend, statement: &'static str) {
+    match backend {
+        Backend::Postgres(database) => {
+            let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
+            sqlx::query(statement).execute(&mut connection).await.map(drop).expect("run");
+        }
+        Backend::Sqlite(_) => {
+            let mut connection = SqliteConnection::connect(&backend.url()).await.expect("connected");
+            sqlx::query(statement).execute(&mut connection).await.map(drop).expect("run");
+        }
+    }
+}
+
+async fn messages_from_before_the_index_are_found_after_reindex(backend: Backend) {
+    let service = start_content(&backend, &[]).await;
+    say(&service, "a", "a ferry").await;
+    say(&service, "b", "two ferries").await;
+    drop(service);
+    // As the migration leaves them that brought the index.
+    run(&backend, "DELETE FROM search").await;
+    run(
+        &backend,
+        "INSERT INTO search_backlog (tenant_id, session_id, through_seq) SELECT tenant_id, session_id, last_seq \
+         FROM sessions",
+    )
+    .await;
+    let service = precis(&backend, &[]).start().await;
+    let line = service.until_logged(BEHIND).await;
+    assert_eq!(line["sessions"], 2);
+    assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
+    assert_eq!(found(&service, "ferry").await, [""; 0]);
+    assert_eq!(reindexed(&backend, &[]).await, "indexed 2 messages");
+    assert_eq!(found(&service, "ferry").await, ["a", "b"]);
+    drop(service);
+    start_content(&backend, &[]).await;
+}
+
+#[tokio::test]
+async fn wrong_settings_are_named() {
+    let said = Precis::new()
+        .set("search.enabled", "sometimes")
+        .set("search.language", "klingon")
+        .args(["reindex"])
+        .run()
+        .await
+        .refused();
+    for wrong in ["search.enabled", "search.language"] {
+        let name = format!("{wrong} (environment PRECIS__{})", wrong.replace('.', "__").to_uppercase());
+        assert_eq!(said.matches(&name).count(), 1, "{name}:\n{said}");
+    }
+    // What there is to choose from.
+    assert!(said.contains("`none`") && said.contains("`turkish`"), "{said}");
+    let file = "[search]\nlanguages = ['english']\n";
+    let said = Precis::new().file("precis.toml", file).args(["config"]).run().await.refused();
+    assert!(said.contains("search.languages (precis.toml)"), "{said}");
+}
