@@ -27,8 +27,9 @@ async fn requests_are_counted_by_route_method_and_status() {
     app.record_turns("xylophon-1", 0..2).await;
     app.record_turns("xylophon-2", 0..1).await;
     for session in ["xylophon-1", "xylophon-2", "xylophon-3"] {
-        get(&app, &format!("/sessions/{session}?limit=xylophon-4")).await;
+        get(&app, &format!("/sessions/{session}")).await;
     }
+    assert_eq!(get(&app, "/sessions/xylophon-1?xylophon-4=").await.fields(), ["?xylophon-4"]);
     get(&app, "/xylophon").await.problem(404, "no-such-route");
     let made_up = Method::from_bytes(b"XYLOPHON").expect("a method");
     send(app.request(made_up, "/livez")).await.problem(405, "method-not-allowed");
@@ -36,6 +37,7 @@ async fn requests_are_counted_by_route_method_and_status() {
         ("/sessions/{session_id}/exchanges", "POST", 201, 3),
         ("/sessions/{session_id}", "GET", 200, 2),
         ("/sessions/{session_id}", "GET", 404, 1),
+        ("/sessions/{session_id}", "GET", 422, 1),
         ("none", "GET", 404, 1),
         ("/livez", "other", 405, 1),
     ] {
