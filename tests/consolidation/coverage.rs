@@ -114,7 +114,7 @@ impl Teller<'_> {
 
     async fn restore(&mut self, revision: usize) {
         let path = format!("/sessions/{}/revisions/{revision}/restore", self.session);
-        let made = self.app.post(&path, &Value::Null).await;
+        let made = self.app.post(&path, &serde_json::json!({})).await;
         self.oracle.restore(revision);
         assert_eq!(
             (&made["kind"], &made["revision"]),

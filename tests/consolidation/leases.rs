@@ -165,9 +165,9 @@ async fn a_restore_meanwhile_wins(backend: Backend) {
     let request = tokio::spawn(async move { plain(&other, "s", &all).await });
     model.until_calls(2).await;
     // There and back: even where the cursor is as it was, the result belongs to another state.
-    app.post("/sessions/s/revisions/0/restore", &Value::Null).await;
-    app.post("/sessions/s/revisions/1/restore", &Value::Null).await;
-    app.post("/sessions/s/revisions/0/restore", &Value::Null).await;
+    app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
+    app.post("/sessions/s/revisions/1/restore", &serde_json::json!({})).await;
+    app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
     release.add_permits(1);
     let answer = ended(request).await.unwrap();
     assert_eq!((answer.coverage.summary_through, answer.verbatim().len()), (0, 184));

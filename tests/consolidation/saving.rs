@@ -109,7 +109,7 @@ async fn a_store_that_takes_nothing_loses_nothing(backend: Backend) {
     assert_eq!(model.calls().len(), 1);
     mend(&backend, "sessions").await;
     // The way out is open to whoever knows it; the others wait until the lease is over.
-    app.post("/sessions/s/revisions/0/restore", &serde_json::Value::Null).await;
+    app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
     assert_eq!(state(&app, "s").await["cursor"], 0);
     let free = "UPDATE sessions SET lease_token = NULL, lease_until = NULL";
     run(&backend, free, &[free]).await;
