@@ -204,22 +204,26 @@ pub struct KeyRecord {
     pub revoked_at: Option<OffsetDateTime>,
 }
 
-/// A text to be shown, without the secret of any key that stands in it, or of the better part of one: its id stays.
+/// A text to be shown, without the secret of any key that stands in it, in whatever case, or of the better part of one: its
+/// id stays.
 #[must_use]
 pub fn without_secrets(text: &str) -> Cow<'_, str> {
-    let Some((before, rest)) = text.split_once(PREFIX) else {
-        return Cow::Borrowed(text);
-    };
-    let mut shown = before.to_owned();
-    for part in rest.split(PREFIX) {
-        shown.push_str(PREFIX);
-        let digits = part.find(|c| !is_digit(c)).unwrap_or(part.len());
-        match part.get(..ID).zip(part.get(digits..)) {
-            Some((id, rest)) if digits > HARMLESS => shown.extend([id, "…", rest]),
-            _ => shown.push_str(part),
+    let lower = text.to_ascii_lowercase();
+    let (mut shown, mut done) = (String::new(), 0);
+    for (begin, prefix) in lower.match_indices(PREFIX) {
+        let secret = begin + prefix.len();
+        let rest = lower.get(secret..).unwrap_or_default();
+        let digits = rest.find(|c| !is_digit(c)).unwrap_or(rest.len());
+        if digits > HARMLESS {
+            shown.extend([text.get(done..secret + ID).unwrap_or_default(), "…"]);
+            done = secret + digits;
         }
     }
-    if shown == text { Cow::Borrowed(text) } else { Cow::Owned(shown) }
+    if done == 0 {
+        return Cow::Borrowed(text);
+    }
+    shown.push_str(text.get(done..).unwrap_or_default());
+    Cow::Owned(shown)
 }
 
 fn is_base32(text: &str) -> bool {
@@ -315,6 +319,7 @@ mod tests {
             (format!("/sessions/{KEY}/context"), format!("/sessions/{id}…/context")),
             (format!("{KEY} é {KEY}"), format!("{id}… é {id}…")),
             (format!("precis_{KEY}"), format!("precis_{id}…")),
+            (KEY.to_uppercase(), format!("{}…", id.to_uppercase())),
             // Mistyped, cut off, and with more behind it.
             (format!("{KEY}00"), format!("{id}…")),
             (KEY[..45].to_owned(), format!("{id}…")),

@@ -126,8 +126,8 @@ impl Problem {
     }
 
     /// 404: the path names no tool. The text is for the model, which may have made the name up.
-    pub(crate) fn no_tool() -> Self {
-        let Mistake(detail) = Mistake::no_such_tool(Tool::ALL.into_iter());
+    pub(crate) fn no_tool(tools: impl Iterator<Item = Tool>) -> Self {
+        let Mistake(detail) = Mistake::no_such_tool(tools);
         Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
 

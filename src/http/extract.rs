@@ -7,7 +7,6 @@ use crate::blocking;
 use crate::domain::api_key::without_secrets;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::invalid;
-use crate::domain::tool::Tool;
 use crate::engine::keys::authenticator::Caller;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
@@ -64,8 +63,8 @@ impl<S: Send + Sync> FromRequestParts<S> for User {
     }
 }
 
-/// The tool that the path names.
-pub(super) struct NamedTool(pub(super) Tool);
+/// What the path names as a tool, whether there is one of the name or not.
+pub(super) struct NamedTool(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for NamedTool {
     type Rejection = Problem;
@@ -76,7 +75,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NamedTool {
             name: String,
         }
         let params: Params = path(parts, state).await?;
-        Tool::parse(&params.name).map(Self).ok_or_else(Problem::no_tool)
+        Ok(Self(params.name))
     }
 }
 
@@ -131,11 +130,12 @@ pub(super) fn decoded(text: &str) -> Option<String> {
 }
 
 /// A path to be shown, in the log or in an answer: as it came, or without its escapes where there is a key in it. People
-/// paste keys where an id should be.
+/// paste keys where an id should be. What is behind escapes that can't be read, nobody can tell: it is not shown.
 pub(super) fn shown(path: &str) -> Cow<'_, str> {
-    match without_secrets(decoded(path).as_deref().unwrap_or(path)) {
-        Cow::Borrowed(_) => Cow::Borrowed(path),
-        Cow::Owned(shown) => Cow::Owned(shown),
+    match decoded(path).as_deref().map(without_secrets) {
+        None => Cow::Borrowed("(not percent-encoded UTF-8)"),
+        Some(Cow::Borrowed(_)) => Cow::Borrowed(path),
+        Some(Cow::Owned(shown)) => Cow::Owned(shown),
     }
 }
 

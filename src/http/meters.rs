@@ -91,7 +91,7 @@ impl Meters {
 pub(super) async fn layer(State(meters): State<Meters>, request: Request, next: Next) -> Response {
     // The template: an id would make a series of each session, and is nobody's business.
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let method = name(request.method());
+    let method = method(request.method());
     let began = Instant::now();
     let response = next.run(request).await;
     let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
@@ -99,8 +99,8 @@ pub(super) async fn layer(State(meters): State<Meters>, request: Request, next: 
     response
 }
 
-/// A client may make up methods of its own.
-fn name(method: &Method) -> &'static str {
+/// A method to be shown: a client may make up methods of its own.
+pub(super) fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::HEAD => "HEAD",

@@ -2,7 +2,7 @@
 
 use super::error::Beyond;
 use super::extract::shown;
-use crate::domain::api_key::without_secrets;
+use super::meters;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -26,18 +26,19 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
         tenant = field::Empty,
         key = field::Empty,
     );
-    let (method, path) = (request.method().clone(), shown(request.uri().path()).into_owned());
+    // Both may hold whatever a client made up.
+    let (method, path) = (meters::method(request.method()), shown(request.uri().path()).into_owned());
     let began = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let (status, elapsed) = (response.status().as_u16(), began.elapsed());
     span.in_scope(|| match path.as_str() {
         // Asked every few seconds by whatever watches over the service.
-        "/livez" | "/readyz" => tracing::debug!(%method, path, status, ?elapsed, "answered"),
+        "/livez" | "/readyz" => tracing::debug!(method, path, status, ?elapsed, "answered"),
         // `meters` tells how many.
         _ if response.extensions().get().is_some_and(|beyond: &Beyond| beyond.overload) => {
-            tracing::debug!(%method, path, status, ?elapsed, "answered");
+            tracing::debug!(method, path, status, ?elapsed, "answered");
         }
-        _ => tracing::info!(%method, path, status, ?elapsed, "answered"),
+        _ => tracing::info!(method, path, status, ?elapsed, "answered"),
     });
     response.headers_mut().insert(HEADER, id);
     response
@@ -46,7 +47,7 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
 fn is_sound(id: &HeaderValue) -> bool {
     let graphic = id.as_bytes().iter().all(u8::is_ascii_graphic);
     let text = id.to_str().ok().filter(|id| graphic && (1..=MOST_BYTES).contains(&id.len()));
-    text.is_some_and(|id| without_secrets(id) == id)
+    text.is_some_and(|id| shown(id) == id)
 }
 
 fn new_id() -> HeaderValue {

@@ -137,10 +137,11 @@ pub(super) async fn call(
     Extension(caller): Extension<Caller>,
     Tenant(tenant): Tenant,
     Session(session): Session,
-    NamedTool(tool): NamedTool,
+    NamedTool(name): NamedTool,
     Params(params): Params<CallParams>,
     JsonText(body): JsonText,
 ) -> Result<axum::Json<ToolResult>, Problem> {
+    let tool = Tool::parse(&name).ok_or_else(|| Problem::no_tool(service.tools()))?;
     allow(tool, &caller)?;
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let (given, call) = blocking::sized(body.len(), move || {
