@@ -29,7 +29,7 @@ pub const MOST: usize = 50;
 const RANKED: usize = 300;
 /// Bytes of them, about: reading a megabyte takes some 20 ms.
 const RANKED_BYTES: i64 = 2 * 1024 * 1024;
-/// Bytes of what is shown beside the hits, about.
+/// Bytes of what is shown beside the hits, at most.
 const BESIDE_BYTES: i64 = 2 * 1024 * 1024;
 
 /// What is asked for.
@@ -92,8 +92,8 @@ impl MemoryService {
             until: query.until,
             without: parsed.excluded_terms(),
         };
-        let Candidates { places, weights } = self.candidates(tenant, &scope, &parsed).await?;
         let limit = query.limit.min(MOST);
+        let Candidates { places, weights } = self.candidates(tenant, &scope, &parsed, limit).await?;
         let (mut read, mut bytes, mut hits) = (Vec::new(), 0, Vec::new());
         // Not all that have the words of a phrase have the phrase: as long as hits are missing, more are read.
         for places in places.chunks(RANKED) {
@@ -127,25 +127,26 @@ impl MemoryService {
         let place =
             |hit: &Hit| Place { created_at: hit.created_at, seq: hit.seq, session: hit.session_id.clone() };
         let places: Vec<Place> = hits.iter().map(place).collect();
-        let mut beside: HashMap<SessionId, Vec<StoredMessage>> = HashMap::new();
+        let mut beside: HashMap<SessionId, HashMap<i64, StoredMessage>> = HashMap::new();
         for Found { place, json } in self.store.beside(tenant, &places, limit(distance), BESIDE_BYTES).await?
         {
             let Place { created_at, seq, session } = place;
-            beside.entry(session).or_default().push(StoredMessage { seq, created_at, json });
+            beside.entry(session).or_default().insert(seq, StoredMessage { seq, created_at, json });
         }
-        for of_session in beside.values_mut() {
-            of_session.sort_by_key(|message| message.seq);
-        }
+        // A message that is beside several hits is shown, and counts, with each.
+        let mut left = usize::try_from(BESIDE_BYTES).unwrap_or(usize::MAX);
         for hit in hits {
-            let near = beside.get(&hit.session_id).into_iter().flatten();
-            let near = near.filter(|message| message.seq.abs_diff(hit.seq) <= distance as u64);
-            for message in near {
-                match message.seq.cmp(&hit.seq) {
-                    std::cmp::Ordering::Less => hit.before.push(message.clone()),
-                    std::cmp::Ordering::Greater => hit.after.push(message.clone()),
-                    std::cmp::Ordering::Equal => {}
-                }
-            }
+            let Some(near) = beside.get(&hit.session_id) else { continue };
+            let mut shown = |seq: i64| {
+                let message = near.get(&seq)?;
+                left = left.checked_sub(message.json.len())?;
+                Some(message.clone())
+            };
+            // The nearest first, and none behind one that is not shown: there are no holes.
+            let distances = 1..=limit(distance);
+            hit.before = distances.clone().map_while(|distance| shown(hit.seq - distance)).collect();
+            hit.before.reverse();
+            hit.after = distances.map_while(|distance| shown(hit.seq + distance)).collect();
         }
         Ok(())
     }

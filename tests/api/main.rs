@@ -24,7 +24,6 @@ mod openapi;
 mod operation;
 mod revisions;
 mod search;
-mod search_times;
 mod security;
 mod server;
 mod sessions;

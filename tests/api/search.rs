@@ -23,6 +23,9 @@ on_both_stores!(
     what_is_excluded_takes_no_place_of_a_hit,
 );
 
+mod bounds;
+mod times;
+
 /// The path of a search, its parameters percent-encoded.
 fn path(query: &[(&str, &str)]) -> String {
     let mut path = "/search?".to_owned();

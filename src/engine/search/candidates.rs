@@ -1,17 +1,17 @@
 //! Which messages are worth reading.
 //!
 //! How much is read is bounded, whatever is asked for: a look at the newest messages tells which words are common.
-//! Candidates are drawn by the others, of which few messages have each; where all are common, the newest messages that have
-//! them are walked to.
+//! Candidates are drawn by the others, of which few messages have each; where these are too few, the newest messages that
+//! have the common ones are walked to.
 
 use super::{RANKED, limit};
 use crate::domain::id::TenantId;
-use crate::domain::search::index::Probe;
+use crate::domain::search::index::{Lexeme, Probe};
 use crate::domain::search::query::{Query, Word};
 use crate::domain::search::rank;
 use crate::engine::{Error, MemoryService};
 use crate::storage::search::{Place, Sample, Scope};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::slice::from_ref;
 
 /// Messages that tell which words are common.
@@ -36,18 +36,20 @@ pub(super) struct Candidates {
 }
 
 impl MemoryService {
+    /// Candidates for so many hits at least, if there are so many.
     pub(super) async fn candidates(
         &self,
         tenant: &TenantId,
         scope: &Scope,
         query: &Query,
+        wanted: usize,
     ) -> Result<Candidates, Error> {
         let words: Vec<Probe> = query.words.iter().map(Word::probe).collect();
         let must: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.probe().0).collect();
         let must = (!must.is_empty()).then_some(Probe(must));
         let probes: Vec<Probe> = words.iter().chain(&must).cloned().collect();
         let sample = self.store.sample(tenant, scope, &probes, SAMPLE).await?;
-        let mut drawn = BTreeMap::new();
+        let mut drawn: BTreeMap<usize, Vec<Place>> = BTreeMap::new();
         let places = if let Some(must) = must {
             // What a hit must have narrows it down the most.
             if is_rare(&sample, words.len()) {
@@ -56,16 +58,19 @@ impl MemoryService {
                 self.store.walk(tenant, scope, &must, WALKED, limit(DRAWN)).await?
             }
         } else {
-            let rare: Vec<usize> = (0..words.len()).filter(|word| is_rare(&sample, *word)).collect();
-            if rare.is_empty() {
-                let any = Probe(vec![
-                    alike(&sample, &words).flat_map(|Probe(groups)| groups).flatten().cloned().collect(),
-                ]);
-                self.store.walk(tenant, scope, &any, WALKED, limit(RANKED)).await?
-            } else {
+            let (rare, common): (Vec<usize>, Vec<usize>) =
+                (0..words.len()).partition(|word| is_rare(&sample, *word));
+            if !rare.is_empty() {
                 let by: Vec<Probe> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
                 drawn.extend(rare.into_iter().zip(self.store.draw(tenant, scope, &by, limit(DRAWN)).await?));
+            }
+            let found: HashSet<&Place> = drawn.values().flatten().collect();
+            if found.len() >= wanted || common.is_empty() {
                 Vec::new()
+            } else {
+                // Few have the rare ones: one that nobody ever said must not hide what there is of the others.
+                let any = Probe(vec![alike(&sample, &words, &common).flatten().cloned().collect()]);
+                self.store.walk(tenant, scope, &any, WALKED, limit(RANKED)).await?
             }
         };
         let weight = |word| {
@@ -92,11 +97,13 @@ fn is_rare(sample: &Sample, probe: usize) -> bool {
     sample.rows < SAMPLE || of_all(sample, with) <= limit(RANKED).max(sample.messages / COMMON)
 }
 
-/// Of words that are all common, those that are not far more so than the rarest.
-fn alike<'a>(sample: &Sample, words: &'a [Probe]) -> impl Iterator<Item = &'a Probe> {
-    let words: Vec<(&Probe, i64)> = words.iter().zip(sample.in_scope.iter().copied()).collect();
-    let rarest = words.iter().map(|(_, with)| *with).min().unwrap_or_default();
-    words.into_iter().filter(move |(_, with)| *with <= ALIKE * rarest).map(|(word, _)| word)
+/// Of common words, what those are looked for by that are not far more so than the rarest of them.
+fn alike<'a>(sample: &Sample, words: &'a [Probe], common: &[usize]) -> impl Iterator<Item = &'a Vec<Lexeme>> {
+    let with = |word: &usize| sample.in_scope.get(*word).copied().unwrap_or_default();
+    let most = ALIKE * common.iter().map(with).min().unwrap_or_default();
+    let alike: Vec<&Probe> =
+        common.iter().filter(|word| with(word) <= most).filter_map(|word| words.get(*word)).collect();
+    alike.into_iter().flat_map(|Probe(groups)| groups)
 }
 
 /// How many messages have a word: counted, where all that have it were drawn, else out of the sample.

@@ -1,0 +1,57 @@
+//! What a search reads and shows is bounded, and what is there is found all the same.
+
+use super::{found, path, user};
+use crate::answer::get;
+use crate::support::app::TestApp;
+use crate::support::backend::{Backend, on_both_stores};
+use serde_json::{Value, json};
+
+on_both_stores!(a_word_that_nobody_said_hides_nothing, what_is_beside_the_hits_is_bounded_and_has_no_holes,);
+
+/// In more messages than are looked at to tell which words are common.
+async fn a_word_that_nobody_said_hides_nothing(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    app.record("old", &[user("a unicorn by the ferry")]).await;
+    app.record("s", &vec![user("the night ferry"); 1500]).await;
+    for query in ["ferry", "ferry xylophone", "did the ferry sink", "ferry OR xylophone"] {
+        assert_eq!(found(&app, &[("q", query)]).await.len(), 10, "{query}");
+    }
+    // What has the rare word comes first, and does not stand alone; the last message has a neighbour on one side only.
+    let hits = found(&app, &[("q", "ferry unicorn"), ("limit", "3")]).await;
+    assert_eq!(hits, ["old:1", "s:1499", "s:1498"]);
+    // A hit has all phrases: nothing else takes their place.
+    assert_eq!(found(&app, &[("q", "\"ferry xylophone\"")]).await, Vec::<String>::new());
+}
+
+async fn what_is_beside_the_hits_is_bounded_and_has_no_holes(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let hit = user("a narwhal");
+    let around = |seq: usize| if seq % 2 == 0 { user(&"x".repeat(50_000)) } else { hit.clone() };
+    let mut messages: Vec<Value> = (1..=60).map(around).collect();
+    // Too much to be shown beside anything.
+    messages.insert(30, json!({"role": "assistant", "content": "y".repeat(3_000_000)}));
+    for part in messages.chunks(10) {
+        app.record("s", part).await;
+    }
+    let answer = get(&app, &path(&[("q", "narwhal"), ("limit", "50"), ("neighbours", "10")])).await;
+    let items = answer.ok(200)["items"].clone();
+    let items = items.as_array().expect("hits");
+    assert_eq!(items.len(), 30);
+    let mut shown = 0;
+    for (place, item) in items.iter().enumerate() {
+        let seq = item["seq"].as_i64().expect("a number");
+        let seqs = |side: &str| {
+            let list = item[side].as_array().expect("messages").iter();
+            list.map(|message| message["seq"].as_i64().expect("a number")).collect::<Vec<_>>()
+        };
+        let (before, after) = (seqs("before"), seqs("after"));
+        assert_eq!(before, (seq - before.len() as i64..seq).collect::<Vec<_>>(), "{seq}");
+        assert_eq!(after, (seq + 1..=seq + after.len() as i64).collect::<Vec<_>>(), "{seq}");
+        shown += before.len() + after.len();
+        // Those of the best hits are shown.
+        assert!(place > 0 || before.len() == 10, "{before:?}");
+        assert!(!before.contains(&31) && !after.contains(&31));
+    }
+    assert!(shown > 30, "{shown}");
+    assert!(answer.text.len() < 2_500_000, "{}", answer.text.len());
+}
