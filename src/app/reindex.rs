@@ -38,6 +38,7 @@ pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
     store.close().await;
     Ok(match indexed {
         0 => "nothing to do: all messages are indexed".to_owned(),
+        1 => "indexed 1 message".to_owned(),
         indexed => format!("indexed {indexed} messages"),
     })
 }

@@ -86,7 +86,7 @@ async fn another_language_is_searched_after_reindex(backend: Backend) {
     let line = service.until_logged(OTHER_RULES).await;
     assert_eq!((&line["indexed_by"], &line["settings"]), (&json!("english-1"), &json!("german-1")));
     assert_eq!(found(&service, "Hauses").await, [""; 0]);
-    assert_eq!(reindexed(&backend, GERMAN).await, "indexed 1 messages");
+    assert_eq!(reindexed(&backend, GERMAN).await, "indexed 1 message");
     assert_eq!(found(&service, "Hauses").await, ["s"]);
     drop(service);
     start_content(&backend, GERMAN).await;
