@@ -23,10 +23,14 @@ async fn a_word_that_nobody_said_hides_nothing(backend: Backend) {
     assert_eq!(found(&app, &[("q", "\"ferry xylophone\"")]).await, Vec::<String>::new());
 }
 
+fn place_of(message: &Value) -> usize {
+    message["seq"].as_u64().and_then(|seq| usize::try_from(seq).ok()).expect("a number")
+}
+
 async fn what_is_beside_the_hits_is_bounded_and_has_no_holes(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let hit = user("a narwhal");
-    let around = |seq: usize| if seq % 2 == 0 { user(&"x".repeat(50_000)) } else { hit.clone() };
+    let around = |seq: usize| if seq.is_multiple_of(2) { user(&"x".repeat(50_000)) } else { hit.clone() };
     let mut messages: Vec<Value> = (1..=60).map(around).collect();
     // Too much to be shown beside anything.
     messages.insert(30, json!({"role": "assistant", "content": "y".repeat(3_000_000)}));
@@ -39,14 +43,14 @@ async fn what_is_beside_the_hits_is_bounded_and_has_no_holes(backend: Backend) {
     assert_eq!(items.len(), 30);
     let mut shown = 0;
     for (place, item) in items.iter().enumerate() {
-        let seq = item["seq"].as_i64().expect("a number");
+        let seq = place_of(item);
         let seqs = |side: &str| {
             let list = item[side].as_array().expect("messages").iter();
-            list.map(|message| message["seq"].as_i64().expect("a number")).collect::<Vec<_>>()
+            list.map(place_of).collect::<Vec<_>>()
         };
         let (before, after) = (seqs("before"), seqs("after"));
-        assert_eq!(before, (seq - before.len() as i64..seq).collect::<Vec<_>>(), "{seq}");
-        assert_eq!(after, (seq + 1..=seq + after.len() as i64).collect::<Vec<_>>(), "{seq}");
+        assert!(before.iter().copied().eq((1..seq).skip(seq - 1 - before.len())), "{seq}: {before:?}");
+        assert!(after.iter().copied().eq((seq + 1..).take(after.len())), "{seq}: {after:?}");
         shown += before.len() + after.len();
         // Those of the best hits are shown.
         assert!(place > 0 || before.len() == 10, "{before:?}");
