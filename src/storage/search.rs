@@ -155,6 +155,11 @@ impl Scope {
         self.until.unwrap_or(datetime!(9999-12-31 0:00 UTC))
     }
 
+    /// Whether it leaves out any of the newest messages of its session, or else of its tenant, whenever they were stored.
+    pub(super) fn narrows(&self) -> bool {
+        self.user.is_some() || self.role.is_some() || !self.without.is_empty()
+    }
+
     /// The lexemes of which a message in scope has all.
     pub(super) fn all(&self, tag: &str) -> Vec<String> {
         let session = self.session.as_ref().map(|session| index::session(tag, session));

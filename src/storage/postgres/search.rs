@@ -132,11 +132,14 @@ impl Search for Postgres {
         probes: &[Probe],
         most: i64,
     ) -> Result<Sample, StoreError> {
-        let probes = [queries(tenant, &Scope::default(), probes), queries(tenant, scope, probes)].concat();
+        let mut asked = queries(tenant, &Scope::default(), probes);
+        if scope.narrows() {
+            asked.extend(queries(tenant, scope, probes));
+        }
         let query = match &scope.session {
-            None => sqlx::query(SAMPLE).bind(tenant.as_str()).bind(most).bind(probes),
+            None => sqlx::query(SAMPLE).bind(tenant.as_str()).bind(most).bind(asked),
             Some(session) => {
-                let query = sqlx::query(SAMPLE_OF_SESSION).bind(tenant.as_str()).bind(most).bind(probes);
+                let query = sqlx::query(SAMPLE_OF_SESSION).bind(tenant.as_str()).bind(most).bind(asked);
                 query.bind(session.as_str())
             }
         };
@@ -149,7 +152,7 @@ impl Search for Postgres {
             last_seq: row.try_get("last_seq")?,
         };
         let mut with: Vec<i64> = row.try_get("found")?;
-        let in_scope = with.split_off(with.len() / 2);
+        let in_scope = if scope.narrows() { with.split_off(probes.len()) } else { with.clone() };
         Ok(Sample { rows: newest.rows, messages: newest.messages(most), with, in_scope })
     }
 

@@ -141,7 +141,8 @@ impl Search for Sqlite {
             oldest: oldest.unwrap_or_default(),
             last_seq: scope.session.as_ref().and_then(|_| newest.iter().map(|row| row.seq).max()),
         };
-        let (with, in_scope) = (counts(&Scope::default()), counts(scope));
+        let with: Vec<i64> = counts(&Scope::default());
+        let in_scope = if scope.narrows() { counts(scope) } else { with.clone() };
         Ok(Sample { rows: figures.rows, messages: figures.messages(most), with, in_scope })
     }
 
