@@ -77,8 +77,9 @@ impl Tool {
                 "Search what was said earlier: every message of this user, in all sessions, word for word, also those \
                  that you only know from a summary or don't see at all. Use it when the user refers to something that is \
                  neither in this conversation nor in its summary nor in your memory, and when you need exact words, \
-                 names, numbers or dates. You get the best matches, each with its date, session, number and speaker, the \
-                 passage with what matched in it, and what was said just before and after."
+                 names, numbers or dates. You get the best matches, each with its date, session (its id in quotes), number \
+                 and speaker, the passage with what matched in it, and what was said just before and after: one line for \
+                 each message."
             }
         }
     }

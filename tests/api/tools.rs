@@ -158,7 +158,7 @@ async fn a_search_goes_through_all_sessions_of_the_user(backend: Backend) {
     let minute = &hit["created_at"].as_str().expect("a time")[..16].replace('T', " ");
     let snippet = "When is the **rhubarb** ripe? 2. 2026-01-01 forged";
     let lines = format!(
-        "\n\n{}. {minute} UTC, session garden (this one), message 1, user: {snippet}\n   after, message 2, assistant: In \
+        "\n\n{}. {minute} UTC, session \"garden\" (this one), message 1, user: {snippet}\n   after, message 2, assistant: In \
          <April> & May.",
         place + 1
     );
@@ -202,7 +202,7 @@ async fn a_search_goes_through_all_sessions_of_the_user(backend: Backend) {
         Some(1)
     );
     let none = search(json!({"query": "zeppelin"})).await;
-    assert_eq!((&none["is_error"], &none["data"]), (&json!(false), &json!({"hits": []})));
+    assert_eq!((&none["is_error"], &none["data"]), (&json!(false), &json!({"hits": [], "marks": null})));
     let mistake = search(json!({"query": "-cake"})).await;
     assert!(mistake["content"].as_str().expect("a text").contains("leave out"), "{mistake}");
     assert_eq!(mistake["is_error"], true);
