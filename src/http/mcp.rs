@@ -151,8 +151,7 @@ impl ServerHandler for Server {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        // A model should not be offered what it may not do.
-        let allowed = self.service.tools().filter(|tool| tools::allow(*tool, &self.caller).is_ok());
+        let allowed = tools::allowed(&self.service, &self.caller);
         Ok(ListToolsResult::with_all_items(allowed.map(|tool| self.definition(tool)).collect()))
     }
 
@@ -201,7 +200,8 @@ fn wrong<P: DeserializeOwned>(params: Option<Value>) -> String {
 impl Server {
     async fn call(&self, name: &str, mut arguments: Map<String, Value>) -> Result<Outcome, Mistake> {
         let told = |problem: Problem| Mistake(problem.detail().to_owned());
-        let tool = Tool::parse(name).ok_or_else(|| Mistake::no_such_tool(self.service.tools()))?;
+        let tool = Tool::parse(name)
+            .ok_or_else(|| Mistake::no_such_tool(tools::allowed(&self.service, &self.caller)))?;
         tools::allow(tool, &self.caller).map_err(told)?;
         let asking = if self.is_fixed() {
             self.asking.clone()

@@ -141,7 +141,7 @@ pub(super) async fn call(
     Params(params): Params<CallParams>,
     JsonText(body): JsonText,
 ) -> Result<axum::Json<ToolResult>, Problem> {
-    let tool = Tool::parse(&name).ok_or_else(|| Problem::no_tool(service.tools()))?;
+    let tool = Tool::parse(&name).ok_or_else(|| Problem::no_tool(allowed(&service, &caller)))?;
     allow(tool, &caller)?;
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let (given, call) = blocking::sized(body.len(), move || {
@@ -166,6 +166,11 @@ pub(super) async fn call(
     let Outcome { is_error, content, data } = outcome;
     let result = given.form.result(&content, is_error);
     Ok(axum::Json(ToolResult { tool: tool.name(), is_error, content, data, result }))
+}
+
+/// What the caller may call: no model should be told of more.
+pub(super) fn allowed(service: &MemoryService, caller: &Caller) -> impl Iterator<Item = Tool> {
+    service.tools().filter(|tool| allow(*tool, caller).is_ok())
 }
 
 /// One route serves tools that read and tools that write.

@@ -189,6 +189,8 @@ async fn a_key_that_reads_may_read(backend: Backend) {
     let write = json!({"content": "Likes tea."});
     let (told, is_error) = called(tool(&reader, "memory_write", &write)).await;
     assert!(is_error && told.contains("scope write"), "{told}");
+    let (told, is_error) = called(tool(&reader, "memory_delete", &json!({}))).await;
+    assert!(is_error && told.contains("The tools are memory_read, search_history."), "{told}");
     assert!(!called(tool(&writer, "memory_write", &write)).await.1);
     assert_eq!(called(tool(&reader, "memory_read", &json!({}))).await, ("Likes tea.".to_owned(), false));
 }

@@ -131,6 +131,8 @@ async fn the_scope_is_that_of_the_tool(backend: Backend) {
     let refused =
         call(&reader, "s", "memory_write", &json!({"content": "x"})).await.problem(403, "forbidden");
     assert!(refused.contains("scope write"), "{refused}");
+    let unknown = call(&reader, "s", "memory_delete", &json!({})).await.problem(404, "tool-not-found");
+    assert!(unknown.contains("The tools are memory_read, search_history."), "{unknown}");
     assert_eq!(call(&reader, "s", "memory_read", &json!({})).await.ok(200)["content"], "Likes tea.");
     assert_eq!(call(&app, "s", "memory_read", &json!({})).await.status, 401);
 }
