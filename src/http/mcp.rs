@@ -148,9 +148,13 @@ impl ServerHandler for Server {
 
     async fn list_tools(
         &self,
-        _: Option<PaginatedRequestParams>,
+        request: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
+        if request.is_some_and(|request| request.cursor.is_some()) {
+            let wrong = "params.cursor: unknown: there is one page, and so no cursor. Leave it out.";
+            return Err(ErrorData::invalid_params(wrong, None));
+        }
         let allowed = tools::allowed(&self.service, &self.caller);
         Ok(ListToolsResult::with_all_items(allowed.map(|tool| self.definition(tool)).collect()))
     }

@@ -262,6 +262,11 @@ async fn wrong_parameters_are_named_in_the_protocol() {
         ("tools/call", json!({"arguments": {}}), "params.name: missing"),
         ("tools/call", json!({"name": 7}), "params.name: must be a string"),
         ("tools/call", json!(null), "params: missing"),
+        (
+            "tools/list",
+            json!({"cursor": ""}),
+            "params.cursor: unknown: there is one page, and so no cursor. Leave it out.",
+        ),
         ("initialize", json!({}), "params.protocolVersion: missing"),
         ("initialize", json!({"protocolVersion": 7}), "params.protocolVersion: must be a string"),
         ("server/discover", json!(null), "params: missing"),
@@ -271,6 +276,18 @@ async fn wrong_parameters_are_named_in_the_protocol() {
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(1), &json!(-32602)), "{answer}");
         assert_eq!(answer["error"]["message"], wrong, "{method}");
     }
+}
+
+/// A later version of the protocol may know what this one doesn't.
+#[tokio::test]
+async fn unknown_parameters_are_passed_over() {
+    let app = on_sqlite(&[]).await;
+    let meta = json!({"progressToken": 1});
+    for list in [json!({"_meta": meta, "cursor": null}), json!({"later": true}), json!(null)] {
+        assert_eq!(names(message(&app, "tools/list", &list)).await.len(), 3, "{list}");
+    }
+    let call = json!({"name": "memory_read", "later": true, "_meta": meta});
+    assert!(!called(message(&app, "tools/call", &call)).await.1);
 }
 
 /// No version is agreed on whose rules are not kept: that of March 2025 has batches.
