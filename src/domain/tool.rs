@@ -158,7 +158,8 @@ pub enum Call {
 pub struct Mistake(pub String);
 
 impl Call {
-    /// Reads arguments as a model writes them: the text of a JSON object. No text at all is no arguments.
+    /// Reads arguments as a model writes them: the text of a JSON object. No text at all is no arguments, and so is null:
+    /// models write it where there are none.
     ///
     /// # Errors
     /// All that is wrong with them.
@@ -168,6 +169,7 @@ impl Call {
         }
         match serde_json::from_str(arguments) {
             Ok(Value::Object(arguments)) => Self::read(tool, arguments),
+            Ok(Value::Null) => Self::read(tool, Map::new()),
             Ok(_) => Err(Mistake::new(tool, &["the arguments must be one JSON object".to_owned()])),
             Err(error) => Err(Mistake::new(tool, &[format!("the arguments are not JSON: {error}")])),
         }
@@ -271,6 +273,7 @@ mod tests {
         for (tool, arguments, call) in [
             (Tool::MemoryRead, "", Call::MemoryRead),
             (Tool::MemoryRead, " {} ", Call::MemoryRead),
+            (Tool::MemoryRead, "null", Call::MemoryRead),
             (Tool::MemoryWrite, r#"{"content":""}"#, Call::MemoryWrite { content: String::new() }),
             (Tool::SearchHistory, r#"{"query":"tea"}"#, search("tea", None, 10)),
             (Tool::SearchHistory, r#"{"query":"tea","days":null,"max_results":50}"#, search("tea", None, 50)),

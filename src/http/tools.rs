@@ -75,7 +75,7 @@ impl PartialSchema for ToolRequest {
                         "type": {"type": "string", "enum": ["tool_use"]},
                         "id": {"type": "string", "minLength": 1},
                         "name": {"type": "string", "minLength": 1},
-                        "input": {"type": "object"}
+                        "input": {"type": ["object", "null"]}
                     },
                     "additionalProperties": true
                 },

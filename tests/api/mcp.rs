@@ -207,8 +207,10 @@ async fn what_the_model_can_mend_is_an_answer_for_it() {
         let (told, is_error) = called(tool(&app, name, &arguments)).await;
         assert!(is_error && told.contains(text), "{told}");
     }
-    let without = message(&app, "tools/call", &json!({"name": "memory_read"}));
-    assert_eq!(called(without).await, ("Your memory document is empty.".to_owned(), false));
+    for none in [json!({"name": "memory_read"}), json!({"name": "memory_read", "arguments": null})] {
+        let without = message(&app, "tools/call", &none);
+        assert_eq!(called(without).await, ("Your memory document is empty.".to_owned(), false), "{none}");
+    }
 }
 
 /// A client that doesn't follow the protocol is told so in the way of all other routes.

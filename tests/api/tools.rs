@@ -68,6 +68,19 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
     assert_eq!(answer["content"], "Likes coffee.");
     let nulls = call(&app, "s", "memory_read", &json!({"type": null, "function": null})).await.ok(200);
     assert_eq!(nulls, answer);
+    let openai = |arguments: Value| json!({"id": "c", "type": "function", "function": {"name": "memory_read", "arguments": arguments}});
+    let anthropic =
+        |input: Value| json!({"type": "tool_use", "id": "t", "name": "memory_read", "input": input});
+    for none in [
+        openai(Value::Null),
+        openai("null".into()),
+        openai("".into()),
+        anthropic(Value::Null),
+        anthropic("null".into()),
+    ] {
+        let told = call(&app, "s", "memory_read", &none).await.ok(200);
+        assert_eq!((&told["content"], &told["is_error"]), (&answer["content"], &json!(false)), "{none}");
+    }
     // Never written is version 0; written and blank is not.
     let empty = |version: i64, updated_at: Value, content: &str| json!({"version": version, "words": 0, "updated_at": updated_at, "content": content});
     let never = post(&app, "/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
@@ -274,6 +287,7 @@ async fn what_the_developer_can_mend_is_a_problem() {
         ),
         (r#"{"type":"function_call","call_id":"a","name":"memory_read","arguments":"{}"}"#, &["type"]),
         ("[]", &["body"]),
+        ("null", &["body"]),
     ] {
         assert_eq!(post(&app, &at("memory_read"), body).await.fields(), fields, "{body}");
     }
