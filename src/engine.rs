@@ -5,7 +5,7 @@
 
 use crate::domain::archive::LineError;
 use crate::domain::consolidation::{Mode, Policy};
-use crate::domain::message::Message;
+use crate::domain::message::{Invalid, Message};
 use crate::domain::search::analysis::Analysis;
 use crate::domain::search::query::InvalidQuery;
 use crate::domain::tokens::Tokenizer;
@@ -60,8 +60,12 @@ pub struct Rules {
 
 /// A message out of the store.
 fn stored_message(json: String) -> Result<Message, StoreError> {
-    let why = "it is no message of the chat format".to_owned();
-    Message::from_stored(json).map_err(|_| StoreError::Corrupt { what: "a message", why })
+    Message::from_stored(json).map_err(no_message)
+}
+
+/// What was wrong with the text goes nowhere: it may quote the message.
+fn no_message(_: Vec<Invalid>) -> StoreError {
+    StoreError::Corrupt { what: "a message", why: "it is no message of the chat format".to_owned() }
 }
 
 /// The names of the pools that do the work.

@@ -6,12 +6,11 @@ use crate::domain::context::{self, Counted, System, SystemParts};
 use crate::domain::coverage::{self, Coverage, Reason, Verbatim};
 use crate::domain::cut::Mark;
 use crate::domain::format::{Draft, Format, Piece};
-use crate::domain::message::{Invalid, Message};
+use crate::domain::message::Message;
 use crate::domain::session::Session;
 use crate::domain::tokens::{self, Tokenizer};
 use crate::domain::window::WindowMessage;
-use crate::engine::{Error, MemoryService};
-use crate::storage::StoreError;
+use crate::engine::{Error, MemoryService, no_message};
 use crate::storage::recall::Recalled;
 
 impl MemoryService {
@@ -30,7 +29,7 @@ impl MemoryService {
         let before = window.iter().take_while(|message| message.seq < coverage.verbatim_from).count();
         marks.drain(..before);
         window.drain(..before);
-        let mut history = request.format.pieces(window).map_err(corrupt)?;
+        let mut history = request.format.pieces(window).map_err(no_message)?;
         let user_message =
             request.user_message.map(|message| new(request.format, coverage.last_seq, &message));
         let user_message = user_message.transpose()?;
@@ -140,9 +139,5 @@ fn new(format: Format, last_seq: i64, message: &Message) -> Result<Piece, Error>
         mark: Mark::of(message),
         json: message.json().to_owned(),
     };
-    Ok(format.pieces(vec![window]).map_err(corrupt)?.pop().unwrap_or_default())
-}
-
-fn corrupt(_: Vec<Invalid>) -> StoreError {
-    StoreError::Corrupt { what: "a message", why: "not of the chat format".into() }
+    Ok(format.pieces(vec![window]).map_err(no_message)?.pop().unwrap_or_default())
 }
