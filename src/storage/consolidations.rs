@@ -21,6 +21,16 @@ pub enum Claim {
     Asked,
 }
 
+impl Claim {
+    /// The revision that the session must still be at, if any.
+    pub(super) fn revision(self) -> Option<i64> {
+        match self {
+            Self::Due { revision } => Some(revision),
+            Self::Asked => None,
+        }
+    }
+}
+
 /// One step of a consolidation: a range of messages and the summary that covers it.
 #[derive(Clone, Debug)]
 pub struct Step {

@@ -62,10 +62,6 @@ impl Consolidations for Postgres {
         claim: Claim,
         ttl: Duration,
     ) -> Result<Option<Session>, StoreError> {
-        let revision = match claim {
-            Claim::Due { revision } => Some(revision),
-            Claim::Asked => None,
-        };
         let row = self
             .write(
                 tenant,
@@ -74,7 +70,7 @@ impl Consolidations for Postgres {
                     .bind(session.as_str())
                     .bind(token)
                     .bind(micros(ttl))
-                    .bind(revision),
+                    .bind(claim.revision()),
             )
             .await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()

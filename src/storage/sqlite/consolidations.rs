@@ -61,17 +61,13 @@ impl Consolidations for Sqlite {
         claim: Claim,
         ttl: Duration,
     ) -> Result<Option<Session>, StoreError> {
-        let revision = match claim {
-            Claim::Due { revision } => Some(revision),
-            Claim::Asked => None,
-        };
         let now = now();
         let query = sqlx::query(TAKE)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(token)
             .bind(micros(now + ttl))
-            .bind(revision)
+            .bind(claim.revision())
             .bind(micros(now));
         let row = self.written(query).await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
