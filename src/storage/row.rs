@@ -181,6 +181,48 @@ macro_rules! read_key {
     }};
 }
 
+/// Reads a message out of a row of either store.
+macro_rules! read_message {
+    ($row:expr, $time:path) => {{
+        let row = $row;
+        $crate::storage::messages::StoredMessage {
+            seq: row.try_get("seq")?,
+            created_at: $time(row, "created_at")?,
+            json: row.try_get("message")?,
+        }
+    }};
+}
+
+/// Reads where a message is out of a row of either store.
+macro_rules! read_place {
+    ($row:expr, $time:path) => {{
+        let row = $row;
+        let session: String = row.try_get("session_id")?;
+        $crate::storage::search::Place {
+            created_at: $time(row, "created_at")?,
+            seq: row.try_get("seq")?,
+            session: $crate::domain::id::SessionId::new(session)
+                .map_err($crate::storage::row::corrupt("a session id"))?,
+        }
+    }};
+}
+
+/// Reads what is still to be indexed out of a row of either store.
+macro_rules! read_backlog {
+    ($row:expr) => {{
+        use $crate::domain::id::{SessionId, TenantId};
+        use $crate::storage::row::corrupt;
+        let row = $row;
+        let (tenant, session): (String, String) = (row.try_get("tenant_id")?, row.try_get("session_id")?);
+        $crate::storage::search_index::Backlog {
+            tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
+            session: SessionId::new(session).map_err(corrupt("a session id"))?,
+            done_seq: row.try_get("done_seq")?,
+            through_seq: row.try_get("through_seq")?,
+        }
+    }};
+}
+
 /// The columns that [`read_key`] reads.
 macro_rules! key_columns {
     () => {
@@ -205,5 +247,6 @@ macro_rules! revision_columns {
 }
 
 pub(super) use {
-    key_columns, read_key, read_memory, read_revision, read_session, revision_columns, session_columns,
+    key_columns, read_backlog, read_key, read_memory, read_message, read_place, read_revision, read_session,
+    revision_columns, session_columns,
 };

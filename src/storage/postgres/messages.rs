@@ -4,7 +4,7 @@ use super::{Postgres, time};
 use crate::domain::id::{SessionId, TenantId};
 use crate::storage::StoreError;
 use crate::storage::messages::{Messages, Outline, Page, StoredMessage};
-use crate::storage::row::mark;
+use crate::storage::row::{mark, read_message};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -51,15 +51,11 @@ impl Messages for Postgres {
         let mut messages = Vec::with_capacity(rows.len());
         let mut known = false;
         for row in &rows {
-            let seq = row.try_get("seq")?;
+            let seq: i64 = row.try_get("seq")?;
             if seq == 0 {
                 known = true;
             } else {
-                messages.push(StoredMessage {
-                    seq,
-                    created_at: time(row, "created_at")?,
-                    json: row.try_get("message")?,
-                });
+                messages.push(read_message!(row, time));
             }
         }
         Ok(known.then_some(messages))

@@ -9,7 +9,7 @@ use super::{Postgres, begin, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::index::Probe;
 use crate::storage::StoreError;
-use crate::storage::row::corrupt;
+use crate::storage::row::read_place;
 use crate::storage::search::{Dialect, Found, LARGE, Newest, Place, Sample, Scope, Search};
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
@@ -241,9 +241,7 @@ fn queries(tenant: &TenantId, scope: &Scope, probes: &[Probe]) -> Vec<String> {
 }
 
 fn place(row: &PgRow) -> Result<Place, StoreError> {
-    let session: String = row.try_get("session_id")?;
-    let session = SessionId::new(session).map_err(corrupt("a session id"))?;
-    Ok(Place { created_at: time(row, "created_at")?, seq: row.try_get("seq")?, session })
+    Ok(read_place!(row, time))
 }
 
 fn found(row: &PgRow) -> Result<Found, StoreError> {

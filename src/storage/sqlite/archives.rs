@@ -8,7 +8,7 @@ use crate::domain::revision::Revision;
 use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
-use crate::storage::row::{meta_column, source_column, tool_columns};
+use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
 use crate::storage::search_index;
 use async_trait::async_trait;
 use serde_json::json;
@@ -68,15 +68,7 @@ impl Archives for Sqlite {
             .bind(part.max_bytes)
             .fetch_all(&self.readers)
             .await?;
-        rows.iter()
-            .map(|row| {
-                Ok(StoredMessage {
-                    seq: row.try_get("seq")?,
-                    created_at: time(row, "created_at")?,
-                    json: row.try_get("message")?,
-                })
-            })
-            .collect()
+        rows.iter().map(|row| Ok(read_message!(row, time))).collect()
     }
 
     async fn import(

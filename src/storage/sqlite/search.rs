@@ -8,7 +8,7 @@ use super::{Sqlite, micros, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::index::Probe;
 use crate::storage::StoreError;
-use crate::storage::row::{corrupt, limit};
+use crate::storage::row::{limit, read_place};
 use crate::storage::search::{Dialect, Found, LARGE, Newest, Place, Sample, Scope, Search};
 use async_trait::async_trait;
 use rows::{Sought, rows};
@@ -270,9 +270,7 @@ fn listed(places: &[Place]) -> String {
 }
 
 fn place(row: &SqliteRow) -> Result<Place, StoreError> {
-    let session: String = row.try_get("session_id")?;
-    let session = SessionId::new(session).map_err(corrupt("a session id"))?;
-    Ok(Place { created_at: time(row, "created_at")?, seq: row.try_get("seq")?, session })
+    Ok(read_place!(row, time))
 }
 
 fn found(row: &SqliteRow) -> Result<Found, StoreError> {

@@ -5,7 +5,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::index;
 use crate::storage::StoreError;
-use crate::storage::row::corrupt;
+use crate::storage::row::{corrupt, read_backlog};
 use crate::storage::search::Place;
 use crate::storage::search_index::{Backlog, IndexState, SearchIndex, lexemes};
 use async_trait::async_trait;
@@ -73,16 +73,8 @@ impl SearchIndex for Sqlite {
     }
 
     async fn backlog(&self) -> Result<Option<Backlog>, StoreError> {
-        let Some(row) = sqlx::query(BACKLOG).fetch_optional(&self.readers).await? else {
-            return Ok(None);
-        };
-        let (tenant, session): (String, String) = (row.try_get("tenant_id")?, row.try_get("session_id")?);
-        Ok(Some(Backlog {
-            tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
-            session: SessionId::new(session).map_err(corrupt("a session id"))?,
-            done_seq: row.try_get("done_seq")?,
-            through_seq: row.try_get("through_seq")?,
-        }))
+        let row = sqlx::query(BACKLOG).fetch_optional(&self.readers).await?;
+        row.map(|row| Ok(read_backlog!(&row))).transpose()
     }
 
     async fn index(
