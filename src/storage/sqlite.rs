@@ -166,3 +166,8 @@ fn from_micros(micros: i64) -> Result<OffsetDateTime, sqlx::Error> {
     OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000)
         .map_err(|error| sqlx::Error::Decode(Box::new(error)))
 }
+
+#[cfg(test)]
+mod tests {
+    mod plans;
+}

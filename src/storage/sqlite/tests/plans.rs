@@ -1,0 +1,177 @@
+//! SQLite at size: what a statement does must not grow with what is stored. SQLite tells a connection how many steps its
+//! machine has taken, so the plans are judged by what they did, not by what they look like. For Postgres see
+//! `tests/conformance/plans.rs`.
+
+use super::super::Sqlite;
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::search::analysis::Analysis;
+use crate::domain::search::index::{self, Lexeme, Probe};
+use crate::storage::messages::{Messages as _, Page};
+use crate::storage::recall::Recall as _;
+use crate::storage::search::{Place, Scope, Search as _};
+use crate::storage::sessions::{After, Sessions as _};
+use crate::storage::{Options, Store as _};
+use sqlx::AssertSqlSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use time::OffsetDateTime;
+
+/// 9 N messages of one session and N sessions of one, a minute apart; then a hundred more of another user, which wait to be
+/// indexed.
+const FILL: &str = "\
+    CREATE TEMP TABLE n AS
+        WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 9 * SIZE) SELECT n FROM n;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour)
+    SELECT 'default', 's' || n, CASE WHEN n <= SIZE THEN 'u2' ELSE 'u1' END, '{}', 1, 1, NOW - n * 60000000, NOW - n * 60000000,
+        (NOW - n * 60000000) / 3600000000
+    FROM n WHERE n <= SIZE + 100;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour)
+    VALUES ('default', 'demo', 'u1', '{}', 9 * SIZE, 9 * SIZE, NOW, NOW, NOW / 3600000000);
+    INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
+    SELECT 'default', 'demo', n, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', NOW FROM n;
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT 'default', 'demo', n, NOW, 'TAGcommon TAGfew' || (n / 20) || ' SESSION' FROM n;
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT 'default', 's' || n, 1, NOW - n * 60000000, 'TAGcommon TAGother' FROM n WHERE n <= SIZE + 100;
+    INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at)
+    SELECT 'default', 'u' || n, 1, 'x', 1, 1, NOW FROM n WHERE n <= SIZE";
+
+const CALLS: &[&str] = &[
+    "recall",
+    "messages",
+    "messages, newest first",
+    "outlines",
+    "sessions",
+    "sessions, far down",
+    "sessions of a user",
+    "sessions of a user, far down",
+    "sample",
+    "sample of a session",
+    "draw",
+    "draw of a session",
+    "walk",
+    "walk of a session",
+    "walk in vain",
+    "walk in vain in a session",
+    "at",
+    "at, of a user",
+    "beside",
+];
+
+/// The store over one connection that reads, and the steps of that.
+struct Filled {
+    store: Sqlite,
+    now: OffsetDateTime,
+    sessions: i64,
+    steps: Arc<AtomicU64>,
+    _folder: tempfile::TempDir,
+}
+
+impl Filled {
+    /// With so many sessions, a multiple of 256: so many messages are indexed at a time.
+    async fn new(sessions: i64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options {
+            max_connections: 1,
+            acquire_timeout: Duration::from_secs(20),
+            statement_timeout: Duration::from_secs(30),
+            search: Some(Analysis::default()),
+        };
+        let url = format!("sqlite://{}", folder.path().join("precis.db").display());
+        let store = Sqlite::connect(&url, &options).await.unwrap();
+        store.migrate().await.unwrap();
+        let now = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
+        let (tag, session) = (index::tag(&TenantId::default()), demo());
+        let fill = FILL
+            .replace("SESSION", &index::session(&tag, &session))
+            .replace("TAG", &tag)
+            .replace("SIZE", &sessions.to_string())
+            .replace("NOW", "1800000000000000");
+        sqlx::raw_sql(AssertSqlSafe(fill)).execute(&store.writer).await.unwrap();
+        let steps = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&steps);
+        let mut connection = store.readers.acquire().await.unwrap();
+        connection.lock_handle().await.unwrap().set_progress_handler(1, move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            true
+        });
+        drop(connection);
+        Self { store, now, sessions, steps, _folder: folder }
+    }
+
+    /// The steps that a call takes when its statements are prepared.
+    async fn steps(&self, what: &str) -> u64 {
+        self.call(what).await;
+        let before = self.steps.load(Ordering::Relaxed);
+        self.call(what).await;
+        self.steps.load(Ordering::Relaxed) - before
+    }
+
+    async fn call(&self, what: &str) {
+        let (store, tenant, session) = (&self.store, &TenantId::default(), &demo());
+        let ada = UserId::new("u1".to_owned()).unwrap();
+        let within = if what.ends_with("session") { Some(session.clone()) } else { None };
+        let scope = Scope { session: within, ..Scope::default() };
+        let far = After {
+            updated_at: self.now - time::Duration::minutes(self.sessions + 20),
+            session_id: SessionId::new("x".to_owned()).unwrap(),
+        };
+        let page = Page { after_seq: 100, before_seq: i64::MAX, descending: false, limit: 50 };
+        let messages = async |page| store.messages(tenant, session, page).await.unwrap().unwrap().len();
+        let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();
+        let places: Vec<Place> = (1..=20)
+            .map(|n| Place { created_at: self.now, seq: n * 200, session: session.clone() })
+            .collect();
+        let (found, expected) = match what {
+            "recall" => (store.recall(tenant, session, &ada, 200).await.unwrap().window.len(), 200),
+            "messages" => (messages(page).await, 50),
+            "messages, newest first" => (messages(Page { descending: true, ..page }).await, 50),
+            "outlines" => (store.outlines(tenant, session, 100, 50).await.unwrap().len(), 50),
+            "sessions" => (sessions(None, None).await, 51),
+            "sessions, far down" => (sessions(None, Some(&far)).await, 51),
+            "sessions of a user" => (sessions(Some(&ada), None).await, 51),
+            "sessions of a user, far down" => (sessions(Some(&ada), Some(&far)).await, 51),
+            "sample" | "sample of a session" => {
+                let probes = [probe("common"), probe("few7")];
+                let sample = store.sample(tenant, &scope, &probes, 1000).await.unwrap();
+                (usize::try_from(sample.with[0]).unwrap(), 1000)
+            }
+            "draw" | "draw of a session" => {
+                (store.draw(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20)
+            }
+            "walk" | "walk of a session" => {
+                (store.walk(tenant, &scope, &probe("common"), 4000, 50).await.unwrap().len(), 50)
+            }
+            "walk in vain" | "walk in vain in a session" => {
+                (store.walk(tenant, &scope, &probe("no"), 4000, 50).await.unwrap().len(), 0)
+            }
+            "at" => (store.at(tenant, None, &places, i64::MAX).await.unwrap().len(), 20),
+            "at, of a user" => (store.at(tenant, Some(&ada), &places, i64::MAX).await.unwrap().len(), 20),
+            "beside" => (store.beside(tenant, &places, 1, i64::MAX).await.unwrap().len(), 40),
+            other => panic!("{other}"),
+        };
+        assert_eq!(found, expected, "{what}");
+    }
+}
+
+fn demo() -> SessionId {
+    SessionId::new("demo".to_owned()).unwrap()
+}
+
+fn probe(term: &str) -> Probe {
+    Probe(vec![vec![Lexeme::exact(term)]])
+}
+
+#[tokio::test]
+async fn what_is_done_does_not_grow_with_what_is_stored() {
+    let (few, many) = (Filled::new(512).await, Filled::new(2048).await);
+    for what in CALLS {
+        let (of_few, of_many) = (few.steps(what).await, many.steps(what).await);
+        assert!(of_few > 10, "{what}: {of_few} steps are not the call's");
+        // A page of the list reads the hours that it touches to their end.
+        assert!(of_many * 4 < of_few * 5, "{what}: {of_many} steps, and {of_few} where a quarter is stored");
+    }
+}
