@@ -18,39 +18,36 @@ PRECIS = os.environ.get("PRECIS_URL", "http://127.0.0.1:8080")
 HEADERS = {"authorization": f"Bearer {os.environ.get('PRECIS_API_KEY', 'none')}", "content-type": "application/json"}
 
 
-def precis(path, body=None):
-    with urlopen(Request(PRECIS + path, None if body is None else json.dumps(body).encode(), HEADERS)) as answer:
-        return json.load(answer)
+def precis(path, body=None, may_be=None):
+    """What precis answers; or the problem, if it is of this status."""
+    try:
+        return json.load(urlopen(Request(PRECIS + path, body and json.dumps(body).encode(), HEADERS)))
+    except HTTPError as problem:
+        if problem.code != may_be:
+            raise RuntimeError(f"{path}: {problem.code}: {problem.read().decode()}") from None
+        return json.load(problem)
 
 
 def tool(session, call):
     """What goes back to the model for its call; where there is no such tool, that."""
-    try:
-        return precis(f"{session}/tools/{quote(call['function']['name'], safe='')}", call)["result"]
-    except HTTPError as problem:
-        if problem.code != 404:
-            raise
-        return {"role": "tool", "tool_call_id": call["id"], "content": json.load(problem)["detail"]}
+    answer = precis(f"{session}/tools/{quote(call['function']['name'], safe='')}", call, may_be=404)
+    return answer.get("result") or {"role": "tool", "tool_call_id": call["id"], "content": answer["detail"]}
 
 
 def turn(model, session, text):
     """What the agent replies. When this returns, the turn is durable."""
     asked = {"system_prompt": "You are a helpful assistant.", "user_message": text, "include_memory_skill": True}
-    messages = precis(f"{session}/context", asked)["messages"]
-    said, tools = [messages[-1]], precis("/tools")["tools"]
+    messages, tools = precis(f"{session}/context", asked)["messages"], precis("/tools")["tools"]
+    before = len(messages) - 1
     while True:
         name = os.environ.get("MODEL", "gpt-5-mini")
         answer = model.chat.completions.create(model=name, messages=messages, tools=tools)
         reply = answer.choices[0].message.model_dump(exclude_none=True)
-        said.append(reply)
         messages.append(reply)
         if not reply.get("tool_calls"):
             break
-        for call in reply["tool_calls"]:
-            result = tool(session, call)
-            said.append(result)
-            messages.append(result)
-    precis(f"{session}/exchanges", {"messages": said})
+        messages += [tool(session, call) for call in reply["tool_calls"]]
+    precis(f"{session}/exchanges", {"messages": messages[before:]})
     return reply.get("content") or reply.get("refusal")
 
 

@@ -30,28 +30,25 @@ impl Agent {
         });
         let context = read(self.precis(&["context"], &asked).await?).await?;
         let mut messages = at(&context, "/messages").as_array().cloned().ok_or("no context")?;
-        let mut said = vec![json!({"role": "user", "content": text})];
+        let before = messages.len().saturating_sub(1);
+        let (base_url, key, model) = &self.model;
         let reply = loop {
-            let (base_url, key, model) = &self.model;
-            let request = json!({"model": model, "messages": messages, "tools": at(&self.tools, "/tools")});
-            let request =
-                self.http.post(format!("{base_url}/chat/completions")).bearer_auth(key).json(&request);
+            let chat = json!({"model": model, "messages": messages, "tools": at(&self.tools, "/tools")});
+            let request = self.http.post(format!("{base_url}/chat/completions")).bearer_auth(key).json(&chat);
             let reply = at(&read(request.send().await?).await?, "/choices/0/message");
-            said.push(reply.clone());
             messages.push(reply.clone());
             let calls = at(&reply, "/tool_calls").as_array().cloned().unwrap_or_default();
             if calls.is_empty() {
                 break reply;
             }
             for call in calls {
-                let result = self.tool(&call).await?;
-                said.push(result.clone());
-                messages.push(result);
+                messages.push(self.tool(&call).await?);
             }
         };
-        read(self.precis(&["exchanges"], &json!({ "messages": said })).await?).await?;
-        let said = ["/content", "/refusal"].map(|path| at(&reply, path));
-        Ok(said.iter().find_map(Value::as_str).unwrap_or_default().to_owned())
+        let said = json!({"messages": messages.split_off(before)});
+        read(self.precis(&["exchanges"], &said).await?).await?;
+        let words = ["/content", "/refusal"].map(|path| at(&reply, path));
+        Ok(words.iter().find_map(Value::as_str).unwrap_or_default().to_owned())
     }
 
     /// What goes back to the model for its call; where there is no such tool, that.
