@@ -131,6 +131,8 @@ impl App {
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::keep_up(self.metrics)));
+        let service = self.service.clone();
+        let settling = AbortOnDropHandle::new(tokio::spawn(async move { service.settle_index().await }));
         let server = server::serve(listener, self.router, self.timeouts, stopping.clone());
         let mut server = tokio::spawn(server);
         let ended = tokio::select! {
@@ -162,6 +164,7 @@ impl App {
                 Ok(())
             }
         };
+        drop(settling);
         self.service.shut_down(patience.saturating_sub(began.elapsed())).await;
         drop(upkeep);
         tracing::info!(elapsed = ?began.elapsed(), "stopped");

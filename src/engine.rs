@@ -13,6 +13,7 @@ use crate::llm::Llm;
 use crate::storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -30,6 +31,7 @@ mod record;
 pub mod reindex;
 pub mod search;
 mod sessions;
+mod settle;
 pub mod tools;
 pub mod turn;
 
@@ -163,13 +165,16 @@ pub struct MemoryService {
     /// Every consolidation runs as a task of its own, so that it ends in good order when its client goes away.
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// Messages were stored: there is something to settle.
+    stored: Arc<Notify>,
 }
 
 impl MemoryService {
     /// A service over this store and these models.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, llm: Arc<dyn Llm>, rules: Rules) -> Self {
-        Self { store, llm, rules: Arc::new(rules), tasks: TaskTracker::new(), stop: CancellationToken::new() }
+        let (tasks, stop, stored) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
+        Self { store, llm, rules: Arc::new(rules), tasks, stop, stored }
     }
 
     /// Whether it can work.

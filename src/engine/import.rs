@@ -158,8 +158,12 @@ impl MemoryService {
         user: Option<UserId>,
         received: Received,
     ) -> Result<Imported, Error> {
-        let (store, tenant, session) = (self.store.clone(), tenant.clone(), session.clone());
-        let write = async move { import(&store, &tenant, &session, user.as_ref(), received, |_| {}).await };
+        let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
+        let write = async move {
+            let imported = import(&this.store, &tenant, &session, user.as_ref(), received, |_| {}).await;
+            this.stored.notify_one();
+            imported
+        };
         let write = tokio::spawn(write.in_current_span());
         write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }

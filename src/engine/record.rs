@@ -17,8 +17,12 @@ impl MemoryService {
         key: Option<String>,
     ) -> Result<Recorded, Error> {
         let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
-        let (store, tenant, session) = (self.store.clone(), tenant.clone(), session.clone());
-        let write = async move { store.append(&tenant, &session, &exchange, key.as_ref()).await };
+        let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
+        let write = async move {
+            let appended = this.store.append(&tenant, &session, &exchange, key.as_ref()).await;
+            this.stored.notify_one();
+            appended
+        };
         let write = tokio::spawn(write.in_current_span());
         match write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))? {
             Append::Recorded(recorded) => Ok(recorded),

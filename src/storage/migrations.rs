@@ -16,6 +16,11 @@ macro_rules! migrations {
                 include_str!(concat!("../../migrations/", $store, "/0005_row_level_security.sql")),
             ),
             (6, "search", include_str!(concat!("../../migrations/", $store, "/0006_search.sql"))),
+            (
+                7,
+                "settle_search",
+                include_str!(concat!("../../migrations/", $store, "/0007_settle_search.sql")),
+            ),
         ]
     };
 }

@@ -40,6 +40,10 @@ pub trait SearchIndex {
     /// How far the index is behind. An index without any rules gets those of this label.
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
 
+    /// Puts into the index what waits beside it, so that whoever stores a message need not. What waits is found as well,
+    /// but every search reads all of it. Returns whether there was anything.
+    async fn settle_index(&self) -> Result<bool, StoreError>;
+
     /// Says that messages are stored and not indexed from now on: the next rules begin a new index.
     async fn suspend_index(&self) -> Result<(), StoreError>;
 

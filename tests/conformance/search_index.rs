@@ -9,6 +9,7 @@ use precis::domain::search::analysis::{Analysis, Language};
 use precis::engine::reindex::{reindex, state};
 use precis::storage::search::Scope;
 use precis::storage::{self, Options, Store};
+use sqlx::Executor as _;
 use std::sync::Arc;
 
 on_both_stores!(
@@ -16,6 +17,7 @@ on_both_stores!(
     other_rules_index_all_anew,
     an_erased_session_is_indexed_no_more,
     what_is_erased_makes_room_for_what_is_found,
+    what_waits_beside_the_index_is_found_before_it_is_settled_and_after,
 );
 
 /// A store over it that indexes by these rules.
@@ -130,4 +132,26 @@ async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
             sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
         }
     }
+}
+
+async fn what_waits_beside_the_index_is_found_before_it_is_settled_and_after(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let (all, plum) = (Scope::default(), probe(&[&["plum"]]));
+    let found = async || seqs(&demo.draw(&all, &plum, 9).await);
+    demo.say(&["plums", "pears"]).await;
+    assert_eq!(found().await, [1]);
+    // On SQLite nobody but whoever stores puts anything into the index.
+    let waits = matches!(backend, Backend::Postgres(_));
+    assert_eq!(demo.store.settle_index().await.unwrap(), waits);
+    assert_eq!(found().await, [1]);
+    assert!(!demo.store.settle_index().await.unwrap());
+    demo.say(&["plums"]).await;
+    assert_eq!(found().await, [3, 1]);
+    // A role that owns nothing can do it as well.
+    if let Sql::Postgres(connection) = &mut Sql::on(&backend).await {
+        connection.execute("SET ROLE pg_monitor").await.unwrap();
+        let pages: i64 = sqlx::query_scalar("SELECT settle_search()").fetch_one(connection).await.unwrap();
+        assert!(pages > 0);
+    }
+    assert!(!demo.store.settle_index().await.unwrap());
 }

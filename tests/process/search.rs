@@ -1,10 +1,12 @@
 //! The settings of search, and `precis reindex`: what the log says of the index, and what search finds before and after.
 
-use crate::service::{Precis, Process};
+use crate::service::{Precis, Process, SOON};
 use crate::support::backend::{Backend, on_both_stores};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use sqlx::postgres::PgListener;
 use sqlx::{Connection as _, PgConnection, SqliteConnection};
+use tokio::time::timeout;
 
 on_both_stores!(
     what_was_stored_without_an_index_is_found_after_reindex,
@@ -127,6 +129,25 @@ async fn messages_from_before_the_index_are_found_after_reindex(backend: Backend
     assert_eq!(found(&service, "ferry").await, ["a", "b"]);
     drop(service);
     start_content(&backend, &[]).await;
+}
+
+#[tokio::test]
+async fn what_is_stored_is_put_into_the_index_behind_whoever_stored_it() {
+    const TELLS: &str = "CREATE OR REPLACE FUNCTION settle_search() RETURNS bigint LANGUAGE sql \
+        AS $$ SELECT pg_notify('settled', ''); SELECT 1::bigint $$";
+    let backend = Backend::postgres().await;
+    run(&backend, TELLS).await;
+    let mut listener = PgListener::connect(&backend.url()).await.expect("connected");
+    listener.listen("settled").await.expect("listening");
+    let mut settled = async || timeout(SOON, listener.recv()).await.expect("settled").expect("connected");
+    let service = start_content(&backend, &[]).await;
+    say(&service, "a", "a ferry").await;
+    settled().await;
+    let line = r#"{"role":"user","content":"two ferries"}"#;
+    let import = service.request(Method::POST, "/sessions/b/import");
+    let import = import.header("content-type", "application/x-ndjson").body(line);
+    assert_eq!(import.send().await.expect("an answer").status(), StatusCode::CREATED);
+    settled().await;
 }
 
 #[tokio::test]

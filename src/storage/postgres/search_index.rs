@@ -22,6 +22,8 @@ const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) O
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
+const SETTLE: &str = "SELECT settle_search() AS pages";
+
 const SUSPEND: &str = "\
     INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
 
@@ -59,6 +61,11 @@ impl SearchIndex for Postgres {
             row = sqlx::query(STATE).fetch_one(&self.pool).await?;
         }
         Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
+    }
+
+    async fn settle_index(&self) -> Result<bool, StoreError> {
+        let pages: i64 = sqlx::query(SETTLE).fetch_one(&self.pool).await?.try_get("pages")?;
+        Ok(pages > 0)
     }
 
     async fn suspend_index(&self) -> Result<(), StoreError> {
