@@ -14,6 +14,9 @@ use unicode_normalization::char::is_combining_mark;
 /// Characters of a term; the rest of a longer word is not looked at.
 const LONGEST: usize = 40;
 
+/// Those that stand in words.
+const APOSTROPHES: [char; 2] = ['\'', '’'];
+
 /// Whose rules give the stem of a word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -149,7 +152,7 @@ impl Analysis {
                 continue;
             }
             if run.is_word {
-                terms.extend(self.word(raw).into_iter().map(|(term, _)| term));
+                terms.extend(self.word(raw).map(|(term, _)| term));
             } else {
                 terms.extend(self.tokens(raw).into_iter().map(|token| token.term));
             }
@@ -161,20 +164,12 @@ impl Analysis {
 
     /// The terms of a word, each with its form before it was reduced to its stem: mostly one, none for a word that is
     /// nothing but marks, several for one with apostrophes.
-    #[must_use]
-    pub fn word(self, raw: &str) -> Vec<(String, String)> {
-        if !raw.contains(['\'', '’']) {
-            return self.term(raw).into_iter().collect();
-        }
+    pub fn word(self, raw: &str) -> impl Iterator<Item = (String, String)> {
         // `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
-        let is_long = |part: &&str| part.chars().nth(2).is_some();
-        let parts: Vec<&str> = raw.split(['\'', '’']).filter(|part| !part.is_empty()).collect();
-        let any_long = parts.iter().any(is_long);
-        parts
-            .into_iter()
-            .filter(|part| !any_long || is_long(part))
-            .filter_map(|part| self.term(part))
-            .collect()
+        let is_long = |part: &str| part.chars().nth(2).is_some();
+        let any_long = raw.split(APOSTROPHES).any(is_long);
+        let parts = raw.split(APOSTROPHES).filter(move |part| !any_long || is_long(part));
+        parts.filter_map(move |part| self.term(part))
     }
 
     fn term(self, part: &str) -> Option<(String, String)> {
@@ -200,7 +195,7 @@ pub fn runs(text: &str) -> impl Iterator<Item = Run> + '_ {
             let goes_on = is_combining_mark_of_run(c)
                 || (c.is_alphanumeric() && without_spaces(c) != is_word)
                 || (is_word
-                    && matches!(c, '\'' | '’')
+                    && APOSTROPHES.contains(&c)
                     && text.get(at + c.len_utf8()..).is_some_and(begins_word));
             if !goes_on {
                 break;
@@ -246,7 +241,7 @@ fn is_half_width_mark(c: char) -> bool {
 /// A word as it is compared: lower case, compatibility forms as what they stand for, no accents; cut at [`LONGEST`].
 fn fold(word: &str) -> String {
     if word.is_ascii() {
-        return word.chars().take(LONGEST).map(|c| c.to_ascii_lowercase()).collect();
+        return word.get(..LONGEST).unwrap_or(word).to_ascii_lowercase();
     }
     let lower = word.chars().flat_map(char::to_lowercase).nfkd().flat_map(char::to_lowercase);
     let plain = lower.filter(|c| !is_accent(*c) && (c.is_alphanumeric() || is_combining_mark(*c)));

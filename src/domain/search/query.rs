@@ -246,9 +246,9 @@ mod tests {
             [("connecti", "connections"), ("run", "running"), ("happy", "happy"), ("sk", "skies")]
         {
             let Probe(groups) = Word::Prefix(prefix.to_owned()).probe();
-            let stem = &Analysis::default().word(word)[0].0;
+            let (stem, _) = Analysis::default().word(word).next().unwrap();
             let finds = |lexeme: &Lexeme| {
-                if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { *stem == lexeme.term }
+                if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { stem == lexeme.term }
             };
             assert!(groups[0].iter().any(finds), "{prefix} {stem} {groups:?}");
         }

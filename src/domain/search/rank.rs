@@ -214,7 +214,7 @@ impl Reader {
     }
 
     fn known(&self, raw: &str) -> Known {
-        let terms = self.analysis.word(raw);
+        let terms: Vec<_> = self.analysis.word(raw).collect();
         let keys = terms
             .iter()
             .enumerate()

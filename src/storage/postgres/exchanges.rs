@@ -35,7 +35,8 @@ const APPEND: &str = "\
             updated_at = greatest(excluded.updated_at, s.updated_at),
             activity_hour = greatest(excluded.activity_hour, s.activity_hour)
         WHERE $3 IS NULL OR s.user_id = $3
-        RETURNING s.last_seq, s.updated_at, s.user_id
+        RETURNING s.last_seq, s.updated_at,
+            encode(substr(sha256(convert_to(s.user_id, 'UTF8')), 1, 8), 'hex') AS user_hash
     ), stored AS (
         INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
         SELECT $1, $2, session.last_seq - $5 + m.place, m.role, m.opens, m.answers, m.tokens, m.message,
@@ -45,8 +46,7 @@ const APPEND: &str = "\
     ), indexed AS (
         INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
         SELECT $1, $2, session.last_seq - $5 + i.place, session.updated_at,
-            array_to_tsvector(string_to_array(i.lexemes || ' ' || $16
-                || encode(substr(sha256(convert_to(session.user_id, 'UTF8')), 1, 8), 'hex'), ' '))
+            array_to_tsvector(string_to_array(i.lexemes || ' ' || $16 || session.user_hash, ' '))
         FROM session, unnest($15::text[]) WITH ORDINALITY AS i (lexemes, place)
     ), keyed AS (
         INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
