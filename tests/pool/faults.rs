@@ -2,12 +2,14 @@
 //! which time. Each line is run in both protocols, with a second model that answers and without.
 
 use crate::harness::{
-    CALL, DEADLINE, GOOD, PROTOCOLS, SLACK, TOKEN, WAIT, consolidate, model, names, pool, pool_of,
+    CALL, DEADLINE, GOOD, PROTOCOLS, SLACK, TOKEN, WAIT, client, consolidate, model, model_by, names, pool,
+    pool_of,
 };
 use crate::model_server::{Behaviour, Form, ModelServer, Protocol, refused_base_url};
 use futures_util::future::join_all;
 use precis::llm::model::ModelSpec;
-use precis::llm::pool::Strategy;
+use precis::llm::pool::{Pools, Strategy};
+use reqwest::Client;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
@@ -22,6 +24,7 @@ enum Becomes {
 use Becomes::{Answer, Failure};
 
 const SOON: Duration = Duration::ZERO;
+const HOUR: Duration = Duration::from_hours(1);
 /// Half of an answer, which must never be seen.
 const HALF: &str = "HALF of an answer, which must not";
 
@@ -143,8 +146,8 @@ fn faults() -> Vec<Fault> {
         ("429, 0 s", retry_after("0"), Failure("rate_limited", 2, SOON)),
         ("429, 0.15 s", retry_after("0.15"), Failure("rate_limited", 2, Duration::from_millis(150))),
         ("429, 1 h", retry_after("3600"), Failure("rate_limited", 2, WAIT)),
-        ("429, a date to come", retry_after(&date(now + DEADLINE)), Failure("rate_limited", 2, WAIT)),
-        ("429, a date gone by", retry_after(&date(now - DEADLINE)), Failure("rate_limited", 2, SOON)),
+        ("429, a date to come", retry_after(&date(now + HOUR)), Failure("rate_limited", 2, WAIT)),
+        ("429, a date gone by", retry_after(&date(now - HOUR)), Failure("rate_limited", 2, SOON)),
         ("429, no such form", retry_after("tomorrow"), Failure("rate_limited", 2, SOON)),
         (
             "429, in milliseconds",
@@ -155,9 +158,10 @@ fn faults() -> Vec<Fault> {
 }
 
 /// A model that nobody waits for any longer than its fault is about: a busy machine takes its time for the others.
-fn specs(protocol: Protocol, servers: &[&ModelServer], becomes: Becomes) -> Vec<ModelSpec> {
+fn specs(http: &Client, protocol: Protocol, servers: &[&ModelServer], becomes: Becomes) -> Vec<ModelSpec> {
     let named = servers.iter().enumerate();
-    let specs = named.map(|(index, server)| model(&format!("m{index}"), protocol, &server.base_url()));
+    let specs = named
+        .map(|(index, server)| model_by(http.clone(), &format!("m{index}"), protocol, &server.base_url()));
     let impatient = |index: usize| index == 0 && matches!(becomes, Failure("timeout", ..));
     let specs = specs.enumerate().map(|(index, spec)| {
         if impatient(index) && matches!(becomes, Failure(_, _, CALL)) {
@@ -172,15 +176,31 @@ fn specs(protocol: Protocol, servers: &[&ModelServer], becomes: Becomes) -> Vec<
     specs.collect()
 }
 
-async fn run(protocol: Protocol, (name, behaviour, becomes): Fault) {
-    let what = format!("{protocol:?}, {name}");
+/// A fault with all that it takes to meet it.
+struct Scene {
+    what: String,
+    becomes: Becomes,
+    first: ModelServer,
+    second: ModelServer,
+    alone: Pools,
+    both: Pools,
+}
+
+async fn scene(http: &Client, protocol: Protocol, (name, behaviour, becomes): Fault) -> Scene {
     let (first, second) = (ModelServer::start().await, ModelServer::start().await);
     first.default(behaviour);
     second.default(good());
-    let pool =
-        |servers: &[&ModelServer]| pool_of(specs(protocol, servers, becomes), Strategy::Fallback, DEADLINE);
+    let pool = |servers: &[&ModelServer]| {
+        pool_of(specs(http, protocol, servers, becomes), Strategy::Fallback, DEADLINE)
+    };
+    let (alone, both) = (pool(&[&first]), pool(&[&first, &second]));
+    Scene { what: format!("{protocol:?}, {name}"), becomes, first, second, alone, both }
+}
+
+async fn run(scene: Scene) {
+    let Scene { what, becomes, first, second, alone, both } = scene;
     let began = Instant::now();
-    let alone = consolidate(&pool(&[&first])).await;
+    let alone = consolidate(&alone).await;
     let took = began.elapsed();
     match becomes {
         Answer => {
@@ -194,7 +214,7 @@ async fn run(protocol: Protocol, (name, behaviour, becomes): Fault) {
             let attempts = if calls == 0 { 2 } else { calls };
             assert_eq!(names(&error), vec![("m0", cause); attempts], "{what}: {error}");
             assert!((at_least..at_least + SLACK).contains(&took), "{what}: {took:?}");
-            let answer = consolidate(&pool(&[&first, &second])).await.expect(&what);
+            let answer = consolidate(&both).await.expect(&what);
             assert_eq!((answer.text.as_str(), answer.model.as_str()), (GOOD, "m1"), "{what}");
             assert_eq!((first.calls().len(), second.calls().len()), (2 * calls, 1), "{what}");
             let text = error.to_string();
@@ -205,9 +225,12 @@ async fn run(protocol: Protocol, (name, behaviour, becomes): Fault) {
 
 /// All at once, since most of them wait: but not so many that a busy machine is late with the quick ones.
 async fn run_all(faults: Vec<Fault>) {
+    let http = client();
     for faults in faults.chunks(8) {
         for protocol in PROTOCOLS {
-            join_all(faults.iter().map(|fault| run(protocol, fault.clone()))).await;
+            // All of them before the first call: what one takes to be made is no time of another's.
+            let scenes = join_all(faults.iter().map(|fault| scene(&http, protocol, fault.clone()))).await;
+            join_all(scenes.into_iter().map(run)).await;
         }
     }
 }

@@ -12,6 +12,7 @@ use precis::llm::prompt::{Prompts, Templates};
 use precis::llm::provider::Provider;
 use precis::llm::remote::{KeySource, Remote, RemoteSpec, http_client};
 use precis::llm::{Answer, Cause, Llm, LlmError, Task};
+use reqwest::Client;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,9 +30,14 @@ pub(crate) const SLACK: Duration = Duration::from_secs(8);
 pub(crate) const GOOD: &str = "Ada flies to Zürich on 3 May; Bo wants the 東京 numbers by Friday.";
 pub(crate) const LONG: &str = "one two three four five six seven eight nine ten";
 
+/// What calls the servers. It reads the system's certificates, which takes a moment in which the thread does nothing
+/// else: so it is made before a time limit runs.
+pub(crate) fn client() -> Client {
+    http_client(SLACK).expect("a client")
+}
+
 /// A server at this address, called with [`KEY`].
-pub(crate) fn remote(protocol: Protocol, spec: RemoteSpec) -> Arc<dyn Provider> {
-    let http = http_client(TOKEN).expect("a client");
+pub(crate) fn remote(http: Client, protocol: Protocol, spec: RemoteSpec) -> Arc<dyn Provider> {
     let spec = RemoteSpec { key: Some(KeySource::fixed(KEY)), ..spec };
     match protocol {
         Protocol::OpenAi => Arc::new(Remote::new(http, OpenAi::default(), spec).expect("valid")),
@@ -41,10 +47,15 @@ pub(crate) fn remote(protocol: Protocol, spec: RemoteSpec) -> Arc<dyn Provider> 
 
 /// A model that is called again once, and whose breaker stays closed.
 pub(crate) fn model(name: &str, protocol: Protocol, base_url: &str) -> ModelSpec {
+    model_by(client(), name, protocol, base_url)
+}
+
+/// The same by way of this client.
+pub(crate) fn model_by(http: Client, name: &str, protocol: Protocol, base_url: &str) -> ModelSpec {
     let spec = RemoteSpec { base_url: base_url.to_owned(), ..RemoteSpec::default() };
     ModelSpec {
         name: name.to_owned(),
-        provider: remote(protocol, spec),
+        provider: remote(http, protocol, spec),
         model: format!("vendor/{name}"),
         output_limit: 777,
         input_limit: 100_000,
@@ -73,7 +84,9 @@ pub(crate) fn pool_of(models: Vec<ModelSpec>, strategy: Strategy, deadline: Dura
 /// Models "m0", "m1" … at these servers, tried in this order.
 pub(crate) fn pool(protocol: Protocol, servers: &[&ModelServer]) -> Pools {
     let models = servers.iter().enumerate();
-    let models = models.map(|(index, server)| model(&format!("m{index}"), protocol, &server.base_url()));
+    let http = client();
+    let models = models
+        .map(|(index, server)| model_by(http.clone(), &format!("m{index}"), protocol, &server.base_url()));
     pool_of(models.collect(), Strategy::Fallback, DEADLINE)
 }
 

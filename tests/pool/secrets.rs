@@ -1,6 +1,8 @@
 //! Keys: where they go, and where they don't.
 
-use crate::harness::{DEADLINE, GOOD, KEY, PROTOCOLS, consolidate, model, names, pool, pool_of, remote};
+use crate::harness::{
+    DEADLINE, GOOD, KEY, PROTOCOLS, client, consolidate, model, names, pool, pool_of, remote,
+};
 use crate::model_server::{Behaviour, ModelServer};
 use precis::llm::model::ModelSpec;
 use precis::llm::pool::Strategy;
@@ -44,8 +46,10 @@ async fn headers_and_fields_of_the_body_go_with_each_call() {
             body: body.into_iter().collect(),
             ..RemoteSpec::default()
         };
-        let spec =
-            ModelSpec { provider: remote(protocol, spec), ..model("m0", protocol, "http://127.0.0.1:9") };
+        let spec = ModelSpec {
+            provider: remote(client(), protocol, spec),
+            ..model("m0", protocol, "http://127.0.0.1:9")
+        };
         consolidate(&pool_of(vec![spec], Strategy::Fallback, DEADLINE)).await.expect("an answer");
         let call = &server.calls()[0];
         assert_eq!((call.header("api-key"), call.header("x-title")), (KEY, "precis"));
@@ -71,8 +75,10 @@ async fn a_key_that_changes_is_used_from_the_next_call_on() {
             headers: vec![("x-api-key".to_owned(), key)],
             ..RemoteSpec::default()
         };
-        let spec =
-            ModelSpec { provider: remote(protocol, spec), ..model("m0", protocol, "http://127.0.0.1:9") };
+        let spec = ModelSpec {
+            provider: remote(client(), protocol, spec),
+            ..model("m0", protocol, "http://127.0.0.1:9")
+        };
         let pools = pool_of(vec![spec], Strategy::Fallback, DEADLINE);
         let error = consolidate(&pools).await.expect_err("no key");
         assert_eq!(names(&error), [("m0", "key")]);
