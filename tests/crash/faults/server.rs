@@ -16,15 +16,20 @@ struct Scene {
     service: Process,
 }
 
-async fn precis(url: &str) -> Process {
-    Precis::new().env("DATABASE_URL", url).set("database.acquire_timeout", "1s").start().await
+/// How long a service waits for a connection whose server will give it one: a busy machine is no fault.
+const PATIENT: &str = "20s";
+/// And one whose server won't: what is refused is to be refused soon.
+const HASTY: &str = "1s";
+
+async fn precis(url: &str, patience: &str) -> Process {
+    Precis::new().env("DATABASE_URL", url).set("database.acquire_timeout", patience).start().await
 }
 
 /// A service that has persisted exchange 0.
-async fn scene() -> Scene {
+async fn scene(patience: &str) -> Scene {
     let cluster = Cluster::start().await;
     let proxy = Proxy::start(cluster.socket()).await;
-    let service = precis(&proxy.url()).await;
+    let service = precis(&proxy.url(), patience).await;
     recorded(&service, 0).await;
     Scene { cluster, proxy, service }
 }
@@ -43,7 +48,7 @@ impl Scene {
 
 #[tokio::test]
 async fn a_restart_that_is_over_fails_no_request() {
-    let scene = scene().await;
+    let scene = scene(PATIENT).await;
     for (number, at_once) in (1..).zip([false, true]) {
         scene.use_all_connections().await;
         if at_once {
@@ -70,7 +75,7 @@ async fn a_restart_that_is_over_fails_no_request() {
 /// A pooler or a load balancer that switches takes no time at all: connections are cut that were in use just now.
 #[tokio::test]
 async fn a_failover_fails_no_context_and_no_exchange_with_a_key() {
-    let scene = scene().await;
+    let scene = scene(PATIENT).await;
     for number in 1..9 {
         scene.use_all_connections().await;
         scene.proxy.cut();
@@ -89,7 +94,7 @@ async fn a_failover_fails_no_context_and_no_exchange_with_a_key() {
 
 #[tokio::test]
 async fn a_database_that_is_gone_is_said_and_comes_back() {
-    let scene = scene().await;
+    let scene = scene(HASTY).await;
     scene.cluster.stop_at_once().await;
     until_ready_is(&scene.service, StatusCode::SERVICE_UNAVAILABLE).await;
     refused(exchange(&scene.service, 1).await).await;
@@ -103,7 +108,7 @@ async fn a_database_that_is_gone_is_said_and_comes_back() {
 
 #[tokio::test]
 async fn an_exchange_whose_outcome_is_unknown_is_there_once_when_repeated() {
-    let scene = scene().await;
+    let scene = scene(HASTY).await;
     scene.proxy.set(Weather::LoseAnswers);
     refused(exchange(&scene.service, 1).await).await;
     scene.proxy.set(Weather::Fair);
@@ -122,14 +127,15 @@ async fn an_exchange_whose_outcome_is_unknown_is_there_once_when_repeated() {
 
 #[tokio::test]
 async fn silence_is_told_and_what_waits_is_done_when_it_ends() {
-    let scene = scene().await;
+    let scene = scene(PATIENT).await;
+    let hasty = precis(&scene.proxy.url(), HASTY).await;
     scene.proxy.set(Weather::Still);
     let began = Instant::now();
-    assert_eq!(status(&scene.service, "/readyz").await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(status(&hasty, "/readyz").await, StatusCode::SERVICE_UNAVAILABLE);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    lives(&scene.service).await;
+    lives(&hasty).await;
     scene.proxy.set(Weather::Fair);
-    recorded(&scene.service, 1).await;
+    recorded(&hasty, 1).await;
 
     scene.use_all_connections().await;
     scene.proxy.set(Weather::Still);
@@ -144,7 +150,7 @@ async fn silence_is_told_and_what_waits_is_done_when_it_ends() {
 /// A host that is gone without a word, or a lock that is never let go.
 #[tokio::test]
 async fn a_statement_without_an_answer_is_given_up_and_so_is_its_connection() {
-    let scene = scene().await;
+    let scene = scene(PATIENT).await;
     let hasty =
         Precis::new().env("DATABASE_URL", &scene.proxy.url()).set("database.statement_timeout", "500ms");
     let hasty = hasty.start().await;
@@ -159,7 +165,7 @@ async fn a_statement_without_an_answer_is_given_up_and_so_is_its_connection() {
 
 #[tokio::test]
 async fn a_slow_database_is_waited_for() {
-    let scene = scene().await;
+    let scene = scene(PATIENT).await;
     scene.proxy.set(Weather::Slow(Duration::from_millis(30)));
     recorded(&scene.service, 1).await;
     scene.service.context("s", &json!({})).await;
@@ -173,7 +179,7 @@ async fn a_full_disk_refuses_writes_and_leaves_nothing_of_them() {
             RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full';
         END $$;
         CREATE TRIGGER full_disk AFTER INSERT ON messages FOR EACH STATEMENT EXECUTE FUNCTION full_disk()";
-    let scene = scene().await;
+    let scene = scene(PATIENT).await;
     scene.sql(FULL).await;
     refused(exchange(&scene.service, 1).await).await;
     lives(&scene.service).await;
@@ -186,7 +192,7 @@ async fn a_full_disk_refuses_writes_and_leaves_nothing_of_them() {
 
 #[tokio::test]
 async fn a_server_that_only_reads_is_read_and_told() {
-    let scene = scene().await;
+    let scene = scene(HASTY).await;
     scene.use_all_connections().await;
     scene.sql("ALTER SYSTEM SET default_transaction_read_only = on").await;
     scene.sql("SELECT pg_reload_conf()").await;
@@ -207,7 +213,7 @@ async fn a_server_that_only_reads_is_read_and_told() {
 
 #[tokio::test]
 async fn a_server_without_a_connection_to_give_refuses_until_it_has_one() {
-    let scene = scene().await;
+    let scene = scene(PATIENT).await;
     scene.sql("CREATE ROLE small LOGIN CONNECTION LIMIT 3").await;
     scene.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO small").await;
     let url = scene.proxy.url_of("small");
