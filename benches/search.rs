@@ -15,6 +15,10 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+/// As the binary has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Messages of the large tenant.
 const MESSAGES: usize = 1_000_000;
 /// Messages of one of its sessions.

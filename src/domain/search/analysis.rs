@@ -6,7 +6,6 @@
 
 use frostem::{Algorithm, Stemmer};
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
 use std::ops::Range;
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
@@ -141,18 +140,18 @@ impl Analysis {
         tokens
     }
 
-    /// The terms of a text, each once, sorted. A word that comes again is not looked at again: this is done for every message
-    /// that is stored.
+    /// The terms of a text, each once, sorted. A word that comes again is not looked at again, and sorting them takes less
+    /// than a set would: this is done for every message that is stored.
     #[must_use]
     pub fn terms(self, text: &str) -> Vec<String> {
-        let (mut terms, mut seen) = (Vec::new(), HashSet::new());
-        for run in runs(text) {
-            let raw = text.get(run.range.clone()).unwrap_or_default();
-            if !seen.insert(raw) {
-                continue;
-            }
-            if run.is_word {
-                terms.extend(self.word(raw).map(|(term, _)| term));
+        let mut words = Vec::with_capacity(text.len() / 5);
+        words.extend(runs(text).map(|run| (text.get(run.range).unwrap_or_default(), run.is_word)));
+        words.sort_unstable();
+        words.dedup();
+        let mut terms = Vec::with_capacity(words.len());
+        for (raw, is_word) in words {
+            if is_word {
+                terms.extend(parts(raw).filter_map(|part| self.stem(fold(part))));
             } else {
                 terms.extend(self.tokens(raw).into_iter().map(|token| token.term));
             }
@@ -165,23 +164,26 @@ impl Analysis {
     /// The terms of a word, each with its form before it was reduced to its stem: mostly one, none for a word that is
     /// nothing but marks, several for one with apostrophes.
     pub fn word(self, raw: &str) -> impl Iterator<Item = (String, String)> {
-        // `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
-        let is_long = |part: &str| part.chars().nth(2).is_some();
-        let any_long = raw.split(APOSTROPHES).any(is_long);
-        let parts = raw.split(APOSTROPHES).filter(move |part| !any_long || is_long(part));
-        parts.filter_map(move |part| self.term(part))
+        parts(raw).filter_map(move |part| {
+            let whole = fold(part);
+            Some((self.stem(whole.clone())?, whole))
+        })
     }
 
-    fn term(self, part: &str) -> Option<(String, String)> {
-        let whole = fold(part);
-        if whole.is_empty() {
-            return None;
-        }
+    /// What a word comes down to, given as it is compared.
+    fn stem(self, whole: String) -> Option<String> {
         let algorithm = self.language.algorithm().filter(|_| !whole.contains(char::is_numeric));
         let stem = algorithm.map(|algorithm| Stemmer::new(algorithm).stem(&whole).into_owned());
-        let term = stem.filter(|stem| !stem.is_empty()).unwrap_or_else(|| whole.clone());
-        Some((term, whole))
+        Some(stem.filter(|stem| !stem.is_empty()).unwrap_or(whole)).filter(|term| !term.is_empty())
     }
+}
+
+/// The parts of a word that have a term each.
+fn parts(raw: &str) -> impl Iterator<Item = &str> {
+    // `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
+    let is_long = |part: &str| part.chars().nth(2).is_some();
+    let any_long = raw.split(APOSTROPHES).any(is_long);
+    raw.split(APOSTROPHES).filter(move |part| !any_long || is_long(part))
 }
 
 /// The stretches of a text that have terms.
