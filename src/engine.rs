@@ -31,7 +31,7 @@ mod record;
 pub mod reindex;
 pub mod search;
 mod sessions;
-mod settle;
+pub mod settle;
 pub mod tools;
 pub mod turn;
 
@@ -165,7 +165,7 @@ pub struct MemoryService {
     /// Every consolidation runs as a task of its own, so that it ends in good order when its client goes away.
     tasks: TaskTracker,
     stop: CancellationToken,
-    /// Messages were stored: there is something to settle.
+    /// Messages may have been stored: there is something to settle.
     stored: Arc<Notify>,
 }
 

@@ -3,8 +3,16 @@
 -- where no service runs. A search reads the list whole.
 ALTER INDEX search_by_lexeme SET (gin_pending_list_limit = 4096);
 
--- Puts the list into the index, and returns how many pages of it there were. Only the owner of an index may: the role of a service
--- need not be that.
-CREATE FUNCTION settle_search() RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-    SELECT pg_catalog.gin_clean_pending_list('search_by_lexeme'::pg_catalog.regclass)
-$$;
+-- `settle_search()` puts the list into the index, and returns how many pages of it there were. Only the owner of an index may:
+-- the role of a service need not be that. Where somebody else is at it, it gives up: nobody waits in line with a
+-- connection in hand. The name of the index is written into it with its schema, so that no other one can be meant.
+DO $make$
+BEGIN
+    EXECUTE format(
+        'CREATE FUNCTION settle_search() RETURNS bigint LANGUAGE sql SECURITY DEFINER
+            SET search_path = pg_catalog, pg_temp SET lock_timeout = ''100ms''
+            AS $$ SELECT gin_clean_pending_list(%L::regclass) $$',
+        quote_ident(current_schema()) || '.search_by_lexeme'
+    );
+END
+$make$;

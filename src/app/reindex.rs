@@ -6,6 +6,7 @@ use crate::domain::chain::Chain;
 use crate::domain::search::analysis::Analysis;
 use crate::engine::Error;
 use crate::engine::reindex;
+use crate::engine::settle::settle;
 use crate::storage::Store;
 use indicatif::ProgressBar;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
     let indexed = reindex::reindex(&store, analysis, |indexed| bar.set_position(indexed));
     let indexed = indexed.await.map_err(ReindexError::Failed)?;
     bar.finish_and_clear();
+    settle(&store, true).await;
     store.close().await;
     Ok(match indexed {
         0 => "nothing to do: all messages are indexed".to_owned(),

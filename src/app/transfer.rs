@@ -9,6 +9,7 @@ use crate::config::Settings;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::engine::export::Export;
 use crate::engine::import::{Limits, Upload, import as write};
+use crate::engine::settle::settle;
 use crate::engine::{Error, StoreError};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
@@ -146,6 +147,7 @@ pub async fn import(
     });
     let done = done.await.map_err(refused)?;
     writing.finish();
+    settle(&store, true).await;
     store.close().await;
     let (messages, revisions) = (done.messages, done.revisions);
     Ok(if done.created {

@@ -2,22 +2,47 @@
 
 use super::MemoryService;
 use crate::domain::chain::Chain;
+use crate::storage::{Store, StoreError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long messages are gathered: many at a time cost the database much less than one by one, and so few wait beside
 /// the index that no search takes notice. A service that nobody writes to asks the database nothing.
 const GATHERED: Duration = Duration::from_secs(1);
+/// How long it takes before the next attempt after one that failed.
+const AGAIN: Duration = Duration::from_secs(10);
 
 impl MemoryService {
-    /// Settles the index whenever something has been stored; without end.
+    /// Settles the index once, for what others left, and then whenever something has been stored; without end.
     pub async fn settle_index(&self) {
+        self.stored.notify_one();
+        let mut settled = true;
         loop {
             self.stored.notified().await;
             tokio::time::sleep(GATHERED).await;
-            // Nothing is lost or hidden: what waits is found, and settled the next time.
-            if let Err(error) = self.store.settle_index().await {
-                tracing::debug!(error = %Chain(&error), "the index of search could not be settled");
+            let told = settled;
+            settled = settle(&self.store, told).await;
+            if !settled {
+                tokio::time::sleep(AGAIN).await;
+                self.stored.notify_one();
             }
+        }
+    }
+}
+
+/// Settles the index; whether that went well. Nothing is lost or hidden where it did not: what waits is found all the same.
+/// With `tell`, the log has it, but for a database that is away, of which requests say enough.
+pub async fn settle(store: &Arc<dyn Store>, tell: bool) -> bool {
+    match store.settle_index().await {
+        Ok(_) => true,
+        Err(error) => {
+            if tell && !matches!(error, StoreError::Unavailable(_)) {
+                let error = Chain(&error);
+                tracing::warn!(%error, "the index of search can't be settled: writes and searches take longer");
+            } else {
+                tracing::debug!(error = %Chain(&error), "the index of search can't be settled");
+            }
+            false
         }
     }
 }

@@ -189,10 +189,10 @@ pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
     error.is_some_and(|code| ["57", "53", "08", "40", "25006"].iter().any(|class| code.starts_with(class)))
 }
 
-/// Whether a table or a column is not there.
+/// Whether a table, a column or a function is not there.
 pub(super) fn is_unmigrated(error: &dyn DatabaseError) -> bool {
     let error = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
-    error.is_some_and(|code| matches!(code, "42P01" | "42703"))
+    error.is_some_and(|code| matches!(code, "42P01" | "42703" | "42883"))
 }
 
 fn time(row: &PgRow, column: &str) -> Result<OffsetDateTime, sqlx::Error> {

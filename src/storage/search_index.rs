@@ -41,7 +41,7 @@ pub trait SearchIndex {
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
 
     /// Puts into the index what waits beside it, so that whoever stores a message need not. What waits is found as well,
-    /// but every search reads all of it. Returns whether there was anything.
+    /// but every search reads all of it. Returns whether there was anything. Where another replica is at it, that one does it.
     async fn settle_index(&self) -> Result<bool, StoreError>;
 
     /// Says that messages are stored and not indexed from now on: the next rules begin a new index.

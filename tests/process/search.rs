@@ -141,6 +141,8 @@ async fn what_is_stored_is_put_into_the_index_behind_whoever_stored_it() {
     listener.listen("settled").await.expect("listening");
     let mut settled = async || timeout(SOON, listener.recv()).await.expect("settled").expect("connected");
     let service = start_content(&backend, &[]).await;
+    // What others left.
+    settled().await;
     say(&service, "a", "a ferry").await;
     settled().await;
     let line = r#"{"role":"user","content":"two ferries"}"#;

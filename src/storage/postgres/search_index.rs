@@ -23,6 +23,8 @@ const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
 const SETTLE: &str = "SELECT settle_search() AS pages";
+/// Somebody else has the lock.
+const LOCKED: &str = "55P03";
 
 const SUSPEND: &str = "\
     INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
@@ -64,8 +66,14 @@ impl SearchIndex for Postgres {
     }
 
     async fn settle_index(&self) -> Result<bool, StoreError> {
-        let pages: i64 = sqlx::query(SETTLE).fetch_one(&self.pool).await?.try_get("pages")?;
-        Ok(pages > 0)
+        if self.search.is_none() {
+            return Ok(false);
+        }
+        match sqlx::query(SETTLE).fetch_one(&self.pool).await {
+            Ok(row) => Ok(row.try_get::<i64, _>("pages")? > 0),
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCKED) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn suspend_index(&self) -> Result<(), StoreError> {
