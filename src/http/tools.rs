@@ -66,7 +66,25 @@ impl PartialSchema for ToolRequest {
             "description": "A call as the model made it; bare arguments are those of the tool, and other fields of a call are \
                             passed over",
             "anyOf": [
-                {"$ref": "#/components/schemas/ToolCall"},
+                {
+                    "title": "A call of the OpenAI chat format",
+                    "type": "object",
+                    "required": ["id", "function"],
+                    "properties": {
+                        "type": {"type": ["string", "null"], "enum": ["function", null]},
+                        "id": {"type": "string", "minLength": 1},
+                        "function": {
+                            "type": "object",
+                            "required": ["name"],
+                            "properties": {
+                                "name": {"type": "string", "minLength": 1},
+                                "arguments": {"type": ["string", "null"], "description": "JSON text, as the model wrote it"}
+                            },
+                            "additionalProperties": true
+                        }
+                    },
+                    "additionalProperties": true
+                },
                 {
                     "title": "A block of the Anthropic messages format",
                     "type": "object",

@@ -1,7 +1,7 @@
 //! What a model gets to read of a search: a few lines for each hit, since all of it goes into its context.
 //!
-//! Nothing that others wrote can pass for what is ours: each message is one line, ids are JSON strings, and what matched
-//! stands between marks that stand nowhere else in the answer.
+//! Whose message it is and what matched can't be forged by what is found: each message is one line, ids are JSON strings,
+//! and what matched stands between marks that stand nowhere else in the answer.
 
 use super::Outcome;
 use crate::blocking;
@@ -146,7 +146,8 @@ fn entry(json: &str) -> Result<Entry, Error> {
 }
 
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// The marks for an answer with these texts in it; none, where they have something of all.
