@@ -122,8 +122,7 @@ async fn a_url_that_cannot_be_used_is_refused_without_its_password() {
 
 #[tokio::test]
 async fn a_server_that_does_not_answer_is_unavailable() {
-    // Port 1 of the loopback: nobody listens there.
-    // A connection is tried again for as long as one may wait for it.
+    // Port 1 of the loopback: nobody listens there. A connection is tried again for as long as one may wait for it.
     let hasty = Options { acquire_timeout: Duration::from_millis(50), ..options() };
     let store = storage::connect("postgres://ada:hunter2@127.0.0.1:1/x", &hasty).await.unwrap();
     let error = store.ready().await.unwrap_err();

@@ -10,6 +10,7 @@ use precis::llm::pool::Strategy as Order;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -61,7 +62,7 @@ fn stories() -> impl Strategy<Value = Story> {
 }
 
 /// Three questions, one after another: what it is about is also what one leaves behind for the next.
-async fn play(story: Story) -> Result<(), TestCaseError> {
+async fn play(story: Story, answered: &AtomicUsize) -> Result<(), TestCaseError> {
     let servers = join_all(story.models.iter().map(|_| ModelServer::start())).await;
     let (http, mut specs) = (client(), Vec::new());
     for (index, (server, script)) in servers.iter().zip(&story.models).enumerate() {
@@ -81,6 +82,7 @@ async fn play(story: Story) -> Result<(), TestCaseError> {
         prop_assert!(began.elapsed() < story.deadline + SLACK, "{:?}", began.elapsed());
         match asked {
             Ok(answer) => {
+                answered.fetch_add(1, Ordering::Relaxed);
                 let parts = answer
                     .text
                     .strip_prefix("good text of model ")
@@ -105,7 +107,9 @@ async fn play(story: Story) -> Result<(), TestCaseError> {
 fn no_text_of_a_failed_attempt_is_used() {
     let config = Config { cases: 48, failure_persistence: None, ..Config::default() };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let answered = AtomicUsize::new(0);
     TestRunner::new(config)
-        .run(&stories(), |story| runtime.block_on(play(story)))
+        .run(&stories(), |story| runtime.block_on(play(story, &answered)))
         .unwrap_or_else(|error| panic!("{error}"));
+    assert!(answered.into_inner() > 0, "nobody had an answer in time");
 }
