@@ -25,6 +25,8 @@ const MESSAGES: usize = 1_000_000;
 const SESSION: usize = 10_000;
 /// Measured exchanges on each side.
 const EXCHANGES: u32 = 2000;
+/// How many of them come one after the other, so that each service finds the processor's caches as it does where it is alone.
+const TURN: usize = 25;
 /// Measured searches of each kind.
 const SEARCHES: usize = 20;
 /// What the median of all searches must stay under.
@@ -120,15 +122,18 @@ async fn writing(store: &str, with: &str, without: &str) {
     let sides = [Service::start(without, false).await, Service::start(with, true).await];
     let mut took = [Vec::new(), Vec::new()];
     let mut words = Words(7);
-    for round in 0..EXCHANGES as usize + 100 {
-        let turn =
-            serde_json::json!({"user_message": words.text(), "assistant_reply": words.text()}).to_string();
-        let path = format!("/sessions/{}/exchanges", round % 20);
+    for round in 0..EXCHANGES as usize / TURN + 4 {
+        let mut exchange =
+            || serde_json::json!({"user_message": words.text(), "assistant_reply": words.text()}).to_string();
+        let exchanges: Vec<String> = (0..TURN).map(|_| exchange()).collect();
         for turn_of in [round % 2, 1 - round % 2] {
             let (Some(side), Some(took)) = (sides.get(turn_of), took.get_mut(turn_of)) else { continue };
-            let time = side.ask(Method::POST, &path, Some(turn.clone())).await;
-            if round >= 100 {
-                took.push(time);
+            for (at, exchange) in exchanges.iter().enumerate() {
+                let path = format!("/sessions/{}/exchanges", at % 20);
+                let time = side.ask(Method::POST, &path, Some(exchange.clone())).await;
+                if round >= 4 {
+                    took.push(time);
+                }
             }
         }
     }
