@@ -131,8 +131,7 @@ impl App {
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::keep_up(self.metrics)));
-        let service = self.service.clone();
-        let settling = AbortOnDropHandle::new(tokio::spawn(async move { service.settle_index().await }));
+        let settling = AbortOnDropHandle::new(tokio::spawn(self.service.clone().settle_index()));
         let server = server::serve(listener, self.router, self.timeouts, stopping.clone());
         let mut server = tokio::spawn(server);
         let ended = tokio::select! {

@@ -14,14 +14,14 @@ const AGAIN: Duration = Duration::from_secs(10);
 
 impl MemoryService {
     /// Settles the index once, for what others left, and then whenever something has been stored; without end.
-    pub async fn settle_index(&self) {
+    pub async fn settle_index(self) {
         self.stored.notify_one();
         let mut settled = true;
         loop {
             self.stored.notified().await;
             tokio::time::sleep(GATHERED).await;
-            let told = settled;
-            settled = settle(&self.store, told).await;
+            // Of failures one after another, the first is told.
+            settled = settle(&self.store, settled).await;
             if !settled {
                 tokio::time::sleep(AGAIN).await;
                 self.stored.notify_one();
