@@ -92,6 +92,8 @@ impl MemoryService {
             until: query.until,
             without: parsed.excluded_terms(),
         };
+        // What was stored before is found.
+        self.store.settle_index_of(tenant, scope.session.as_ref()).await?;
         let limit = query.limit.min(MOST);
         let Candidates { places, weights } = self.candidates(tenant, &scope, &parsed, limit).await?;
         let (mut read, mut bytes, mut hits) = (Vec::new(), 0, Vec::new());

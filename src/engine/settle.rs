@@ -33,8 +33,12 @@ impl MemoryService {
 /// Settles the index; whether that went well. Nothing is lost or hidden where it did not: what waits is found all the same.
 /// With `tell`, the log has it, but for a database that is away, of which requests say enough.
 pub async fn settle(store: &Arc<dyn Store>, tell: bool) -> bool {
-    match store.settle_index().await {
-        Ok(_) => true,
+    let settled = async {
+        while store.settle_index().await? {}
+        Ok(())
+    };
+    match settled.await {
+        Ok(()) => true,
         Err(error) => {
             if tell && !matches!(error, StoreError::Unavailable(_)) {
                 let error = Chain(&error);

@@ -21,6 +21,11 @@ macro_rules! migrations {
                 "settle_search",
                 include_str!(concat!("../../migrations/", $store, "/0007_settle_search.sql")),
             ),
+            (
+                8,
+                "search_waiting",
+                include_str!(concat!("../../migrations/", $store, "/0008_search_waiting.sql")),
+            ),
         ]
     };
 }

@@ -223,6 +223,38 @@ macro_rules! read_backlog {
     }};
 }
 
+/// Reads an exchange that waits to be indexed out of a row of either store.
+macro_rules! read_waiting {
+    ($row:expr, $time:path) => {{
+        let row = $row;
+        $crate::storage::search_index::Waiting {
+            tenant: row.try_get("tenant_id")?,
+            session: row.try_get("session_id")?,
+            first_seq: row.try_get("first_seq")?,
+            last_seq: row.try_get("last_seq")?,
+            bytes: row.try_get("bytes")?,
+            created_at: $time(row, "created_at")?,
+        }
+    }};
+}
+
+/// Reads a message of an exchange that waits out of a row of either store: `place` is that of the exchange in the piece.
+macro_rules! read_unindexed {
+    ($row:expr, $time:path, $piece:expr) => {{
+        let row = $row;
+        let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
+        let exchange = $piece.get(place).ok_or(sqlx::Error::RowNotFound)?;
+        $crate::storage::search_index::Unindexed {
+            tenant: exchange.tenant.clone(),
+            session: exchange.session.clone(),
+            user: row.try_get("user_id")?,
+            seq: row.try_get("seq")?,
+            created_at: $time(row, "created_at")?,
+            json: row.try_get("message")?,
+        }
+    }};
+}
+
 /// The columns that [`read_key`] reads.
 macro_rules! key_columns {
     () => {
@@ -248,5 +280,5 @@ macro_rules! revision_columns {
 
 pub(super) use {
     key_columns, read_backlog, read_key, read_memory, read_message, read_place, read_revision, read_session,
-    revision_columns, session_columns,
+    read_unindexed, read_waiting, revision_columns, session_columns,
 };

@@ -1,16 +1,19 @@
 //! What search finds messages by, kept up with them.
 //!
-//! An index row is written in the transaction that stores its message, and goes with its session. What is stored while there
-//! is no index, or while it is made by other rules, is indexed later, piece by piece.
+//! An exchange that is stored waits to be indexed with others, which costs much less than each by itself: a second at most,
+//! or until somebody searches. Messages of an import are indexed in its transaction, and what was stored while there
+//! was no index, or one by other rules, piece by piece later. What is indexed goes with its session, and so does what waits.
 
 use super::StoreError;
+use super::row::limit;
 use super::search::Place;
 use crate::blocking;
-use crate::domain::id::{SessionId, TenantId};
+use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analysis::Analysis;
 use crate::domain::search::index;
 use async_trait::async_trait;
+use time::OffsetDateTime;
 
 /// How far the index is behind the messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,9 +43,14 @@ pub trait SearchIndex {
     /// How far the index is behind. An index without any rules gets those of this label.
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
 
-    /// Puts into the index what waits beside it, so that whoever stores a message need not. What waits is found as well,
-    /// but every search reads all of it. Returns whether there was anything. Where another replica is at it, that one does it.
+    /// Indexes exchanges that wait, as many as go together, those first that have waited longest; but for those that
+    /// another replica is at. Returns whether more may wait.
     async fn settle_index(&self) -> Result<bool, StoreError>;
+
+    /// Indexes all that waits of a tenant, or of one of its sessions. When this returns, [`Search`](super::search::Search)
+    /// finds what was stored before.
+    async fn settle_index_of(&self, tenant: &TenantId, session: Option<&SessionId>)
+    -> Result<(), StoreError>;
 
     /// Says that messages are stored and not indexed from now on: the next rules begin a new index.
     async fn suspend_index(&self) -> Result<(), StoreError>;
@@ -61,6 +69,98 @@ pub trait SearchIndex {
         messages: &[(Place, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError>;
+}
+
+/// Exchanges that are indexed together, at most.
+pub(super) const PIECE: i64 = 250;
+/// Bytes of JSON in them, about; one exchange may have more.
+const PIECE_BYTES: i64 = 1024 * 1024;
+
+/// An exchange that is stored and not in the index yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Waiting {
+    pub(super) tenant: String,
+    pub(super) session: String,
+    pub(super) first_seq: i64,
+    pub(super) last_seq: i64,
+    pub(super) bytes: i64,
+    pub(super) created_at: OffsetDateTime,
+}
+
+/// Of up to [`PIECE`] that wait, those that are indexed together, and whether more may wait.
+pub(super) fn piece(mut waiting: Vec<Waiting>) -> (Vec<Waiting>, bool) {
+    let is_full = limit(waiting.len()) >= PIECE;
+    let mut bytes = 0;
+    let fits = waiting.iter().take_while(|exchange| {
+        let before = bytes;
+        bytes += exchange.bytes;
+        before < PIECE_BYTES
+    });
+    let (fits, all) = (fits.count(), waiting.len());
+    waiting.truncate(fits);
+    (waiting, is_full || fits < all)
+}
+
+/// A message that is not in the index yet.
+pub(super) struct Unindexed {
+    pub(super) tenant: String,
+    pub(super) session: String,
+    pub(super) user: String,
+    pub(super) seq: i64,
+    pub(super) created_at: OffsetDateTime,
+    pub(super) json: String,
+}
+
+/// A row of the index.
+pub(super) struct Entry {
+    pub(super) tenant: String,
+    pub(super) session: String,
+    pub(super) seq: i64,
+    /// `None`: now.
+    pub(super) created_at: Option<OffsetDateTime>,
+    /// With a space between any two.
+    pub(super) lexemes: String,
+}
+
+impl Entry {
+    /// With the lexeme of the user beside those of the message.
+    pub(super) fn new(
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &UserId,
+        (seq, created_at): (i64, Option<OffsetDateTime>),
+        mut lexemes: String,
+    ) -> Self {
+        lexemes.push(' ');
+        lexemes.push_str(&index::user(&index::tag(tenant), user));
+        let (tenant, session) = (tenant.as_str().to_owned(), session.as_str().to_owned());
+        Self { tenant, session, seq, created_at, lexemes }
+    }
+}
+
+/// The rows of messages that wait. One that can't be read must not keep the others from being found: it is left out.
+pub(super) async fn entries(analysis: Analysis, messages: Vec<Unindexed>) -> Vec<Entry> {
+    let entry = move |unindexed: Unindexed| {
+        let Unindexed { tenant, session, user, seq, created_at, json } = unindexed;
+        let read = (
+            TenantId::new(&*tenant),
+            SessionId::new(&*session),
+            UserId::new(user),
+            Message::from_stored(json),
+        );
+        let (Ok(tenant), Ok(session), Ok(user), Ok(message)) = read else {
+            tracing::error!(
+                tenant,
+                session,
+                seq,
+                "a message in the store can't be read: search won't find it"
+            );
+            return None;
+        };
+        let lexemes = index::lexemes(analysis, &tenant, &session, &message);
+        Some(Entry::new(&tenant, &session, &user, (seq, Some(created_at)), lexemes))
+    };
+    blocking::run(move || messages.into_iter().filter_map(entry).collect()).await
 }
 
 /// The lexemes of each message, but that of its user; none at all without rules to make them by.

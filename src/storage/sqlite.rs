@@ -7,7 +7,6 @@ use super::{Options, Store, StoreError, migrations};
 use crate::domain::search::analysis::Analysis;
 use async_trait::async_trait;
 use sqlx::error::DatabaseError;
-use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteRow, SqliteSynchronous,
@@ -16,6 +15,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Row as _, Sqlite as Driver, Tra
 use std::str::FromStr as _;
 use std::time::Duration;
 use time::OffsetDateTime;
+use tokio::sync::Mutex;
 
 mod api_keys;
 mod archives;
@@ -37,7 +37,10 @@ pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
     search: Option<Analysis>,
+    settling: Mutex<()>,
 }
+
+type Query<'q> = sqlx::query::Query<'q, Driver, SqliteArguments>;
 
 impl Sqlite {
     /// Opens the file, and creates it where there is none.
@@ -79,15 +82,12 @@ impl Sqlite {
         // The writer comes first: it creates the file and turns the log on.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
-        Ok(Self { writer, readers, search: options.search })
+        Ok(Self { writer, readers, search: options.search, settling: Mutex::default() })
     }
 
     /// The row of a statement that writes one row at most. It is read to its end: the statement commits after its rows,
     /// and what goes wrong then (a full disk) would be lost with the first row.
-    async fn written(
-        &self,
-        query: Query<'_, Driver, SqliteArguments>,
-    ) -> Result<Option<SqliteRow>, sqlx::Error> {
+    async fn written(&self, query: Query<'_>) -> Result<Option<SqliteRow>, sqlx::Error> {
         Ok(query.fetch_all(&self.writer).await?.pop())
     }
 

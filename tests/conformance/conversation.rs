@@ -57,6 +57,16 @@ impl Conversation {
         self.record(&exchange(texts)).await
     }
 
+    /// Has indexed what was stored in it so far.
+    pub(crate) async fn settle_session(&self) {
+        self.store.settle_index_of(&self.tenant, Some(&self.session)).await.unwrap();
+    }
+
+    /// Has indexed what its tenant has stored so far.
+    pub(crate) async fn settle(&self) {
+        self.store.settle_index_of(&self.tenant, None).await.unwrap();
+    }
+
     pub(crate) async fn find(&self) -> Option<Session> {
         self.store.session(&self.tenant, &self.session).await.unwrap()
     }

@@ -101,6 +101,8 @@ async fn fill(demo: &Conversation) -> Uuid {
     store.fail(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
     demo.remember(&user_id(PLUGH), "plugh one").await;
     demo.remember(&user_id(PLUGH), "plugh two").await;
+    demo.settle_session().await;
+    demo.record(&exchange).await;
     demo.lease().await
 }
 
@@ -182,7 +184,10 @@ async fn whoever_holds_a_lease_brings_nothing_back(backend: Backend) {
             plugh.release(token).await;
             assert_eq!(plugh.restore(1).await, None);
             assert_eq!(sql.rows().await, rows);
-            assert!(rows.iter().all(|row| ["sessions", "messages", "search"].contains(&row.table.as_str())));
+            assert!(
+                rows.iter()
+                    .all(|row| ["sessions", "messages", "search_waiting"].contains(&row.table.as_str()))
+            );
         }
         assert!(plugh.erase().await);
         assert_eq!(sql.rows().await, []);

@@ -86,11 +86,14 @@ const CALLS: &[(&str, &str, i64)] = &[
     ("sessions of a user", "sessions", 130),
     ("sessions of a user, far down", "sessions", 190),
     ("append", "messages", 0),
+    // Those of `append`, and as many of its own.
+    ("settle", "messages", 4),
     ("sample", "search", 1001),
     ("sample of a session", "search", 1000),
     ("draw", "search", 20),
     ("draw of a session", "search", 20),
-    ("walk", "search", 110),
+    // What `append` and `settle` say is newer and has other words.
+    ("walk", "search", 150),
     ("walk of a session", "search", 110),
     ("at", "messages", 20),
     ("beside", "messages", 60),
@@ -151,6 +154,10 @@ async fn call(demo: &Conversation, what: &str) {
         "beside" => assert_eq!(store.beside(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40),
         "append" => {
             demo.say(&["a", "b"]).await;
+        }
+        "settle" => {
+            demo.session("other").say(&["a", "b"]).await;
+            demo.settle().await;
         }
         other => panic!("{other}"),
     }

@@ -28,17 +28,21 @@ pub(crate) fn seqs(places: &[Place]) -> Vec<i64> {
 
 impl Conversation {
     pub(crate) async fn draw(&self, scope: &Scope, probe: &Probe, most: i64) -> Vec<Place> {
+        self.settle().await;
         self.store.draw(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0)
     }
 
     async fn walk(&self, scope: &Scope, probe: &Probe, rows: i64, most: i64) -> Vec<Place> {
+        self.settle().await;
         self.store.walk(&self.tenant, scope, probe, rows, most).await.unwrap()
     }
 }
 
 /// On SQLite the newest 255 messages at most are not in the full-text index yet: those that are stored so far get into it.
 async fn push(demo: &Conversation) {
-    demo.tenant("filler").say(&["x"; 256]).await;
+    let filler = demo.tenant("filler");
+    filler.say(&["x"; 256]).await;
+    filler.settle().await;
 }
 
 async fn messages_are_drawn_by_what_they_have(backend: Backend) {
@@ -124,6 +128,7 @@ async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
     }
     let probes = [probe(&[&["plum"]]), probe(&[&["pear"]]), probe(&[&["pea*"], &["plum"]])];
     let sample = async |scope: &Scope, most| {
+        demo.settle().await;
         let Sample { rows, messages, with, in_scope } =
             demo.store.sample(&demo.tenant, scope, &probes, most).await.unwrap();
         (rows, messages, with, in_scope)

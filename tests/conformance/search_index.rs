@@ -1,6 +1,6 @@
 //! The index of search has what is stored, no more and no less.
 
-use crate::conversation::{Conversation, LONG, message, user_id};
+use crate::conversation::{Conversation, LONG, exchange_of, message, user_id};
 use crate::search::{probe, seqs};
 use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
@@ -9,7 +9,7 @@ use precis::domain::search::analysis::{Analysis, Language};
 use precis::engine::reindex::{reindex, state};
 use precis::storage::search::Scope;
 use precis::storage::{self, Options, Store};
-use sqlx::Executor as _;
+use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::sync::Arc;
 
 on_both_stores!(
@@ -17,7 +17,11 @@ on_both_stores!(
     other_rules_index_all_anew,
     an_erased_session_is_indexed_no_more,
     what_is_erased_makes_room_for_what_is_found,
-    what_waits_beside_the_index_is_found_before_it_is_settled_and_after,
+    what_is_stored_waits_to_be_indexed,
+    what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored,
+    many_at_it_index_everything_once,
+    what_is_erased_while_it_waits_is_not_indexed,
+    a_message_that_cannot_be_read_keeps_no_other_from_being_found,
 );
 
 /// A store over it that indexes by these rules.
@@ -35,6 +39,19 @@ async fn index(sql: &mut Sql) -> Vec<String> {
     .await
 }
 
+/// What waits to be indexed.
+async fn waiting(sql: &mut Sql) -> Vec<String> {
+    sql.texts(
+        "SELECT tenant_id || ' ' || session_id || ' ' || first_seq || ' ' || last_seq FROM search_waiting
+        ORDER BY tenant_id, session_id, first_seq",
+    )
+    .await
+}
+
+async fn settle_all(demo: &Conversation) {
+    while demo.store.settle_index().await.unwrap() {}
+}
+
 async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -48,11 +65,12 @@ async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
     demo.tenant("acme").say(&["a", "b"]).await;
     let analysis = Analysis::default();
     assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 0);
+    settle_all(&demo).await;
     let indexed = index(&mut sql).await;
     assert_eq!(indexed.len(), 1202);
     sql.run("DELETE FROM search").await;
     sql.delay_indexing("1 = 1").await;
-    // What is stored meanwhile is indexed at once, and once.
+    // What is stored meanwhile is indexed as ever, and once.
     demo.say(&["new"]).await;
     assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 2);
     // Two at it do it once.
@@ -134,24 +152,188 @@ async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
     }
 }
 
-async fn what_waits_beside_the_index_is_found_before_it_is_settled_and_after(backend: Backend) {
+async fn what_is_stored_waits_to_be_indexed(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let (all, plum) = (Scope::default(), probe(&[&["plum"]]));
-    let found = async || seqs(&demo.draw(&all, &plum, 9).await);
+    let mut sql = Sql::on(&backend).await;
+    let (other, acme) = (demo.session("other"), demo.tenant("acme"));
+    demo.say(&["plums", "pears"]).await;
+    other.record(&exchange_of("ada", &["plums"])).await;
+    acme.say(&["plums"]).await;
+    demo.say(&["apples"]).await;
+    assert_eq!(index(&mut sql).await, [""; 0]);
+    assert_eq!(
+        waiting(&mut sql).await,
+        ["acme demo 1 1", "default demo 1 2", "default demo 3 3", "default other 1 1"]
+    );
+    demo.settle_session().await;
+    assert_eq!(waiting(&mut sql).await, ["acme demo 1 1", "default other 1 1"]);
+    demo.settle().await;
+    assert_eq!(waiting(&mut sql).await, ["acme demo 1 1"]);
+    assert!(!demo.store.settle_index().await.unwrap());
+    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    let indexed = index(&mut sql).await;
+    assert_eq!(indexed.len(), 5);
+    // The same as where it is indexed anew, whoever's it is.
+    sql.delay_indexing("1 = 1").await;
+    assert_eq!(reindex(&demo.store, Analysis::default(), |_| {}).await.unwrap(), 5);
+    assert_eq!(index(&mut sql).await, indexed);
+    // Without an index nothing waits for one.
+    let store = store_with(&backend, None).await;
+    Conversation { store, ..other }.say(&["plums"]).await;
+    assert_eq!(waiting(&mut sql).await, [""; 0]);
+}
+
+async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let mut stored = Vec::new();
+    for at in 0..260 {
+        let session = demo.tenant(&format!("t{}", at % 7)).session(&format!("s{}", at % 3));
+        let seq = session.say(&["plums"]).await.last_seq;
+        stored.push(format!("{} {} {seq}", session.tenant, session.session));
+    }
+    assert!(demo.store.settle_index().await.unwrap());
+    let by_id = "SELECT tenant_id || ' ' || session_id || ' ' || seq FROM search ORDER BY id";
+    assert_eq!(sql.texts(by_id).await, stored[..250]);
+    assert!(!demo.store.settle_index().await.unwrap());
+    assert_eq!(sql.texts(by_id).await, stored);
+    // Nor more than a megabyte, but for one exchange.
+    let large = "plums ".repeat(120_000);
+    for texts in [&[large.as_str(), &large][..], &["plums"], &["plums"]] {
+        demo.say(texts).await;
+    }
+    assert!(demo.store.settle_index().await.unwrap());
+    assert_eq!(waiting(&mut sql).await, ["default demo 3 3", "default demo 4 4"]);
+    assert!(!demo.store.settle_index().await.unwrap());
+    assert_eq!(waiting(&mut sql).await, [""; 0]);
+}
+
+/// Several replicas, or a service and many who search: each finds what it stored, whoever indexed it.
+async fn many_at_it_index_everything_once(backend: Backend) {
+    const EXCHANGES: usize = 40;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let plum = probe(&[&["plum"]]);
+    let searching = (0..4).map(|who| {
+        let (demo, plum) = (demo.session(&format!("s{who}")), plum.clone());
+        tokio::spawn(async move {
+            let scope = Scope { session: Some(demo.session.clone()), ..Scope::default() };
+            for stored in 1..=EXCHANGES {
+                demo.say(&["plums"]).await;
+                assert_eq!(demo.draw(&scope, &plum, 9999).await.len(), stored);
+            }
+        })
+    });
+    let settling = (0..2).map(|_| {
+        let demo = demo.clone();
+        tokio::spawn(async move {
+            loop {
+                demo.store.settle_index().await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        })
+    });
+    let (searching, settling): (Vec<_>, Vec<_>) = (searching.collect(), settling.collect());
+    for task in searching {
+        task.await.unwrap();
+    }
+    for task in settling {
+        task.abort();
+    }
+    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(index(&mut sql).await.len(), 4 * EXCHANGES);
+}
+
+async fn what_is_erased_while_it_waits_is_not_indexed(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    demo.say(&["plums"]).await;
+    assert!(demo.erase().await);
+    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    demo.say(&["pears"]).await;
+    settle_all(&demo).await;
+    assert_eq!(index(&mut sql).await.len(), 1);
+    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, []);
+    assert!(demo.erase().await);
+    // Whichever comes first.
+    for _ in 0..20 {
+        for text in ["plums", "pears", "apples"] {
+            demo.say(&[text, text]).await;
+        }
+        let (settled, erased) = tokio::join!(demo.store.settle_index(), demo.erase());
+        settled.unwrap();
+        assert!(erased);
+        assert_eq!(index(&mut sql).await, [""; 0]);
+        assert_eq!(waiting(&mut sql).await, [""; 0]);
+    }
+}
+
+async fn a_message_that_cannot_be_read_keeps_no_other_from_being_found(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    demo.say(&["plums"]).await;
+    let other = demo.session("other");
+    other.say(&["plums"]).await;
+    sql.run(
+        "INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
+            SELECT tenant_id, session_id, 2, role, tokens, 'no message', created_at FROM messages WHERE session_id = 'demo';
+        UPDATE search_waiting SET last_seq = 2 WHERE session_id = 'demo'",
+    )
+    .await;
+    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
+    assert_eq!(waiting(&mut sql).await, [""; 0]);
+}
+
+/// A search must find what was stored before it, and whoever indexes that in the background must not wait for others.
+#[tokio::test]
+async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
+    const BLOCKED: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let backend = Backend::postgres().await;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let mut other = PgConnection::connect(&backend.url()).await.unwrap();
+    demo.say(&["plums"]).await;
+    for end in ["ROLLBACK", "COMMIT"] {
+        other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
+        assert!(!demo.store.settle_index().await.unwrap());
+        assert_eq!(waiting(&mut sql).await.len(), 1);
+        if end == "COMMIT" {
+            other.execute("DELETE FROM search_waiting").await.unwrap();
+        }
+        let ends = async {
+            while sql.figure(BLOCKED).await == 0 {
+                tokio::task::yield_now().await;
+            }
+            other.execute(end).await.unwrap();
+        };
+        tokio::join!(demo.settle(), ends);
+        assert_eq!(waiting(&mut sql).await, [""; 0]);
+        // Found where the other one gave up; where it did not, it would have indexed it.
+        assert_eq!(index(&mut sql).await.len(), 1);
+        if end == "ROLLBACK" {
+            demo.say(&["plums"]).await;
+        }
+    }
+}
+
+/// The full-text index takes many at a time, too; a role that owns nothing can have it do that.
+#[tokio::test]
+async fn postgres_puts_lexemes_into_the_index_behind_whoever_stored_them() {
+    let backend = Backend::postgres().await;
+    let demo = Conversation::on(&backend).await;
+    let found = async || seqs(&demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await);
+    let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
+    let Sql::Postgres(mut nobody) = Sql::on(&backend).await else { unreachable!() };
+    nobody.execute("SET ROLE pg_monitor").await.unwrap();
+    let pages = async |connection: &mut PgConnection| -> i64 {
+        sqlx::query_scalar("SELECT settle_search()").fetch_one(connection).await.unwrap()
+    };
     demo.say(&["plums", "pears"]).await;
     assert_eq!(found().await, [1]);
-    // On SQLite nobody but whoever stores puts anything into the index.
-    let waits = matches!(backend, Backend::Postgres(_));
-    assert_eq!(demo.store.settle_index().await.unwrap(), waits);
+    assert!(pages(&mut nobody).await > 0);
     assert_eq!(found().await, [1]);
-    assert!(!demo.store.settle_index().await.unwrap());
     demo.say(&["plums"]).await;
-    assert_eq!(found().await, [3, 1]);
-    // A role that owns nothing can do it as well.
-    if let Sql::Postgres(connection) = &mut Sql::on(&backend).await {
-        connection.execute("SET ROLE pg_monitor").await.unwrap();
-        let pages: i64 = sqlx::query_scalar("SELECT settle_search()").fetch_one(connection).await.unwrap();
-        assert!(pages > 0);
-    }
     assert!(!demo.store.settle_index().await.unwrap());
+    assert_eq!(pages(&mut owner).await, 0);
+    assert_eq!(found().await, [3, 1]);
 }

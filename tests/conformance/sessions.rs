@@ -240,6 +240,8 @@ async fn fill(conversation: &Conversation, marker: &str) {
     conversation.consolidate(2, marker).await;
     conversation.restore(0).await.unwrap();
     conversation.consolidate(3, marker).await;
+    conversation.settle_session().await;
+    conversation.say(&["e"]).await;
     conversation.lease().await;
 }
 

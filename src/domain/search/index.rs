@@ -22,17 +22,10 @@ pub fn session(tag: &str, session: &SessionId) -> String {
     format!("{tag}:s{}", hash(session.as_str(), 8))
 }
 
-/// What the lexeme of a user begins with; the first 8 bytes of the SHA-256 of the id follow, as hexadecimal digits. The
-/// stores write it where the user of a session is known: in the statement itself.
-#[must_use]
-pub fn user_prefix(tag: &str) -> String {
-    format!("{tag}:u")
-}
-
 /// The lexeme of a user.
 #[must_use]
 pub fn user(tag: &str, user: &UserId) -> String {
-    user_prefix(tag) + &hash(user.as_str(), 8)
+    format!("{tag}:u{}", hash(user.as_str(), 8))
 }
 
 /// The lexeme of a role.

@@ -9,7 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
-use crate::storage::search_index;
+use crate::storage::search_index::{self, Entry};
 use async_trait::async_trait;
 use sqlx::{PgConnection, Row as _};
 
@@ -110,8 +110,10 @@ impl Archives for Postgres {
                     );
                     let lexemes = lexemes.await;
                     store(&mut transaction, tenant, session, &rows).await?;
-                    let places = rows.iter().map(|row| (row.seq, row.created_at));
-                    index(&mut transaction, tenant, session, user, places.zip(lexemes)).await?;
+                    let entry = |(row, lexemes): (&Imported, String)| {
+                        Entry::new(tenant, session, user, (row.seq, row.created_at), lexemes)
+                    };
+                    index(&mut transaction, rows.iter().zip(lexemes).map(entry).collect()).await?;
                 }
                 Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
             }

@@ -3,19 +3,17 @@
 use super::Postgres;
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::search::index;
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::pool;
 use crate::storage::row::{limit, tool_columns};
-use crate::storage::search_index;
 use async_trait::async_trait;
 use sqlx::Row as _;
 
 /// One statement, so that one round trip does all of it or nothing. `known` finds an earlier request with the key;
 /// `session` takes the row's lock, which is what makes `seq` free of holes and doubles. The clock is read once: read
 /// twice about the turn of an hour, a session's time and its hour could differ, and the list would miss a session.
-/// What is searched goes into the index with it; the lexeme of the user is made here, where it is known who that is.
+/// It waits to be indexed; where there is an index, `$15` says how large it is.
 /// Old keys of the session go about every 64th message, so that they need no job of their own.
 const APPEND: &str = "\
     WITH known AS (
@@ -35,19 +33,16 @@ const APPEND: &str = "\
             updated_at = greatest(excluded.updated_at, s.updated_at),
             activity_hour = greatest(excluded.activity_hour, s.activity_hour)
         WHERE $3 IS NULL OR s.user_id = $3
-        RETURNING s.last_seq, s.updated_at,
-            encode(substr(sha256(convert_to(s.user_id, 'UTF8')), 1, 8), 'hex') AS user_hash
+        RETURNING s.last_seq, s.updated_at
     ), stored AS (
         INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
         SELECT $1, $2, session.last_seq - $5 + m.place, m.role, m.opens, m.answers, m.tokens, m.message,
             session.updated_at
         FROM session, unnest($9::text[], $10::text[], $11::text[], $12::bigint[], $14::text[]) WITH ORDINALITY
             AS m (role, opens, answers, tokens, message, place)
-    ), indexed AS (
-        INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-        SELECT $1, $2, session.last_seq - $5 + i.place, session.updated_at,
-            array_to_tsvector(string_to_array(i.lexemes || ' ' || $16 || session.user_hash, ' '))
-        FROM session, unnest($15::text[]) WITH ORDINALITY AS i (lexemes, place)
+    ), waiting AS (
+        INSERT INTO search_waiting (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+        SELECT $1, $2, last_seq - $5 + 1, last_seq, $15, updated_at FROM session WHERE $15 IS NOT NULL
     ), keyed AS (
         INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
         SELECT $1, $2, $6, $7, last_seq - $5 + 1, last_seq, updated_at FROM session WHERE $6 IS NOT NULL
@@ -92,9 +87,6 @@ impl Postgres {
         key: Option<&IdempotencyKey>,
     ) -> Result<Append, StoreError> {
         let messages = &exchange.messages;
-        let lexemes =
-            search_index::lexemes(self.search, tenant, session, messages.iter().map(|(message, _)| message))
-                .await;
         let (opens, answers): (Vec<_>, Vec<_>) =
             messages.iter().map(|(message, _)| tool_columns(message)).unzip();
         let row = self
@@ -115,8 +107,7 @@ impl Postgres {
                     .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
                     .bind(UserId::default().as_str())
                     .bind(messages.iter().map(|(message, _)| message.json()).collect::<Vec<_>>())
-                    .bind(lexemes)
-                    .bind(index::user_prefix(&index::tag(tenant))),
+                    .bind(self.search.map(|_| limit(exchange.bytes()))),
             )
             .await?;
         let Some(row) = row else {

@@ -1,26 +1,62 @@
 //! Keeping the index of search, on Postgres.
 
-use super::{Postgres, begin};
+use super::{Postgres, Query, begin, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
-use crate::domain::search::index;
+use crate::domain::search::analysis::Analysis;
 use crate::storage::StoreError;
-use crate::storage::row::{corrupt, read_backlog};
+use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
 use crate::storage::search::Place;
-use crate::storage::search_index::{Backlog, IndexState, SearchIndex, lexemes};
+use crate::storage::search_index::{
+    Backlog, Entry, IndexState, PIECE, SearchIndex, Unindexed, Waiting, entries, lexemes, piece,
+};
 use async_trait::async_trait;
-use sqlx::{PgConnection, Row as _};
+use sqlx::{Connection as _, PgConnection, Row as _};
 use time::OffsetDateTime;
 
+/// In this order: a higher id was stored later. What is there already was indexed anew meanwhile.
 const INDEX: &str = "\
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT $1, $2, i.seq, coalesce(i.created_at, now()), array_to_tsvector(string_to_array(i.lexemes || ' ' || $3, ' '))
-    FROM unnest($4::bigint[], $5::timestamptz[], $6::text[]) AS i (seq, created_at, lexemes)";
+    SELECT tenant_id, session_id, seq, coalesce(created_at, now()), array_to_tsvector(string_to_array(lexemes, ' '))
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::text[])
+        WITH ORDINALITY AS i (tenant_id, session_id, seq, created_at, lexemes, place)
+    ORDER BY place ON CONFLICT DO NOTHING";
 
 const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
+
+/// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
+/// can wait for each other.
+const TAKE: &str = "\
+    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting
+    ORDER BY created_at LIMIT $1 FOR UPDATE SKIP LOCKED";
+
+const TAKE_OF: &str = "\
+    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting
+    WHERE tenant_id = $2 AND ($3::text IS NULL OR session_id = $3) AND created_at <= $4
+    ORDER BY created_at LIMIT $1 FOR UPDATE SKIP LOCKED";
+
+/// Until when what waits was stored.
+const UNTIL: &str = "\
+    SELECT max(created_at) AS until FROM search_waiting WHERE tenant_id = $1 AND ($2::text IS NULL OR session_id = $2)";
+
+/// Waits for whoever is at it, with nothing in hand. There is a row where they gave up.
+const LEFT: &str = "\
+    SELECT first_seq FROM search_waiting
+    WHERE tenant_id = $1 AND ($2::text IS NULL OR session_id = $2) AND created_at <= $3 LIMIT 1 FOR UPDATE";
+
+/// What is lost in a crash waits again.
+const BEGIN_LAZILY: &str = "BEGIN; SET LOCAL synchronous_commit = off";
+
+const UNINDEXED: &str = "\
+    SELECT place - 1 AS place, seq, created_at, user_id, message
+    FROM search_unindexed($1::text[], $2::text[], $3::bigint[], $4::bigint[]) ORDER BY place, seq";
+
+const INDEXED: &str = "\
+    DELETE FROM search_waiting AS w USING unnest($1::text[], $2::text[], $3::bigint[]) AS i (tenant_id, session_id, first_seq)
+    WHERE w.tenant_id = i.tenant_id AND w.session_id = i.session_id AND w.first_seq = i.first_seq";
 
 const SETTLE: &str = "SELECT settle_search() AS pages";
 /// Somebody else has the lock.
@@ -66,13 +102,35 @@ impl SearchIndex for Postgres {
     }
 
     async fn settle_index(&self) -> Result<bool, StoreError> {
-        if self.search.is_none() {
-            return Ok(false);
+        let Some(analysis) = self.search else { return Ok(false) };
+        if self.settle(analysis, sqlx::query(TAKE).bind(PIECE)).await? {
+            return Ok(true);
         }
         match sqlx::query(SETTLE).fetch_one(&self.pool).await {
-            Ok(row) => Ok(row.try_get::<i64, _>("pages")? > 0),
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCKED) => Ok(true),
+            Ok(_) => Ok(false),
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCKED) => Ok(false),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn settle_index_of(
+        &self,
+        tenant: &TenantId,
+        session: Option<&SessionId>,
+    ) -> Result<(), StoreError> {
+        let Some(analysis) = self.search else { return Ok(()) };
+        let (tenant, session) = (tenant.as_str(), session.map(SessionId::as_str));
+        let newest = sqlx::query(UNTIL).bind(tenant).bind(session).fetch_one(&self.pool).await?;
+        let Some(until) = newest.try_get::<Option<OffsetDateTime>, _>("until")? else { return Ok(()) };
+        loop {
+            let take = sqlx::query(TAKE_OF).bind(PIECE).bind(tenant).bind(session).bind(until);
+            if self.settle(analysis, take).await? {
+                continue;
+            }
+            let left = sqlx::query(LEFT).bind(tenant).bind(session).bind(until);
+            if left.fetch_optional(&self.pool).await?.is_none() {
+                return Ok(());
+            }
         }
     }
 
@@ -120,35 +178,69 @@ impl SearchIndex for Postgres {
         let seqs: Vec<i64> = messages.iter().map(|(place, _)| place.seq).collect();
         let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
-        index(&mut transaction, tenant, session, &user, places.zip(lexemes)).await?;
+        let entry = |((place, _), lexemes): (&(Place, Message), String)| {
+            Entry::new(tenant, session, &user, (place.seq, Some(place.created_at)), lexemes)
+        };
+        index(&mut transaction, messages.iter().zip(lexemes).map(entry).collect()).await?;
         let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
     }
 }
 
-/// Indexes messages: the `seq`, the time (the store's own where there is none) and the lexemes of each.
-pub(super) async fn index(
-    connection: &mut PgConnection,
-    tenant: &TenantId,
-    session: &SessionId,
-    user: &UserId,
-    rows: impl Iterator<Item = ((i64, Option<OffsetDateTime>), String)> + Send,
-) -> Result<(), StoreError> {
-    let (places, lexemes): (Vec<_>, Vec<_>) = rows.unzip();
-    if lexemes.is_empty() {
+impl Postgres {
+    /// Indexes what a statement takes of what waits. Returns whether more may wait.
+    async fn settle(&self, analysis: Analysis, take: Query<'_>) -> Result<bool, StoreError> {
+        let settled = self.pool.ask(async |connection| {
+            let mut transaction = connection.begin_with(BEGIN_LAZILY).await?;
+            let rows = take.fetch_all(&mut *transaction).await?;
+            let waiting = rows.iter().map(|row| Ok(read_waiting!(row, time)));
+            let (piece, more) = piece(waiting.collect::<Result<_, sqlx::Error>>()?);
+            if piece.is_empty() {
+                return Ok(false);
+            }
+            let messages = unindexed(&mut transaction, &piece).await?;
+            index(&mut transaction, entries(analysis, messages).await).await?;
+            sqlx::query(INDEXED)
+                .bind(column(&piece, |exchange| exchange.tenant.as_str()))
+                .bind(column(&piece, |exchange| exchange.session.as_str()))
+                .bind(column(&piece, |exchange| exchange.first_seq))
+                .execute(&mut *transaction)
+                .await?;
+            transaction.commit().await?;
+            Ok(more)
+        });
+        Ok(settled.await?)
+    }
+}
+
+/// The messages of exchanges that wait, in their order.
+async fn unindexed(connection: &mut PgConnection, piece: &[Waiting]) -> Result<Vec<Unindexed>, sqlx::Error> {
+    let query = sqlx::query(UNINDEXED)
+        .bind(column(piece, |exchange| exchange.tenant.as_str()))
+        .bind(column(piece, |exchange| exchange.session.as_str()))
+        .bind(column(piece, |exchange| exchange.first_seq))
+        .bind(column(piece, |exchange| exchange.last_seq));
+    let rows = query.fetch_all(connection).await?;
+    rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
+}
+
+/// Writes rows of the index, in their order.
+pub(super) async fn index(connection: &mut PgConnection, entries: Vec<Entry>) -> Result<(), sqlx::Error> {
+    if entries.is_empty() {
         return Ok(());
     }
-    let (seqs, times): (Vec<_>, Vec<_>) = places.into_iter().unzip();
     sqlx::query(INDEX)
-        .bind(tenant.as_str())
-        .bind(session.as_str())
-        .bind(index::user(&index::tag(tenant), user))
-        .bind(seqs)
-        .bind(times)
-        .bind(lexemes)
+        .bind(column(&entries, |entry| entry.tenant.as_str()))
+        .bind(column(&entries, |entry| entry.session.as_str()))
+        .bind(column(&entries, |entry| entry.seq))
+        .bind(column(&entries, |entry| entry.created_at))
+        .bind(column(&entries, |entry| entry.lexemes.as_str()))
         .execute(connection)
         .await?;
     Ok(())
+}
+
+fn column<'a, R, C>(rows: &'a [R], column: impl Fn(&'a R) -> C) -> Vec<C> {
+    rows.iter().map(column).collect()
 }

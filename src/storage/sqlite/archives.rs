@@ -9,7 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
-use crate::storage::search_index;
+use crate::storage::search_index::{self, Entry};
 use async_trait::async_trait;
 use serde_json::json;
 use sqlx::{Row as _, SqliteConnection};
@@ -113,9 +113,10 @@ impl Archives for Sqlite {
                     );
                     let lexemes = lexemes.await;
                     store(&mut transaction, tenant, session, &rows, now).await?;
-                    let places = rows.iter().map(|row| (row.seq, row.created_at.unwrap_or(now)));
-                    let rows = places.zip(lexemes).map(|((seq, at), lexemes)| (seq, at, lexemes));
-                    index(&mut transaction, tenant, session, user, rows).await?;
+                    let entry = |(row, lexemes): (&Imported, String)| {
+                        Entry::new(tenant, session, user, (row.seq, row.created_at), lexemes)
+                    };
+                    index(&mut transaction, rows.iter().zip(lexemes).map(entry).collect(), now).await?;
                 }
                 Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
             }

@@ -3,11 +3,9 @@
 use super::{Sqlite, micros, now, time};
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::search::index;
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
-use crate::storage::row::{corrupt, limit, tool_columns};
-use crate::storage::search_index;
+use crate::storage::row::{limit, tool_columns};
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use sqlx::Row as _;
@@ -27,15 +25,15 @@ const ADVANCE: &str = "\
         updated_at = max(excluded.updated_at, s.updated_at),
         activity_hour = max(excluded.updated_at, s.updated_at) / 3600000000
     WHERE $3 IS NULL OR s.user_id = $3
-    RETURNING last_seq, updated_at, user_id";
+    RETURNING last_seq, updated_at";
 
-/// Messages come as one JSON text, and what search finds them by goes with them: each time that something is handed over
-/// to SQLite takes longer than storing a message does.
+/// Messages come as one JSON text: each time that something is handed over to SQLite takes longer than storing a message does. They
+/// wait to be indexed; where there is an index, `$6` says how large they are.
 const STORE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
     SELECT $1, $2, $4 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, $5 FROM json_each($3);
-    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT $1, $2, $4 + key, $5, value || ' ' || $7 FROM json_each($6)";
+    INSERT INTO search_waiting (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+    SELECT $1, $2, $4, $7, $6, $5 WHERE $6 IS NOT NULL";
 
 const KEEP_KEY: &str = "\
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
@@ -56,8 +54,6 @@ impl Exchanges for Sqlite {
         exchange: &Exchange,
         key: Option<&IdempotencyKey>,
     ) -> Result<Append, StoreError> {
-        let messages = exchange.messages.iter().map(|(message, _)| message);
-        let lexemes = search_index::lexemes(self.search, tenant, session, messages).await;
         let mut transaction = self.write().await?;
         if let Some(key) = key {
             let query = sqlx::query(KNOWN).bind(tenant.as_str()).bind(session.as_str()).bind(&key.key);
@@ -91,8 +87,6 @@ impl Exchanges for Sqlite {
         let last_seq: i64 = row.try_get("last_seq")?;
         let created_at = time(&row, "updated_at")?;
         let first_seq = last_seq - count + 1;
-        let user: String = row.try_get("user_id")?;
-        let user = UserId::new(user).map_err(corrupt("a user id"))?;
         let messages = exchange.messages.iter().map(|(message, tokens)| {
             let (opens, answers) = tool_columns(message);
             json!([message.role().as_str(), opens, answers, tokens, message.json()])
@@ -103,8 +97,8 @@ impl Exchanges for Sqlite {
             .bind(messages.collect::<Value>().to_string())
             .bind(first_seq)
             .bind(micros(created_at))
-            .bind(lexemes.into_iter().collect::<Value>().to_string())
-            .bind(index::user(&index::tag(tenant), &user))
+            .bind(self.search.map(|_| limit(exchange.bytes())))
+            .bind(last_seq)
             .execute(&mut *transaction)
             .await?;
         if let Some(key) = key {

@@ -1,27 +1,56 @@
 //! Keeping the index of search, on SQLite.
 
-use super::{Sqlite, micros};
+use super::{Query, Sqlite, micros, now, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
-use crate::domain::search::index;
+use crate::domain::search::analysis::Analysis;
 use crate::storage::StoreError;
-use crate::storage::row::{corrupt, read_backlog};
+use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
 use crate::storage::search::Place;
-use crate::storage::search_index::{Backlog, IndexState, SearchIndex, lexemes};
+use crate::storage::search_index::{
+    Backlog, Entry, IndexState, PIECE, SearchIndex, Unindexed, Waiting, entries, lexemes, piece,
+};
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 use time::OffsetDateTime;
 
-/// Many rows as one JSON text, as for the messages of an import.
+/// Many rows as one JSON text, as for the messages of an import; in this order: a higher id was stored later. What is there
+/// already was indexed anew meanwhile.
 const INDEX: &str = "\
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT $1, $2, value ->> 0, value ->> 1, (value ->> 2) || ' ' || $4 FROM json_each($3)";
+    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each($1) WHERE true ORDER BY key
+    ON CONFLICT DO NOTHING";
 
 const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
+
+const TAKE: &str = "\
+    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting ORDER BY created_at LIMIT $1";
+
+const TAKE_OF: &str = "\
+    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting
+    WHERE tenant_id = $2 AND ($3 IS NULL OR session_id = $3) AND created_at <= $4 ORDER BY created_at LIMIT $1";
+
+/// Until when what waits was stored.
+const UNTIL: &str = "\
+    SELECT max(created_at) AS until FROM search_waiting WHERE tenant_id = $1 AND ($2 IS NULL OR session_id = $2)";
+
+/// Exchanges come as one JSON text: lists of tenant, session, first and last `seq`, and time.
+const UNINDEXED: &str = "\
+    SELECT w.key AS place, m.seq, m.created_at, s.user_id, m.message
+    FROM json_each($1) AS w
+        CROSS JOIN sessions AS s ON s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1
+        CROSS JOIN messages AS m ON m.tenant_id = s.tenant_id AND m.session_id = s.session_id
+            AND m.seq BETWEEN w.value ->> 2 AND w.value ->> 3
+    ORDER BY w.key, m.seq";
+
+/// By the time as well: a session of the same id may have begun anew.
+const INDEXED: &str = "\
+    DELETE FROM search_waiting WHERE (tenant_id, session_id, first_seq, created_at) IN
+        (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 4 FROM json_each($1))";
 
 const SUSPEND: &str = "\
     INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
@@ -58,9 +87,26 @@ impl SearchIndex for Sqlite {
         Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
     }
 
-    /// Whoever stores the 256th message does it: there is one writer in any case.
     async fn settle_index(&self) -> Result<bool, StoreError> {
-        Ok(false)
+        let Some(analysis) = self.search else { return Ok(false) };
+        self.settle(analysis, sqlx::query(TAKE).bind(PIECE)).await
+    }
+
+    async fn settle_index_of(
+        &self,
+        tenant: &TenantId,
+        session: Option<&SessionId>,
+    ) -> Result<(), StoreError> {
+        let Some(analysis) = self.search else { return Ok(()) };
+        let (tenant, session) = (tenant.as_str(), session.map(SessionId::as_str));
+        let newest = sqlx::query(UNTIL).bind(tenant).bind(session).fetch_one(&self.readers).await?;
+        let Some(until) = newest.try_get::<Option<i64>, _>("until")? else { return Ok(()) };
+        loop {
+            let take = sqlx::query(TAKE_OF).bind(PIECE).bind(tenant).bind(session).bind(until);
+            if !self.settle(analysis, take).await? {
+                return Ok(());
+            }
+        }
     }
 
     async fn suspend_index(&self) -> Result<(), StoreError> {
@@ -105,29 +151,63 @@ impl SearchIndex for Sqlite {
         let seqs = messages.iter().map(|(place, _)| place.seq).collect::<Value>().to_string();
         let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let rows =
-            messages.iter().zip(lexemes).map(|((place, _), lexemes)| (place.seq, place.created_at, lexemes));
-        index(&mut transaction, tenant, session, &user, rows).await?;
+        let entry = |((place, _), lexemes): (&(Place, Message), String)| {
+            Entry::new(tenant, session, &user, (place.seq, Some(place.created_at)), lexemes)
+        };
+        index(&mut transaction, messages.iter().zip(lexemes).map(entry).collect(), now()).await?;
         let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
     }
 }
 
-/// Indexes messages: the `seq`, the time and the lexemes of each.
+impl Sqlite {
+    /// Indexes what a statement takes of what waits. Returns whether more may wait.
+    async fn settle(&self, analysis: Analysis, take: Query<'_>) -> Result<bool, StoreError> {
+        // Others wait until it is indexed, and don't do it twice.
+        let _one_at_a_time = self.settling.lock().await;
+        let rows = take.fetch_all(&self.readers).await?;
+        let waiting = rows.iter().map(|row| Ok(read_waiting!(row, time)));
+        let (piece, more) = piece(waiting.collect::<Result<_, sqlx::Error>>()?);
+        if piece.is_empty() {
+            return Ok(false);
+        }
+        let listed = piece.iter().map(|exchange| {
+            let Waiting { tenant, session, first_seq, last_seq, created_at, .. } = exchange;
+            json!([tenant, session, first_seq, last_seq, micros(*created_at)])
+        });
+        let listed = listed.collect::<Value>().to_string();
+        let entries = entries(analysis, self.unindexed(&piece, &listed).await?).await;
+        let mut transaction = self.write().await?;
+        let indexed = sqlx::query(INDEXED).bind(listed).execute(&mut *transaction).await?;
+        if indexed.rows_affected() < u64::try_from(piece.len()).unwrap_or_default() {
+            // Some of it was erased meanwhile, and must not come back.
+            return Ok(true);
+        }
+        index(&mut transaction, entries, now()).await?;
+        transaction.commit().await?;
+        Ok(more)
+    }
+
+    /// The messages of exchanges that wait, in their order.
+    async fn unindexed(&self, piece: &[Waiting], listed: &str) -> Result<Vec<Unindexed>, sqlx::Error> {
+        let rows = sqlx::query(UNINDEXED).bind(listed).fetch_all(&self.readers).await?;
+        rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
+    }
+}
+
+/// Writes rows of the index, in their order.
 pub(super) async fn index(
     connection: &mut SqliteConnection,
-    tenant: &TenantId,
-    session: &SessionId,
-    user: &UserId,
-    rows: impl Iterator<Item = (i64, OffsetDateTime, String)> + Send,
-) -> Result<(), StoreError> {
-    let rows: Vec<Value> = rows.map(|(seq, at, lexemes)| json!([seq, micros(at), lexemes])).collect();
-    if rows.is_empty() {
+    entries: Vec<Entry>,
+    now: OffsetDateTime,
+) -> Result<(), sqlx::Error> {
+    if entries.is_empty() {
         return Ok(());
     }
-    let user = index::user(&index::tag(tenant), user);
-    let query = sqlx::query(INDEX).bind(tenant.as_str()).bind(session.as_str());
-    query.bind(Value::Array(rows).to_string()).bind(user).execute(connection).await?;
+    let rows = entries.into_iter().map(|Entry { tenant, session, seq, created_at, lexemes }| {
+        json!([tenant, session, seq, micros(created_at.unwrap_or(now)), lexemes])
+    });
+    sqlx::query(INDEX).bind(rows.collect::<Value>().to_string()).execute(connection).await?;
     Ok(())
 }

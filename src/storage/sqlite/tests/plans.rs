@@ -3,12 +3,16 @@
 //! `tests/conformance/plans.rs`.
 
 use super::super::Sqlite;
+use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::{Message, Role};
 use crate::domain::search::analysis::Analysis;
 use crate::domain::search::index::{self, Lexeme, Probe};
+use crate::storage::exchanges::Exchanges as _;
 use crate::storage::messages::{Messages as _, Page};
 use crate::storage::recall::Recall as _;
 use crate::storage::search::{Place, Scope, Search as _};
+use crate::storage::search_index::SearchIndex as _;
 use crate::storage::sessions::{After, Sessions as _};
 use crate::storage::{Options, Store as _};
 use sqlx::AssertSqlSafe;
@@ -59,6 +63,7 @@ const CALLS: &[&str] = &[
     "at",
     "at, of a user",
     "beside",
+    "settle",
 ];
 
 /// The store over one connection that reads, and the steps of that.
@@ -110,6 +115,12 @@ impl Filled {
         self.steps.load(Ordering::Relaxed) - before
     }
 
+    async fn waiting(&self) -> usize {
+        let query = sqlx::query_scalar("SELECT count(*) FROM search_waiting");
+        let waiting: i64 = query.fetch_one(&self.store.writer).await.unwrap();
+        usize::try_from(waiting).unwrap()
+    }
+
     async fn call(&self, what: &str) {
         let (store, tenant, session) = (&self.store, &TenantId::default(), &demo());
         let ada = UserId::new("u1".to_owned()).unwrap();
@@ -151,6 +162,12 @@ impl Filled {
             "at" => (store.at(tenant, None, &places, i64::MAX).await.unwrap().len(), 20),
             "at, of a user" => (store.at(tenant, Some(&ada), &places, i64::MAX).await.unwrap().len(), 20),
             "beside" => (store.beside(tenant, &places, 1, i64::MAX).await.unwrap().len(), 40),
+            "settle" => {
+                let exchange = Exchange::new(vec![Message::text(Role::User, "a"); 2], None, None);
+                store.append(tenant, session, &exchange, None).await.unwrap();
+                store.settle_index_of(tenant, None).await.unwrap();
+                (self.waiting().await, 0)
+            }
             other => panic!("{other}"),
         };
         assert_eq!(found, expected, "{what}");
