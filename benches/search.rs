@@ -23,12 +23,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const MESSAGES: usize = 1_000_000;
 /// Messages of one of its sessions.
 const SESSION: usize = 10_000;
-/// Measured exchanges on each side.
-const EXCHANGES: u32 = 5000;
-/// How many of them come one after the other: about as many as a service gets in the second for which it gathers them.
-const TURN: usize = 500;
-/// Turns of each side before those that are measured.
-const WARM: usize = 1;
+/// Exchanges that come one after the other: some of what a service gets in the second for which it gathers them.
+const TURN: usize = 250;
+/// Measured turns of each side.
+const TURNS: usize = 20;
+/// Turns before those.
+const WARM: usize = 2;
 /// Measured searches of each kind.
 const SEARCHES: usize = 20;
 /// What the median of all searches must stay under.
@@ -124,7 +124,7 @@ async fn writing(store: &str, with: &str, without: &str) {
     let sides = [Service::start(without, false).await, Service::start(with, true).await];
     let (mut took, mut behind) = ([Vec::new(), Vec::new()], Duration::ZERO);
     let mut words = Words(7);
-    for round in 0..EXCHANGES as usize / TURN + WARM {
+    for round in 0..WARM + TURNS {
         let mut exchange =
             || serde_json::json!({"user_message": words.text(), "assistant_reply": words.text()}).to_string();
         let exchanges: Vec<String> = (0..TURN).map(|_| exchange()).collect();
@@ -148,7 +148,8 @@ async fn writing(store: &str, with: &str, without: &str) {
     println!("| {store}: an exchange of two messages | p50 | mean | p99 |\n| --- | --- | --- | --- |");
     let figures = |took: &mut [Duration], behind: Duration| {
         let all = took.iter().sum::<Duration>() + behind;
-        [percentile(took, 50), all.as_secs_f64() * 1e3 / f64::from(EXCHANGES), percentile(took, 99)]
+        let mean = all / u32::try_from(took.len()).expect("few");
+        [percentile(took, 50), mean.as_secs_f64() * 1e3, percentile(took, 99)]
     };
     let (without, with) = (figures(&mut without, Duration::ZERO), figures(&mut with, behind));
     for (name, [p50, mean, p99]) in [("without an index", without), ("with it", with)] {

@@ -1,5 +1,5 @@
--- Exchanges that are stored and not in the index yet. Whoever stores one leaves this row, which costs little, and the service
--- indexes many at a time, a second later; a search indexes those that it could find before it looks. Without
+-- Messages that are stored and not in the index yet. Whoever stores an exchange leaves a row for it, which costs little, and the
+-- service indexes many at a time, a second later; a search indexes those that it could find before it looks. Without
 -- row-level security: they are indexed for all tenants at once.
 CREATE TABLE search_waiting (
     tenant_id  text COLLATE "C" NOT NULL,
@@ -11,7 +11,7 @@ CREATE TABLE search_waiting (
     PRIMARY KEY (tenant_id, session_id, first_seq)
 );
 
--- In this order: where an exchange of the session is being indexed, this waits for its end, and then sees what was indexed.
+-- In this order: where messages of the session are being indexed, this waits for the end of that, and then sees them.
 CREATE OR REPLACE FUNCTION forget_search() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM search_waiting WHERE tenant_id = OLD.tenant_id AND session_id = OLD.session_id;
@@ -20,8 +20,8 @@ BEGIN
 END
 $$;
 
--- The messages of these exchanges, of whatever tenants, each with the place of its exchange among them and with its
--- session's user. It looks at one tenant after the other, each behind its policy.
+-- The messages of these runs, of whatever tenants, each with the place of its run among them and with its session's user. It
+-- looks at one tenant after the other, each behind its policy.
 CREATE FUNCTION search_unindexed(tenants text[], sessions text[], firsts bigint[], lasts bigint[])
     RETURNS TABLE (place bigint, seq bigint, created_at timestamptz, user_id text, message text)
     LANGUAGE plpgsql AS $$

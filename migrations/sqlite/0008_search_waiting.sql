@@ -1,5 +1,5 @@
--- Exchanges that are stored and not in the index yet. Whoever stores one leaves this row, which costs little, and the service
--- indexes many at a time, a second later; a search indexes those that it could find before it looks.
+-- Messages that are stored and not in the index yet. Whoever stores an exchange leaves a row for it, which costs little, and the
+-- service indexes many at a time, a second later; a search indexes those that it could find before it looks.
 CREATE TABLE search_waiting (
     tenant_id  TEXT NOT NULL,
     session_id TEXT NOT NULL,

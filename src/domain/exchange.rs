@@ -59,12 +59,6 @@ impl Exchange {
         self.messages.iter().map(|(_, tokens)| tokens).sum()
     }
 
-    /// Bytes of its messages, as JSON.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.messages.iter().map(|(message, _)| message.json().len()).sum()
-    }
-
     /// A hash over all that is persisted: equal for equal exchanges, however their JSON was spaced.
     #[must_use]
     pub fn fingerprint(&self) -> Vec<u8> {

@@ -223,7 +223,7 @@ macro_rules! read_backlog {
     }};
 }
 
-/// Reads an exchange that waits to be indexed out of a row of either store.
+/// Reads a run of messages that wait to be indexed out of a row of either store.
 macro_rules! read_waiting {
     ($row:expr, $time:path) => {{
         let row = $row;
@@ -238,15 +238,15 @@ macro_rules! read_waiting {
     }};
 }
 
-/// Reads a message of an exchange that waits out of a row of either store: `place` is that of the exchange in the piece.
+/// Reads a message that waits out of a row of either store: `place` is that of its run in the piece.
 macro_rules! read_unindexed {
     ($row:expr, $time:path, $piece:expr) => {{
         let row = $row;
         let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
-        let exchange = $piece.get(place).ok_or(sqlx::Error::RowNotFound)?;
+        let run = $piece.get(place).ok_or(sqlx::Error::RowNotFound)?;
         $crate::storage::search_index::Unindexed {
-            tenant: exchange.tenant.clone(),
-            session: exchange.session.clone(),
+            tenant: run.tenant.clone(),
+            session: run.session.clone(),
             user: row.try_get("user_id")?,
             seq: row.try_get("seq")?,
             created_at: $time(row, "created_at")?,

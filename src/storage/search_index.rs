@@ -8,6 +8,7 @@ use super::StoreError;
 use super::row::limit;
 use super::search::Place;
 use crate::blocking;
+use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analysis::Analysis;
@@ -43,7 +44,7 @@ pub trait SearchIndex {
     /// How far the index is behind. An index without any rules gets those of this label.
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
 
-    /// Indexes exchanges that wait, as many as go together, those first that have waited longest; but for those that
+    /// Indexes messages that wait, as many as go together, those first that have waited longest; but for those that
     /// another replica is at. Returns whether more may wait.
     async fn settle_index(&self) -> Result<bool, StoreError>;
 
@@ -71,12 +72,34 @@ pub trait SearchIndex {
     ) -> Result<(), StoreError>;
 }
 
-/// Exchanges that are indexed together, at most.
+/// Runs of messages that are indexed together, at most.
 pub(super) const PIECE: i64 = 250;
-/// Bytes of JSON in them, about; one exchange may have more.
+/// Bytes of JSON in them, and in one run, about: one message may have more.
 const PIECE_BYTES: i64 = 1024 * 1024;
 
-/// An exchange that is stored and not in the index yet.
+/// Messages of an exchange that wait together: its first and its last by their places in it, and their bytes of JSON. All of
+/// them, but where they are too large to be indexed in one piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: i64,
+    pub(super) last: i64,
+    pub(super) bytes: i64,
+}
+
+/// The runs in which an exchange waits; none without rules to index it by.
+pub(super) fn runs(analysis: Option<Analysis>, exchange: &Exchange) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (at, (message, _)) in (0..).zip(&exchange.messages).take_while(|_| analysis.is_some()) {
+        let bytes = limit(message.json().len());
+        match runs.last_mut().filter(|run| run.bytes < PIECE_BYTES) {
+            Some(run) => (run.last, run.bytes) = (at, run.bytes + bytes),
+            None => runs.push(Run { first: at, last: at, bytes }),
+        }
+    }
+    runs
+}
+
+/// Messages that are stored and not in the index yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) tenant: String,
@@ -91,9 +114,9 @@ pub(super) struct Waiting {
 pub(super) fn piece(mut waiting: Vec<Waiting>) -> (Vec<Waiting>, bool) {
     let is_full = limit(waiting.len()) >= PIECE;
     let mut bytes = 0;
-    let fits = waiting.iter().take_while(|exchange| {
+    let fits = waiting.iter().take_while(|run| {
         let before = bytes;
-        bytes += exchange.bytes;
+        bytes += run.bytes;
         before < PIECE_BYTES
     });
     let (fits, all) = (fits.count(), waiting.len());

@@ -19,6 +19,7 @@ on_both_stores!(
     what_is_erased_makes_room_for_what_is_found,
     what_is_stored_waits_to_be_indexed,
     what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored,
+    a_message_of_very_many_words_is_indexed_as_far_as_it_goes,
     many_at_it_index_everything_once,
     what_is_erased_while_it_waits_is_not_indexed,
     a_message_that_cannot_be_read_keeps_no_other_from_being_found,
@@ -197,15 +198,28 @@ async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(back
     assert_eq!(sql.texts(by_id).await, stored[..250]);
     assert!(!demo.store.settle_index().await.unwrap());
     assert_eq!(sql.texts(by_id).await, stored);
-    // Nor more than a megabyte, but for one exchange.
+    // About a megabyte at most, be it of one exchange.
     let large = "plums ".repeat(120_000);
-    for texts in [&[large.as_str(), &large][..], &["plums"], &["plums"]] {
+    for texts in [&[large.as_str(), &large, &large][..], &["plums"], &["plums"]] {
         demo.say(texts).await;
     }
+    assert_eq!(
+        waiting(&mut sql).await,
+        ["default demo 1 2", "default demo 3 3", "default demo 4 4", "default demo 5 5"]
+    );
     assert!(demo.store.settle_index().await.unwrap());
-    assert_eq!(waiting(&mut sql).await, ["default demo 3 3", "default demo 4 4"]);
+    assert_eq!(waiting(&mut sql).await, ["default demo 3 3", "default demo 4 4", "default demo 5 5"]);
     assert!(!demo.store.settle_index().await.unwrap());
     assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await.len(), 5);
+}
+
+/// A row of Postgres' index takes a megabyte, and one that it refuses would be in the way of all that waits.
+async fn a_message_of_very_many_words_is_indexed_as_far_as_it_goes(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let characters = ('\u{4e00}'..).take(3000).map(|base| format!("{base}{}", "\u{f77}".repeat(13)));
+    demo.say(&[&format!("plums {}", characters.collect::<String>()), "plums"]).await;
+    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
 }
 
 /// Several replicas, or a service and many who search: each finds what it stored, whoever indexed it.

@@ -70,6 +70,16 @@ async fn history(service: &Service, book: &Book) -> Vec<Name> {
         assert_eq!(there, Some(&expected[..]), "{id}: exchange {exchange} was acknowledged at {first_seq}");
     }
 
+    // Whoever stored it may have been killed before it was indexed.
+    if let Some((exchange, (of, first_seq))) = known.acknowledged.last_key_value() {
+        let name = book.names(*exchange, *of)[0];
+        let query = format!("/search?session_id={id}&neighbours=0&q=%22{name}%22");
+        let found = service.surely(&Request::get(query)).await;
+        let hits: Vec<usize> =
+            found["items"].as_array().expect("a list").iter().map(|hit| number(&hit["seq"])).collect();
+        assert_eq!(hits, [*first_seq], "{id}: {name}");
+    }
+
     let cursor = number(&state["cursor"]);
     assert!(cursor <= number(&state["last_seq"]) && number(&state["last_seq"]) <= names.len(), "{state}");
     let belongs = |text: &Value, through: usize| {

@@ -34,6 +34,10 @@ pub fn role(tag: &str, role: Role) -> String {
     format!("{tag}:r{role}")
 }
 
+/// Bytes of the lexemes of a message, at most: a row of Postgres' index takes 1 MiB. No language has so many in what is searched
+/// of a message; signs that stand for whole words may.
+const MOST: usize = 1_000_000;
+
 /// The lexemes of a message but that of its user, with a space between any two: those of its session, its role and, each
 /// once, its terms.
 #[must_use]
@@ -43,6 +47,9 @@ pub fn lexemes(analysis: Analysis, tenant: &TenantId, of: &SessionId, message: &
     out.push(' ');
     out.push_str(&role(&tag, message.role()));
     for term in analysis.terms(&text::of(message)) {
+        if out.len() + tag.len() + term.len() >= MOST {
+            break;
+        }
         out.push(' ');
         out.push_str(&tag);
         out.push_str(&term);

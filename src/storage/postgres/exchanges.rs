@@ -7,13 +7,14 @@ use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::pool;
 use crate::storage::row::{limit, tool_columns};
+use crate::storage::search_index::runs;
 use async_trait::async_trait;
 use sqlx::Row as _;
 
 /// One statement, so that one round trip does all of it or nothing. `known` finds an earlier request with the key;
 /// `session` takes the row's lock, which is what makes `seq` free of holes and doubles. The clock is read once: read
 /// twice about the turn of an hour, a session's time and its hour could differ, and the list would miss a session.
-/// It waits to be indexed; where there is an index, `$15` says how large it is.
+/// It waits to be indexed; without an index, in no runs.
 /// Old keys of the session go about every 64th message, so that they need no job of their own.
 const APPEND: &str = "\
     WITH known AS (
@@ -42,7 +43,9 @@ const APPEND: &str = "\
             AS m (role, opens, answers, tokens, message, place)
     ), waiting AS (
         INSERT INTO search_waiting (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-        SELECT $1, $2, last_seq - $5 + 1, last_seq, $15, updated_at FROM session WHERE $15 IS NOT NULL
+        SELECT $1, $2, session.last_seq - $5 + 1 + run.first, session.last_seq - $5 + 1 + run.last, run.bytes,
+            session.updated_at
+        FROM session, unnest($15::bigint[], $16::bigint[], $17::bigint[]) AS run (first, last, bytes)
     ), keyed AS (
         INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
         SELECT $1, $2, $6, $7, last_seq - $5 + 1, last_seq, updated_at FROM session WHERE $6 IS NOT NULL
@@ -87,6 +90,7 @@ impl Postgres {
         key: Option<&IdempotencyKey>,
     ) -> Result<Append, StoreError> {
         let messages = &exchange.messages;
+        let runs = runs(self.search, exchange);
         let (opens, answers): (Vec<_>, Vec<_>) =
             messages.iter().map(|(message, _)| tool_columns(message)).unzip();
         let row = self
@@ -107,7 +111,9 @@ impl Postgres {
                     .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
                     .bind(UserId::default().as_str())
                     .bind(messages.iter().map(|(message, _)| message.json()).collect::<Vec<_>>())
-                    .bind(self.search.map(|_| limit(exchange.bytes()))),
+                    .bind(runs.iter().map(|run| run.first).collect::<Vec<_>>())
+                    .bind(runs.iter().map(|run| run.last).collect::<Vec<_>>())
+                    .bind(runs.iter().map(|run| run.bytes).collect::<Vec<_>>()),
             )
             .await?;
         let Some(row) = row else {

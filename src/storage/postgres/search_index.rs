@@ -202,9 +202,9 @@ impl Postgres {
             let messages = unindexed(&mut transaction, &piece).await?;
             index(&mut transaction, entries(analysis, messages).await).await?;
             sqlx::query(INDEXED)
-                .bind(column(&piece, |exchange| exchange.tenant.as_str()))
-                .bind(column(&piece, |exchange| exchange.session.as_str()))
-                .bind(column(&piece, |exchange| exchange.first_seq))
+                .bind(column(&piece, |run| run.tenant.as_str()))
+                .bind(column(&piece, |run| run.session.as_str()))
+                .bind(column(&piece, |run| run.first_seq))
                 .execute(&mut *transaction)
                 .await?;
             transaction.commit().await?;
@@ -214,13 +214,13 @@ impl Postgres {
     }
 }
 
-/// The messages of exchanges that wait, in their order.
+/// The messages of runs that wait, in their order.
 async fn unindexed(connection: &mut PgConnection, piece: &[Waiting]) -> Result<Vec<Unindexed>, sqlx::Error> {
     let query = sqlx::query(UNINDEXED)
-        .bind(column(piece, |exchange| exchange.tenant.as_str()))
-        .bind(column(piece, |exchange| exchange.session.as_str()))
-        .bind(column(piece, |exchange| exchange.first_seq))
-        .bind(column(piece, |exchange| exchange.last_seq));
+        .bind(column(piece, |run| run.tenant.as_str()))
+        .bind(column(piece, |run| run.session.as_str()))
+        .bind(column(piece, |run| run.first_seq))
+        .bind(column(piece, |run| run.last_seq));
     let rows = query.fetch_all(connection).await?;
     rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
 }

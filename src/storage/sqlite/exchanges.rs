@@ -6,6 +6,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::row::{limit, tool_columns};
+use crate::storage::search_index::{Run, runs};
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use sqlx::Row as _;
@@ -28,12 +29,12 @@ const ADVANCE: &str = "\
     RETURNING last_seq, updated_at";
 
 /// Messages come as one JSON text: each time that something is handed over to SQLite takes longer than storing a message does. They
-/// wait to be indexed; where there is an index, `$6` says how large they are.
+/// wait to be indexed; without an index, in no runs.
 const STORE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
     SELECT $1, $2, $4 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, $5 FROM json_each($3);
     INSERT INTO search_waiting (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-    SELECT $1, $2, $4, $7, $6, $5 WHERE $6 IS NOT NULL";
+    SELECT $1, $2, $4 + (value ->> 0), $4 + (value ->> 1), value ->> 2, $5 FROM json_each($6)";
 
 const KEEP_KEY: &str = "\
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
@@ -91,14 +92,15 @@ impl Exchanges for Sqlite {
             let (opens, answers) = tool_columns(message);
             json!([message.role().as_str(), opens, answers, tokens, message.json()])
         });
+        let runs = runs(self.search, exchange).into_iter();
+        let runs = runs.map(|Run { first, last, bytes }| json!([first, last, bytes]));
         sqlx::query(STORE)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(messages.collect::<Value>().to_string())
             .bind(first_seq)
             .bind(micros(created_at))
-            .bind(self.search.map(|_| limit(exchange.bytes())))
-            .bind(last_seq)
+            .bind(runs.collect::<Value>().to_string())
             .execute(&mut *transaction)
             .await?;
         if let Some(key) = key {

@@ -38,7 +38,7 @@ const TAKE_OF: &str = "\
 const UNTIL: &str = "\
     SELECT max(created_at) AS until FROM search_waiting WHERE tenant_id = $1 AND ($2 IS NULL OR session_id = $2)";
 
-/// Exchanges come as one JSON text: lists of tenant, session, first and last `seq`, and time.
+/// Runs come as one JSON text: lists of tenant, session, first and last `seq`, and time.
 const UNINDEXED: &str = "\
     SELECT w.key AS place, m.seq, m.created_at, s.user_id, m.message
     FROM json_each($1) AS w
@@ -172,8 +172,8 @@ impl Sqlite {
         if piece.is_empty() {
             return Ok(false);
         }
-        let listed = piece.iter().map(|exchange| {
-            let Waiting { tenant, session, first_seq, last_seq, created_at, .. } = exchange;
+        let listed = piece.iter().map(|run| {
+            let Waiting { tenant, session, first_seq, last_seq, created_at, .. } = run;
             json!([tenant, session, first_seq, last_seq, micros(*created_at)])
         });
         let listed = listed.collect::<Value>().to_string();
@@ -189,7 +189,7 @@ impl Sqlite {
         Ok(more)
     }
 
-    /// The messages of exchanges that wait, in their order.
+    /// The messages of runs that wait, in their order.
     async fn unindexed(&self, piece: &[Waiting], listed: &str) -> Result<Vec<Unindexed>, sqlx::Error> {
         let rows = sqlx::query(UNINDEXED).bind(listed).fetch_all(&self.readers).await?;
         rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
