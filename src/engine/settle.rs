@@ -1,4 +1,4 @@
-//! Keeping the index of search quick to write and to read: what was stored is put into it behind the back of whoever stored it.
+//! Indexing what was stored, behind the back of whoever stored it.
 
 use super::MemoryService;
 use crate::domain::chain::Chain;
@@ -6,8 +6,8 @@ use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long messages are gathered: many at a time cost the database much less than one by one, and so few wait beside
-/// the index that no search takes notice. A service that nobody writes to asks the database nothing.
+/// How long messages are gathered: many at a time cost the database much less than one by one, and so few wait that a
+/// search which comes meanwhile soon has them indexed itself. A service that nobody writes to asks the database nothing.
 const GATHERED: Duration = Duration::from_secs(1);
 /// How long it takes before the next attempt after one that failed.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -30,8 +30,8 @@ impl MemoryService {
     }
 }
 
-/// Settles the index; whether that went well. Nothing is lost or hidden where it did not: what waits is found all the same.
-/// With `tell`, the log has it, but for a database that is away, of which requests say enough.
+/// Settles the index; whether that went well. Nothing is lost or hidden where it did not: what waits is indexed by the next
+/// search. With `tell`, the log has it, but for a database that is away, of which requests say enough.
 pub async fn settle(store: &Arc<dyn Store>, tell: bool) -> bool {
     let settled = async {
         while store.settle_index().await? {}
@@ -42,7 +42,7 @@ pub async fn settle(store: &Arc<dyn Store>, tell: bool) -> bool {
         Err(error) => {
             if tell && !matches!(error, StoreError::Unavailable(_)) {
                 let error = Chain(&error);
-                tracing::warn!(%error, "the index of search can't be settled: writes and searches take longer");
+                tracing::warn!(%error, "the index of search can't be settled: searches take longer, or fail as well");
             } else {
                 tracing::debug!(error = %Chain(&error), "the index of search can't be settled");
             }
