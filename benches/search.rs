@@ -28,7 +28,7 @@ const TURN: usize = 1000;
 /// Measured turns of each side.
 const TURNS: usize = 10;
 /// Turns before those.
-const WARM: usize = 1;
+const WARM: usize = 2;
 /// Measured searches of each kind.
 const SEARCHES: usize = 20;
 /// What the median of all searches must stay under.

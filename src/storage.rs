@@ -131,7 +131,7 @@ pub struct Options {
     pub acquire_timeout: Duration,
     /// What a statement may take, on a server. Its connection is given up then.
     pub statement_timeout: Duration,
-    /// The rules by which messages are indexed for search as they are stored; `None`: they are not.
+    /// The rules by which messages are indexed for search; `None`: they are not.
     pub search: Option<Analysis>,
 }
 

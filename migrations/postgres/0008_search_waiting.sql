@@ -10,6 +10,9 @@ CREATE TABLE search_waiting (
     created_at timestamptz NOT NULL,
     PRIMARY KEY (tenant_id, session_id, first_seq)
 );
+-- Its rows come and go, and every search passes over those that have gone until they are cleaned away.
+ALTER TABLE search_waiting SET
+    (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
 -- In this order: where messages of the session are being indexed, this waits for the end of that, and then sees them.
 CREATE OR REPLACE FUNCTION forget_search() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -21,10 +24,11 @@ END
 $$;
 
 -- The messages of these runs, of whatever tenants, each with the place of its run among them and with its session's user. It
--- looks at one tenant after the other, each behind its policy.
+-- looks at one tenant after the other, each behind its policy. A plan that was made when the tables were small is kept by the
+-- connection: without the setting it might read them whole, run by run, when they have grown.
 CREATE FUNCTION search_unindexed(tenants text[], sessions text[], firsts bigint[], lasts bigint[])
     RETURNS TABLE (place bigint, seq bigint, created_at timestamptz, user_id text, message text)
-    LANGUAGE plpgsql AS $$
+    LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     of_tenant text;
 BEGIN

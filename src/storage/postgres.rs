@@ -183,10 +183,12 @@ impl Store for Postgres {
 }
 
 /// Whether it's worth trying again: the classes 57 (shutting down, cancelled), 53 (out of resources, such as disk), 08
-/// (connection) and 40 (to be repeated), and 25006 (a standby).
+/// (connection) and 40 (to be repeated), 25006 (a standby) and 25P03 (it heard nothing for too long).
 pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
     let error = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
-    error.is_some_and(|code| ["57", "53", "08", "40", "25006"].iter().any(|class| code.starts_with(class)))
+    error.is_some_and(|code| {
+        ["57", "53", "08", "40", "25006", "25P03"].iter().any(|class| code.starts_with(class))
+    })
 }
 
 /// Whether a table, a column or a function is not there.

@@ -1,7 +1,7 @@
 //! What search finds messages by, kept up with them.
 //!
-//! An exchange that is stored waits to be indexed with others, which costs much less than each by itself: a second at most,
-//! or until somebody searches. Messages of an import are indexed in its transaction, and what was stored while there
+//! An exchange that is stored waits to be indexed with others, which costs much less than each by itself: until the service
+//! gets to it, a second later as a rule, or until somebody searches. Messages of an import are indexed in its transaction, and what was stored while there
 //! was no index, or one by other rules, piece by piece later. What is indexed goes with its session, and so does what waits.
 
 use super::StoreError;
@@ -14,6 +14,10 @@ use crate::domain::message::Message;
 use crate::domain::search::analysis::Analysis;
 use crate::domain::search::index;
 use async_trait::async_trait;
+use std::io;
+use std::iter::once;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 
 /// How far the index is behind the messages.
@@ -45,11 +49,12 @@ pub trait SearchIndex {
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
 
     /// Indexes messages that wait, as many as go together, those first that have waited longest; but for those that
-    /// another replica is at. Returns whether more may wait.
+    /// another replica is at. Returns whether more may wait. Where none does, Postgres' full-text index gets the lexemes that
+    /// wait beside it for being put in together.
     async fn settle_index(&self) -> Result<bool, StoreError>;
 
     /// Indexes all that waits of a tenant, or of one of its sessions. When this returns, [`Search`](super::search::Search)
-    /// finds what was stored before.
+    /// finds what was stored before. What others are at is waited for, but not for long.
     async fn settle_index_of(&self, tenant: &TenantId, session: Option<&SessionId>)
     -> Result<(), StoreError>;
 
@@ -74,6 +79,17 @@ pub trait SearchIndex {
 
 /// Runs of messages that are indexed together, at most.
 pub(super) const PIECE: i64 = 250;
+/// How long a search waits for what it could find to be indexed. A piece takes some 50 ms.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// An error where a search has waited since then for longer than it may.
+pub(super) fn has_patience(since: Instant) -> Result<(), StoreError> {
+    if since.elapsed() < PATIENCE {
+        return Ok(());
+    }
+    let error = io::Error::new(io::ErrorKind::TimedOut, format!("not all was indexed within {PATIENCE:?}"));
+    Err(StoreError::Unavailable(error.into()))
+}
+
 /// Bytes of JSON in them, and in one run, about: one message may have more.
 const PIECE_BYTES: i64 = 1024 * 1024;
 
@@ -145,43 +161,48 @@ pub(super) struct Entry {
     pub(super) lexemes: String,
 }
 
-impl Entry {
-    /// With the lexeme of the user beside those of the message.
-    pub(super) fn new(
-        tenant: &TenantId,
-        session: &SessionId,
-        user: &UserId,
-        (seq, created_at): (i64, Option<OffsetDateTime>),
-        mut lexemes: String,
-    ) -> Self {
-        lexemes.push(' ');
-        lexemes.push_str(&index::user(&index::tag(tenant), user));
-        let (tenant, session) = (tenant.as_str().to_owned(), session.as_str().to_owned());
-        Self { tenant, session, seq, created_at, lexemes }
-    }
+/// The rows of messages of one session, of which places and lexemes are given: the lexeme of the user goes with them.
+pub(super) fn entries(
+    tenant: &TenantId,
+    session: &SessionId,
+    user: &UserId,
+    messages: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
+    lexemes: Vec<String>,
+) -> Vec<Entry> {
+    let user = index::user(&index::tag(tenant), user);
+    let entry = |((seq, created_at), lexemes): ((i64, Option<OffsetDateTime>), String)| Entry {
+        tenant: tenant.as_str().to_owned(),
+        session: session.as_str().to_owned(),
+        seq,
+        created_at,
+        lexemes: format!("{lexemes} {user}"),
+    };
+    messages.zip(lexemes).map(entry).collect()
+}
+
+/// The rules by which what waits is indexed: those that the index goes by, whatever the settings of this process are, so
+/// that it has one kind of words. `None`: they are of another version, and so is whoever indexes.
+pub(super) fn rules(label: &str, own: Analysis) -> Option<Analysis> {
+    // What is suspended begins anew in any case.
+    if matches!(label, "" | "off") { Some(own) } else { Analysis::named(label) }
 }
 
 /// The rows of messages that wait. One that can't be read must not keep the others from being found: it is left out.
-pub(super) async fn entries(analysis: Analysis, messages: Vec<Unindexed>) -> Vec<Entry> {
+pub(super) async fn entries_of(analysis: Analysis, messages: Vec<Unindexed>) -> Vec<Entry> {
     let entry = move |unindexed: Unindexed| {
         let Unindexed { tenant, session, user, seq, created_at, json } = unindexed;
-        let read = (
-            TenantId::new(&*tenant),
-            SessionId::new(&*session),
-            UserId::new(user),
-            Message::from_stored(json),
-        );
-        let (Ok(tenant), Ok(session), Ok(user), Ok(message)) = read else {
-            tracing::error!(
-                tenant,
-                session,
-                seq,
-                "a message in the store can't be read: search won't find it"
-            );
+        let ids = (TenantId::new(&*tenant), SessionId::new(&*session), UserId::new(user));
+        let ((Ok(tenant), Ok(session), Ok(user)), Ok(message)) = (ids, Message::from_stored(json)) else {
+            tracing::error!(tenant, session, seq, "a stored message can't be read: search won't find it");
             return None;
         };
-        let lexemes = index::lexemes(analysis, &tenant, &session, &message);
-        Some(Entry::new(&tenant, &session, &user, (seq, Some(created_at)), lexemes))
+        let lexemes = || index::lexemes(analysis, &tenant, &session, &message);
+        let Ok(lexemes) = catch_unwind(AssertUnwindSafe(lexemes)) else {
+            let (tenant, session) = (tenant.as_str(), session.as_str());
+            tracing::error!(tenant, session, seq, "a message can't be indexed: search won't find it");
+            return None;
+        };
+        entries(&tenant, &session, &user, once((seq, Some(created_at))), vec![lexemes]).pop()
     };
     blocking::run(move || messages.into_iter().filter_map(entry).collect()).await
 }

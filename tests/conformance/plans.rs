@@ -193,6 +193,37 @@ async fn what_is_read_does_not_grow_with_what_is_stored() {
     }
 }
 
+/// A connection keeps the plan that it made when there was next to nothing.
+#[tokio::test]
+async fn a_plan_of_a_small_table_does_no_harm_when_it_has_grown() {
+    const SESSIONS: &str = "\
+        INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+            activity_hour)
+        SELECT 'default', 's' || n, 'u', '{}', 1, 1, now(), now(), 1 FROM generate_series(FROM, TO) AS n;
+        INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
+        SELECT 'default', 's' || n, 1, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', now()
+        FROM generate_series(FROM, TO) AS n";
+    const MANY: i64 = 5000;
+    let backend = Backend::postgres().await;
+    let mut sql = Sql::on(&backend).await;
+    sql.run(&SESSIONS.replace("FROM, TO", "1, 10")).await;
+    sql.run("ALTER TABLE messages SET (autovacuum_enabled = off); ALTER TABLE sessions SET (autovacuum_enabled = off); ANALYZE").await;
+    let demo = connect(&backend).await;
+    for _ in 0..10 {
+        call(&demo, "settle").await;
+    }
+    sql.run(&SESSIONS.replace("FROM, TO", &format!("11, {MANY}"))).await;
+    for _ in 0..10 {
+        call(&demo, "settle").await;
+    }
+    demo.store.close().await;
+    settle(&mut sql).await;
+    for table in ["messages", "sessions"] {
+        let whole = read(&mut sql, table).await.0;
+        assert!(whole < MANY, "{table}: {whole} rows were read by scans of the whole");
+    }
+}
+
 /// An update that touches no index leaves nothing behind in one; a list ordered by the time itself would.
 #[tokio::test]
 async fn exchanges_and_consolidations_touch_no_index_of_sessions() {

@@ -11,6 +11,8 @@ use precis::storage::search::Scope;
 use precis::storage::{self, Options, Store};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
 
 on_both_stores!(
     messages_from_before_the_index_are_indexed_later,
@@ -101,13 +103,25 @@ async fn other_rules_index_all_anew(backend: Backend) {
     let all = Scope::default();
     assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await, []);
     assert_eq!(demo.draw(&all, &probe(&[&["plums"]]), 9).await.len(), 1);
+    // By the rules of the index, whoever comes to it with whatever settings.
+    demo.say(&["plums"]).await;
+    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await, []);
+    assert_eq!(demo.draw(&all, &probe(&[&["plums"]]), 9).await.len(), 2);
     // What was stored without an index is in none, whatever the rules before were.
     let store = store_with(&backend, None).await;
     store.suspend_index().await.unwrap();
     Conversation { store, ..demo.session("other") }.say(&["plums", "pears"]).await;
     assert_ne!(state(&demo.store, english).await.unwrap().label, "english-1");
-    assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 4);
-    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await.len(), 2);
+    assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 5);
+    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
+    // Those of another version are nobody's here.
+    settle_all(&demo).await;
+    let mut sql = Sql::on(&backend).await;
+    sql.run("UPDATE search_rules SET label = 'english-99'").await;
+    demo.say(&["plums"]).await;
+    assert!(!demo.store.settle_index().await.unwrap());
+    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
+    assert_eq!(waiting(&mut sql).await.len(), 1);
 }
 
 async fn an_erased_session_is_indexed_no_more(backend: Backend) {
@@ -253,6 +267,7 @@ async fn many_at_it_index_everything_once(backend: Backend) {
     }
     for task in settling {
         task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
     }
     assert_eq!(waiting(&mut sql).await, [""; 0]);
     assert_eq!(index(&mut sql).await.len(), 4 * EXCHANGES);
@@ -301,33 +316,59 @@ async fn a_message_that_cannot_be_read_keeps_no_other_from_being_found(backend: 
 /// A search must find what was stored before it, and whoever indexes that in the background must not wait for others.
 #[tokio::test]
 async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
+    const AWHILE: Duration = Duration::from_millis(50);
+    let backend = Backend::postgres().await;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let mut other = PgConnection::connect(&backend.url()).await.unwrap();
+    demo.say(&["plums"]).await;
+    // Where the other one gives up, it is done here; where not, the other one has done it.
+    for (end, indexed) in [("ROLLBACK", 1), ("DELETE FROM search_waiting; COMMIT", 1)] {
+        other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
+        assert!(!demo.store.settle_index().await.unwrap());
+        assert_eq!(waiting(&mut sql).await.len(), 1);
+        let settled = demo.settle();
+        tokio::pin!(settled);
+        assert!(timeout(AWHILE, &mut settled).await.is_err());
+        // What comes now is not waited for.
+        demo.session("later").say(&["pears"]).await;
+        other.execute(end).await.unwrap();
+        timeout(LONG, settled).await.unwrap();
+        assert!(waiting(&mut sql).await.iter().all(|run| run.contains("later")));
+        let of_demo = index(&mut sql).await.into_iter().filter(|row| row.contains("demo"));
+        assert_eq!(of_demo.count(), indexed);
+        demo.settle().await;
+        demo.say(&["plums"]).await;
+    }
+}
+
+/// Whoever erases a session waits for those who index it, and takes away what they have written.
+#[tokio::test]
+async fn postgres_erases_what_is_being_indexed() {
     const BLOCKED: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let backend = Backend::postgres().await;
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let mut other = PgConnection::connect(&backend.url()).await.unwrap();
     demo.say(&["plums"]).await;
-    for end in ["ROLLBACK", "COMMIT"] {
-        other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
-        assert!(!demo.store.settle_index().await.unwrap());
-        assert_eq!(waiting(&mut sql).await.len(), 1);
-        if end == "COMMIT" {
-            other.execute("DELETE FROM search_waiting").await.unwrap();
-        }
-        let ends = async {
-            while sql.figure(BLOCKED).await == 0 {
-                tokio::task::yield_now().await;
-            }
-            other.execute(end).await.unwrap();
-        };
-        tokio::join!(demo.settle(), ends);
-        assert_eq!(waiting(&mut sql).await, [""; 0]);
-        // Found where the other one gave up; where it did not, it would have indexed it.
-        assert_eq!(index(&mut sql).await.len(), 1);
-        if end == "ROLLBACK" {
-            demo.say(&["plums"]).await;
-        }
+    other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
+    let erasing = tokio::spawn({
+        let demo = demo.clone();
+        async move { demo.erase().await }
+    });
+    while sql.figure(BLOCKED).await == 0 {
+        assert!(!erasing.is_finished());
     }
+    other
+        .execute(
+            "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+                SELECT tenant_id, session_id, first_seq, created_at, ''::tsvector FROM search_waiting;
+            DELETE FROM search_waiting; COMMIT",
+        )
+        .await
+        .unwrap();
+    assert!(erasing.await.unwrap());
+    assert_eq!((index(&mut sql).await, waiting(&mut sql).await), (Vec::new(), Vec::new()));
 }
 
 /// The full-text index takes many at a time, too; a role that owns nothing can have it do that.

@@ -5,6 +5,8 @@
 //! pairs of neighbouring characters, as search engines have them, and in single ones for queries of one character.
 
 use frostem::{Algorithm, Stemmer};
+use serde::de::IntoDeserializer as _;
+use serde::de::value::{Error, StrDeserializer};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use unicode_normalization::UnicodeNormalization as _;
@@ -109,6 +111,13 @@ impl Analysis {
     #[must_use]
     pub fn label(self) -> String {
         format!("{:?}-1", self.language).to_lowercase()
+    }
+
+    /// The rules of this name. `None`: they are of another version, or there is no such language.
+    #[must_use]
+    pub fn named(label: &str) -> Option<Self> {
+        let language: StrDeserializer<'_, Error> = label.strip_suffix("-1")?.into_deserializer();
+        Language::deserialize(language).ok().map(Self::new)
     }
 
     /// All terms of a text, in order.
@@ -373,6 +382,13 @@ mod tests {
             "generous happili connect relat die universiti organis sky news box"
         );
         assert_eq!(Analysis::default().label(), "english-1");
+        for language in [Language::None, Language::English, Language::Turkish] {
+            let analysis = Analysis::new(language);
+            assert_eq!(Analysis::named(&analysis.label()), Some(analysis));
+        }
         assert_eq!(Analysis::new(Language::None).label(), "none-1");
+        for label in ["", "off", "english", "english-2", "klingon-1", "English-1"] {
+            assert_eq!(Analysis::named(label), None, "{label}");
+        }
     }
 }

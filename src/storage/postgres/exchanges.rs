@@ -14,7 +14,7 @@ use sqlx::Row as _;
 /// One statement, so that one round trip does all of it or nothing. `known` finds an earlier request with the key;
 /// `session` takes the row's lock, which is what makes `seq` free of holes and doubles. The clock is read once: read
 /// twice about the turn of an hour, a session's time and its hour could differ, and the list would miss a session.
-/// It waits to be indexed; without an index, in no runs.
+/// The messages wait to be indexed; without an index, in no runs.
 /// Old keys of the session go about every 64th message, so that they need no job of their own.
 const APPEND: &str = "\
     WITH known AS (

@@ -8,57 +8,97 @@ use crate::storage::StoreError;
 use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
 use crate::storage::search::Place;
 use crate::storage::search_index::{
-    Backlog, Entry, IndexState, PIECE, SearchIndex, Unindexed, Waiting, entries, lexemes, piece,
+    Backlog, Entry, IndexState, SearchIndex, Unindexed, Waiting, entries, entries_of, has_patience, lexemes,
+    piece, rules,
 };
 use async_trait::async_trait;
 use sqlx::{Connection as _, PgConnection, Row as _};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 use time::OffsetDateTime;
+use time::macros::datetime;
 
-/// In this order: a higher id was stored later. What is there already was indexed anew meanwhile.
-const INDEX: &str = "\
-    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT tenant_id, session_id, seq, coalesce(created_at, now()), array_to_tsvector(string_to_array(lexemes, ' '))
-    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::text[])
-        WITH ORDINALITY AS i (tenant_id, session_id, seq, created_at, lexemes, place)
-    ORDER BY place ON CONFLICT DO NOTHING";
+/// In this order: a higher id was stored later.
+macro_rules! index {
+    ($conflict:literal) => {
+        concat!(
+            "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+            SELECT tenant_id, session_id, seq, coalesce(created_at, now()), array_to_tsvector(string_to_array(lexemes, ' '))
+            FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::text[])
+                WITH ORDINALITY AS i (tenant_id, session_id, seq, created_at, lexemes, place)
+            ORDER BY place ON CONFLICT ",
+            $conflict
+        )
+    };
+}
+/// What is there already was indexed anew while it waited.
+pub(super) const INDEX: &str = index!("DO NOTHING");
+const REINDEX: &str = index!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
 
 const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
-/// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
-/// can wait for each other.
-const TAKE: &str = "\
-    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting
-    ORDER BY created_at LIMIT $1 FOR UPDATE SKIP LOCKED";
+const RULES: &str = "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
 
-const TAKE_OF: &str = "\
-    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting
-    WHERE tenant_id = $2 AND ($3::text IS NULL OR session_id = $3) AND created_at <= $4
-    ORDER BY created_at LIMIT $1 FOR UPDATE SKIP LOCKED";
+/// Of a tenant, or of one of its sessions; what was stored by then.
+macro_rules! waiting {
+    ($columns:literal, of tenant) => {
+        concat!($columns, " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2")
+    };
+    ($columns:literal, of session) => {
+        concat!(
+            $columns,
+            " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3"
+        )
+    };
+}
+
+/// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
+/// can wait for each other. As many as are in a [`PIECE`].
+macro_rules! take {
+    ($($of:tt)*) => {
+        concat!(
+            "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
+                coalesce((SELECT label FROM search_rules), '') AS label",
+            $($of)*,
+            " ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250 FOR UPDATE SKIP LOCKED"
+        )
+    };
+}
+const TAKE: &str = take!(" FROM search_waiting");
+const TAKE_OF: [&str; 2] = [take!(waiting!("", of tenant)), take!(waiting!("", of session))];
 
 /// Until when what waits was stored.
-const UNTIL: &str = "\
-    SELECT max(created_at) AS until FROM search_waiting WHERE tenant_id = $1 AND ($2::text IS NULL OR session_id = $2)";
+const UNTIL: [&str; 2] = [
+    waiting!("SELECT max(created_at) AS until", of tenant),
+    waiting!("SELECT max(created_at) AS until", of session),
+];
 
-/// Waits for whoever is at it, with nothing in hand. There is a row where they gave up.
-const LEFT: &str = "\
-    SELECT first_seq FROM search_waiting
-    WHERE tenant_id = $1 AND ($2::text IS NULL OR session_id = $2) AND created_at <= $3 LIMIT 1 FOR UPDATE";
+/// What others are at.
+const LEFT: [&str; 2] = [
+    waiting!("SELECT session_id, first_seq", of tenant),
+    waiting!("SELECT session_id, first_seq", of session),
+];
+const FOREVER: OffsetDateTime = datetime!(9999-12-31 0:00 UTC);
+/// How often they are looked after; meanwhile no connection is held.
+const LOOK: Duration = Duration::from_millis(5);
 
-/// What is lost in a crash waits again.
-const BEGIN_LAZILY: &str = "BEGIN; SET LOCAL synchronous_commit = off";
+/// What is lost in a crash waits again. Of a client that has gone without a word the rows are free before long.
+const BEGIN_LAZILY: &str =
+    "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
 const UNINDEXED: &str = "\
     SELECT place - 1 AS place, seq, created_at, user_id, message
     FROM search_unindexed($1::text[], $2::text[], $3::bigint[], $4::bigint[]) ORDER BY place, seq";
 
-const INDEXED: &str = "\
+const NO_LONGER_WAITING: &str = "\
     DELETE FROM search_waiting AS w USING unnest($1::text[], $2::text[], $3::bigint[]) AS i (tenant_id, session_id, first_seq)
     WHERE w.tenant_id = i.tenant_id AND w.session_id = i.session_id AND w.first_seq = i.first_seq";
 
-const SETTLE: &str = "SELECT settle_search() AS pages";
+/// Puts into the full-text index what waits beside that.
+const PUT_IN: &str = "SELECT settle_search()";
 /// Somebody else has the lock.
 const LOCKED: &str = "55P03";
 
@@ -103,10 +143,10 @@ impl SearchIndex for Postgres {
 
     async fn settle_index(&self) -> Result<bool, StoreError> {
         let Some(analysis) = self.search else { return Ok(false) };
-        if self.settle(analysis, sqlx::query(TAKE).bind(PIECE)).await? {
+        if self.settle(analysis, sqlx::query(TAKE)).await? {
             return Ok(true);
         }
-        match sqlx::query(SETTLE).fetch_one(&self.pool).await {
+        match sqlx::query(PUT_IN).fetch_one(&self.pool).await {
             Ok(_) => Ok(false),
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCKED) => Ok(false),
             Err(error) => Err(error.into()),
@@ -119,18 +159,27 @@ impl SearchIndex for Postgres {
         session: Option<&SessionId>,
     ) -> Result<(), StoreError> {
         let Some(analysis) = self.search else { return Ok(()) };
-        let (tenant, session) = (tenant.as_str(), session.map(SessionId::as_str));
-        let newest = sqlx::query(UNTIL).bind(tenant).bind(session).fetch_one(&self.pool).await?;
-        let Some(until) = newest.try_get::<Option<OffsetDateTime>, _>("until")? else { return Ok(()) };
+        let waits = of(UNTIL, tenant, session, FOREVER).fetch_one(&self.pool).await?;
+        let Some(until) = waits.try_get("until")? else { return Ok(()) };
+        let label: String = sqlx::query(RULES).fetch_one(&self.pool).await?.try_get("label")?;
+        if rules(&label, analysis).is_none() {
+            return Ok(());
+        }
+        let (began, mut held) = (Instant::now(), None);
         loop {
-            let take = sqlx::query(TAKE_OF).bind(PIECE).bind(tenant).bind(session).bind(until);
-            if self.settle(analysis, take).await? {
-                continue;
+            if !self.settle(analysis, of(TAKE_OF, tenant, session, until)).await? {
+                // What others were at once all else was indexed; not what has come since.
+                let left = of(LEFT, tenant, session, until).fetch_all(&self.pool).await?;
+                let left = left.iter().map(|row| Ok((row.try_get("session_id")?, row.try_get("first_seq")?)));
+                let left: HashSet<(String, i64)> = left.collect::<Result<_, sqlx::Error>>()?;
+                let still = held.map_or(left.clone(), |held: HashSet<_>| &held & &left);
+                if still.is_empty() {
+                    return Ok(());
+                }
+                held = Some(still);
+                tokio::time::sleep(LOOK).await;
             }
-            let left = sqlx::query(LEFT).bind(tenant).bind(session).bind(until);
-            if left.fetch_optional(&self.pool).await?.is_none() {
-                return Ok(());
-            }
+            has_patience(began)?;
         }
     }
 
@@ -178,10 +227,8 @@ impl SearchIndex for Postgres {
         let seqs: Vec<i64> = messages.iter().map(|(place, _)| place.seq).collect();
         let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let entry = |((place, _), lexemes): (&(Place, Message), String)| {
-            Entry::new(tenant, session, &user, (place.seq, Some(place.created_at)), lexemes)
-        };
-        index(&mut transaction, messages.iter().zip(lexemes).map(entry).collect()).await?;
+        let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
+        index(&mut transaction, REINDEX, entries(tenant, session, &user, places, lexemes)).await?;
         let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
@@ -196,12 +243,11 @@ impl Postgres {
             let rows = take.fetch_all(&mut *transaction).await?;
             let waiting = rows.iter().map(|row| Ok(read_waiting!(row, time)));
             let (piece, more) = piece(waiting.collect::<Result<_, sqlx::Error>>()?);
-            if piece.is_empty() {
-                return Ok(false);
-            }
+            let Some(first) = rows.first() else { return Ok(false) };
+            let Some(analysis) = rules(first.try_get("label")?, analysis) else { return Ok(false) };
             let messages = unindexed(&mut transaction, &piece).await?;
-            index(&mut transaction, entries(analysis, messages).await).await?;
-            sqlx::query(INDEXED)
+            index(&mut transaction, INDEX, entries_of(analysis, messages).await).await?;
+            sqlx::query(NO_LONGER_WAITING)
                 .bind(column(&piece, |run| run.tenant.as_str()))
                 .bind(column(&piece, |run| run.session.as_str()))
                 .bind(column(&piece, |run| run.first_seq))
@@ -225,12 +271,26 @@ async fn unindexed(connection: &mut PgConnection, piece: &[Waiting]) -> Result<V
     rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
 }
 
+/// The rules by which an import is indexed.
+pub(super) async fn rules_of_index(
+    connection: &mut PgConnection,
+    own: Option<Analysis>,
+) -> Result<Option<Analysis>, sqlx::Error> {
+    let Some(own) = own else { return Ok(None) };
+    let row = sqlx::query(RULES).fetch_one(connection).await?;
+    Ok(rules(row.try_get("label")?, own).or(Some(own)))
+}
+
 /// Writes rows of the index, in their order.
-pub(super) async fn index(connection: &mut PgConnection, entries: Vec<Entry>) -> Result<(), sqlx::Error> {
+pub(super) async fn index(
+    connection: &mut PgConnection,
+    statement: &'static str,
+    entries: Vec<Entry>,
+) -> Result<(), sqlx::Error> {
     if entries.is_empty() {
         return Ok(());
     }
-    sqlx::query(INDEX)
+    sqlx::query(statement)
         .bind(column(&entries, |entry| entry.tenant.as_str()))
         .bind(column(&entries, |entry| entry.session.as_str()))
         .bind(column(&entries, |entry| entry.seq))
@@ -239,6 +299,21 @@ pub(super) async fn index(connection: &mut PgConnection, entries: Vec<Entry>) ->
         .execute(connection)
         .await?;
     Ok(())
+}
+
+/// One of two statements: for a tenant, or for one of its sessions.
+fn of<'q>(
+    [tenant_wide, within]: [&'static str; 2],
+    tenant: &'q TenantId,
+    session: Option<&'q SessionId>,
+    until: OffsetDateTime,
+) -> Query<'q> {
+    let query =
+        sqlx::query(if session.is_some() { within } else { tenant_wide }).bind(tenant.as_str()).bind(until);
+    match session {
+        Some(session) => query.bind(session.as_str()),
+        None => query,
+    }
 }
 
 fn column<'a, R, C>(rows: &'a [R], column: impl Fn(&'a R) -> C) -> Vec<C> {

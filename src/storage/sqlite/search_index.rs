@@ -8,11 +8,13 @@ use crate::storage::StoreError;
 use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
 use crate::storage::search::Place;
 use crate::storage::search_index::{
-    Backlog, Entry, IndexState, PIECE, SearchIndex, Unindexed, Waiting, entries, lexemes, piece,
+    Backlog, Entry, IndexState, SearchIndex, Unindexed, Waiting, entries, entries_of, has_patience, lexemes,
+    piece, rules,
 };
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
+use std::time::Instant;
 use time::OffsetDateTime;
 
 /// Many rows as one JSON text, as for the messages of an import; in this order: a higher id was stored later. What is there
@@ -27,16 +29,40 @@ const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) O
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
-const TAKE: &str = "\
-    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting ORDER BY created_at LIMIT $1";
+const RULES: &str = "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
 
-const TAKE_OF: &str = "\
-    SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at FROM search_waiting
-    WHERE tenant_id = $2 AND ($3 IS NULL OR session_id = $3) AND created_at <= $4 ORDER BY created_at LIMIT $1";
+/// Of a tenant, or of one of its sessions; what was stored by then.
+macro_rules! waiting {
+    ($columns:literal, of tenant) => {
+        concat!($columns, " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2")
+    };
+    ($columns:literal, of session) => {
+        concat!(
+            $columns,
+            " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3"
+        )
+    };
+}
+
+/// As many as are in a [`PIECE`].
+macro_rules! take {
+    ($($of:tt)*) => {
+        concat!(
+            "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
+                coalesce((SELECT label FROM search_rules), '') AS label",
+            $($of)*,
+            " ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250"
+        )
+    };
+}
+const TAKE: &str = take!(" FROM search_waiting");
+const TAKE_OF: [&str; 2] = [take!(waiting!("", of tenant)), take!(waiting!("", of session))];
 
 /// Until when what waits was stored.
-const UNTIL: &str = "\
-    SELECT max(created_at) AS until FROM search_waiting WHERE tenant_id = $1 AND ($2 IS NULL OR session_id = $2)";
+const UNTIL: [&str; 2] = [
+    waiting!("SELECT max(created_at) AS until", of tenant),
+    waiting!("SELECT max(created_at) AS until", of session),
+];
 
 /// Runs come as one JSON text: lists of tenant, session, first and last `seq`, and time.
 const UNINDEXED: &str = "\
@@ -48,7 +74,7 @@ const UNINDEXED: &str = "\
     ORDER BY w.key, m.seq";
 
 /// By the time as well: a session of the same id may have begun anew.
-const INDEXED: &str = "\
+const NO_LONGER_WAITING: &str = "\
     DELETE FROM search_waiting WHERE (tenant_id, session_id, first_seq, created_at) IN
         (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 4 FROM json_each($1))";
 
@@ -89,7 +115,7 @@ impl SearchIndex for Sqlite {
 
     async fn settle_index(&self) -> Result<bool, StoreError> {
         let Some(analysis) = self.search else { return Ok(false) };
-        self.settle(analysis, sqlx::query(TAKE).bind(PIECE)).await
+        self.settle(analysis, sqlx::query(TAKE)).await
     }
 
     async fn settle_index_of(
@@ -98,15 +124,13 @@ impl SearchIndex for Sqlite {
         session: Option<&SessionId>,
     ) -> Result<(), StoreError> {
         let Some(analysis) = self.search else { return Ok(()) };
-        let (tenant, session) = (tenant.as_str(), session.map(SessionId::as_str));
-        let newest = sqlx::query(UNTIL).bind(tenant).bind(session).fetch_one(&self.readers).await?;
-        let Some(until) = newest.try_get::<Option<i64>, _>("until")? else { return Ok(()) };
-        loop {
-            let take = sqlx::query(TAKE_OF).bind(PIECE).bind(tenant).bind(session).bind(until);
-            if !self.settle(analysis, take).await? {
-                return Ok(());
-            }
+        let began = Instant::now();
+        let waits = of(UNTIL, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
+        let Some(until) = waits.try_get("until")? else { return Ok(()) };
+        while self.settle(analysis, of(TAKE_OF, tenant, session, until)).await? {
+            has_patience(began)?;
         }
+        Ok(())
     }
 
     async fn suspend_index(&self) -> Result<(), StoreError> {
@@ -151,10 +175,8 @@ impl SearchIndex for Sqlite {
         let seqs = messages.iter().map(|(place, _)| place.seq).collect::<Value>().to_string();
         let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let entry = |((place, _), lexemes): (&(Place, Message), String)| {
-            Entry::new(tenant, session, &user, (place.seq, Some(place.created_at)), lexemes)
-        };
-        index(&mut transaction, messages.iter().zip(lexemes).map(entry).collect(), now()).await?;
+        let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
+        index(&mut transaction, entries(tenant, session, &user, places, lexemes), now()).await?;
         let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
@@ -164,22 +186,23 @@ impl SearchIndex for Sqlite {
 impl Sqlite {
     /// Indexes what a statement takes of what waits. Returns whether more may wait.
     async fn settle(&self, analysis: Analysis, take: Query<'_>) -> Result<bool, StoreError> {
-        // Others wait until it is indexed, and don't do it twice.
-        let _one_at_a_time = self.settling.lock().await;
+        // Others wait until it is indexed, and don't do it twice. But whoever is at it may wait for the writer.
+        let patience = self.writer.options().get_acquire_timeout();
+        let turn = tokio::time::timeout(patience, self.settling.lock()).await;
+        let _turn = turn.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let rows = take.fetch_all(&self.readers).await?;
         let waiting = rows.iter().map(|row| Ok(read_waiting!(row, time)));
         let (piece, more) = piece(waiting.collect::<Result<_, sqlx::Error>>()?);
-        if piece.is_empty() {
-            return Ok(false);
-        }
+        let Some(first) = rows.first() else { return Ok(false) };
+        let Some(analysis) = rules(first.try_get("label")?, analysis) else { return Ok(false) };
         let listed = piece.iter().map(|run| {
             let Waiting { tenant, session, first_seq, last_seq, created_at, .. } = run;
             json!([tenant, session, first_seq, last_seq, micros(*created_at)])
         });
         let listed = listed.collect::<Value>().to_string();
-        let entries = entries(analysis, self.unindexed(&piece, &listed).await?).await;
+        let entries = entries_of(analysis, self.unindexed(&piece, &listed).await?).await;
         let mut transaction = self.write().await?;
-        let indexed = sqlx::query(INDEXED).bind(listed).execute(&mut *transaction).await?;
+        let indexed = sqlx::query(NO_LONGER_WAITING).bind(listed).execute(&mut *transaction).await?;
         if indexed.rows_affected() < u64::try_from(piece.len()).unwrap_or_default() {
             // Some of it was erased meanwhile, and must not come back.
             return Ok(true);
@@ -196,6 +219,16 @@ impl Sqlite {
     }
 }
 
+/// The rules by which an import is indexed.
+pub(super) async fn rules_of_index(
+    connection: &mut SqliteConnection,
+    own: Option<Analysis>,
+) -> Result<Option<Analysis>, sqlx::Error> {
+    let Some(own) = own else { return Ok(None) };
+    let row = sqlx::query(RULES).fetch_one(connection).await?;
+    Ok(rules(row.try_get("label")?, own).or(Some(own)))
+}
+
 /// Writes rows of the index, in their order.
 pub(super) async fn index(
     connection: &mut SqliteConnection,
@@ -210,4 +243,19 @@ pub(super) async fn index(
     });
     sqlx::query(INDEX).bind(rows.collect::<Value>().to_string()).execute(connection).await?;
     Ok(())
+}
+
+/// One of two statements: for a tenant, or for one of its sessions.
+fn of<'q>(
+    [tenant_wide, within]: [&'static str; 2],
+    tenant: &'q TenantId,
+    session: Option<&'q SessionId>,
+    until: i64,
+) -> Query<'q> {
+    let query =
+        sqlx::query(if session.is_some() { within } else { tenant_wide }).bind(tenant.as_str()).bind(until);
+    match session {
+        Some(session) => query.bind(session.as_str()),
+        None => query,
+    }
 }
