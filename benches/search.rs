@@ -1,10 +1,11 @@
 //! What search costs, on each store: `scripts/postgres cargo bench --bench search`.
 //!
 //! First the price of the index: the same exchanges by turns into a service with an index and into one without. A turn ends
-//! when all of it is in the index: so what is done behind whoever stores is counted, too. Then how long a search takes among a million messages of one tenant (`-- 100000` for fewer, `-- 0`
-//! to leave it out), with warm caches, and fails where the median of all kinds of queries is not under 50 ms. `-- sqlite` or
-//! `-- postgres` measures that store alone. With `PRECIS_TEST_POSTGRES_DURABLE=1` before it, Postgres flushes what it
-//! commits, as in production, and as SQLite does in any case.
+//! when all of it is in the index: so what is done behind whoever stores is counted, too. Then how long a search takes among
+//! a million messages of one tenant (`-- 100000` for fewer, `-- 0` to leave it out), with warm caches, and fails where the
+//! median of all kinds of queries is not under 50 ms. `-- sqlite` or `-- postgres` measures that store alone. With
+//! `PRECIS_TEST_POSTGRES_DURABLE=1` before it, Postgres flushes what it commits, as in production, and as SQLite does in
+//! any case.
 #![expect(clippy::print_stdout, reason = "the result of a benchmark")]
 #![expect(clippy::expect_used, reason = "a benchmark that can't go on ends")]
 

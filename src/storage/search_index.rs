@@ -1,8 +1,9 @@
 //! What search finds messages by, kept up with them.
 //!
 //! An exchange that is stored waits to be indexed with others, which costs much less than each by itself: until the service
-//! gets to it, a second later as a rule, or until somebody searches. Messages of an import are indexed in its transaction, and what was stored while there
-//! was no index, or one by other rules, piece by piece later. What is indexed goes with its session, and so does what waits.
+//! gets to it, a second later as a rule, or until somebody searches. Messages of an import are indexed in its
+//! transaction, and what was stored while there was no index, or one by other rules, piece by piece later. What is indexed
+//! goes with its session, and so does what waits.
 
 use super::StoreError;
 use super::row::limit;
@@ -79,8 +80,11 @@ pub trait SearchIndex {
 
 /// Runs of messages that are indexed together, at most.
 pub(super) const PIECE: i64 = 250;
+/// Bytes of JSON in them, and in one run, about: one message may have more.
+const PIECE_BYTES: i64 = 1024 * 1024;
 /// How long a search waits for what it could find to be indexed. A piece takes some 50 ms.
 const PATIENCE: Duration = Duration::from_secs(5);
+
 /// An error where a search has waited since then for longer than it may.
 pub(super) fn has_patience(since: Instant) -> Result<(), StoreError> {
     if since.elapsed() < PATIENCE {
@@ -89,9 +93,6 @@ pub(super) fn has_patience(since: Instant) -> Result<(), StoreError> {
     let error = io::Error::new(io::ErrorKind::TimedOut, format!("not all was indexed within {PATIENCE:?}"));
     Err(StoreError::Unavailable(error.into()))
 }
-
-/// Bytes of JSON in them, and in one run, about: one message may have more.
-const PIECE_BYTES: i64 = 1024 * 1024;
 
 /// Messages of an exchange that wait together: its first and its last by their places in it, and their bytes of JSON. All of
 /// them, but where they are too large to be indexed in one piece.

@@ -203,11 +203,15 @@ async fn a_plan_of_a_small_table_does_no_harm_when_it_has_grown() {
         INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
         SELECT 'default', 's' || n, 1, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', now()
         FROM generate_series(FROM, TO) AS n";
+    const STATISTICS_OF_NOW: &str = "\
+        ALTER TABLE messages SET (autovacuum_enabled = off);
+        ALTER TABLE sessions SET (autovacuum_enabled = off);
+        ANALYZE";
     const MANY: i64 = 5000;
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
     sql.run(&SESSIONS.replace("FROM, TO", "1, 10")).await;
-    sql.run("ALTER TABLE messages SET (autovacuum_enabled = off); ALTER TABLE sessions SET (autovacuum_enabled = off); ANALYZE").await;
+    sql.run(STATISTICS_OF_NOW).await;
     let demo = connect(&backend).await;
     for _ in 0..10 {
         call(&demo, "settle").await;

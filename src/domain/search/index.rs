@@ -34,8 +34,8 @@ pub fn role(tag: &str, role: Role) -> String {
     format!("{tag}:r{role}")
 }
 
-/// Bytes of the lexemes of a message, at most: a row of Postgres' index takes 1 MiB. No language has so many in what is searched
-/// of a message; signs that stand for whole words may.
+/// Bytes of the lexemes of a message, at most: a row of Postgres' index takes 1 MiB. No language has so many in what is
+/// searched of a message; characters with many marks may.
 const MOST: usize = 1_000_000;
 
 /// The lexemes of a message but that of its user, with a space between any two: those of its session, its role and, each

@@ -2,8 +2,8 @@
 
 use crate::domain::message::{Message, Role};
 
-/// Bytes of a message that are searched; of a longer one, its beginning: little enough for the index, be it a term for each pair
-/// of characters.
+/// Bytes of a message that are searched; of a longer one, its beginning: little enough for the index, be it a term for
+/// each pair of characters.
 pub const SEARCHED: usize = 128 * 1024;
 
 /// The text that is searched, and that snippets are cut from.

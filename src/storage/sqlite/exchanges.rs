@@ -28,8 +28,8 @@ const ADVANCE: &str = "\
     WHERE $3 IS NULL OR s.user_id = $3
     RETURNING last_seq, updated_at";
 
-/// Messages come as one JSON text: each time that something is handed over to SQLite takes longer than storing a message does. They
-/// wait to be indexed; without an index, in no runs.
+/// Messages come as one JSON text: each time that something is handed over to SQLite takes longer than storing a message
+/// does. They wait to be indexed; without an index, in no runs.
 const STORE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
     SELECT $1, $2, $4 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, $5 FROM json_each($3);
