@@ -65,6 +65,9 @@ pub enum StoreError {
     /// No connection, or none in time: worth trying again.
     #[error("the database is not reachable")]
     Unavailable(#[source] sqlx::Error),
+    /// What a search could find is still being indexed: worth trying again.
+    #[error("not all that waits was indexed within {0:?}")]
+    Behind(Duration),
     /// The database refused a statement.
     #[error("the database refused a statement")]
     Refused(#[source] sqlx::Error),

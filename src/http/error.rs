@@ -283,6 +283,12 @@ impl Problem {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "store-unavailable", "Store unavailable", detail).retry_after(RETRY_SECONDS)
             }
+            StoreError::Behind(_) => {
+                tracing::warn!(error = %causes, "a search would not find all");
+                let detail = "What was stored last is still being put into the index: search again.";
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Self::new(status, "search-behind", "Search behind", detail).retry_after(RETRY_SECONDS)
+            }
             _ => {
                 tracing::error!(error = %causes, "the store failed");
                 Self::internal()

@@ -15,7 +15,6 @@ use crate::domain::message::Message;
 use crate::domain::search::analysis::Analysis;
 use crate::domain::search::index;
 use async_trait::async_trait;
-use std::io;
 use std::iter::once;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -87,11 +86,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An error where a search has waited since then for longer than it may.
 pub(super) fn has_patience(since: Instant) -> Result<(), StoreError> {
-    if since.elapsed() < PATIENCE {
-        return Ok(());
-    }
-    let error = io::Error::new(io::ErrorKind::TimedOut, format!("not all was indexed within {PATIENCE:?}"));
-    Err(StoreError::Unavailable(error.into()))
+    if since.elapsed() < PATIENCE { Ok(()) } else { Err(StoreError::Behind(PATIENCE)) }
 }
 
 /// Messages of an exchange that wait together: its first and its last by their places in it, and their bytes of JSON. All of
@@ -225,4 +220,17 @@ pub(super) async fn lexemes(
     let work =
         move || messages.iter().map(|message| index::lexemes(analysis, &tenant, &session, message)).collect();
     blocking::run(work).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_waits_for_so_long_and_no_longer() {
+        let now = Instant::now();
+        assert!(has_patience(now).is_ok());
+        let before = now.checked_sub(PATIENCE).expect("the machine runs for longer");
+        assert!(matches!(has_patience(before), Err(StoreError::Behind(PATIENCE))));
+    }
 }

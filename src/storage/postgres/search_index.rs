@@ -87,7 +87,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// What is lost in a crash waits again. Of a client that has gone without a word the rows are free before long.
 const BEGIN_LAZILY: &str =
-    "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL idle_in_transaction_session_timeout = '10s'";
+    "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL idle_in_transaction_session_timeout = '4s'";
 
 const UNINDEXED: &str = "\
     SELECT place - 1 AS place, seq, created_at, user_id, message
