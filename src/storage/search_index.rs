@@ -15,7 +15,6 @@ use crate::domain::message::Message;
 use crate::domain::search::analysis::Analysis;
 use crate::domain::search::index;
 use async_trait::async_trait;
-use std::iter::once;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
@@ -76,6 +75,47 @@ pub trait SearchIndex {
         done_seq: i64,
     ) -> Result<(), StoreError>;
 }
+
+/// The rules that the index goes by.
+pub(super) const RULES: &str = "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
+
+/// A statement about what waits: of all tenants; of a tenant (`$1`), what was stored by then (`$2`); and of one of its
+/// sessions (`$3`).
+pub(super) struct OfWaiting {
+    pub(super) all: &'static str,
+    pub(super) tenant: &'static str,
+    pub(super) session: &'static str,
+}
+
+macro_rules! of_waiting {
+    ($select:literal, $rest:expr) => {
+        $crate::storage::search_index::OfWaiting {
+            all: concat!($select, " FROM search_waiting", $rest),
+            tenant: concat!($select, " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2", $rest),
+            session: concat!(
+                $select,
+                " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3",
+                $rest
+            ),
+        }
+    };
+}
+
+/// What waits, as many as are in a [`PIECE`], with the rules that the index goes by then; and what is said of locks.
+macro_rules! take_waiting {
+    ($locks:literal) => {
+        $crate::storage::search_index::of_waiting!(
+            "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
+                coalesce((SELECT label FROM search_rules), '') AS label",
+            concat!(" ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250", $locks)
+        )
+    };
+}
+
+pub(super) use {of_waiting, take_waiting};
+
+/// Until when what waits was stored.
+pub(super) const UNTIL: OfWaiting = of_waiting!("SELECT max(created_at) AS until", "");
 
 /// Runs of messages that are indexed together, at most.
 pub(super) const PIECE: i64 = 250;
@@ -157,23 +197,31 @@ pub(super) struct Entry {
     pub(super) lexemes: String,
 }
 
-/// The rows of messages of one session, of which places and lexemes are given: the lexeme of the user goes with them.
+impl Entry {
+    /// With the lexeme of the user beside those of the message.
+    fn new(
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &str,
+        (seq, created_at): (i64, Option<OffsetDateTime>),
+        lexemes: &str,
+    ) -> Self {
+        let (tenant, session) = (tenant.as_str().to_owned(), session.as_str().to_owned());
+        Self { tenant, session, seq, created_at, lexemes: format!("{lexemes} {user}") }
+    }
+}
+
+/// The rows of messages of one session, by their places and lexemes.
 pub(super) fn entries(
     tenant: &TenantId,
     session: &SessionId,
     user: &UserId,
-    messages: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
-    lexemes: Vec<String>,
+    places: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
+    lexemes: &[String],
 ) -> Vec<Entry> {
     let user = index::user(&index::tag(tenant), user);
-    let entry = |((seq, created_at), lexemes): ((i64, Option<OffsetDateTime>), String)| Entry {
-        tenant: tenant.as_str().to_owned(),
-        session: session.as_str().to_owned(),
-        seq,
-        created_at,
-        lexemes: format!("{lexemes} {user}"),
-    };
-    messages.zip(lexemes).map(entry).collect()
+    let entry = |(place, lexemes): (_, &String)| Entry::new(tenant, session, &user, place, lexemes);
+    places.zip(lexemes).map(entry).collect()
 }
 
 /// The rules by which what waits is indexed: those that the index goes by, whatever the settings of this process are, so
@@ -181,6 +229,11 @@ pub(super) fn entries(
 pub(super) fn rules(label: &str, own: Analysis) -> Option<Analysis> {
     // What is suspended begins anew in any case.
     if matches!(label, "" | "off") { Some(own) } else { Analysis::named(label) }
+}
+
+/// The rules by which an import is indexed.
+pub(super) fn rules_of_import(label: &str, own: Option<Analysis>) -> Option<Analysis> {
+    own.map(|own| rules(label, own).unwrap_or(own))
 }
 
 /// The rows of messages that wait. One that can't be read must not keep the others from being found: it is left out.
@@ -198,7 +251,8 @@ pub(super) async fn entries_of(analysis: Analysis, messages: Vec<Unindexed>) -> 
             tracing::error!(tenant, session, seq, "a message can't be indexed: search won't find it");
             return None;
         };
-        entries(&tenant, &session, &user, once((seq, Some(created_at))), vec![lexemes]).pop()
+        let user = index::user(&index::tag(&tenant), &user);
+        Some(Entry::new(&tenant, &session, &user, (seq, Some(created_at)), &lexemes))
     };
     blocking::run(move || messages.into_iter().filter_map(entry).collect()).await
 }

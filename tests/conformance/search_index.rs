@@ -323,7 +323,7 @@ async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
     let mut other = PgConnection::connect(&backend.url()).await.unwrap();
     demo.say(&["plums"]).await;
     // Where the other one gives up, it is done here; where not, the other one has done it.
-    for (end, indexed) in [("ROLLBACK", 1), ("DELETE FROM search_waiting; COMMIT", 1)] {
+    for end in ["ROLLBACK", "DELETE FROM search_waiting; COMMIT"] {
         other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
         assert!(!demo.store.settle_index().await.unwrap());
         assert_eq!(waiting(&mut sql).await.len(), 1);
@@ -333,42 +333,13 @@ async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
         // What comes now is not waited for.
         demo.session("later").say(&["pears"]).await;
         other.execute(end).await.unwrap();
-        timeout(LONG, settled).await.unwrap();
+        settled.await;
         assert!(waiting(&mut sql).await.iter().all(|run| run.contains("later")));
         let of_demo = index(&mut sql).await.into_iter().filter(|row| row.contains("demo"));
-        assert_eq!(of_demo.count(), indexed);
+        assert_eq!(of_demo.count(), 1);
         demo.settle().await;
         demo.say(&["plums"]).await;
     }
-}
-
-/// Whoever erases a session waits for those who index it, and takes away what they have written.
-#[tokio::test]
-async fn postgres_erases_what_is_being_indexed() {
-    const BLOCKED: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    let backend = Backend::postgres().await;
-    let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
-    let mut other = PgConnection::connect(&backend.url()).await.unwrap();
-    demo.say(&["plums"]).await;
-    other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
-    let erasing = tokio::spawn({
-        let demo = demo.clone();
-        async move { demo.erase().await }
-    });
-    while sql.figure(BLOCKED).await == 0 {
-        assert!(!erasing.is_finished());
-    }
-    other
-        .execute(
-            "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-                SELECT tenant_id, session_id, first_seq, created_at, ''::tsvector FROM search_waiting;
-            DELETE FROM search_waiting; COMMIT",
-        )
-        .await
-        .unwrap();
-    assert!(erasing.await.unwrap());
-    assert_eq!((index(&mut sql).await, waiting(&mut sql).await), (Vec::new(), Vec::new()));
 }
 
 /// The full-text index takes many at a time, too; a role that owns nothing can have it do that.

@@ -100,6 +100,19 @@ async fn an_erasure_that_waits_for_an_exchange_takes_it_along() {
 }
 
 #[tokio::test]
+async fn an_erasure_that_waits_for_whoever_indexes_takes_that_along() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+            SELECT tenant_id, session_id, first_seq, created_at, ''::tsvector FROM search_waiting;
+        DELETE FROM search_waiting";
+    assert!(scene.meet(index, demo.erase()).await);
+    for table in ["search", "search_waiting"] {
+        assert_eq!(scene.other.figure(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
+    }
+}
+
+#[tokio::test]
 async fn a_commit_that_waits_for_an_erasure_or_a_restore_is_discarded() {
     for other in [ERASE, ERASE_AND_CREATE, "UPDATE sessions SET revision = revision + 1"] {
         let mut scene = scene().await;

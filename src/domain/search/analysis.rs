@@ -15,6 +15,9 @@ use unicode_normalization::char::is_combining_mark;
 /// Characters of a term; the rest of a longer word is not looked at.
 const LONGEST: usize = 40;
 
+/// How the name of the rules ends. To be counted up with whatever changes them.
+const VERSION: &str = "-1";
+
 /// Those that stand in words.
 const APOSTROPHES: [char; 2] = ['\'', '’'];
 
@@ -107,16 +110,16 @@ impl Analysis {
         Self { language }
     }
 
-    /// Names the rules: an index that was made by others has other terms. To be counted up with whatever changes them.
+    /// Names the rules: an index that was made by others has other terms.
     #[must_use]
     pub fn label(self) -> String {
-        format!("{:?}-1", self.language).to_lowercase()
+        format!("{:?}{VERSION}", self.language).to_lowercase()
     }
 
     /// The rules of this name. `None`: they are of another version, or there is no such language.
     #[must_use]
     pub fn named(label: &str) -> Option<Self> {
-        let language: StrDeserializer<'_, Error> = label.strip_suffix("-1")?.into_deserializer();
+        let language: StrDeserializer<'_, Error> = label.strip_suffix(VERSION)?.into_deserializer();
         Language::deserialize(language).ok().map(Self::new)
     }
 

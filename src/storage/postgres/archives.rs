@@ -1,6 +1,6 @@
 //! Exporting and importing whole sessions, on Postgres.
 
-use super::search_index::{INDEX, index, rules_of_index};
+use super::search_index::{INDEX, index};
 use super::{Postgres, begin, time};
 use crate::domain::archive::{Archive, Imported};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -9,7 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
-use crate::storage::search_index::{self, entries};
+use crate::storage::search_index::{self, RULES, entries, rules_of_import};
 use async_trait::async_trait;
 use sqlx::{PgConnection, Row as _};
 
@@ -97,7 +97,8 @@ impl Archives for Postgres {
         if created.rows_affected() == 0 {
             return Ok(Import::Exists);
         }
-        let rules = rules_of_index(&mut transaction, self.search).await?;
+        let label = sqlx::query(RULES).fetch_one(&mut *transaction).await?;
+        let rules = rules_of_import(label.try_get("label")?, self.search);
         let mut tally = Tally::default();
         while let Some(batch) = batches.recv().await {
             tally.add(&batch);
@@ -108,7 +109,7 @@ impl Archives for Postgres {
                     let lexemes = lexemes.await;
                     store(&mut transaction, tenant, session, &rows).await?;
                     let places = rows.iter().map(|row| (row.seq, row.created_at));
-                    let entries = entries(tenant, session, user, places, lexemes);
+                    let entries = entries(tenant, session, user, places, &lexemes);
                     index(&mut transaction, INDEX, entries).await?;
                 }
                 Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,

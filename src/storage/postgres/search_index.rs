@@ -8,8 +8,8 @@ use crate::storage::StoreError;
 use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
 use crate::storage::search::Place;
 use crate::storage::search_index::{
-    Backlog, Entry, IndexState, SearchIndex, Unindexed, Waiting, entries, entries_of, has_patience, lexemes,
-    piece, rules,
+    Backlog, Entry, IndexState, OfWaiting, RULES, SearchIndex, UNTIL, Unindexed, Waiting, entries,
+    entries_of, has_patience, lexemes, of_waiting, piece, rules, take_waiting,
 };
 use async_trait::async_trait;
 use sqlx::{Connection as _, PgConnection, Row as _};
@@ -40,47 +40,11 @@ const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) O
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
-const RULES: &str = "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
-
-/// Of a tenant, or of one of its sessions; what was stored by then.
-macro_rules! waiting {
-    ($columns:literal, of tenant) => {
-        concat!($columns, " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2")
-    };
-    ($columns:literal, of session) => {
-        concat!(
-            $columns,
-            " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3"
-        )
-    };
-}
-
 /// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
-/// can wait for each other. As many as are in a [`PIECE`].
-macro_rules! take {
-    ($($of:tt)*) => {
-        concat!(
-            "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
-                coalesce((SELECT label FROM search_rules), '') AS label",
-            $($of)*,
-            " ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250 FOR UPDATE SKIP LOCKED"
-        )
-    };
-}
-const TAKE: &str = take!(" FROM search_waiting");
-const TAKE_OF: [&str; 2] = [take!(waiting!("", of tenant)), take!(waiting!("", of session))];
-
-/// Until when what waits was stored.
-const UNTIL: [&str; 2] = [
-    waiting!("SELECT max(created_at) AS until", of tenant),
-    waiting!("SELECT max(created_at) AS until", of session),
-];
-
+/// can wait for each other.
+const TAKE: OfWaiting = take_waiting!(" FOR UPDATE SKIP LOCKED");
 /// What others are at.
-const LEFT: [&str; 2] = [
-    waiting!("SELECT session_id, first_seq", of tenant),
-    waiting!("SELECT session_id, first_seq", of session),
-];
+const LEFT: OfWaiting = of_waiting!("SELECT session_id, first_seq", "");
 const FOREVER: OffsetDateTime = datetime!(9999-12-31 0:00 UTC);
 /// How often they are looked after; meanwhile no connection is held.
 const LOOK: Duration = Duration::from_millis(5);
@@ -143,7 +107,7 @@ impl SearchIndex for Postgres {
 
     async fn settle_index(&self) -> Result<bool, StoreError> {
         let Some(analysis) = self.search else { return Ok(false) };
-        if self.settle(analysis, sqlx::query(TAKE)).await? {
+        if self.settle(analysis, sqlx::query(TAKE.all)).await? {
             return Ok(true);
         }
         match sqlx::query(PUT_IN).fetch_one(&self.pool).await {
@@ -159,21 +123,17 @@ impl SearchIndex for Postgres {
         session: Option<&SessionId>,
     ) -> Result<(), StoreError> {
         let Some(analysis) = self.search else { return Ok(()) };
-        let waits = of(UNTIL, tenant, session, FOREVER).fetch_one(&self.pool).await?;
+        let waits = of(&UNTIL, tenant, session, FOREVER).fetch_one(&self.pool).await?;
         let Some(until) = waits.try_get("until")? else { return Ok(()) };
-        let label: String = sqlx::query(RULES).fetch_one(&self.pool).await?.try_get("label")?;
-        if rules(&label, analysis).is_none() {
-            return Ok(());
-        }
         let (began, mut held) = (Instant::now(), None);
         loop {
-            if !self.settle(analysis, of(TAKE_OF, tenant, session, until)).await? {
+            if !self.settle(analysis, of(&TAKE, tenant, session, until)).await? {
                 // What others were at once all else was indexed; not what has come since.
-                let left = of(LEFT, tenant, session, until).fetch_all(&self.pool).await?;
+                let left = of(&LEFT, tenant, session, until).fetch_all(&self.pool).await?;
                 let left = left.iter().map(|row| Ok((row.try_get("session_id")?, row.try_get("first_seq")?)));
                 let left: HashSet<(String, i64)> = left.collect::<Result<_, sqlx::Error>>()?;
                 let still = held.map_or(left.clone(), |held: HashSet<_>| &held & &left);
-                if still.is_empty() {
+                if still.is_empty() || self.indexes_otherwise(analysis).await? {
                     return Ok(());
                 }
                 held = Some(still);
@@ -228,7 +188,7 @@ impl SearchIndex for Postgres {
         let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
         let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
-        index(&mut transaction, REINDEX, entries(tenant, session, &user, places, lexemes)).await?;
+        index(&mut transaction, REINDEX, entries(tenant, session, &user, places, &lexemes)).await?;
         let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
@@ -236,6 +196,12 @@ impl SearchIndex for Postgres {
 }
 
 impl Postgres {
+    /// Whether the index goes by rules of another version, and whoever knows them indexes.
+    async fn indexes_otherwise(&self, analysis: Analysis) -> Result<bool, StoreError> {
+        let row = sqlx::query(RULES).fetch_one(&self.pool).await?;
+        Ok(rules(row.try_get("label")?, analysis).is_none())
+    }
+
     /// Indexes what a statement takes of what waits. Returns whether more may wait.
     async fn settle(&self, analysis: Analysis, take: Query<'_>) -> Result<bool, StoreError> {
         let settled = self.pool.ask(async |connection| {
@@ -271,16 +237,6 @@ async fn unindexed(connection: &mut PgConnection, piece: &[Waiting]) -> Result<V
     rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
 }
 
-/// The rules by which an import is indexed.
-pub(super) async fn rules_of_index(
-    connection: &mut PgConnection,
-    own: Option<Analysis>,
-) -> Result<Option<Analysis>, sqlx::Error> {
-    let Some(own) = own else { return Ok(None) };
-    let row = sqlx::query(RULES).fetch_one(connection).await?;
-    Ok(rules(row.try_get("label")?, own).or(Some(own)))
-}
-
 /// Writes rows of the index, in their order.
 pub(super) async fn index(
     connection: &mut PgConnection,
@@ -301,18 +257,18 @@ pub(super) async fn index(
     Ok(())
 }
 
-/// One of two statements: for a tenant, or for one of its sessions.
+/// Of a tenant, or of one of its sessions.
 fn of<'q>(
-    [tenant_wide, within]: [&'static str; 2],
+    statement: &OfWaiting,
     tenant: &'q TenantId,
     session: Option<&'q SessionId>,
     until: OffsetDateTime,
 ) -> Query<'q> {
-    let query =
-        sqlx::query(if session.is_some() { within } else { tenant_wide }).bind(tenant.as_str()).bind(until);
     match session {
-        Some(session) => query.bind(session.as_str()),
-        None => query,
+        None => sqlx::query(statement.tenant).bind(tenant.as_str()).bind(until),
+        Some(session) => {
+            sqlx::query(statement.session).bind(tenant.as_str()).bind(until).bind(session.as_str())
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use crate::storage::StoreError;
 use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
 use crate::storage::search::Place;
 use crate::storage::search_index::{
-    Backlog, Entry, IndexState, SearchIndex, Unindexed, Waiting, entries, entries_of, has_patience, lexemes,
-    piece, rules,
+    Backlog, Entry, IndexState, OfWaiting, SearchIndex, UNTIL, Unindexed, Waiting, entries, entries_of,
+    has_patience, lexemes, piece, rules, take_waiting,
 };
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -29,40 +29,7 @@ const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) O
 const STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
-const RULES: &str = "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
-
-/// Of a tenant, or of one of its sessions; what was stored by then.
-macro_rules! waiting {
-    ($columns:literal, of tenant) => {
-        concat!($columns, " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2")
-    };
-    ($columns:literal, of session) => {
-        concat!(
-            $columns,
-            " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3"
-        )
-    };
-}
-
-/// As many as are in a [`PIECE`].
-macro_rules! take {
-    ($($of:tt)*) => {
-        concat!(
-            "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
-                coalesce((SELECT label FROM search_rules), '') AS label",
-            $($of)*,
-            " ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250"
-        )
-    };
-}
-const TAKE: &str = take!(" FROM search_waiting");
-const TAKE_OF: [&str; 2] = [take!(waiting!("", of tenant)), take!(waiting!("", of session))];
-
-/// Until when what waits was stored.
-const UNTIL: [&str; 2] = [
-    waiting!("SELECT max(created_at) AS until", of tenant),
-    waiting!("SELECT max(created_at) AS until", of session),
-];
+const TAKE: OfWaiting = take_waiting!("");
 
 /// Runs come as one JSON text: lists of tenant, session, first and last `seq`, and time.
 const UNINDEXED: &str = "\
@@ -115,7 +82,7 @@ impl SearchIndex for Sqlite {
 
     async fn settle_index(&self) -> Result<bool, StoreError> {
         let Some(analysis) = self.search else { return Ok(false) };
-        self.settle(analysis, sqlx::query(TAKE)).await
+        self.settle(analysis, sqlx::query(TAKE.all)).await
     }
 
     async fn settle_index_of(
@@ -125,9 +92,9 @@ impl SearchIndex for Sqlite {
     ) -> Result<(), StoreError> {
         let Some(analysis) = self.search else { return Ok(()) };
         let began = Instant::now();
-        let waits = of(UNTIL, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
+        let waits = of(&UNTIL, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
         let Some(until) = waits.try_get("until")? else { return Ok(()) };
-        while self.settle(analysis, of(TAKE_OF, tenant, session, until)).await? {
+        while self.settle(analysis, of(&TAKE, tenant, session, until)).await? {
             has_patience(began)?;
         }
         Ok(())
@@ -176,7 +143,7 @@ impl SearchIndex for Sqlite {
         let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
         let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
-        index(&mut transaction, entries(tenant, session, &user, places, lexemes), now()).await?;
+        index(&mut transaction, entries(tenant, session, &user, places, &lexemes), now()).await?;
         let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
@@ -219,16 +186,6 @@ impl Sqlite {
     }
 }
 
-/// The rules by which an import is indexed.
-pub(super) async fn rules_of_index(
-    connection: &mut SqliteConnection,
-    own: Option<Analysis>,
-) -> Result<Option<Analysis>, sqlx::Error> {
-    let Some(own) = own else { return Ok(None) };
-    let row = sqlx::query(RULES).fetch_one(connection).await?;
-    Ok(rules(row.try_get("label")?, own).or(Some(own)))
-}
-
 /// Writes rows of the index, in their order.
 pub(super) async fn index(
     connection: &mut SqliteConnection,
@@ -245,17 +202,17 @@ pub(super) async fn index(
     Ok(())
 }
 
-/// One of two statements: for a tenant, or for one of its sessions.
+/// Of a tenant, or of one of its sessions.
 fn of<'q>(
-    [tenant_wide, within]: [&'static str; 2],
+    statement: &OfWaiting,
     tenant: &'q TenantId,
     session: Option<&'q SessionId>,
     until: i64,
 ) -> Query<'q> {
-    let query =
-        sqlx::query(if session.is_some() { within } else { tenant_wide }).bind(tenant.as_str()).bind(until);
     match session {
-        Some(session) => query.bind(session.as_str()),
-        None => query,
+        None => sqlx::query(statement.tenant).bind(tenant.as_str()).bind(until),
+        Some(session) => {
+            sqlx::query(statement.session).bind(tenant.as_str()).bind(until).bind(session.as_str())
+        }
     }
 }
