@@ -6,49 +6,36 @@
 use crate::domain::api_key::Scope;
 use crate::engine::MemoryService;
 use crate::engine::keys::authenticator::Authenticator;
-use admission::Admission;
-use auth::Access;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use body::Bodies;
 use metrics_exporter_prometheus::PrometheusHandle;
-use security::Pages;
+use middleware::admission::{self, Admission};
+use middleware::auth::{self, Access};
+use middleware::body_limits::{self, Bodies};
+use middleware::origin_guard::{self, Pages};
+use middleware::{metrics, request_id};
+use routes::{
+    archives, consolidations, contexts, exchanges, health, mcp, memory, messages, revisions, search,
+    sessions, skills, tools, users,
+};
 use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
 
-mod admission;
-mod archives;
-mod auth;
-mod body;
 mod chat;
-mod consolidations;
-mod contexts;
 mod error;
-mod exchanges;
 mod extract;
 mod format;
 mod json;
 mod limits;
-mod mcp;
-mod memory;
-mod messages;
-mod meters;
+mod middleware;
 pub mod openapi;
-mod operation;
-mod page;
-mod request_id;
-mod revisions;
-mod search;
-mod security;
+mod pagination;
+mod routes;
 pub mod server;
-mod sessions;
-mod skills;
-mod tools;
-mod users;
 
 pub use limits::Limits;
-pub use meters::Meters;
+pub use middleware::metrics::Meters;
 
 /// What the settings say about the interface.
 #[derive(Clone, Debug)]
@@ -76,7 +63,7 @@ const ACCESS: &[(&str, Access)] = &[
 pub fn router(
     service: MemoryService,
     authenticator: Authenticator,
-    metrics: PrometheusHandle,
+    prometheus: PrometheusHandle,
     meters: Meters,
     options: &Options,
 ) -> Router {
@@ -103,7 +90,7 @@ pub fn router(
         .route("/mcp", post(mcp::serve))
         // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
-        .route_layer(from_fn_with_state(Arc::clone(&bodies), body::whole))
+        .route_layer(from_fn_with_state(Arc::clone(&bodies), body_limits::whole))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::in_time))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::room))
         // Streams: they take as long as they take, and are never in memory as a whole.
@@ -111,9 +98,9 @@ pub fn router(
         .route("/sessions/{session_id}/import", post(archives::import).layer(Extension(bodies)))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::rate))
         .route_layer(from_fn_with_state(admission, admission::in_flight))
-        .route("/livez", get(operation::livez))
-        .route("/readyz", get(operation::readyz))
-        .route("/metrics", get(operation::metrics).with_state(metrics))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics).with_state(prometheus))
         .with_state(service)
         .fallback(error::no_route)
         .layer(from_fn_with_state((authenticator, pages), auth::layer))
@@ -122,8 +109,8 @@ pub fn router(
         .method_not_allowed_fallback(error::no_method)
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(Extension(limits));
-    security::allow(router, &options.cors_origins)
-        .layer(from_fn(security::headers))
-        .layer(from_fn_with_state(meters, meters::layer))
+    origin_guard::allow(router, &options.cors_origins)
+        .layer(from_fn(origin_guard::headers))
+        .layer(from_fn_with_state(meters, metrics::layer))
         .layer(from_fn(request_id::layer))
 }

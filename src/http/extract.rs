@@ -292,7 +292,7 @@ fn no_params(uri: &Uri, detail: &str) -> Result<(), Problem> {
     if given.is_empty() { Ok(()) } else { Err(Problem::invalid(given)) }
 }
 
-/// What `body::whole` has read already.
+/// What `body_limits::whole` has read already.
 async fn whole(request: Request) -> Result<Bytes, Problem> {
     to_bytes(request.into_body(), usize::MAX).await.map_err(|_| Problem::broken_off())
 }

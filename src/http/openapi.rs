@@ -1,11 +1,12 @@
 //! The OpenAPI document, made of what stands at the handlers, and the page that shows it.
 
-use super::archives::MEDIA_TYPE;
-use super::auth::Access;
-use super::{
-    archives, chat, consolidations, contexts, error, exchanges, memory, messages, operation, revisions,
-    search, sessions, skills, tools, users,
+use super::middleware::auth::Access;
+use super::routes::archives::MEDIA_TYPE;
+use super::routes::{
+    archives, consolidations, contexts, exchanges, health, memory, messages, revisions, search, sessions,
+    skills, tools, users,
 };
+use super::{chat, error};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -49,9 +50,9 @@ pub(super) mod written;
         tools::list,
         tools::call,
         skills::memory,
-        operation::livez,
-        operation::readyz,
-        operation::metrics,
+        health::livez,
+        health::readyz,
+        health::metrics,
     ),
     components(schemas(
         chat::ChatMessage,

@@ -1,4 +1,4 @@
-//! Who is let in: no key, a key, and what it may do. What `src/http/auth.rs` decides.
+//! Who is let in: no key, a key, and what it may do. What `src/http/middleware/auth.rs` decides.
 
 use crate::answer::{Answer, get, on_sqlite, post, put, raw, send};
 use crate::support::app::TestApp;

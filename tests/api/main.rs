@@ -1,6 +1,6 @@
 //! The service as its clients meet it: real requests over real sockets, through the router that `src/http.rs` draws.
 //!
-//! Each module has the name of its file in `src/http/`. What touches the store runs on both; what is the protocol's
+//! Each module has the name of its file in `src/http/routes/` or `src/http/middleware/`. What touches the store runs on both; what is the protocol's
 //! alone runs on SQLite. Every answer comes in through [`answer`], which refuses an error that is no problem document.
 #![cfg(test)]
 

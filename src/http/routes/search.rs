@@ -1,18 +1,18 @@
 //! `GET /search`
 
-use super::error::{FieldError, Problem};
-use super::extract::{Params, Tenant, user_id};
-use super::json::stored;
-use super::messages::MessageBody;
-use super::openapi::parameters::Id;
-use super::openapi::refusals::SearchDisabled;
-use super::page::Page;
 use crate::blocking;
 use crate::domain::id::SessionId;
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
 use crate::engine::MemoryService;
 use crate::engine::search::{DEFAULT_LIMIT, Hit, MOST, Query};
+use crate::http::error::{FieldError, Problem};
+use crate::http::extract::{Params, Tenant, user_id};
+use crate::http::json::stored;
+use crate::http::openapi::parameters::Id;
+use crate::http::openapi::refusals::SearchDisabled;
+use crate::http::pagination::Page;
+use crate::http::routes::messages::MessageBody;
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ const MOST_NEIGHBOURS: usize = 10;
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SearchParams {
+pub(crate) struct SearchParams {
     /// Words; `"phrases"`, which a hit has all of; `-exclusions`, of which it has none; `prefix*`. At least one letter or
     /// digit to search for.
     #[param(required, value_type = String, max_length = 1000, example = "ferry")]
@@ -96,7 +96,7 @@ impl TryFrom<String> for Time {
 
 /// A message that was found.
 #[derive(Serialize, ToSchema)]
-pub(super) struct HitBody {
+pub(crate) struct HitBody {
     /// Its session.
     session_id: String,
     /// Its place there.
@@ -125,7 +125,7 @@ pub(super) struct HitBody {
         SearchDisabled,
     )
 )]
-pub(super) async fn search(
+pub(crate) async fn search(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Params(params): Params<SearchParams>,

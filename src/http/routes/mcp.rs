@@ -4,10 +4,6 @@
 //! is no stream to GET and no session of the protocol to DELETE. What the SDK (`rmcp`) knows and nobody else needs to
 //! stays in this file: its major versions come often.
 
-use super::error::{FieldError, Problem};
-use super::extract::{self, decoded};
-use super::limits::Limits;
-use super::{json, tools};
 use crate::blocking;
 use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
@@ -16,6 +12,11 @@ use crate::domain::tool::{Call, Mistake, Tool};
 use crate::engine::MemoryService;
 use crate::engine::keys::authenticator::Caller;
 use crate::engine::tools::{Asking, Outcome};
+use crate::http::error::{FieldError, Problem};
+use crate::http::extract::{self, decoded};
+use crate::http::json;
+use crate::http::limits::Limits;
+use crate::http::routes::tools;
 use axum::Extension;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
@@ -37,11 +38,11 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The session that the agent is in, percent-encoded as in a path.
-pub(super) const SESSION: HeaderName = HeaderName::from_static("x-precis-session");
+pub(crate) const SESSION: HeaderName = HeaderName::from_static("x-precis-session");
 /// Whose agent it is, percent-encoded as in a path.
-pub(super) const USER: HeaderName = HeaderName::from_static("x-precis-user");
+pub(crate) const USER: HeaderName = HeaderName::from_static("x-precis-user");
 /// The headers of the protocol that a page of another origin must be allowed to send.
-pub(super) const HEADERS: [HeaderName; 5] = [
+pub(crate) const HEADERS: [HeaderName; 5] = [
     SESSION,
     USER,
     HeaderName::from_static("mcp-protocol-version"),
@@ -54,7 +55,7 @@ const VERSIONS: [ProtocolVersion; 3] =
     [ProtocolVersion::V_2025_06_18, ProtocolVersion::V_2025_11_25, ProtocolVersion::V_2026_07_28];
 
 /// Answers one message of the protocol.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     State(service): State<MemoryService>,
     Extension(limits): Extension<Limits>,
     Extension(caller): Extension<Caller>,

@@ -1,7 +1,7 @@
 //! What is measured of requests, and what the log says of those that are refused for there being too many: one line a
 //! second, since a line for each would cost more than the refusal.
 
-use super::error::Beyond;
+use crate::http::error::Beyond;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
@@ -88,7 +88,7 @@ impl Meters {
 }
 
 /// Measures a request. One whose client goes away before its answer is not counted.
-pub(super) async fn layer(State(meters): State<Meters>, request: Request, next: Next) -> Response {
+pub(crate) async fn layer(State(meters): State<Meters>, request: Request, next: Next) -> Response {
     // The template: an id would make a series of each session, and is nobody's business.
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = method(request.method());
@@ -100,7 +100,7 @@ pub(super) async fn layer(State(meters): State<Meters>, request: Request, next: 
 }
 
 /// A method to be shown: a client may make up methods of its own.
-pub(super) fn method(method: &Method) -> &'static str {
+pub(crate) fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::HEAD => "HEAD",

@@ -1,8 +1,8 @@
 //! `/livez`, `/readyz` and `/metrics`
 
-use super::error::Problem;
-use super::openapi::refusals::{Internal, Unavailable};
 use crate::engine::MemoryService;
+use crate::http::error::Problem;
+use crate::http::openapi::refusals::{Internal, Unavailable};
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 /// The service is well.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Health {
+pub(crate) struct Health {
     status: &'static str,
 }
 
@@ -26,7 +26,7 @@ const OK: Json<Health> = Json(Health { status: "ok" });
         (status = 200, description = "It runs", body = Health),
     )
 )]
-pub(super) async fn livez() -> Json<Health> {
+pub(crate) async fn livez() -> Json<Health> {
     OK
 }
 
@@ -38,7 +38,7 @@ pub(super) async fn livez() -> Json<Health> {
         Unavailable, Internal,
     )
 )]
-pub(super) async fn readyz(State(service): State<MemoryService>) -> Result<Json<Health>, Problem> {
+pub(crate) async fn readyz(State(service): State<MemoryService>) -> Result<Json<Health>, Problem> {
     service.ready().await?;
     Ok(OK)
 }
@@ -53,6 +53,6 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
         (status = 200, description = "All metrics", body = String, content_type = "text/plain"),
     )
 )]
-pub(super) async fn metrics(State(metrics): State<PrometheusHandle>) -> impl IntoResponse {
+pub(crate) async fn metrics(State(metrics): State<PrometheusHandle>) -> impl IntoResponse {
     ([(CONTENT_TYPE, PROMETHEUS)], metrics.render())
 }

@@ -1,8 +1,8 @@
 //! The body of a request: whole, bounded and in time, before anything is done with it. So a client that sends slowly
 //! takes nobody's turn to work. And the memory that all bodies take together.
 
-use super::error::Problem;
-use super::limits::Limits;
+use crate::http::error::Problem;
+use crate::http::limits::Limits;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -23,33 +23,33 @@ const SMALL: usize = 64 * 1024;
 
 /// The bytes of large bodies that there may be at a time.
 #[derive(Debug)]
-pub(super) struct Bodies {
-    pub(super) limits: Limits,
+pub(crate) struct Bodies {
+    pub(crate) limits: Limits,
     taken: AtomicUsize,
 }
 
 /// What one request has of them, until it goes. It is taken or refused at once and never waited for: whoever waits
 /// while it holds some might wait for others that do the same.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(crate) struct Share {
     bodies: Arc<Bodies>,
     bytes: usize,
 }
 
 impl Bodies {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self { limits, taken: AtomicUsize::new(0) }
     }
 
     /// A share of nothing yet.
-    pub(super) fn share(self: Arc<Self>) -> Share {
+    pub(crate) fn share(self: Arc<Self>) -> Share {
         Share { bodies: self, bytes: 0 }
     }
 }
 
 impl Share {
     /// Makes it large enough for so many bytes, or smaller again.
-    pub(super) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
         let (bytes, most) =
             (if bytes > SMALL { bytes } else { 0 }, self.bodies.limits.max_body_bytes_in_flight);
         let resized = self.bodies.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
@@ -69,7 +69,7 @@ impl Drop for Share {
 }
 
 /// Reads the body. One that says that it is too large is refused before any of it is read.
-pub(super) async fn whole(
+pub(crate) async fn whole(
     State(bodies): State<Arc<Bodies>>,
     request: Request,
     next: Next,
@@ -114,7 +114,7 @@ struct Keeping<T> {
 }
 
 /// Such a body. What is in memory as a whole is taken over by the connection at once, and keeps nothing.
-pub(super) fn keeping<T: Unpin + Send + 'static>(kept: T, answer: Response) -> Response {
+pub(crate) fn keeping<T: Unpin + Send + 'static>(kept: T, answer: Response) -> Response {
     if answer.body().size_hint().exact().is_some() {
         return answer;
     }
@@ -142,7 +142,7 @@ impl<T: Unpin> HttpBody for Keeping<T> {
 }
 
 /// The refusal of a request whose body is not read.
-pub(super) fn unread(request: &Request, problem: Problem) -> Problem {
+pub(crate) fn unread(request: &Request, problem: Problem) -> Problem {
     let most = request.body().size_hint().upper();
     if most.is_some_and(|bytes| bytes <= SMALL as u64) { problem } else { problem.closing() }
 }

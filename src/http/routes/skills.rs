@@ -1,10 +1,10 @@
 //! `GET /skills/memory`, and the skills of a context request
 
-use super::error::{FieldError, at};
-use super::extract::NoParams;
 use crate::domain::message::Invalid;
 use crate::domain::skill::{self, Skill};
 use crate::engine::MemoryService;
+use crate::http::error::{FieldError, at};
+use crate::http::extract::NoParams;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 /// A skill of the agent.
 #[derive(Deserialize, ToSchema)]
-pub(super) struct SkillBody {
+pub(crate) struct SkillBody {
     /// One line; no two skills have the same.
     #[schema(
         pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029]*[^\\s\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029][^\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029]*$"
@@ -32,14 +32,14 @@ pub(super) struct SkillBody {
 
 impl SkillBody {
     /// How much there is to read.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let optional = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         self.name.len() + self.description.len() + optional(&self.location) + optional(&self.body)
     }
 }
 
 /// The skills as they are shown. What is wrong with them is added to `wrong`.
-pub(super) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec<Skill> {
+pub(crate) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec<Skill> {
     let mut complaints = Vec::new();
     let mut skills = Vec::with_capacity(bodies.len());
     for (index, skill) in bodies.into_iter().enumerate() {
@@ -65,6 +65,6 @@ pub(super) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec
         (status = 200, description = "The guide", body = String, content_type = "text/markdown"),
     )
 )]
-pub(super) async fn memory(State(service): State<MemoryService>, _: NoParams) -> impl IntoResponse {
+pub(crate) async fn memory(State(service): State<MemoryService>, _: NoParams) -> impl IntoResponse {
     ([(CONTENT_TYPE, "text/markdown; charset=utf-8")], service.memory_guide())
 }

@@ -4,8 +4,8 @@
 //! with a request to its address that needs no leave (cross-site), or with one to a name of the page's own that leads to
 //! that address (DNS rebinding). [`Pages`] tells both from the user.
 
-use super::error::Problem;
-use super::mcp;
+use crate::http::error::Problem;
+use crate::http::routes::mcp;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::uri::Authority;
@@ -27,20 +27,20 @@ const HEADERS: [(HeaderName, &str); 4] = [
 
 /// Who is let in without a key.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(crate) struct Pages {
     /// Names, in lower case, beside those that lead to this machine on any.
     hosts: Vec<String>,
     origins: Vec<String>,
 }
 
 impl Pages {
-    pub(super) fn new(hosts: &[String], origins: &[String]) -> Self {
+    pub(crate) fn new(hosts: &[String], origins: &[String]) -> Self {
         Self { hosts: hosts.iter().map(|host| host.to_lowercase()).collect(), origins: origins.to_vec() }
     }
 
     /// Whether the request is the user's own, as far as its head can tell. Programs that are no browsers send no more
     /// of it than `Host`.
-    pub(super) fn check(&self, request: &Request) -> Result<(), Problem> {
+    pub(crate) fn check(&self, request: &Request) -> Result<(), Problem> {
         let headers = request.headers();
         let texts =
             |name: HeaderName| headers.get_all(name).iter().map(|value| value.to_str().unwrap_or("?"));
@@ -90,7 +90,7 @@ fn name_of(host: &str) -> String {
 }
 
 /// Puts the headers on an answer that does not have them.
-pub(super) async fn headers(request: Request, next: Next) -> Response {
+pub(crate) async fn headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     for (name, value) in HEADERS {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
@@ -99,7 +99,7 @@ pub(super) async fn headers(request: Request, next: Next) -> Response {
 }
 
 /// Lets pages of these origins call (CORS), with a key, but without cookies. Without origins there is no such layer.
-pub(super) fn allow(router: Router, origins: &[String]) -> Router {
+pub(crate) fn allow(router: Router, origins: &[String]) -> Router {
     let origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
     if origins.is_empty() {
         return router;

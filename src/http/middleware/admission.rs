@@ -7,12 +7,12 @@
 //! (Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that empties now and then is a burst, and waiting helps; one
 //! that never does is overload, and waiting only makes every answer late.
 
-use super::body;
-use super::error::Problem;
-use super::limits::Limits;
 use crate::domain::api_key::KeyId;
 use crate::engine::keys::authenticator::Caller;
 use crate::engine::turn::Turn;
+use crate::http::error::Problem;
+use crate::http::limits::Limits;
+use crate::http::middleware::body_limits;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::middleware::Next;
@@ -42,7 +42,7 @@ struct Load {
 
 /// What may be let in, and what is there now.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(crate) struct Admission {
     limits: Limits,
     in_flight: Arc<Semaphore>,
     turns: Arc<Semaphore>,
@@ -54,7 +54,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         let quota = NonZeroU32::new(limits.requests_per_second).map(|rate| {
             Quota::per_second(rate).allow_burst(NonZeroU32::new(limits.request_burst).unwrap_or(rate))
         });
@@ -125,27 +125,27 @@ impl Drop for Waiting<'_> {
 }
 
 /// Refuses what is more than may be under way, before its body is read.
-pub(super) async fn in_flight(
+pub(crate) async fn in_flight(
     State(admission): State<Arc<Admission>>,
     request: Request,
     next: Next,
 ) -> Response {
     if let Ok(until_answered) = Arc::clone(&admission.in_flight).try_acquire_owned() {
-        return body::keeping(until_answered, next.run(request).await);
+        return body_limits::keeping(until_answered, next.run(request).await);
     }
-    body::unread(&request, Problem::too_many(&admission.limits)).into_response()
+    body_limits::unread(&request, Problem::too_many(&admission.limits)).into_response()
 }
 
 /// Refuses what would wait for a turn in vain, before its body is read.
-pub(super) async fn room(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response {
+pub(crate) async fn room(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response {
     if admission.has_room() {
         return next.run(request).await;
     }
-    body::unread(&request, Problem::no_turn(&admission.limits)).into_response()
+    body_limits::unread(&request, Problem::no_turn(&admission.limits)).into_response()
 }
 
 /// Refuses what comes faster than its [`Caller`] may send.
-pub(super) async fn rate(
+pub(crate) async fn rate(
     State(admission): State<Arc<Admission>>,
     request: Request,
     next: Next,
@@ -163,7 +163,7 @@ pub(super) async fn rate(
 
 /// Ends a request that takes too long. What it was at is dropped: a transaction rolls back; what must not end half-way
 /// is a task of its own in the engine, and goes on.
-pub(super) async fn in_time(
+pub(crate) async fn in_time(
     State(admission): State<Arc<Admission>>,
     request: Request,
     next: Next,
@@ -173,7 +173,7 @@ pub(super) async fn in_time(
 }
 
 /// Lets a request work when it is its turn, and refuses it if that does not come soon.
-pub(super) async fn turn(
+pub(crate) async fn turn(
     State(admission): State<Arc<Admission>>,
     mut request: Request,
     next: Next,

@@ -1,12 +1,6 @@
 //! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`: the agent's tools for programs that call a model API
 //! themselves. For clients of MCP, `mcp` has the same.
 
-use super::error::{Problem, at};
-use super::extract::{JsonText, NamedTool, Params, Session, Tenant, user_id};
-use super::format::RequestFormat;
-use super::openapi::parameters::Id;
-use super::openapi::refusals::{NoTool, OtherUser};
-use super::openapi::written::written;
 use crate::blocking;
 use crate::domain::api_key::Scope;
 use crate::domain::format::Format;
@@ -16,6 +10,12 @@ use crate::domain::tool::{Call, Tool};
 use crate::engine::MemoryService;
 use crate::engine::keys::authenticator::Caller;
 use crate::engine::tools::{Asking, Outcome};
+use crate::http::error::{Problem, at};
+use crate::http::extract::{JsonText, NamedTool, Params, Session, Tenant, user_id};
+use crate::http::format::RequestFormat;
+use crate::http::openapi::parameters::Id;
+use crate::http::openapi::refusals::{NoTool, OtherUser};
+use crate::http::openapi::written::written;
 use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ use utoipa::{IntoParams, PartialSchema, ToSchema};
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ListParams {
+pub(crate) struct ListParams {
     /// Whose format: `openai` (chat completions) or `anthropic` (messages).
     #[param(inline, required = false)]
     format: Option<RequestFormat>,
@@ -34,7 +34,7 @@ pub(super) struct ListParams {
 
 /// Definitions.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ToolList {
+pub(crate) struct ToolList {
     /// The value of `tools` in a request to the model.
     #[schema(value_type = Vec<Object>)]
     tools: Vec<Value>,
@@ -48,7 +48,7 @@ pub(super) struct ToolList {
         (status = 200, description = "Definitions", body = ToolList),
     )
 )]
-pub(super) async fn list(
+pub(crate) async fn list(
     State(service): State<MemoryService>,
     Params(params): Params<ListParams>,
 ) -> axum::Json<ToolList> {
@@ -57,7 +57,7 @@ pub(super) async fn list(
 }
 
 /// A call as the model made it.
-pub(super) struct ToolRequest;
+pub(crate) struct ToolRequest;
 
 impl PartialSchema for ToolRequest {
     fn schema() -> RefOr<Schema> {
@@ -112,7 +112,7 @@ impl ToSchema for ToolRequest {}
 
 /// What came of a call.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ToolResult {
+pub(crate) struct ToolResult {
     tool: &'static str,
     /// Whether nothing was done: then `content` tells the model what to do.
     is_error: bool,
@@ -130,7 +130,7 @@ pub(super) struct ToolResult {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct CallParams {
+pub(crate) struct CallParams {
     /// Whose agent it is, where the session doesn't exist yet.
     #[param(value_type = Option<Id>)]
     user_id: Option<String>,
@@ -150,7 +150,7 @@ pub(super) struct CallParams {
         NoTool, OtherUser,
     )
 )]
-pub(super) async fn call(
+pub(crate) async fn call(
     State(service): State<MemoryService>,
     Extension(caller): Extension<Caller>,
     Tenant(tenant): Tenant,
@@ -187,12 +187,12 @@ pub(super) async fn call(
 }
 
 /// What the caller may call: no model should be told of more.
-pub(super) fn allowed(service: &MemoryService, caller: &Caller) -> impl Iterator<Item = Tool> {
+pub(crate) fn allowed(service: &MemoryService, caller: &Caller) -> impl Iterator<Item = Tool> {
     service.tools().filter(|tool| allow(*tool, caller).is_ok())
 }
 
 /// One route serves tools that read and tools that write.
-pub(super) fn allow(tool: Tool, caller: &Caller) -> Result<(), Problem> {
+pub(crate) fn allow(tool: Tool, caller: &Caller) -> Result<(), Problem> {
     let needed = if tool.writes() { Scope::Write } else { Scope::Read };
     if caller.scope.covers(needed) { Ok(()) } else { Err(Problem::forbidden(caller.scope, needed)) }
 }

@@ -1,13 +1,5 @@
 //! `POST /sessions/{session_id}/context`
 
-use super::chat::ContentBody;
-use super::error::{FieldError, Problem, at};
-use super::extract::{OptionalJson, Session, Tenant, user_id};
-use super::format::RequestFormat;
-use super::limits::Limits;
-use super::openapi::parameters::Id;
-use super::openapi::refusals::OtherUser;
-use super::skills::{SkillBody, skills};
 use crate::blocking;
 use crate::domain::consolidation::Mode;
 use crate::domain::format::Format;
@@ -17,6 +9,14 @@ use crate::domain::skill;
 use crate::engine::MemoryService;
 use crate::engine::recall::Request;
 use crate::engine::turn::Turn;
+use crate::http::chat::ContentBody;
+use crate::http::error::{FieldError, Problem, at};
+use crate::http::extract::{OptionalJson, Session, Tenant, user_id};
+use crate::http::format::RequestFormat;
+use crate::http::limits::Limits;
+use crate::http::openapi::parameters::Id;
+use crate::http::openapi::refusals::OtherUser;
+use crate::http::routes::skills::{SkillBody, skills};
 use answer::{ContextResponse, respond};
 use axum::Extension;
 use axum::extract::State;
@@ -29,7 +29,7 @@ mod answer;
 
 /// What the context is for. Every field may be left out, and the body as a whole.
 #[derive(Default, Deserialize, ToSchema)]
-pub(super) struct ContextRequest {
+pub(crate) struct ContextRequest {
     /// Comes first in the system message.
     system_prompt: Option<String>,
     /// The new message, which comes last: text, or content parts. It is not persisted.
@@ -105,7 +105,7 @@ impl TryFrom<String> for RequestMode {
         OtherUser,
     )
 )]
-pub(super) async fn build(
+pub(crate) async fn build(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,

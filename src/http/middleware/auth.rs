@@ -4,11 +4,11 @@
 //! What a route needs is decided in [`Access::of`], by its method; what differs from that stands in the table beside
 //! the routes. The OpenAPI document is made from the same function.
 
-use super::ACCESS;
-use super::error::Problem;
-use super::security::Pages;
 use crate::domain::api_key::{ApiKey, PREFIX, Scope};
 use crate::engine::keys::authenticator::{Authenticator, Caller, Refused, Trust};
+use crate::http::ACCESS;
+use crate::http::error::Problem;
+use crate::http::middleware::origin_guard::Pages;
 use axum::body::HttpBody as _;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, header};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// What a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// Nothing.
     Open,
     /// A key of this scope.
@@ -29,13 +29,13 @@ pub(super) enum Access {
 
 impl Access {
     /// What the route of this path needs.
-    pub(super) fn of(method: &Method, path: &str) -> Self {
+    pub(crate) fn of(method: &Method, path: &str) -> Self {
         let special = ACCESS.iter().find(|(special, _)| *special == path);
         special.map_or(Self::Key(by_method(method)), |(_, access)| *access)
     }
 
     /// The scope that its key must have.
-    pub(super) fn scope(self) -> Option<Scope> {
+    pub(crate) fn scope(self) -> Option<Scope> {
         match self {
             Self::Open => None,
             Self::Key(scope) | Self::KeyWhileAway(scope) => Some(scope),
@@ -56,7 +56,7 @@ fn by_method(method: &Method) -> Scope {
 }
 
 /// Lets in whom the route is for, and leaves the [`Caller`] to the extractors. Nothing of the body is read before.
-pub(super) async fn layer(
+pub(crate) async fn layer(
     State((authenticator, pages)): State<(Authenticator, Arc<Pages>)>,
     mut request: Request,
     next: Next,
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn what_is_special_is_a_route() {
-        let document = super::super::openapi::document();
+        let document = crate::http::openapi::document();
         // MCP describes itself.
         for (path, _) in ACCESS.iter().filter(|(path, _)| *path != "/mcp") {
             assert!(document.paths.paths.contains_key(*path), "{path}");

@@ -1,12 +1,12 @@
 //! `/users/{user_id}/memory`
 
-use super::error::Problem;
-use super::extract::{Json, NoParams, Params, Tenant, User};
-use super::openapi::refusals::OtherVersion;
-use super::page::Page;
-use super::revisions::ListParams;
 use crate::domain::memory::MemoryDocument;
 use crate::engine::MemoryService;
+use crate::http::error::Problem;
+use crate::http::extract::{Json, NoParams, Params, Tenant, User};
+use crate::http::openapi::refusals::OtherVersion;
+use crate::http::pagination::Page;
+use crate::http::routes::revisions::ListParams;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 /// A user's memory document.
 #[derive(Serialize, ToSchema)]
-pub(super) struct MemoryBody {
+pub(crate) struct MemoryBody {
     user_id: String,
     /// 0 = never written.
     version: i64,
@@ -59,7 +59,7 @@ fn tagged(body: MemoryBody) -> Tagged {
         (status = 200, description = "The document", body = MemoryBody, headers(("ETag" = String, description = "The version, for If-Match"))),
     )
 )]
-pub(super) async fn read(
+pub(crate) async fn read(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     User(user): User,
@@ -71,7 +71,7 @@ pub(super) async fn read(
 
 /// The document, in full.
 #[derive(Deserialize, ToSchema)]
-pub(super) struct MemoryRequest {
+pub(crate) struct MemoryRequest {
     /// Markdown; it replaces the whole document. Its length is limited (`memory.max_bytes`).
     #[schema(pattern = "^[^\\u0000]*$")]
     content: String,
@@ -90,7 +90,7 @@ pub(super) struct MemoryRequest {
         OtherVersion,
     )
 )]
-pub(super) async fn write(
+pub(crate) async fn write(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     User(user): User,
@@ -129,7 +129,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
         (status = 200, description = "Versions", body = Page<MemoryBody>),
     )
 )]
-pub(super) async fn revisions(
+pub(crate) async fn revisions(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     User(user): User,

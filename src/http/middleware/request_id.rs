@@ -1,8 +1,8 @@
 //! A request id on every request, every answer and every line of the log in between.
 
-use super::error::Beyond;
-use super::extract::shown;
-use super::meters;
+use crate::http::error::Beyond;
+use crate::http::extract::shown;
+use crate::http::middleware::metrics;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -17,7 +17,7 @@ const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 const MOST_BYTES: usize = 128;
 
 /// Takes the client's id if it is sound, makes one otherwise, and logs the request under it.
-pub(super) async fn layer(request: Request, next: Next) -> Response {
+pub(crate) async fn layer(request: Request, next: Next) -> Response {
     let id = request.headers().get(HEADER).filter(|id| is_sound(id)).cloned().unwrap_or_else(new_id);
     let span = tracing::info_span!(
         "request",
@@ -27,7 +27,7 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
         key = field::Empty,
     );
     // Both may hold whatever a client made up.
-    let (method, path) = (meters::method(request.method()), shown(request.uri().path()).into_owned());
+    let (method, path) = (metrics::method(request.method()), shown(request.uri().path()).into_owned());
     let began = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let (status, elapsed) = (response.status().as_u16(), began.elapsed());

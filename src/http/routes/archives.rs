@@ -3,14 +3,14 @@
 //! Both stream: neither an export nor an import is ever in memory as a whole, and an import has a limit of its own.
 //! `docs/export.md` has the format.
 
-use super::body::Bodies;
-use super::error::Problem;
-use super::extract::{NoParams, Params, Session, Tenant, user_id};
-use super::openapi::parameters::Id;
-use super::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
 use crate::blocking;
 use crate::engine::MemoryService;
 use crate::engine::import::{Limits as ImportLimits, Received, Upload};
+use crate::http::error::Problem;
+use crate::http::extract::{NoParams, Params, Session, Tenant, user_id};
+use crate::http::middleware::body_limits::Bodies;
+use crate::http::openapi::parameters::Id;
+use crate::http::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
 use axum::Extension;
 use axum::body::{Body, BodyDataStream, HttpBody as _};
 use axum::extract::State;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
-pub(super) const MEDIA_TYPE: &str = "application/x-ndjson";
+pub(crate) const MEDIA_TYPE: &str = "application/x-ndjson";
 /// What JSON lines are called as well.
 const MEDIA_TYPES: [&str; 4] =
     [MEDIA_TYPE, "application/ndjson", "application/jsonl", "application/x-jsonlines"];
@@ -44,7 +44,7 @@ const DRAINED_FOR: Duration = Duration::from_secs(1);
         NoSession,
     )
 )]
-pub(super) async fn export(
+pub(crate) async fn export(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
@@ -63,7 +63,7 @@ pub(super) async fn export(
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ImportParams {
+pub(crate) struct ImportParams {
     /// Whose session it becomes; where it is left out, the export's user, or `default` where it names none.
     #[param(value_type = Option<Id>)]
     user_id: Option<String>,
@@ -71,7 +71,7 @@ pub(super) struct ImportParams {
 
 /// What was imported.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ImportResponse {
+pub(crate) struct ImportResponse {
     session_id: String,
     user_id: String,
     /// Messages that were imported.
@@ -97,7 +97,7 @@ pub(super) struct ImportResponse {
         NoSession, SessionExists, ImportTooLarge, NoRoom,
     )
 )]
-pub(super) async fn import(
+pub(crate) async fn import(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,

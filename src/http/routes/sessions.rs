@@ -1,15 +1,15 @@
 //! `/sessions` and `/sessions/{session_id}`
 
-use super::error::{FieldError, Problem};
-use super::extract::{Json, NoParams, Nothing, Params, Session, Tenant, user_id};
-use super::limits::Limits;
-use super::openapi::parameters::Id;
-use super::openapi::refusals::NoSession;
-use super::page::{self, Limit, Page};
 use crate::domain::id::SessionId;
 use crate::domain::message::compact;
 use crate::domain::session;
 use crate::engine::{After, MemoryService};
+use crate::http::error::{FieldError, Problem};
+use crate::http::extract::{Json, NoParams, Nothing, Params, Session, Tenant, user_id};
+use crate::http::limits::Limits;
+use crate::http::openapi::parameters::Id;
+use crate::http::openapi::refusals::NoSession;
+use crate::http::pagination::{self, Limit, Page};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -20,7 +20,7 @@ use utoipa::{IntoParams, ToSchema};
 
 /// The state of a session.
 #[derive(Serialize, ToSchema)]
-pub(super) struct SessionBody {
+pub(crate) struct SessionBody {
     session_id: String,
     user_id: String,
     #[schema(value_type = Object)]
@@ -114,7 +114,7 @@ impl SessionBody {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ListParams {
+pub(crate) struct ListParams {
     /// Items of the page, 1 to 1000; 50 where it is left out.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
     limit: Option<Limit>,
@@ -132,14 +132,14 @@ pub(super) struct ListParams {
         (status = 200, description = "Sessions", body = Page<SessionBody>),
     )
 )]
-pub(super) async fn list(
+pub(crate) async fn list(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Params(params): Params<ListParams>,
 ) -> Result<axum::Json<Page<SessionBody>>, Problem> {
-    let limit = page::limit(params.limit);
+    let limit = pagination::limit(params.limit);
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-    let after = match page::place::<(i64, String)>(params.cursor.as_deref())? {
+    let after = match pagination::place::<(i64, String)>(params.cursor.as_deref())? {
         None => None,
         Some((nanos, id)) => Some(after(nanos, id).ok_or_else(|| {
             Problem::invalid_field("cursor", "must be the value of next of an earlier page")
@@ -169,7 +169,7 @@ fn after(micros: i64, session_id: String) -> Option<After> {
         NoSession,
     )
 )]
-pub(super) async fn get(
+pub(crate) async fn get(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
@@ -181,7 +181,7 @@ pub(super) async fn get(
 
 /// What can be changed of a session.
 #[derive(Deserialize, ToSchema)]
-pub(super) struct SessionPatch {
+pub(crate) struct SessionPatch {
     /// Replaces the metadata: a JSON object.
     #[schema(value_type = Object)]
     metadata: Box<RawValue>,
@@ -197,7 +197,7 @@ pub(super) struct SessionPatch {
         NoSession,
     )
 )]
-pub(super) async fn patch(
+pub(crate) async fn patch(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
@@ -210,7 +210,7 @@ pub(super) async fn patch(
 }
 
 /// Metadata out of a request: an object, kept as it was given.
-pub(super) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, FieldError> {
+pub(crate) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, FieldError> {
     let text = compact(given.get());
     if text.starts_with('{') {
         limits.metadata(&text).map(|()| text)
@@ -228,7 +228,7 @@ pub(super) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, Fiel
         NoSession,
     )
 )]
-pub(super) async fn erase(
+pub(crate) async fn erase(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,

@@ -1,13 +1,13 @@
 //! `GET /sessions/{session_id}/messages`
 
-use super::chat::ChatMessage;
-use super::error::Problem;
-use super::extract::{Params, Session, Tenant};
-use super::json::stored;
-use super::openapi::refusals::NoSession;
-use super::page::{self, Limit, Page};
 use crate::blocking;
 use crate::engine::{self, MemoryService};
+use crate::http::chat::ChatMessage;
+use crate::http::error::Problem;
+use crate::http::extract::{Params, Session, Tenant};
+use crate::http::json::stored;
+use crate::http::openapi::refusals::NoSession;
+use crate::http::pagination::{self, Limit, Page};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use utoipa::{IntoParams, ToSchema};
 
 /// A message of the history.
 #[derive(Serialize, ToSchema)]
-pub(super) struct MessageBody {
+pub(crate) struct MessageBody {
     /// 1, 2, 3 … per session, no holes.
     seq: i64,
     #[serde(with = "time::serde::rfc3339")]
@@ -29,7 +29,7 @@ pub(super) struct MessageBody {
 
 impl MessageBody {
     /// As it goes out.
-    pub(super) fn new(message: engine::StoredMessage) -> Result<Self, engine::Error> {
+    pub(crate) fn new(message: engine::StoredMessage) -> Result<Self, engine::Error> {
         let engine::StoredMessage { seq, created_at, json } = message;
         Ok(Self { seq, created_at, message: stored(json)? })
     }
@@ -38,7 +38,7 @@ impl MessageBody {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ListParams {
+pub(crate) struct ListParams {
     /// Only messages behind this `seq`.
     after_seq: Option<i64>,
     /// Only messages before this `seq`.
@@ -69,17 +69,17 @@ enum Order {
         NoSession,
     )
 )]
-pub(super) async fn list(
+pub(crate) async fn list(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
     Params(params): Params<ListParams>,
 ) -> Result<Json<Page<MessageBody>>, Problem> {
-    let limit = page::limit(params.limit);
+    let limit = pagination::limit(params.limit);
     let descending = params.order == Some(Order::Desc);
     let (mut after_seq, mut before_seq) =
         (params.after_seq.unwrap_or(0), params.before_seq.unwrap_or(i64::MAX));
-    if let Some(last) = page::place::<i64>(params.cursor.as_deref())? {
+    if let Some(last) = pagination::place::<i64>(params.cursor.as_deref())? {
         if descending {
             before_seq = before_seq.min(last);
         } else {

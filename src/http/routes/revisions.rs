@@ -1,11 +1,11 @@
 //! `/sessions/{session_id}/revisions`
 
-use super::error::Problem;
-use super::extract::{NoParams, Nothing, Params, RevisionNumber, Session, Tenant};
-use super::openapi::refusals::{NoRevision, NoSession};
-use super::page::{self, Limit, Page};
 use crate::domain::revision::{Meta, Revision, Source};
 use crate::engine::MemoryService;
+use crate::http::error::Problem;
+use crate::http::extract::{NoParams, Nothing, Params, RevisionNumber, Session, Tenant};
+use crate::http::openapi::refusals::{NoRevision, NoSession};
+use crate::http::pagination::{self, Limit, Page};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 
 /// The summary and the cursor as they stood after one change, with where they came from.
 #[derive(Serialize, ToSchema)]
-pub(super) struct RevisionBody {
+pub(crate) struct RevisionBody {
     /// 1, 2, 3 … per session.
     revision: i64,
     /// `consolidation` or `restore`.
@@ -126,7 +126,7 @@ impl From<Revision> for RevisionBody {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ListParams {
+pub(crate) struct ListParams {
     /// Items of the page, 1 to 1000; 50 where it is left out.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
     limit: Option<Limit>,
@@ -136,8 +136,8 @@ pub(super) struct ListParams {
 
 impl ListParams {
     /// The number of items, and the number that they come before.
-    pub(super) fn read(&self) -> Result<(i64, i64), Problem> {
-        Ok((page::limit(self.limit), page::place(self.cursor.as_deref())?.unwrap_or(i64::MAX)))
+    pub(crate) fn read(&self) -> Result<(i64, i64), Problem> {
+        Ok((pagination::limit(self.limit), pagination::place(self.cursor.as_deref())?.unwrap_or(i64::MAX)))
     }
 }
 
@@ -150,7 +150,7 @@ impl ListParams {
         NoSession,
     )
 )]
-pub(super) async fn list(
+pub(crate) async fn list(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
@@ -173,7 +173,7 @@ pub(super) async fn list(
         NoRevision,
     )
 )]
-pub(super) async fn get(
+pub(crate) async fn get(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
@@ -197,7 +197,7 @@ pub(super) async fn get(
         NoRevision,
     )
 )]
-pub(super) async fn restore(
+pub(crate) async fn restore(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,

@@ -1,15 +1,15 @@
 //! `POST /sessions/{session_id}/exchanges`
 
-use super::error::{FieldError, Problem, at};
-use super::extract::{Json, Session, Tenant, user_id};
-use super::limits::Limits;
-use super::openapi::refusals::OtherUser;
-use super::openapi::written::written;
-use super::sessions::metadata;
 use crate::blocking;
 use crate::domain::exchange::Exchange;
 use crate::domain::message::{Invalid, Message, Role};
 use crate::engine::MemoryService;
+use crate::http::error::{FieldError, Problem, at};
+use crate::http::extract::{Json, Session, Tenant, user_id};
+use crate::http::limits::Limits;
+use crate::http::openapi::refusals::OtherUser;
+use crate::http::openapi::written::written;
+use crate::http::routes::sessions::metadata;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -26,7 +26,7 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// One turn: either `user_message` and `assistant_reply`, or `messages`.
 #[derive(Deserialize)]
-pub(super) struct ExchangeRequest {
+pub(crate) struct ExchangeRequest {
     user_message: Option<Box<RawValue>>,
     assistant_reply: Option<Box<RawValue>>,
     messages: Option<Vec<Box<RawValue>>>,
@@ -78,7 +78,7 @@ impl ToSchema for ExchangeRequest {}
 
 /// Where an exchange was persisted.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ExchangeResponse {
+pub(crate) struct ExchangeResponse {
     session_id: String,
     /// `seq` of its first message.
     first_seq: i64,
@@ -107,7 +107,7 @@ pub(super) struct ExchangeResponse {
         OtherUser,
     )
 )]
-pub(super) async fn record(
+pub(crate) async fn record(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,

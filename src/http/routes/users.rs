@@ -1,9 +1,9 @@
 //! `DELETE /users/{user_id}`
 
-use super::error::Problem;
-use super::extract::{Nothing, Tenant, User};
-use super::openapi::refusals::NoUser;
 use crate::engine::MemoryService;
+use crate::http::error::Problem;
+use crate::http::extract::{Nothing, Tenant, User};
+use crate::http::openapi::refusals::NoUser;
 use axum::extract::State;
 use axum::http::StatusCode;
 
@@ -16,7 +16,7 @@ use axum::http::StatusCode;
         NoUser,
     )
 )]
-pub(super) async fn erase(
+pub(crate) async fn erase(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     User(user): User,

@@ -1,11 +1,11 @@
 //! `POST /sessions/{session_id}/consolidations`
 
-use super::error::Problem;
-use super::extract::{Nothing, Session, Tenant};
-use super::openapi::refusals::{ConsolidationFailed, NoSession, NotNow};
-use super::revisions::RevisionBody;
 use crate::engine::MemoryService;
 use crate::engine::turn::Turn;
+use crate::http::error::Problem;
+use crate::http::extract::{Nothing, Session, Tenant};
+use crate::http::openapi::refusals::{ConsolidationFailed, NoSession, NotNow};
+use crate::http::routes::revisions::RevisionBody;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -22,7 +22,7 @@ use axum::http::StatusCode;
         NoSession, NotNow, ConsolidationFailed,
     )
 )]
-pub(super) async fn consolidate(
+pub(crate) async fn consolidate(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,

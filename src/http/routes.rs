@@ -1,0 +1,16 @@
+//! The handlers, one file per resource.
+
+pub(super) mod archives;
+pub(super) mod consolidations;
+pub(super) mod contexts;
+pub(super) mod exchanges;
+pub(super) mod health;
+pub(super) mod mcp;
+pub(super) mod memory;
+pub(super) mod messages;
+pub(super) mod revisions;
+pub(super) mod search;
+pub(super) mod sessions;
+pub(super) mod skills;
+pub(super) mod tools;
+pub(super) mod users;
