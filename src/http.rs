@@ -1,11 +1,11 @@
 //! The HTTP interface, on one screen: every route, then every layer around them.
 //!
-//! A handler extracts, calls the engine, wraps. Each resource has a file of its name; [`error`] is the one place where
+//! A handler extracts, calls the service, wraps. Each resource has a file of its name; [`error`] is the one place where
 //! errors become answers, [`extract`] the one where requests become values.
 
 use crate::domain::api_key::Scope;
-use crate::engine::MemoryService;
-use crate::engine::keys::authenticator::Authenticator;
+use crate::service::MemoryService;
+use crate::service::keys::authenticator::Authenticator;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use axum::{Extension, Router};

@@ -1,6 +1,6 @@
-//! The talk with models: what the engine asks of them, and the errors it gets to see.
+//! The talk with models: what the service asks of them, and the errors it gets to see.
 //!
-//! [`Llm`] is all that the engine knows. [`pool`] implements it: an ordered list of models, tried one after another
+//! [`Llm`] is all that the service knows. [`pool`] implements it: an ordered list of models, tried one after another
 //! under one deadline. A [`model`] is called, and called again, through its queue ([`slots`]) and its [`breaker`]; an
 //! answer loses its [`thoughts`] and must pass the [`gate`] before it counts. Behind a model stands a [`provider`]: the
 //! built-in [`extractive`] summariser, or a [`remote`] server that speaks a dialect, such as [`openai`] or
@@ -111,7 +111,7 @@ pub struct Answer {
     pub cost: Cost,
 }
 
-/// The models, as the engine sees them: named pools that do [`Task`]s.
+/// The models, as the service sees them: named pools that do [`Task`]s.
 #[async_trait]
 pub trait Llm: Send + Sync + fmt::Debug {
     /// Has the pool do the task: within its deadline, by the first of its models whose answer passes the gate.

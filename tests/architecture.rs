@@ -19,15 +19,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("storage", &["domain", "blocking"]),
     ("llm", &["domain"]),
-    ("engine", &["domain", "storage", "llm", "blocking"]),
-    ("http", &["domain", "engine", "blocking"]),
+    ("service", &["domain", "storage", "llm", "blocking"]),
+    ("http", &["domain", "service", "blocking"]),
     ("config", &["domain"]),
     ("telemetry", &["config"]),
 ];
 
 const COMPOSITION: &[&str] = &["app", "main", "lib"];
 
-/// The engine sees traits, never what stands behind them.
+/// The service sees traits, never what stands behind them.
 const BACKENDS: &[(&str, &[&str])] = &[
     ("storage", &["postgres", "sqlite"]),
     (
@@ -212,7 +212,7 @@ fn arrows(file: &str, text: &str) -> Vec<String> {
         let (Some(to), rest) = (path.first(), path.get(1)) else {
             continue;
         };
-        let backends = BACKENDS.iter().find(|(module, _)| from == "engine" && module == to);
+        let backends = BACKENDS.iter().find(|(module, _)| from == "service" && module == to);
         let place = format!("{file}:{}: {from} -> {to} (crate::{})", reference.line, path.join("::"));
         if *to != from && !allowed.contains(to) {
             violations.push(format!("{place}: only {allowed:?} allowed"));
@@ -297,23 +297,23 @@ mod checker {
     #[test]
     fn reads_groups_and_imported_modules() {
         let group =
-            "use {std::fmt, crate::{\n domain::{self, id::*},\n engine::{Engine as E, error::{A, B}},\n}};";
-        assert_eq!(broken("src/llm/pool.rs", group), ["3 llm -> engine"; 3]);
+            "use {std::fmt, crate::{\n domain::{self, id::*},\n service::{Service as E, error::{A, B}},\n}};";
+        assert_eq!(broken("src/llm/pool.rs", group), ["3 llm -> service"; 3]);
         let imported = "use crate::{domain, storage as s};\nfn a() {\n s::postgres::open(domain::x()) }";
-        assert_eq!(broken("src/engine.rs", imported), ["3 engine -> storage"]);
+        assert_eq!(broken("src/service.rs", imported), ["3 service -> storage"]);
         let root = "use crate as c;\nuse c::http::X;";
-        assert_eq!(broken("src/engine.rs", root), ["2 engine -> http"]);
+        assert_eq!(broken("src/service.rs", root), ["2 service -> http"]);
     }
 
     #[test]
-    fn keeps_backends_from_the_engine() {
+    fn keeps_backends_from_the_service() {
         assert_eq!(
-            broken("src/engine/a.rs", "use crate::storage::{Store, sqlite::S};"),
-            ["1 engine -> storage"]
+            broken("src/service/a.rs", "use crate::storage::{Store, sqlite::S};"),
+            ["1 service -> storage"]
         );
-        assert_eq!(broken("src/engine/a.rs", "use crate::llm::*;"), ["1 engine -> llm"]);
-        assert_eq!(broken("src/engine/a.rs", "use crate::llm::{Llm, pool};"), ["1 engine -> llm"]);
-        assert_eq!(broken("src/engine/a.rs", "use crate::{llm::Llm, storage::Store};"), [""; 0]);
+        assert_eq!(broken("src/service/a.rs", "use crate::llm::*;"), ["1 service -> llm"]);
+        assert_eq!(broken("src/service/a.rs", "use crate::llm::{Llm, pool};"), ["1 service -> llm"]);
+        assert_eq!(broken("src/service/a.rs", "use crate::{llm::Llm, storage::Store};"), [""; 0]);
     }
 
     #[test]
@@ -334,8 +334,8 @@ mod checker {
     #[test]
     fn catches_sql_outside_of_storage() {
         assert_eq!(
-            sql("src/engine.rs", "// sqlx::query\nuse sqlx::query;"),
-            ["src/engine.rs:2: sqlx outside of storage"]
+            sql("src/service.rs", "// sqlx::query\nuse sqlx::query;"),
+            ["src/service.rs:2: sqlx outside of storage"]
         );
         assert_eq!(sql("src/app.rs", "fn a() -> Result<(), ::sqlx::Error> {}").len(), 1);
         assert_eq!(sql("src/storage.rs", "use sqlx::query;").len(), 0);

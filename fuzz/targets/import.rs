@@ -12,7 +12,7 @@ use precis::domain::id::SessionId;
 use precis::domain::limits::Sizes;
 use precis::domain::message::Message;
 use precis::domain::session::{ConsolidationState, Session};
-use precis::engine::import::{Limits, Upload};
+use precis::service::import::{Limits, Upload};
 use precis_fuzz::quoted;
 use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;

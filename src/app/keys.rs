@@ -4,7 +4,7 @@ use super::AppError;
 use crate::config::Settings;
 use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, Scope};
 use crate::domain::id::{KeyName, TenantId};
-use crate::engine::keys::{CreateError, Keys};
+use crate::service::keys::{CreateError, Keys};
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 use time::OffsetDateTime;

@@ -4,9 +4,9 @@ use super::{AppError, store};
 use crate::config::Settings;
 use crate::domain::chain::Chain;
 use crate::domain::search::analysis::Analysis;
-use crate::engine::Error;
-use crate::engine::reindex;
-use crate::engine::settle::settle;
+use crate::service::Error;
+use crate::service::reindex;
+use crate::service::settle::settle;
 use crate::storage::Store;
 use indicatif::ProgressBar;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub enum ReindexError {
     /// The settings want no index.
     #[error("search.enabled is false: there is nothing to index for")]
     Disabled,
-    /// The engine failed. What is done stays done.
+    /// The service failed. What is done stays done.
     #[error("the database failed; the next `precis reindex` goes on where this one was")]
     Failed(#[source] Error),
 }

@@ -7,10 +7,10 @@
 use super::{AppError, sizes, store};
 use crate::config::Settings;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::engine::export::Export;
-use crate::engine::import::{Limits, Upload, import as write};
-use crate::engine::settle::settle;
-use crate::engine::{Error, StoreError};
+use crate::service::export::Export;
+use crate::service::import::{Limits, Upload, import as write};
+use crate::service::settle::settle;
+use crate::service::{Error, StoreError};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -47,7 +47,7 @@ pub enum TransferError {
     /// A file can't be read or written.
     #[error("{0}")]
     File(String, #[source] io::Error),
-    /// The engine refused.
+    /// The service refused.
     #[error("{name}: nothing was imported")]
     Refused {
         /// The file.
@@ -56,7 +56,7 @@ pub enum TransferError {
         #[source]
         error: Error,
     },
-    /// The engine failed.
+    /// The service failed.
     #[error("the database failed")]
     Failed(#[source] Error),
 }

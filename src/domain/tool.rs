@@ -2,7 +2,7 @@
 //!
 //! This is the one place where a tool is defined; each door (the two model APIs, MCP) writes the same definition in its
 //! own form. A model's mistake is a text for the model, since it is the model that can mend it. A new tool is a variant
-//! here and an arm in `engine::tools`.
+//! here and an arm in `service::tools`.
 
 use super::json::whole;
 use serde_json::{Map, Value, json};

@@ -8,7 +8,7 @@ use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
 use crate::domain::message::Invalid;
 use crate::domain::tool::{Mistake, Tool};
-use crate::engine::{Error, StoreError};
+use crate::service::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};

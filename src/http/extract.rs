@@ -7,7 +7,7 @@ use crate::blocking;
 use crate::domain::api_key::without_secrets;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::invalid;
-use crate::engine::keys::authenticator::Caller;
+use crate::service::keys::authenticator::Caller;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};

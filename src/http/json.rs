@@ -2,7 +2,7 @@
 
 use super::error::{FieldError, Problem, at};
 use crate::domain::{json, sound};
-use crate::engine::{Error, StoreError};
+use crate::service::{Error, StoreError};
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
 use serde_json::error::Category;

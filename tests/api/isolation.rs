@@ -11,7 +11,7 @@ use crate::support::app::TestApp;
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
-use precis::engine::keys::Keys;
+use precis::service::keys::Keys;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

@@ -6,8 +6,8 @@ use crate::support::backend::{Backend, on_both_stores};
 use futures_util::future::join_all;
 use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
 use precis::domain::id::{KeyName, TenantId};
-use precis::engine::keys::Keys;
-use precis::engine::keys::authenticator::{Authenticator, Refused, Trust};
+use precis::service::keys::Keys;
+use precis::service::keys::authenticator::{Authenticator, Refused, Trust};
 use precis::storage::api_keys::NewKey;
 use precis::storage::{Store, StoreError};
 use std::sync::Arc;
@@ -140,7 +140,7 @@ async fn anybody(authenticator: &Authenticator) -> String {
     describe(authenticator.without_key(Trust::Brief).await)
 }
 
-fn describe(known: Result<precis::engine::keys::authenticator::Caller, Refused>) -> String {
+fn describe(known: Result<precis::service::keys::authenticator::Caller, Refused>) -> String {
     match known {
         Ok(caller) => format!("{}/{}", caller.tenant, caller.scope),
         Err(Refused::Unauthorized) => "unauthorized".to_owned(),

@@ -189,7 +189,7 @@ pub(crate) fn recorded(append: Append) -> Recorded {
     }
 }
 
-/// A key for that exchange, as the engine makes it.
+/// A key for that exchange, as the service makes it.
 pub(crate) fn key(key: &str, exchange: &Exchange) -> IdempotencyKey {
     IdempotencyKey { key: key.to_owned(), fingerprint: exchange.fingerprint() }
 }

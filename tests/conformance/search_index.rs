@@ -6,7 +6,7 @@ use crate::sql::Sql;
 use crate::support::backend::{Backend, on_both_stores};
 use precis::domain::exchange::Exchange;
 use precis::domain::search::analysis::{Analysis, Language};
-use precis::engine::reindex::{reindex, state};
+use precis::service::reindex::{reindex, state};
 use precis::storage::search::Scope;
 use precis::storage::{self, Options, Store};
 use sqlx::{Connection as _, Executor as _, PgConnection};

@@ -25,7 +25,7 @@ mod support {
 
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
-use precis::engine::keys::Keys;
+use precis::service::keys::Keys;
 use precis::storage::Store;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};

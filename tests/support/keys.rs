@@ -4,7 +4,7 @@
 use super::backend::Backend;
 use precis::domain::api_key::{ApiKey, KeyId, Scope};
 use precis::domain::id::TenantId;
-use precis::engine::keys::Keys;
+use precis::service::keys::Keys;
 
 impl Backend {
     /// A new key, straight into the store. With the first one the service over it is closed.

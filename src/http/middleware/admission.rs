@@ -8,11 +8,11 @@
 //! that never does is overload, and waiting only makes every answer late.
 
 use crate::domain::api_key::KeyId;
-use crate::engine::keys::authenticator::Caller;
-use crate::engine::turn::Turn;
 use crate::http::error::Problem;
 use crate::http::limits::Limits;
 use crate::http::middleware::body_limits;
+use crate::service::keys::authenticator::Caller;
+use crate::service::turn::Turn;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::middleware::Next;
@@ -162,7 +162,7 @@ pub(crate) async fn rate(
 }
 
 /// Ends a request that takes too long. What it was at is dropped: a transaction rolls back; what must not end half-way
-/// is a task of its own in the engine, and goes on.
+/// is a task of its own in the service, and goes on.
 pub(crate) async fn in_time(
     State(admission): State<Arc<Admission>>,
     request: Request,

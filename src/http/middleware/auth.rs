@@ -5,10 +5,10 @@
 //! the routes. The OpenAPI document is made from the same function.
 
 use crate::domain::api_key::{ApiKey, PREFIX, Scope};
-use crate::engine::keys::authenticator::{Authenticator, Caller, Refused, Trust};
 use crate::http::ACCESS;
 use crate::http::error::Problem;
 use crate::http::middleware::origin_guard::Pages;
+use crate::service::keys::authenticator::{Authenticator, Caller, Refused, Trust};
 use axum::body::HttpBody as _;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, header};

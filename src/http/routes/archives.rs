@@ -4,13 +4,13 @@
 //! `docs/export.md` has the format.
 
 use crate::blocking;
-use crate::engine::MemoryService;
-use crate::engine::import::{Limits as ImportLimits, Received, Upload};
 use crate::http::error::Problem;
 use crate::http::extract::{NoParams, Params, Session, Tenant, user_id};
 use crate::http::middleware::body_limits::Bodies;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
+use crate::service::MemoryService;
+use crate::service::import::{Limits as ImportLimits, Received, Upload};
 use axum::Extension;
 use axum::body::{Body, BodyDataStream, HttpBody as _};
 use axum::extract::State;
@@ -55,7 +55,7 @@ pub(crate) async fn export(
         let next = export.next().await;
         // There is nobody to tell but the log: the client sees a body that breaks off.
         let next = next.inspect_err(|error| tracing::warn!(%error, "an export ended early"))?;
-        Ok::<_, crate::engine::Error>(next.map(|lines| (lines, export)))
+        Ok::<_, crate::service::Error>(next.map(|lines| (lines, export)))
     });
     Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], Body::from_stream(lines)))
 }

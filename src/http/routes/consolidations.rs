@@ -1,11 +1,11 @@
 //! `POST /sessions/{session_id}/consolidations`
 
-use crate::engine::MemoryService;
-use crate::engine::turn::Turn;
 use crate::http::error::Problem;
 use crate::http::extract::{Nothing, Session, Tenant};
 use crate::http::openapi::refusals::{ConsolidationFailed, NoSession, NotNow};
 use crate::http::routes::revisions::RevisionBody;
+use crate::service::MemoryService;
+use crate::service::turn::Turn;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

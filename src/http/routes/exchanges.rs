@@ -3,13 +3,13 @@
 use crate::blocking;
 use crate::domain::exchange::Exchange;
 use crate::domain::message::{Invalid, Message, Role};
-use crate::engine::MemoryService;
 use crate::http::error::{FieldError, Problem, at};
 use crate::http::extract::{Json, Session, Tenant, user_id};
 use crate::http::limits::Limits;
 use crate::http::openapi::refusals::OtherUser;
 use crate::http::openapi::written::written;
 use crate::http::routes::sessions::metadata;
+use crate::service::MemoryService;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};

@@ -1,8 +1,8 @@
 //! `/livez`, `/readyz` and `/metrics`
 
-use crate::engine::MemoryService;
 use crate::http::error::Problem;
 use crate::http::openapi::refusals::{Internal, Unavailable};
+use crate::service::MemoryService;
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;

@@ -1,12 +1,12 @@
 //! `/users/{user_id}/memory`
 
 use crate::domain::memory::MemoryDocument;
-use crate::engine::MemoryService;
 use crate::http::error::Problem;
 use crate::http::extract::{Json, NoParams, Params, Tenant, User};
 use crate::http::openapi::refusals::OtherVersion;
 use crate::http::pagination::Page;
 use crate::http::routes::revisions::ListParams;
+use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde::{Deserialize, Serialize};

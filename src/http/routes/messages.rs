@@ -1,13 +1,13 @@
 //! `GET /sessions/{session_id}/messages`
 
 use crate::blocking;
-use crate::engine::{self, MemoryService};
 use crate::http::chat::ChatMessage;
 use crate::http::error::Problem;
 use crate::http::extract::{Params, Session, Tenant};
 use crate::http::json::stored;
 use crate::http::openapi::refusals::NoSession;
 use crate::http::pagination::{self, Limit, Page};
+use crate::service::{self, MemoryService};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -29,8 +29,8 @@ pub(crate) struct MessageBody {
 
 impl MessageBody {
     /// As it goes out.
-    pub(crate) fn new(message: engine::StoredMessage) -> Result<Self, engine::Error> {
-        let engine::StoredMessage { seq, created_at, json } = message;
+    pub(crate) fn new(message: service::StoredMessage) -> Result<Self, service::Error> {
+        let service::StoredMessage { seq, created_at, json } = message;
         Ok(Self { seq, created_at, message: stored(json)? })
     }
 }
@@ -86,7 +86,7 @@ pub(crate) async fn list(
             after_seq = after_seq.max(last);
         }
     }
-    let page = engine::Page { after_seq, before_seq, descending, limit: limit + 1 };
+    let page = service::Page { after_seq, before_seq, descending, limit: limit + 1 };
     let page = service.messages(&tenant, &session, page).await?;
     let bytes = page.iter().map(|message| message.json.len()).sum();
     let body = move || page.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>();

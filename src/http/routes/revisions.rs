@@ -1,11 +1,11 @@
 //! `/sessions/{session_id}/revisions`
 
 use crate::domain::revision::{Meta, Revision, Source};
-use crate::engine::MemoryService;
 use crate::http::error::Problem;
 use crate::http::extract::{NoParams, Nothing, Params, RevisionNumber, Session, Tenant};
 use crate::http::openapi::refusals::{NoRevision, NoSession};
 use crate::http::pagination::{self, Limit, Page};
+use crate::service::MemoryService;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -4,8 +4,6 @@ use crate::blocking;
 use crate::domain::id::SessionId;
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
-use crate::engine::MemoryService;
-use crate::engine::search::{DEFAULT_LIMIT, Hit, MOST, Query};
 use crate::http::error::{FieldError, Problem};
 use crate::http::extract::{Params, Tenant, user_id};
 use crate::http::json::stored;
@@ -13,6 +11,8 @@ use crate::http::openapi::parameters::Id;
 use crate::http::openapi::refusals::SearchDisabled;
 use crate::http::pagination::Page;
 use crate::http::routes::messages::MessageBody;
+use crate::service::MemoryService;
+use crate::service::search::{DEFAULT_LIMIT, Hit, MOST, Query};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -184,7 +184,7 @@ fn bytes(hit: &Hit) -> usize {
 }
 
 fn body(hit: Hit) -> Result<HitBody, Problem> {
-    let messages = |messages: Vec<crate::engine::StoredMessage>| {
+    let messages = |messages: Vec<crate::service::StoredMessage>| {
         messages.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>()
     };
     Ok(HitBody {

@@ -3,13 +3,13 @@
 use crate::domain::id::SessionId;
 use crate::domain::message::compact;
 use crate::domain::session;
-use crate::engine::{After, MemoryService};
 use crate::http::error::{FieldError, Problem};
 use crate::http::extract::{Json, NoParams, Nothing, Params, Session, Tenant, user_id};
 use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::refusals::NoSession;
 use crate::http::pagination::{self, Limit, Page};
+use crate::service::{After, MemoryService};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;

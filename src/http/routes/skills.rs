@@ -2,9 +2,9 @@
 
 use crate::domain::message::Invalid;
 use crate::domain::skill::{self, Skill};
-use crate::engine::MemoryService;
 use crate::http::error::{FieldError, at};
 use crate::http::extract::NoParams;
+use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;

@@ -1,9 +1,9 @@
 //! `DELETE /users/{user_id}`
 
-use crate::engine::MemoryService;
 use crate::http::error::Problem;
 use crate::http::extract::{Nothing, Tenant, User};
 use crate::http::openapi::refusals::NoUser;
+use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::StatusCode;
 

@@ -1,8 +1,8 @@
 //! A context as it is answered.
 
-use crate::engine::Error;
-use crate::engine::recall::Context;
 use crate::http::json::stored;
+use crate::service::Error;
+use crate::service::recall::Context;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;

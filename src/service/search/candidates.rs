@@ -9,7 +9,7 @@ use crate::domain::id::TenantId;
 use crate::domain::search::index::{Lexeme, Probe};
 use crate::domain::search::query::{Query, Word};
 use crate::domain::search::rank;
-use crate::engine::{Error, MemoryService};
+use crate::service::{Error, MemoryService};
 use crate::storage::search::{Place, Sample, Scope};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::slice::from_ref;

@@ -10,7 +10,7 @@ use crate::domain::message::Message;
 use crate::domain::session::Session;
 use crate::domain::tokens::{self, Tokenizer};
 use crate::domain::window::WindowMessage;
-use crate::engine::{Error, MemoryService, no_message};
+use crate::service::{Error, MemoryService, no_message};
 use crate::storage::recall::Recalled;
 
 impl MemoryService {
