@@ -14,8 +14,9 @@ use std::env;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use support::app::TestApp;
-use support::backend::{Backend, on_both_stores};
+use support::backend::Backend;
 use support::model_server::{Behaviour, ModelServer};
+use test_case::test_case;
 
 #[path = "../examples/agent.rs"]
 #[expect(dead_code, reason = "its main reads the environment")]
@@ -32,8 +33,6 @@ mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod postgres;
 }
-
-on_both_stores!(the_agent_in_rust);
 
 const SAID: &str = "I like tea. What did we say about rhubarb?";
 const REPLY: &str = "Noted. On rhubarb, we said nothing.";
@@ -82,6 +81,9 @@ async fn check(app: &TestApp, model: &ModelServer, session: &str) {
     assert_eq!(context["messages"][0]["content"], "## Your Memory\n\nLikes tea.");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_agent_in_rust(backend: Backend) {
     let (app, model) = (TestApp::start(&backend, &[]).await, scripted().await);
     let agent = agent::Agent {

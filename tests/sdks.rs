@@ -21,7 +21,7 @@ use support::lists::made_up::sessions;
 mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
-    #[expect(dead_code, unused_macros, unused_imports, reason = "other tests use the rest of it")]
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod lists;

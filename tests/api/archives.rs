@@ -2,7 +2,7 @@
 
 use crate::answer::{Answer, delete, get, on_sqlite, post, raw, send};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use futures_util::{StreamExt as _, stream};
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
@@ -12,16 +12,7 @@ use precis::service::export::Export;
 use reqwest::{Body, Method};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-
-on_both_stores!(
-    a_round_trip_loses_nothing,
-    an_import_can_be_repeated_and_touches_no_other_session,
-    an_interrupted_import_leaves_nothing_and_can_be_repeated,
-    a_hundred_thousand_messages_pass_through,
-    an_export_of_an_erased_session_has_no_last_line,
-    an_import_has_the_limits_of_an_exchange,
-    an_import_of_too_many_bytes_is_refused,
-);
+use test_case::test_case;
 
 /// Small enough for a few turns to go through everything that a summary goes through.
 const SET: &[(&str, &str)] = &[
@@ -95,6 +86,9 @@ async fn seen(app: &TestApp, session: &str) -> Vec<String> {
     seen.iter().map(|text| text.replace(&id, "")).collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_round_trip_loses_nothing(backend: Backend) {
     let app = TestApp::start(&backend, SET).await;
     fill(&app, "s").await;
@@ -135,6 +129,9 @@ async fn a_round_trip_loses_nothing(backend: Backend) {
     import(&app, "theirs", first).await.problem(409, "session-exists");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_can_be_repeated_and_touches_no_other_session(backend: Backend) {
     let app = TestApp::start(&backend, SET).await;
     let lines =
@@ -158,6 +155,9 @@ async fn an_import_can_be_repeated_and_touches_no_other_session(backend: Backend
     import(&app, "s", lines).await.ok(201);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_interrupted_import_leaves_nothing_and_can_be_repeated(backend: Backend) {
     let app = TestApp::start(&backend, SET).await;
     fill(&app, "s").await;
@@ -196,6 +196,9 @@ fn generated(messages: usize) -> Body {
 }
 
 /// More than the largest body of any other request, in a time that a suite can afford.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_thousand_messages_pass_through(backend: Backend) {
     const MESSAGES: usize = 100_000;
     let app = TestApp::start(&backend, &[("limits.max_body_bytes", "1000")]).await;
@@ -214,6 +217,9 @@ async fn a_hundred_thousand_messages_pass_through(backend: Backend) {
     assert!(last.contains("{\"end\":{\"messages\":100000,\"revisions\":0,\"sha256\":"), "{last}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_export_of_an_erased_session_has_no_last_line(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     get(&app, "/sessions/s/export").await.problem(404, "session-not-found");
@@ -249,6 +255,9 @@ fn message_of(bytes: usize) -> String {
     format!(r#"{{"role":"user","content":"{}"}}"#, "x".repeat(bytes - around))
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_has_the_limits_of_an_exchange(backend: Backend) {
     let set = [
         ("limits.max_message_bytes", "300"),
@@ -286,6 +295,9 @@ async fn an_import_has_the_limits_of_an_exchange(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_of_too_many_bytes_is_refused(backend: Backend) {
     let app = TestApp::start(&backend, &[("limits.max_import_bytes", "1000")]).await;
     // The line feed counts, too.

@@ -2,13 +2,15 @@
 
 use crate::answer::{on_sqlite, post};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::{Value, json};
-
-on_both_stores!(whatever_the_threshold_and_the_mode);
+use test_case::test_case;
 
 const PATH: &str = "/sessions/s/consolidations";
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_the_threshold_and_the_mode(backend: Backend) {
     let app =
         TestApp::start(&backend, &[("consolidation.keep_recent", "2"), ("consolidation.mode", "off")]).await;

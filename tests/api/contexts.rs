@@ -2,22 +2,14 @@
 
 use crate::answer::{Answer, get, on_sqlite, post, put, send};
 use crate::support::app::{Set, TestApp};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use reqwest::Method;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use test_case::test_case;
 
 mod formats;
 mod lists;
-
-on_both_stores!(
-    an_unknown_session_is_empty_and_stays_unknown,
-    the_parts_come_in_their_order,
-    summary_and_verbatim_part_cover_all_exactly_once,
-    memory_is_in_every_session_of_its_user,
-    the_new_message_comes_last_and_is_not_kept,
-    the_mode_of_a_request_counts,
-);
 
 const PATH: &str = "/sessions/s/context";
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];
@@ -45,6 +37,9 @@ fn adds_up(context: &Value) {
     assert_eq!(coverage["omitted"], json!([]));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unknown_session_is_empty_and_stays_unknown(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let nothing = send(app.request(Method::POST, PATH)).await;
@@ -65,6 +60,9 @@ async fn an_unknown_session_is_empty_and_stays_unknown(backend: Backend) {
     assert_eq!(app.get("/sessions").await["items"], json!([]));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_parts_come_in_their_order(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     app.record_turns("s", 0..1).await;
@@ -105,6 +103,9 @@ async fn the_parts_come_in_their_order(backend: Backend) {
     );
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn summary_and_verbatim_part_cover_all_exactly_once(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     for turn in 0..16 {
@@ -134,6 +135,9 @@ async fn summary_and_verbatim_part_cover_all_exactly_once(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_is_in_every_session_of_its_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put(&app, "/users/ada/memory", r#"{"content":"Ada likes tea."}"#).await.ok(200);
@@ -156,6 +160,9 @@ async fn memory_is_in_every_session_of_its_user(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_new_message_comes_last_and_is_not_kept(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..1).await;
@@ -171,6 +178,9 @@ async fn the_new_message_comes_last_and_is_not_kept(backend: Backend) {
     assert_eq!(app.get("/sessions/s").await["last_seq"], 2);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_mode_of_a_request_counts(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     app.record_turns("s", 0..5).await;

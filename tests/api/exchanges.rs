@@ -2,21 +2,11 @@
 
 use crate::answer::{Answer, get, on_sqlite, post, send, with_json};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-
-on_both_stores!(
-    both_forms_are_one,
-    messages_are_kept_byte_for_byte,
-    a_key_writes_once,
-    twenty_requests_at_once_with_one_key_write_once,
-    exchanges_at_once_leave_no_hole,
-    a_session_stays_with_its_user,
-    metadata_is_replaced_as_a_whole,
-    a_refused_exchange_writes_nothing,
-);
+use test_case::test_case;
 
 const PATH: &str = "/sessions/s/exchanges";
 
@@ -24,6 +14,9 @@ async fn with_key(app: &TestApp, key: &str, body: &str) -> Answer {
     send(with_json(app, Method::POST, PATH, body).header("idempotency-key", key)).await
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_forms_are_one(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let parts =
@@ -56,6 +49,9 @@ async fn both_forms_are_one(backend: Backend) {
     );
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_are_kept_byte_for_byte(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let given = [
@@ -72,6 +68,9 @@ async fn messages_are_kept_byte_for_byte(backend: Backend) {
     assert!(context.text.contains(&format!(r#""messages":[{}]"#, given.join(","))), "{context:?}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_writes_once(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let body = r#"{"user_message":"a","assistant_reply":"b"}"#;
@@ -98,6 +97,9 @@ async fn a_key_writes_once(backend: Backend) {
     assert_eq!(with_key(&app, "k-2", body).await.ok(201)["first_seq"], 3);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_requests_at_once_with_one_key_write_once(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let body = r#"{"user_message":"a","assistant_reply":"b"}"#;
@@ -109,6 +111,9 @@ async fn twenty_requests_at_once_with_one_key_write_once(backend: Backend) {
     assert_eq!(app.get("/sessions/s").await["message_count"], 2);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exchanges_at_once_leave_no_hole(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let body =
@@ -125,6 +130,9 @@ async fn exchanges_at_once_leave_no_hole(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_stays_with_its_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn = |user: Option<&str>| {
@@ -146,6 +154,9 @@ async fn a_session_stays_with_its_user(backend: Backend) {
     assert_eq!(app.get("/sessions/t").await["user_id"], "default");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metadata_is_replaced_as_a_whole(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn = |metadata: &str| format!(r#"{{"user_message":"a","assistant_reply":"b"{metadata}}}"#);
@@ -158,6 +169,9 @@ async fn metadata_is_replaced_as_a_whole(backend: Backend) {
     assert_eq!(app.get("/sessions/s").await["metadata"], json!({"c": true}));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_exchange_writes_nothing(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let last_is_wrong = r#"{"messages":[{"role":"user","content":"a"},{"role":"user"}]}"#;

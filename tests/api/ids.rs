@@ -2,11 +2,10 @@
 
 use crate::answer::{Answer, on_sqlite, raw, raw_json};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::json;
 use std::fmt::Write as _;
-
-on_both_stores!(different_ids_share_nothing);
+use test_case::test_case;
 
 fn encoded(id: &str) -> String {
     id.bytes().fold(String::new(), |mut text, byte| {
@@ -20,6 +19,9 @@ async fn get(app: &TestApp, path: &str) -> Answer {
     raw(app, &format!("GET {path} HTTP/1.1"), b"").await
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn different_ids_share_nothing(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let long = "x".repeat(256);

@@ -8,15 +8,14 @@
 
 use crate::answer::{Answer, send};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
 use precis::service::keys::Keys;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-
-on_both_stores!(no_route_tells_of_another_tenant);
+use test_case::test_case;
 
 /// Stands in every text of the tenant's data.
 const MARK: &str = "xylophon";
@@ -297,6 +296,9 @@ async fn state(
     (state, pages)
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_route_tells_of_another_tenant(backend: Backend) {
     let set = [("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")];
     let app = TestApp::start(&backend, &set).await;

@@ -2,17 +2,12 @@
 
 use crate::answer::{Answer, get, on_sqlite, post, put, raw, send};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-
-on_both_stores!(
-    a_revoked_key_is_refused_within_seconds_everywhere,
-    tenants_with_the_same_ids_never_meet,
-    a_service_is_closed_with_its_first_key,
-);
+use test_case::test_case;
 
 /// Every operation of the document: method, path with its parameters filled in, template, and the scope it names.
 fn operations() -> Vec<(Method, String, String, Option<Scope>)> {
@@ -196,6 +191,9 @@ async fn a_refused_body_is_not_read() {
     assert_eq!(get(&app, "/sessions").await.header("connection"), None, "nothing is left to be read");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_key_is_refused_within_seconds_everywhere(backend: Backend) {
     let replicas = [TestApp::start(&backend, &[]).await, TestApp::start(&backend, &[]).await];
     let (key, other) = (backend.key("acme", Scope::Read).await, backend.key("acme", Scope::Read).await);
@@ -215,6 +213,9 @@ async fn a_revoked_key_is_refused_within_seconds_everywhere(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_is_closed_with_its_first_key(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..1).await;
@@ -238,6 +239,9 @@ async fn a_service_is_closed_with_its_first_key(backend: Backend) {
     get(&app, "/sessions").await.problem(401, "unauthorized");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenants_with_the_same_ids_never_meet(backend: Backend) {
     let app =
         TestApp::start(&backend, &[("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")])

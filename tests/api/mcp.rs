@@ -2,17 +2,11 @@
 
 use crate::answer::{get, on_sqlite, post, put};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::api_key::Scope;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
-
-on_both_stores!(
-    the_tools_work_on_any_replica,
-    headers_say_whose_memory_it_is,
-    tenants_never_meet,
-    a_key_that_reads_may_read,
-);
+use test_case::test_case;
 
 fn message(app: &TestApp, method: &str, params: &Value) -> RequestBuilder {
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
@@ -51,6 +45,9 @@ async fn names(request: RequestBuilder) -> Vec<String> {
         .collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_tools_work_on_any_replica(backend: Backend) {
     let (one, other) = (TestApp::start(&backend, &[]).await, TestApp::start(&backend, &[]).await);
     let hello = json!({
@@ -85,6 +82,9 @@ async fn the_tools_work_on_any_replica(backend: Backend) {
     assert_eq!((&read["structuredContent"]["version"], &read["isError"]), (&json!(1), &json!(false)));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn headers_say_whose_memory_it_is(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": "ada"}).to_string();
@@ -128,6 +128,9 @@ async fn headers_say_whose_memory_it_is(backend: Backend) {
 }
 
 /// As `isolation` for the routes of the OpenAPI document: what is another tenant's looks like what is not there.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenants_never_meet(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let owner = app.with_key(backend.key("owner", Scope::Admin).await.expose());
@@ -179,6 +182,9 @@ async fn tenants_never_meet(backend: Backend) {
     assert_eq!(unknown.status(), 401);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_reads_may_read(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());

@@ -2,17 +2,11 @@
 
 use crate::answer::{Answer, get, on_sqlite, put, send, with_json};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-
-on_both_stores!(
-    a_document_is_replaced_as_a_whole,
-    if_match_guards_a_change,
-    of_twenty_changes_at_once_one_counts,
-    versions_go_page_by_page,
-);
+use test_case::test_case;
 
 const PATH: &str = "/users/u/memory";
 
@@ -21,6 +15,9 @@ async fn put_if(app: &TestApp, tag: &str, content: &str) -> Answer {
     send(with_json(app, Method::PUT, PATH, body).header("if-match", tag)).await
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_document_is_replaced_as_a_whole(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let never = get(&app, PATH).await;
@@ -40,6 +37,9 @@ async fn a_document_is_replaced_as_a_whole(backend: Backend) {
     assert_eq!(app.get("/users/v/memory").await["version"], 0);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn if_match_guards_a_change(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put_if(&app, "\"1\"", "a").await.problem(412, "other-version");
@@ -54,6 +54,9 @@ async fn if_match_guards_a_change(backend: Backend) {
     assert_eq!(app.get(PATH).await["content"], "e");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_twenty_changes_at_once_one_counts(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put_if(&app, "\"0\"", "first").await.ok(200);
@@ -65,6 +68,9 @@ async fn of_twenty_changes_at_once_one_counts(backend: Backend) {
     assert_eq!(app.get(PATH).await, won[0].json());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn versions_go_page_by_page(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let path = "/users/u/memory/revisions";

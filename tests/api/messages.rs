@@ -2,15 +2,17 @@
 
 use crate::answer::{get, on_sqlite};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::Value;
-
-on_both_stores!(the_history_goes_page_by_page, a_range_of_the_history);
+use test_case::test_case;
 
 fn seqs(page: &Value) -> Vec<i64> {
     page["items"].as_array().expect("items").iter().filter_map(|item| item["seq"].as_i64()).collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_history_goes_page_by_page(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     get(&app, "/sessions/s/messages").await.problem(404, "session-not-found");
@@ -41,6 +43,9 @@ async fn the_history_goes_page_by_page(backend: Backend) {
     assert_eq!(seqs(&app.get("/sessions/s/messages").await).len(), 50, "the default");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_range_of_the_history(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..5).await;

@@ -2,14 +2,16 @@
 
 use crate::answer::{get, on_sqlite, raw, send};
 use crate::support::app::{TestApp, settings};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::app::App;
 use reqwest::Method;
 use serde_json::json;
 use tempfile::TempDir;
+use test_case::test_case;
 
-on_both_stores!(a_service_over_its_database_is_ready);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_over_its_database_is_ready(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for path in ["/livez", "/readyz"] {

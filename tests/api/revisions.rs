@@ -2,14 +2,9 @@
 
 use crate::answer::{get, on_sqlite, post};
 use crate::support::app::{Set, TestApp};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::{Value, json};
-
-on_both_stores!(
-    a_revision_says_where_it_came_from,
-    the_list_goes_page_by_page,
-    a_restore_sets_back_and_forgets_nothing
-);
+use test_case::test_case;
 
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];
 
@@ -21,6 +16,9 @@ async fn consolidated(app: &TestApp) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revision_says_where_it_came_from(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     consolidated(&app).await;
@@ -53,6 +51,9 @@ async fn a_revision_says_where_it_came_from(backend: Backend) {
     assert_eq!(text(0, "text"), app.get("/sessions/s").await["summary"]["text"]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_list_goes_page_by_page(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     get(&app, "/sessions/s/revisions").await.problem(404, "session-not-found");
@@ -65,6 +66,9 @@ async fn the_list_goes_page_by_page(backend: Backend) {
     assert_eq!(last["next"], Value::Null);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_sets_back_and_forgets_nothing(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     post(&app, "/sessions/s/revisions/0/restore", "").await.problem(404, "session-not-found");

@@ -2,7 +2,7 @@
 
 use crate::answer::{get, on_sqlite};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -11,17 +11,7 @@ use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-
-on_both_stores!(
-    questions_find_their_evidence,
-    a_hit_comes_with_its_place_its_marks_and_its_neighbours,
-    every_script_is_searched_without_case_accents_or_endings,
-    filters_narrow_it_down,
-    of_common_words_the_rarer_weighs_more,
-    what_was_said_long_ago_is_found,
-    far_more_common_words_draw_no_candidates,
-    what_is_excluded_takes_no_place_of_a_hit,
-);
+use test_case::test_case;
 
 mod bounds;
 mod times;
@@ -50,6 +40,9 @@ fn user(text: &str) -> Value {
 }
 
 /// Real conversations, their questions as they stand, and the turns that answer them (`LoCoMo`; see `scripts/test`).
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn questions_find_their_evidence(backend: Backend) {
     let Ok(folder) = std::env::var("PRECIS_DATA") else {
         eprintln!("PRECIS_DATA is not set: recall was not measured");
@@ -161,6 +154,9 @@ async fn both_stores_find_the_same_in_the_same_order() {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hit_comes_with_its_place_its_marks_and_its_neighbours(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record("s", &[user("one"), user("two <b>"), user("The night ferry"), user("four"), user("five")])
@@ -190,6 +186,9 @@ async fn a_hit_comes_with_its_place_its_marks_and_its_neighbours(backend: Backen
     assert_eq!(app.get("/search?q=nothing").await, json!({"items": [], "next": null}));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_script_is_searched_without_case_accents_or_endings(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let call = json!({"role": "assistant", "content": null, "tool_calls": [
@@ -230,6 +229,9 @@ async fn every_script_is_searched_without_case_accents_or_endings(backend: Backe
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn filters_narrow_it_down(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, owner) in [("a", "ada"), ("b", "ada"), ("c", "bob")] {
@@ -264,6 +266,9 @@ async fn filters_narrow_it_down(backend: Backend) {
 }
 
 /// Where so many messages have each word that none draws candidates.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_common_words_the_rarer_weighs_more(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let third = [user("a boat"), user("a ship"), user("a ship")];
@@ -275,6 +280,9 @@ async fn of_common_words_the_rarer_weighs_more(backend: Backend) {
 }
 
 /// Unless nothing else does; and few are not common, however small the tenant is.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn far_more_common_words_draw_no_candidates(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let text = |n| match (n % 12, n % 50) {
@@ -293,6 +301,9 @@ async fn far_more_common_words_draw_no_candidates(backend: Backend) {
 }
 
 /// More than are ever read of one query, and newer.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_excluded_takes_no_place_of_a_hit(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let mut messages = vec![user("night"); 3];
@@ -308,6 +319,9 @@ async fn what_is_excluded_takes_no_place_of_a_hit(backend: Backend) {
 }
 
 /// However many others have said the same since, and whether the two words stand together in what they said.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_said_long_ago_is_found(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let of_ada = json!({"user_id": "ada", "messages": [user("see you at work"), user("you see")]});

@@ -2,14 +2,13 @@
 
 use crate::answer::get;
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::json;
 use std::time::Duration;
+use test_case::test_case;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
-
-on_both_stores!(who_does_not_read_an_answer_is_not_waited_for, an_export_is_under_way_until_it_is_taken,);
 
 /// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -38,6 +37,9 @@ async fn unread(app: &TestApp, path: &str) -> TcpStream {
 }
 
 /// A service that is told to stop ends when the last connection does: with a grace of an hour, because it has given up.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_read_an_answer_is_not_waited_for(backend: Backend) {
     let app = start(&backend, &[("server.write_timeout", "300ms"), ("server.shutdown_grace", "1h")]).await;
     let mut whole = unread(&app, "/sessions/s/messages").await;
@@ -50,6 +52,9 @@ async fn who_does_not_read_an_answer_is_not_waited_for(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_export_is_under_way_until_it_is_taken(backend: Backend) {
     let app = start(&backend, &[("limits.max_requests_in_flight", "1")]).await;
     let mut export = unread(&app, "/sessions/s/export").await;

@@ -2,21 +2,16 @@
 
 use crate::answer::{delete, get, post, send, with_json};
 use crate::support::app::{Set, TestApp};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use reqwest::Method;
 use serde_json::{Value, json};
-
-on_both_stores!(
-    the_state_of_a_session,
-    the_list_goes_page_by_page,
-    the_list_of_a_user,
-    every_wrong_parameter_is_named,
-    metadata_can_be_changed,
-    nothing_is_left_of_an_erased_session,
-);
+use test_case::test_case;
 
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_state_of_a_session(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     app.record_turns("s", 0..5).await;
@@ -46,6 +41,9 @@ fn ids(page: &Value) -> Vec<String> {
     items.map(|item| item["session_id"].as_str().expect("an id").to_owned()).collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_list_goes_page_by_page(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     assert_eq!(app.get("/sessions").await, json!({"items": [], "next": null}));
@@ -70,6 +68,9 @@ async fn the_list_goes_page_by_page(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_list_of_a_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, user) in [("1", "ada"), ("2", "bo"), ("3", "ada"), ("4", "ada")] {
@@ -85,6 +86,9 @@ async fn the_list_of_a_user(backend: Backend) {
     assert_eq!(ids(&app.get("/sessions?user_id=Ada").await), [""; 0]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_wrong_parameter_is_named(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let cases: &[(&str, &[&str])] = &[
@@ -110,6 +114,9 @@ async fn every_wrong_parameter_is_named(backend: Backend) {
     get(&app, "/sessions?limit=1000&").await.ok(200);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metadata_can_be_changed(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let patch = |body: &'static str| send(with_json(&app, Method::PATCH, "/sessions/s", body));
@@ -131,6 +138,9 @@ async fn metadata_can_be_changed(backend: Backend) {
     assert_eq!(app.get("/sessions/s").await["metadata"]["z"], 1.0);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_an_erased_session(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     let body = r#"{"user_message":"a","assistant_reply":"b","metadata":{"m":1}}"#;

@@ -2,11 +2,10 @@
 
 use crate::answer::{get, on_sqlite, post, put};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::tokens;
 use serde_json::{Value, json};
-
-on_both_stores!(skills_stand_between_summary_and_notice);
+use test_case::test_case;
 
 const PATH: &str = "/sessions/s/context";
 
@@ -21,6 +20,9 @@ fn place(text: &str, part: &str) -> usize {
     text.find(part).expect("it is there")
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn skills_stand_between_summary_and_notice(backend: Backend) {
     let set = [
         ("consolidation.threshold", "4"),

@@ -2,17 +2,11 @@
 
 use crate::answer::{Answer, get, on_sqlite, post, put, send};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::api_key::Scope;
 use reqwest::Method;
 use serde_json::{Value, json};
-
-on_both_stores!(
-    calls_are_executed_as_they_came,
-    the_session_gives_the_user,
-    the_scope_is_that_of_the_tool,
-    a_search_goes_through_all_sessions_of_the_user,
-);
+use test_case::test_case;
 
 async fn call(app: &TestApp, session: &str, tool: &str, body: &Value) -> Answer {
     post(app, &format!("/sessions/{session}/tools/{tool}"), body.to_string()).await
@@ -41,6 +35,9 @@ async fn definitions_are_ready_for_a_request() {
     assert_eq!(get(&app, "/tools?api=openai").await.fields(), ["api"]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_are_executed_as_they_came(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     // Chat completions: as the API answers, fields that nobody asked for included.
@@ -112,6 +109,9 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
     assert_eq!(app.record("s", &turn).await["last_seq"], 4);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_session_gives_the_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, user) in [("a", "ada"), ("b", "bo")] {
@@ -135,6 +135,9 @@ async fn the_session_gives_the_user(backend: Backend) {
     assert_eq!(post(&app, "/sessions/a/tools/memory_read?user=ada", "{}").await.fields(), ["user"]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_scope_is_that_of_the_tool(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
@@ -150,6 +153,9 @@ async fn the_scope_is_that_of_the_tool(backend: Backend) {
     assert_eq!(call(&app, "s", "memory_read", &json!({})).await.status, 401);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_search_goes_through_all_sessions_of_the_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turns = [

@@ -2,16 +2,18 @@
 
 use crate::answer::{delete, get, put};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::{Value, json};
-
-on_both_stores!(nothing_is_left_of_an_erased_user, a_user_of_one_kind_of_thing_can_be_erased);
+use test_case::test_case;
 
 async fn turn(app: &TestApp, session: &str, user: &str) -> Value {
     let body = json!({"user_message": "a", "assistant_reply": "b", "user_id": user});
     app.post(&format!("/sessions/{session}/exchanges"), &body).await
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_an_erased_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     delete(&app, "/users/ada").await.problem(404, "user-not-found");
@@ -41,6 +43,9 @@ async fn nothing_is_left_of_an_erased_user(backend: Backend) {
     assert_eq!(app.get("/users/bo/memory").await["content"], "y");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_of_one_kind_of_thing_can_be_erased(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     turn(&app, "s", "ada").await;

@@ -2,7 +2,7 @@
 
 use crate::conversation::{Conversation, user_id};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
 use precis::domain::id::{KeyName, TenantId};
@@ -12,20 +12,7 @@ use precis::storage::api_keys::NewKey;
 use precis::storage::{Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
-
-on_both_stores!(
-    a_key_is_found_by_its_id,
-    a_key_is_kept_as_its_hash,
-    an_id_that_is_taken_is_told,
-    keys_are_listed_in_order,
-    a_revoked_key_stays,
-    erasure_leaves_keys_alone,
-    a_key_opens_its_tenant,
-    answers_are_remembered_for_a_while,
-    a_store_that_is_away_is_no_refusal,
-    without_keys_it_is_open_or_not,
-    many_may_ask_at_once,
-);
+use test_case::test_case;
 
 fn key(seed: u8) -> ApiKey {
     ApiKey::new(&[seed; RANDOM_BYTES])
@@ -42,6 +29,9 @@ async fn create(store: &Arc<dyn Store>, new: &NewKey) -> KeyRecord {
     store.create_api_key(new).await.unwrap().expect("a new id")
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_found_by_its_id(backend: Backend) {
     let store = backend.store().await;
     assert!(!store.any_api_key().await.unwrap());
@@ -62,6 +52,9 @@ async fn a_key_is_found_by_its_id(backend: Backend) {
     assert!(store.api_key(key(9).id()).await.unwrap().is_none());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_kept_as_its_hash(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let key = Keys::new(demo.store.clone()).create(&demo.tenant, None, Scope::Admin).await.unwrap();
@@ -73,6 +66,9 @@ async fn a_key_is_kept_as_its_hash(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_id_that_is_taken_is_told(backend: Backend) {
     let store = backend.store().await;
     let record = create(&store, &new_key("acme", 1)).await;
@@ -83,6 +79,9 @@ async fn an_id_that_is_taken_is_told(backend: Backend) {
     assert!(kept.hash.matches(&key(1).hash()));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_listed_in_order(backend: Backend) {
     let store = backend.store().await;
     let mut all = Vec::new();
@@ -100,6 +99,9 @@ async fn keys_are_listed_in_order(backend: Backend) {
     assert_eq!(store.api_keys(Some(&TenantId::new("nobody").unwrap())).await.unwrap(), []);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_key_stays(backend: Backend) {
     let store = backend.store().await;
     let (id, other) = (key(1).id().clone(), key(2).id().clone());
@@ -118,6 +120,9 @@ async fn a_revoked_key_stays(backend: Backend) {
     assert_eq!(store.create_api_key(&new_key("acme", 1)).await.unwrap(), None);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erasure_leaves_keys_alone(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let record = create(&demo.store, &new_key(demo.tenant.as_str(), 1)).await;
@@ -149,6 +154,9 @@ fn describe(known: Result<precis::service::keys::authenticator::Caller, Refused>
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_opens_its_tenant(backend: Backend) {
     let store = backend.store().await;
     let authenticator = Authenticator::new(store.clone(), true, NO_TIME);
@@ -172,6 +180,9 @@ async fn a_key_opens_its_tenant(backend: Backend) {
     assert_eq!(anybody(&authenticator).await, "unauthorized", "closed for good");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_are_remembered_for_a_while(backend: Backend) {
     let store = backend.store().await;
     let new = |ttl| Authenticator::new(store.clone(), true, ttl);
@@ -206,6 +217,9 @@ async fn answers_are_remembered_for_a_while(backend: Backend) {
     assert_eq!(who(&short, &key(2)).await, "unauthorized");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_away_is_no_refusal(backend: Backend) {
     let store = backend.store().await;
     create(&store, &new_key("acme", 1)).await;
@@ -235,6 +249,9 @@ async fn a_store_that_is_away_is_no_refusal(backend: Backend) {
     assert_eq!(while_away(4).await, "away");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_keys_it_is_open_or_not(backend: Backend) {
     let store = backend.store().await;
     let open = Authenticator::new(store.clone(), true, NO_TIME);
@@ -251,6 +268,9 @@ async fn without_keys_it_is_open_or_not(backend: Backend) {
     );
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_may_ask_at_once(backend: Backend) {
     let store = backend.store().await;
     for seed in 0..20 {

@@ -3,25 +3,17 @@
 use crate::conversation::{Conversation, counted, exchange, message, summary, user_id};
 use crate::exchanges::polled;
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::archive::{Archive, Imported};
 use precis::domain::revision::{Revision, RevisionKind};
 use precis::domain::session::{ConsolidationState, Session};
 use precis::storage::StoreError;
 use precis::storage::archives::{Batch, Batches, Import, Part};
 use precis::storage::messages::StoredMessage;
+use test_case::test_case;
 use time::OffsetDateTime;
 use time::macros::datetime;
 use tokio::sync::mpsc;
-
-on_both_stores!(
-    a_part_is_bounded_in_rows_and_bytes,
-    an_imported_session_is_as_any_other,
-    rows_without_a_time_get_the_stores,
-    an_import_never_touches_a_session_that_is_there,
-    an_import_is_whole_or_not_at_all,
-    an_import_that_its_caller_gives_up_is_whole_or_not_at_all,
-);
 
 const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
 
@@ -30,6 +22,9 @@ async fn part(demo: &Conversation, part: Part) -> Vec<i64> {
     read.iter().map(|message| message.seq).collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_is_bounded_in_rows_and_bytes(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let all = Part { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 1 << 20 };
@@ -108,6 +103,9 @@ async fn import(demo: &Conversation, archive: &Archive, batches: Vec<Batch>) -> 
     demo.store.import(&demo.tenant, &demo.session, &user_id("ada"), archive, ready(batches)).await
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_imported_session_is_as_any_other(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (archive, batches) = archive();
@@ -161,6 +159,9 @@ async fn an_imported_session_is_as_any_other(backend: Backend) {
     assert_eq!(Sql::on(&backend).await.rows().await, []);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_without_a_time_get_the_stores(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = counted(message(r#"{"role":"user","content":"a"}"#));
@@ -185,6 +186,9 @@ async fn rows_without_a_time_get_the_stores(backend: Backend) {
     assert!(age.abs() < time::Duration::minutes(1), "{age}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_never_touches_a_session_that_is_there(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["mine"]).await;
@@ -204,6 +208,9 @@ async fn an_import_never_touches_a_session_that_is_there(backend: Backend) {
 }
 
 /// The database refuses the last message; the rows are fewer, or more, than was said; two have one `seq`.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_is_whole_or_not_at_all(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -237,6 +244,9 @@ async fn an_import_is_whole_or_not_at_all(backend: Backend) {
 }
 
 /// As it happens when a task is aborted: at every point at which the call waits.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_that_its_caller_gives_up_is_whole_or_not_at_all(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (archive, batches) = archive();

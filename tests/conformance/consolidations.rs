@@ -2,31 +2,17 @@
 
 use crate::conversation::{Conversation, LONG, summary};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::session::{ConsolidationState, Session};
 use precis::storage::StoreError;
 use precis::storage::consolidations::{Claim, Step};
 use std::sync::Arc;
 use std::time::Duration;
+use test_case::test_case;
 use time::OffsetDateTime;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use uuid::Uuid;
-
-on_both_stores!(
-    a_lease_has_one_holder,
-    a_lease_ends_by_itself,
-    only_the_holder_renews_and_releases,
-    a_due_claim_needs_its_revision_and_has_to_wait,
-    a_commit_advances_all_together,
-    a_commit_needs_lease_revision_and_cursor,
-    a_commit_beyond_the_history_is_refused,
-    a_commit_after_a_restore_is_discarded,
-    a_commit_after_an_erasure_is_discarded,
-    steps_follow_each_other_under_one_lease,
-    failures_are_noted_and_forgotten,
-    commits_and_restores_at_once_leave_one_story,
-);
 
 async fn demo(backend: &Backend) -> Conversation {
     let demo = Conversation::on(backend).await;
@@ -47,6 +33,9 @@ fn about(time: OffsetDateTime, expected: OffsetDateTime) -> bool {
     (time - expected).abs() < time::Duration::minutes(1)
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_has_one_holder(backend: Backend) {
     const TAKERS: usize = 30;
     let demo = demo(&backend).await;
@@ -75,6 +64,9 @@ async fn a_lease_has_one_holder(backend: Backend) {
     assert_eq!(other.find().await, None);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_ends_by_itself(backend: Backend) {
     let demo = demo(&backend).await;
     let (first, second) = (Uuid::new_v4(), Uuid::new_v4());
@@ -95,6 +87,9 @@ async fn a_lease_ends_by_itself(backend: Backend) {
     assert!(demo.commit(first, &step).await.is_some());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_holder_renews_and_releases(backend: Backend) {
     let demo = demo(&backend).await;
     let (holder, other) = (Uuid::new_v4(), Uuid::new_v4());
@@ -118,6 +113,9 @@ async fn only_the_holder_renews_and_releases(backend: Backend) {
     assert!(renew(&demo, other, LONG).await);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_due_claim_needs_its_revision_and_has_to_wait(backend: Backend) {
     let demo = demo(&backend).await;
     demo.consolidate(2, "two").await;
@@ -137,6 +135,9 @@ async fn a_due_claim_needs_its_revision_and_has_to_wait(backend: Backend) {
     assert!(demo.take(token, Claim::Due { revision: 1 }, LONG).await.is_some());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_advances_all_together(backend: Backend) {
     let demo = demo(&backend).await;
     demo.session("other").say(&["x"; 10]).await;
@@ -163,6 +164,9 @@ async fn a_commit_advances_all_together(backend: Backend) {
     assert_eq!(demo.session("other").state().await, other);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
     let demo = demo(&backend).await;
     demo.consolidate(2, "two").await;
@@ -187,6 +191,9 @@ async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
     assert_eq!(demo.commit(token, &step).await, None);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_beyond_the_history_is_refused(backend: Backend) {
     let demo = demo(&backend).await;
     let token = demo.lease().await;
@@ -200,6 +207,9 @@ async fn a_commit_beyond_the_history_is_refused(backend: Backend) {
 }
 
 /// Also where the restore leads to the very cursor that the step builds on.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_after_a_restore_is_discarded(backend: Backend) {
     let demo = demo(&backend).await;
     for target in [0, 1] {
@@ -216,6 +226,9 @@ async fn a_commit_after_a_restore_is_discarded(backend: Backend) {
     assert_eq!(demo.consolidate(5, "five").await.range, Some((1, 5)));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_after_an_erasure_is_discarded(backend: Backend) {
     let demo = demo(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -237,6 +250,9 @@ async fn a_commit_after_an_erasure_is_discarded(backend: Backend) {
     assert_eq!(demo.commit(token, &step).await, None);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_follow_each_other_under_one_lease(backend: Backend) {
     let demo = demo(&backend).await;
     let token = demo.lease().await;
@@ -252,6 +268,9 @@ async fn steps_follow_each_other_under_one_lease(backend: Backend) {
     assert_eq!((state.cursor_tokens, state.tail_len(), state.tail_tokens()), (state.tokens, 0, 0));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_are_noted_and_forgotten(backend: Backend) {
     let demo = demo(&backend).await;
     let before = demo.state().await;
@@ -281,6 +300,9 @@ async fn failures_are_noted_and_forgotten(backend: Backend) {
 }
 
 /// Summary, cursor and revision of the session are always those of its newest revision.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commits_and_restores_at_once_leave_one_story(backend: Backend) {
     let demo = demo(&backend).await;
     let mut committed = 0;

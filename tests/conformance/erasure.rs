@@ -8,18 +8,13 @@ use crate::conversation::{
     Conversation, LONG, counted, key, message, recorded, session_id, summary, user_id,
 };
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::revision::{Meta, Source};
 use precis::storage::consolidations::Step;
 use std::collections::BTreeSet;
+use test_case::test_case;
 use uuid::Uuid;
-
-on_both_stores!(
-    an_erased_user_is_in_no_column_of_any_table,
-    an_erased_session_is_in_no_column_of_any_table,
-    whoever_holds_a_lease_brings_nothing_back,
-);
 
 /// The word.
 const PLUGH: &str = "plugh";
@@ -126,6 +121,9 @@ fn files(backend: &Backend, word: &str) -> Vec<String> {
     found
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_erased_user_is_in_no_column_of_any_table(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -143,6 +141,9 @@ async fn an_erased_user_is_in_no_column_of_any_table(backend: Backend) {
     assert!(matches!(backend, Backend::Postgres(_)) || !files(&backend, "xyzzy").is_empty());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_erased_session_is_in_no_column_of_any_table(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -160,6 +161,9 @@ async fn an_erased_session_is_in_no_column_of_any_table(backend: Backend) {
 }
 
 /// A consolidation goes on for as long as its model takes: whatever it does then finds nothing.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_holds_a_lease_brings_nothing_back(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;

@@ -2,7 +2,7 @@
 
 use crate::conversation::{Conversation, counted, exchange, exchange_of, message, recorded, user_id};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::id::UserId;
 use precis::domain::message::Message;
@@ -13,23 +13,14 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use test_case::test_case;
 use time::OffsetDateTime;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-on_both_stores!(
-    the_first_exchange_creates_the_session,
-    the_next_exchange_continues_it,
-    many_writers_leave_no_hole_and_no_double,
-    an_exchange_is_stored_whole_or_not_at_all,
-    an_exchange_that_its_caller_gives_up_is_stored_whole_or_not_at_all,
-    another_user_writes_nothing,
-    metadata_is_kept_until_it_is_replaced,
-    messages_come_back_byte_for_byte,
-    large_exchanges_are_stored,
-    times_never_go_back_within_a_session,
-);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_exchange_creates_the_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!(demo.find().await, None);
@@ -58,6 +49,9 @@ async fn the_first_exchange_creates_the_session(backend: Backend) {
     assert!(age.abs() < time::Duration::minutes(1), "{age}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_exchange_continues_it(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (mut next, mut tokens, mut times) = (1, 0, Vec::new());
@@ -83,6 +77,9 @@ async fn the_next_exchange_continues_it(backend: Backend) {
 }
 
 /// Over two stores, as two replicas have them.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_writers_leave_no_hole_and_no_double(backend: Backend) {
     const WRITERS: usize = 40;
     let replicas = [Conversation::on(&backend).await, Conversation::on(&backend).await];
@@ -121,6 +118,9 @@ async fn many_writers_leave_no_hole_and_no_double(backend: Backend) {
 }
 
 /// The database is made to refuse the third message of an exchange.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exchange_is_stored_whole_or_not_at_all(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -156,6 +156,9 @@ async fn an_exchange_is_stored_whole_or_not_at_all(backend: Backend) {
 }
 
 /// As it happens when a task is aborted: at every point at which the call waits.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exchange_that_its_caller_gives_up_is_stored_whole_or_not_at_all(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut given_up = 0;
@@ -191,6 +194,9 @@ pub(crate) async fn polled<F: Future>(most: usize, future: F) -> Option<F::Outpu
     .await
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_user_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.record(&exchange_of("ada", &["a", "b"])).await;
@@ -207,6 +213,9 @@ async fn another_user_writes_nothing(backend: Backend) {
     assert_eq!(demo.state().await.user_id, user_id("ada"));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metadata_is_kept_until_it_is_replaced(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let with =
@@ -221,6 +230,9 @@ async fn metadata_is_kept_until_it_is_replaced(backend: Backend) {
     assert_eq!(other.state().await.metadata, odd);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_come_back_byte_for_byte(backend: Backend) {
     let texts = [
         r#"{"role":"user","content":"私はお茶が好きです 🍵 e\u0301 \ud83c\udf75"}"#,
@@ -243,6 +255,9 @@ async fn messages_come_back_byte_for_byte(backend: Backend) {
     assert!(recalled.window.iter().map(|message| message.json.as_str()).eq(texts));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_exchanges_are_stored(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let long = "é".repeat(1 << 20);
@@ -254,6 +269,9 @@ async fn large_exchanges_are_stored(backend: Backend) {
 }
 
 /// A clock that is set back, or a second replica's that is behind.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn times_never_go_back_within_a_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["now", "here"]).await;

@@ -2,26 +2,20 @@
 
 use crate::conversation::{Conversation, exchange, exchange_of, key, recorded};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::exchange::{Exchange, Recorded};
 use precis::storage::exchanges::Append;
 use std::sync::Arc;
+use test_case::test_case;
 use time::{Duration, OffsetDateTime};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-on_both_stores!(
-    a_replay_gets_the_first_answer_and_writes_nothing,
-    a_key_is_good_for_one_exchange,
-    one_of_many_at_once_is_recorded,
-    different_exchanges_with_one_key_at_once,
-    keys_are_the_sessions_own,
-    keys_are_kept_for_a_day,
-    old_keys_are_removed,
-);
-
 const AT_ONCE: usize = 20;
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replay_gets_the_first_answer_and_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = Exchange { metadata: Some(r#"{"v":1}"#.to_owned()), ..exchange_of("ada", &["a", "b"]) };
@@ -40,6 +34,9 @@ async fn a_replay_gets_the_first_answer_and_writes_nothing(backend: Backend) {
     assert_eq!(recorded(demo.append(&first, None).await).first_seq, 5);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_good_for_one_exchange(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = exchange(&["a", "b"]);
@@ -58,6 +55,9 @@ async fn a_key_is_good_for_one_exchange(backend: Backend) {
 }
 
 /// On a session that doesn't exist yet, and on one that does.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_many_at_once_is_recorded(backend: Backend) {
     let replicas = [Conversation::on(&backend).await, Conversation::on(&backend).await];
     for round in 0..5 {
@@ -83,6 +83,9 @@ async fn one_of_many_at_once_is_recorded(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn different_exchanges_with_one_key_at_once(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let barrier = Arc::new(Barrier::new(AT_ONCE));
@@ -100,6 +103,9 @@ async fn different_exchanges_with_one_key_at_once(backend: Backend) {
     assert_eq!(demo.state().await.last_seq, 1);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_the_sessions_own(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let exchange = exchange(&["a"]);
@@ -116,6 +122,9 @@ async fn age(sql: &mut Sql, key: &str, by: Duration) {
 }
 
 /// However much is written meanwhile.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_kept_for_a_day(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -130,6 +139,9 @@ async fn keys_are_kept_for_a_day(backend: Backend) {
 }
 
 /// Of the session that is written to, within so many exchanges; those of others wait for theirs.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_keys_are_removed(backend: Backend) {
     let (demo, mut sql) = (Conversation::on(&backend).await, Sql::on(&backend).await);
     let (other, first) = (demo.session("other"), exchange(&["a", "b"]));

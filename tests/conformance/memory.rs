@@ -1,23 +1,14 @@
 //! Memory documents.
 
 use crate::conversation::{Conversation, user_id};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::memory::MemoryDocument;
 use precis::storage::memory::NewMemory;
 use std::sync::Arc;
+use test_case::test_case;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
-
-on_both_stores!(
-    a_document_comes_back_as_it_was_written,
-    each_write_is_a_version,
-    a_write_needs_the_version_that_it_expects,
-    writers_at_once_get_a_version_each,
-    one_of_many_that_expect_the_same_version_writes,
-    earlier_versions_come_in_pages,
-    documents_are_their_users_own,
-);
 
 async fn write(
     demo: &Conversation,
@@ -39,6 +30,9 @@ async fn versions(demo: &Conversation, user: &UserId) -> Vec<MemoryDocument> {
     demo.store.memory_revisions(&demo.tenant, user, i64::MAX, i64::MAX).await.unwrap()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_document_comes_back_as_it_was_written(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     assert_eq!((read(&demo, &ada).await, versions(&demo, &ada).await), (None, Vec::new()));
@@ -51,6 +45,9 @@ async fn a_document_comes_back_as_it_was_written(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_write_is_a_version(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     let mut written = Vec::new();
@@ -64,6 +61,9 @@ async fn each_write_is_a_version(backend: Backend) {
     assert_eq!(versions(&demo, &ada).await, written);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_needs_the_version_that_it_expects(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     for wrong in [1, 2, -1, i64::MAX] {
@@ -98,6 +98,9 @@ async fn at_once(backend: &Backend, count: usize, expected: Option<i64>) -> Vec<
     writers.join_all().await.into_iter().flatten().collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_at_once_get_a_version_each(backend: Backend) {
     let mut written = at_once(&backend, 20, None).await;
     written.sort_by_key(|document| std::cmp::Reverse(document.version));
@@ -107,6 +110,9 @@ async fn writers_at_once_get_a_version_each(backend: Backend) {
     assert_eq!(read(&demo, &user_id("ada")).await.as_ref(), written.first());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_many_that_expect_the_same_version_writes(backend: Backend) {
     for version in 0..3 {
         let written = at_once(&backend, 20, Some(version)).await;
@@ -117,6 +123,9 @@ async fn one_of_many_that_expect_the_same_version_writes(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn earlier_versions_come_in_pages(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     for version in 1..=14 {
@@ -141,6 +150,9 @@ async fn earlier_versions_come_in_pages(backend: Backend) {
     assert_eq!(page(15, 0).await, []);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn documents_are_their_users_own(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let users = ["ada", "Ada", "ada ", "a/da", "%", "default"].map(user_id);

@@ -2,20 +2,16 @@
 
 use crate::conversation::{ALL, Conversation, counted, exchange, message};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::cut::Mark;
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Role;
 use precis::storage::messages::{Outline, Page};
+use test_case::test_case;
 
-on_both_stores!(
-    no_session_and_no_messages_are_told_apart,
-    pages_have_their_borders,
-    pages_meet_without_hole_or_double,
-    outlines_say_what_a_cut_needs,
-    the_database_refuses_to_change_a_message,
-);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_and_no_messages_are_told_apart(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!(demo.page(ALL).await, None);
@@ -26,6 +22,9 @@ async fn no_session_and_no_messages_are_told_apart(backend: Backend) {
     assert_eq!(demo.session("other").page(ALL).await, None);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_have_their_borders(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 12]).await;
@@ -54,6 +53,9 @@ async fn pages_have_their_borders(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_meet_without_hole_or_double(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 23]).await;
@@ -76,6 +78,9 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outlines_say_what_a_cut_needs(backend: Backend) {
     let call =
         |id: &str| format!(r#"{{"id":{id},"type":"function","function":{{"name":"f","arguments":"{{}}"}}}}"#);
@@ -110,6 +115,9 @@ async fn outlines_say_what_a_cut_needs(backend: Backend) {
     assert_eq!(expected[0].mark.role, Role::User);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_database_refuses_to_change_a_message(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.record(&exchange(&["a", "b"])).await;

@@ -1,19 +1,13 @@
 //! Reading all that a context is made of.
 
 use crate::conversation::{Conversation, exchange_of, user_id};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::storage::recall::Recalled;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use test_case::test_case;
 use time::OffsetDateTime;
-
-on_both_stores!(
-    an_unknown_session_is_empty_and_is_not_created,
-    the_memory_is_the_sessions_users,
-    the_window_is_the_newest_of_the_tail,
-    state_and_window_are_of_one_moment,
-);
 
 async fn recall(conversation: &Conversation, user: &UserId, most: usize) -> Recalled {
     conversation.store.recall(&conversation.tenant, &conversation.session, user, most).await.unwrap()
@@ -23,6 +17,9 @@ fn seqs(recalled: &Recalled) -> Vec<i64> {
     recalled.window.iter().map(|message| message.seq).collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unknown_session_is_empty_and_is_not_created(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let recalled = recall(&demo, &UserId::default(), 200).await;
@@ -31,6 +28,9 @@ async fn an_unknown_session_is_empty_and_is_not_created(backend: Backend) {
     assert_eq!(demo.find().await, None);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_memory_is_the_sessions_users(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (ada, bo, cy) = (user_id("ada"), user_id("bo"), user_id("cy"));
@@ -50,6 +50,9 @@ async fn the_memory_is_the_sessions_users(backend: Backend) {
     assert_eq!(recall(&other, &ada, 10).await.memory, None);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_window_is_the_newest_of_the_tail(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 30]).await;
@@ -75,6 +78,9 @@ async fn the_window_is_the_newest_of_the_tail(backend: Backend) {
 }
 
 /// One writes and consolidates, others read: cursor, window and counts fit together at all times.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn state_and_window_are_of_one_moment(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x", "y"]).await;

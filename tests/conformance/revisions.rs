@@ -2,27 +2,20 @@
 
 use crate::conversation::{Conversation, summary};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::revision::{Meta, Revision, RevisionKind, Source};
 use precis::domain::session::Summary;
 use precis::storage::consolidations::Step;
+use test_case::test_case;
 use time::OffsetDateTime;
-
-on_both_stores!(
-    no_session_and_no_revisions_are_told_apart,
-    every_field_comes_back,
-    a_revision_of_an_older_version_can_be_read,
-    pages_meet_without_hole_or_double,
-    restore_sets_summary_and_cursor_back,
-    restore_of_what_is_not_there_writes_nothing,
-    history_can_be_summarised_anew_after_a_restore,
-    the_database_refuses_to_change_a_revision,
-);
 
 async fn get(demo: &Conversation, revision: i64) -> Option<Revision> {
     demo.store.revision(&demo.tenant, &demo.session, revision).await.unwrap()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_and_no_revisions_are_told_apart(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!((demo.revisions().await, get(&demo, 1).await), (None, None));
@@ -53,6 +46,9 @@ fn source(model: &str, tokens: Option<i64>) -> Source {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_field_comes_back(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 9]).await;
@@ -86,6 +82,9 @@ async fn every_field_comes_back(backend: Backend) {
 }
 
 /// What is counted today was not always counted, and a revision stays as it was written.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revision_of_an_older_version_can_be_read(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 2]).await;
@@ -115,6 +114,9 @@ async fn a_revision_of_an_older_version_can_be_read(backend: Backend) {
     assert_eq!(revision.meta, Some(Meta { text_before: "long".to_owned(), source }));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_meet_without_hole_or_double(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 17]).await;
@@ -133,6 +135,9 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
     assert_eq!(Some(read), demo.revisions().await);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restore_sets_summary_and_cursor_back(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]).await;
@@ -172,6 +177,9 @@ async fn restore_sets_summary_and_cursor_back(backend: Backend) {
     assert_eq!(demo.session("other").state().await.revision, 0);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restore_of_what_is_not_there_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -188,6 +196,9 @@ async fn restore_of_what_is_not_there_writes_nothing(backend: Backend) {
     assert_eq!(sql.rows().await, rows);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_can_be_summarised_anew_after_a_restore(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 8]).await;
@@ -203,6 +214,9 @@ async fn history_can_be_summarised_anew_after_a_restore(backend: Backend) {
     assert_eq!(state.cursor_tokens, demo.history().await[0].json.len() as i64);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_database_refuses_to_change_a_revision(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 4]).await;

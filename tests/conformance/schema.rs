@@ -2,19 +2,12 @@
 
 use crate::conversation::Conversation;
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use precis::domain::search::analysis::Analysis;
 use precis::storage::{self, Options, StoreError};
 use std::time::Duration;
-
-on_both_stores!(
-    a_store_is_ready_once_it_is_migrated,
-    migrating_again_changes_nothing,
-    replicas_may_migrate_at_once,
-    another_schema_than_this_versions_is_told,
-    a_closed_store_is_unavailable,
-);
+use test_case::test_case;
 
 /// A database without a schema, in place of one with it.
 async fn empty(backend: Backend) -> Backend {
@@ -31,6 +24,9 @@ async fn empty(backend: Backend) -> Backend {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_is_ready_once_it_is_migrated(backend: Backend) {
     let backend = empty(backend).await;
     let store = backend.store().await;
@@ -42,6 +38,9 @@ async fn a_store_is_ready_once_it_is_migrated(backend: Backend) {
     assert_eq!(Conversation::on(&backend).await.say(&["a", "b"]).await.last_seq, 2);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrating_again_changes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["a", "b"]).await;
@@ -56,6 +55,9 @@ async fn migrating_again_changes_nothing(backend: Backend) {
     demo.store.ready().await.unwrap();
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_may_migrate_at_once(backend: Backend) {
     let backend = empty(backend).await;
     // An embedded database has one process, and with it one store.
@@ -66,6 +68,9 @@ async fn replicas_may_migrate_at_once(backend: Backend) {
     two.ready().await.unwrap();
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_schema_than_this_versions_is_told(backend: Backend) {
     let store = backend.store().await;
     let mut sql = Sql::on(&backend).await;
@@ -82,6 +87,9 @@ async fn another_schema_than_this_versions_is_told(backend: Backend) {
     assert!(matches!(error, StoreError::Schema { found, .. } if found < newest), "{error:?}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closed_store_is_unavailable(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["a", "b"]).await;

@@ -1,18 +1,12 @@
 //! Finding messages: both stores find the same.
 
 use crate::conversation::{Conversation, exchange_of, session_id, user_id};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::message::Role;
 use precis::domain::search::index::{Lexeme, Probe};
 use precis::storage::search::{Place, Sample, Scope};
 use std::slice::from_ref;
-
-on_both_stores!(
-    messages_are_drawn_by_what_they_have,
-    the_scope_narrows_what_is_drawn,
-    the_newest_messages_tell_how_common_a_word_is,
-    what_is_read_is_bounded,
-);
+use test_case::test_case;
 
 pub(crate) fn probe(groups: &[&[&str]]) -> Probe {
     let lexeme = |term: &&str| match term.strip_suffix('*') {
@@ -45,6 +39,9 @@ async fn push(demo: &Conversation) {
     filler.settle().await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_are_drawn_by_what_they_have(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["apples", "pears and plums", "apples and pears", "applesauce"]).await;
@@ -78,6 +75,9 @@ async fn check_draws(demo: &Conversation) {
     assert_eq!(found[0].json, demo.history().await[1].json);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_scope_narrows_what_is_drawn(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.record(&exchange_of("ada", &["a plum", "one plum"])).await;
@@ -120,6 +120,9 @@ async fn check_scopes(demo: &Conversation) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for _ in 0..10 {
@@ -149,6 +152,9 @@ async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
     assert_eq!(sample(&answers, 100).await.3, [0, 0, 0]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_read_is_bounded(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for _ in 0..3 {

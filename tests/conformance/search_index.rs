@@ -3,7 +3,7 @@
 use crate::conversation::{Conversation, LONG, exchange_of, message, user_id};
 use crate::search::{probe, seqs};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::search::analysis::{Analysis, Language};
 use precis::service::reindex::{reindex, state};
@@ -12,20 +12,8 @@ use precis::storage::{self, Options, Store};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::sync::Arc;
 use std::time::Duration;
+use test_case::test_case;
 use tokio::time::timeout;
-
-on_both_stores!(
-    messages_from_before_the_index_are_indexed_later,
-    other_rules_index_all_anew,
-    an_erased_session_is_indexed_no_more,
-    what_is_erased_makes_room_for_what_is_found,
-    what_is_stored_waits_to_be_indexed,
-    what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored,
-    a_message_of_very_many_words_is_indexed_as_far_as_it_goes,
-    many_at_it_index_everything_once,
-    what_is_erased_while_it_waits_is_not_indexed,
-    a_message_that_cannot_be_read_keeps_no_other_from_being_found,
-);
 
 /// A store over it that indexes by these rules.
 async fn store_with(backend: &Backend, search: Option<Analysis>) -> Arc<dyn Store> {
@@ -55,6 +43,9 @@ async fn settle_all(demo: &Conversation) {
     while demo.store.settle_index().await.unwrap() {}
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -88,6 +79,9 @@ async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
     assert_eq!(reindex(&demo.store, analysis, |_| {}).await.unwrap(), 0);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_rules_index_all_anew(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["plums"]).await;
@@ -124,6 +118,9 @@ async fn other_rules_index_all_anew(backend: Backend) {
     assert_eq!(waiting(&mut sql).await.len(), 1);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_erased_session_is_indexed_no_more(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -144,6 +141,9 @@ async fn an_erased_session_is_indexed_no_more(backend: Backend) {
 }
 
 /// Ids of SQLite's rows begin anew after the highest that is left: what is stored then is not taken for indexed.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -167,6 +167,9 @@ async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_stored_waits_to_be_indexed(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -198,6 +201,9 @@ async fn what_is_stored_waits_to_be_indexed(backend: Backend) {
     assert_eq!(waiting(&mut sql).await, [""; 0]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -229,6 +235,9 @@ async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(back
 }
 
 /// A row of Postgres' index takes a megabyte, and one that it refuses would be in the way of all that waits.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_of_very_many_words_is_indexed_as_far_as_it_goes(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let characters = ('\u{4e00}'..).take(3000).map(|base| format!("{base}{}", "\u{f77}".repeat(13)));
@@ -237,6 +246,9 @@ async fn a_message_of_very_many_words_is_indexed_as_far_as_it_goes(backend: Back
 }
 
 /// Several replicas, or a service and many who search: each finds what it stored, whoever indexed it.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_at_it_index_everything_once(backend: Backend) {
     const EXCHANGES: usize = 40;
     let demo = Conversation::on(&backend).await;
@@ -273,6 +285,9 @@ async fn many_at_it_index_everything_once(backend: Backend) {
     assert_eq!(index(&mut sql).await.len(), 4 * EXCHANGES);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_erased_while_it_waits_is_not_indexed(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -297,6 +312,9 @@ async fn what_is_erased_while_it_waits_is_not_indexed(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_cannot_be_read_keeps_no_other_from_being_found(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;

@@ -2,25 +2,14 @@
 
 use crate::conversation::{Conversation, exchange, exchange_of, key, recorded, session_id, user_id};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::session::Session;
 use precis::storage::sessions::After;
 use std::collections::BTreeSet;
+use test_case::test_case;
 use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
-
-on_both_stores!(
-    ids_that_differ_are_different_sessions,
-    the_list_has_the_newest_activity_first,
-    the_list_of_a_user_has_theirs_only,
-    pages_meet_without_hole_or_double,
-    pages_meet_at_the_borders_of_hours,
-    metadata_is_replaced_and_nothing_else,
-    erasure_leaves_nothing,
-    an_erased_session_starts_anew,
-    erasure_and_writing_at_once,
-);
 
 async fn list(demo: &Conversation, user: Option<&UserId>, after: Option<&After>, limit: i64) -> Vec<Session> {
     demo.store.sessions(&demo.tenant, user, after, limit).await.unwrap()
@@ -42,6 +31,9 @@ async fn set_activity(sql: &mut Sql, id: &str, at: OffsetDateTime) {
     sql.run(&statement).await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_that_differ_are_different_sessions(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let long = "x".repeat(255);
@@ -99,6 +91,9 @@ async fn ids_that_differ_are_different_sessions(backend: Backend) {
     assert_eq!(list(&demo, None, None, 100).await.len(), all.len() - 1);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_list_has_the_newest_activity_first(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!(list(&demo, None, None, 10).await, []);
@@ -122,6 +117,9 @@ async fn the_list_has_the_newest_activity_first(backend: Backend) {
     assert_eq!(list(&demo, None, None, 0).await, []);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_list_of_a_user_has_theirs_only(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for (id, user) in [("1", "ada"), ("2", "bo"), ("3", "ada"), ("4", "Ada"), ("5", "ada ")] {
@@ -157,6 +155,9 @@ async fn read_in_pages(
     assert_eq!(read, expected);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_meet_without_hole_or_double(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -189,6 +190,9 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
 }
 
 /// The index knows hours only.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_meet_at_the_borders_of_hours(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -213,6 +217,9 @@ async fn pages_meet_at_the_borders_of_hours(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metadata_is_replaced_and_nothing_else(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let set =
@@ -245,6 +252,9 @@ async fn fill(conversation: &Conversation, marker: &str) {
     conversation.lease().await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erasure_leaves_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -276,6 +286,9 @@ async fn erasure_leaves_nothing(backend: Backend) {
     assert_eq!(sql.rows().await, kept);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_erased_session_starts_anew(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = exchange_of("ada", &["a", "b"]);
@@ -295,6 +308,9 @@ async fn an_erased_session_starts_anew(backend: Backend) {
 }
 
 /// Whatever comes first: what is left is whole.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erasure_and_writing_at_once(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let writers: Vec<_> = (0..4)

@@ -4,7 +4,7 @@
 use crate::api_keys::new_key;
 use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, user_id};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::search::index::{Lexeme, Probe};
 use precis::storage::archives::Part;
@@ -12,10 +12,9 @@ use precis::storage::consolidations::{Claim, Step};
 use precis::storage::search::{Place, Scope};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use std::slice::from_ref;
+use test_case::test_case;
 use time::OffsetDateTime;
 use uuid::Uuid;
-
-on_both_stores!(a_tenant_without_anything_sees_and_does_nothing, the_same_ids_are_another_tenants_own);
 
 /// The second wall: a statement that forgets the tenant sees and changes nothing, and one that says another tenant than
 /// its transaction doesn't either. For every table with a tenant, so that a new one is not forgotten.
@@ -69,6 +68,9 @@ async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, Step) {
     (token, demo.step(3, "three").await)
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     let (token, step) = fill(&acme, &ada).await;
@@ -123,6 +125,9 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
     assert!(acme.commit(token, &step).await.is_some());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_ids_are_another_tenants_own(backend: Backend) {
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     let mut sql = Sql::on(&backend).await;

@@ -2,17 +2,9 @@
 
 use crate::conversation::Conversation;
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use futures_util::future::join_all;
-
-on_both_stores!(
-    what_is_spent_adds_up,
-    each_tenant_has_its_own_account,
-    each_day_begins_anew,
-    the_sum_stops_where_the_column_ends,
-    spending_at_once_adds_up,
-    erasure_leaves_the_account,
-);
+use test_case::test_case;
 
 async fn spend(demo: &Conversation, tokens: u64) {
     demo.store.spend(&demo.tenant, tokens).await.unwrap();
@@ -37,6 +29,9 @@ fn today(sql: &Sql) -> &'static str {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_spent_adds_up(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sum = 0;
@@ -50,6 +45,9 @@ async fn what_is_spent_adds_up(backend: Backend) {
     assert_eq!(account(&mut Sql::on(&backend).await).await, ["0: 5000000021"]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_tenant_has_its_own_account(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let tenants = ["acme", "Acme", "acme ", "é"].map(|name| demo.tenant(name));
@@ -62,6 +60,9 @@ async fn each_tenant_has_its_own_account(backend: Backend) {
     assert_eq!(spent(&demo).await, 0);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_day_begins_anew(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -78,6 +79,9 @@ async fn each_day_begins_anew(backend: Backend) {
     assert_eq!(spent(&demo).await, 0);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sum_stops_where_the_column_ends(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for tokens in [u64::MAX, 1, i64::MAX as u64, u64::MAX] {
@@ -91,6 +95,9 @@ async fn the_sum_stops_where_the_column_ends(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spending_at_once_adds_up(backend: Backend) {
     // As replicas over one server; an embedded database has one store.
     let one = Conversation::on(&backend).await;
@@ -101,6 +108,9 @@ async fn spending_at_once_adds_up(backend: Backend) {
     assert_eq!(spent(&one).await, 50 * 51);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erasure_leaves_the_account(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["a", "b"]).await;

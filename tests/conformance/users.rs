@@ -2,15 +2,10 @@
 
 use crate::conversation::{Conversation, exchange_of, key, recorded, user_id};
 use crate::sql::Sql;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use std::collections::BTreeSet;
-
-on_both_stores!(
-    erasure_takes_all_of_a_user_and_of_no_other,
-    either_half_of_a_user_is_something_to_erase,
-    an_erased_user_starts_anew,
-);
+use test_case::test_case;
 
 async fn erase(demo: &Conversation, user: &UserId) -> bool {
     demo.store.erase_user(&demo.tenant, user).await.unwrap()
@@ -30,6 +25,9 @@ async fn fill(demo: &Conversation, user: &UserId) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erasure_takes_all_of_a_user_and_of_no_other(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -51,6 +49,9 @@ async fn erasure_takes_all_of_a_user_and_of_no_other(backend: Backend) {
     assert_eq!(sql.rows().await, kept);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn either_half_of_a_user_is_something_to_erase(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -63,6 +64,9 @@ async fn either_half_of_a_user_is_something_to_erase(backend: Backend) {
     assert!(!erase(&demo, &ada).await);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_erased_user_starts_anew(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let ada = user_id("ada");

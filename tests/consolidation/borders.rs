@@ -1,19 +1,15 @@
 //! Where something begins and where not yet: each figure of the contract, and the one beside it.
 
 use crate::harness::{consolidate, is_meta, plain, record, revisions, start, state, turns, user};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::StatusCode;
 use serde_json::json;
+use test_case::test_case;
 
-on_both_stores!(
-    a_hundred_messages_are_not_due_and_one_more_is,
-    six_hundred_words_are_not_compressed_and_one_more_is,
-    a_tenth_in_sentences_at_least_five_at_most_fifty,
-    the_recent_messages_stay_and_the_cut_is_before_a_user_message,
-    many_tokens_make_a_tail_due,
-);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_messages_are_not_due_and_one_more_is(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[]).await;
@@ -30,6 +26,9 @@ async fn a_hundred_messages_are_not_due_and_one_more_is(backend: Backend) {
 }
 
 /// The summary is of exactly this many words, in one go or in two, in Latin script or in Han.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn six_hundred_words_are_not_compressed_and_one_more_is(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.keep_recent", "2")]).await;
@@ -69,6 +68,9 @@ async fn six_hundred_words_are_not_compressed_and_one_more_is(backend: Backend) 
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenth_in_sentences_at_least_five_at_most_fifty(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.keep_recent", "2")]).await;
@@ -85,6 +87,9 @@ async fn a_tenth_in_sentences_at_least_five_at_most_fifty(backend: Backend) {
     assert_eq!(model.calls().len(), 7);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_recent_messages_stay_and_the_cut_is_before_a_user_message(backend: Backend) {
     let model = ModelServer::start().await;
     // `u` and `a` are messages, `C` makes a call, `r` is its result.
@@ -125,6 +130,9 @@ async fn the_recent_messages_stay_and_the_cut_is_before_a_user_message(backend: 
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_tokens_make_a_tail_due(backend: Backend) {
     let model = ModelServer::start().await;
     let plenty = start(&backend, &model, &[]).await;

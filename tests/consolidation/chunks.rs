@@ -3,21 +3,12 @@
 use crate::harness::{
     assistant, consolidate, covering, lines, named, plain, record, revisions, seen, start, state, turns, user,
 };
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
 use precis::domain::tokens;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-
-on_both_stores!(
-    five_thousand_long_messages_at_once,
-    what_was_committed_stands_when_a_later_part_fails,
-    a_message_larger_than_the_limit_is_read_in_pieces,
-    a_unit_larger_than_the_limit_is_never_parted,
-    a_part_without_text_needs_no_model,
-    results_of_tools_count_as_much_as_a_model_sees_of_them,
-    a_name_larger_than_the_limit_is_cut,
-);
+use test_case::test_case;
 
 fn assert_within(calls: &[Call], limit: usize) {
     for call in calls {
@@ -49,6 +40,9 @@ pub(crate) fn long(seq: usize) -> String {
     json!({"role": role, "content": text}).to_string()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_thousand_long_messages_at_once(backend: Backend) {
     const LIMIT: usize = 100_000; // the default of a model's input_limit
     let model = ModelServer::start().await;
@@ -76,6 +70,9 @@ async fn five_thousand_long_messages_at_once(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_committed_stands_when_a_later_part_fails(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
@@ -106,6 +103,9 @@ async fn what_was_committed_stands_when_a_later_part_fails(backend: Backend) {
     assert_eq!(revisions.len(), calls.len());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_larger_than_the_limit_is_read_in_pieces(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(
@@ -145,6 +145,9 @@ async fn a_message_larger_than_the_limit_is_read_in_pieces(backend: Backend) {
 }
 
 /// A call with three hundred results: parted for the model, never for the cursor.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_unit_larger_than_the_limit_is_never_parted(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
@@ -181,6 +184,9 @@ async fn a_unit_larger_than_the_limit_is_never_parted(backend: Backend) {
     assert!(model_calls.len() > revisions.len());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_without_text_needs_no_model(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::fail(500, "nobody is asked"));
@@ -202,6 +208,9 @@ async fn a_part_without_text_needs_no_model(backend: Backend) {
 }
 
 /// Pages of output, of which a model sees a few lines: they are not what a part is filled with.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn results_of_tools_count_as_much_as_a_model_sees_of_them(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
@@ -226,6 +235,9 @@ async fn results_of_tools_count_as_much_as_a_model_sees_of_them(backend: Backend
     assert_eq!(calls.iter().map(seen).collect::<Vec<_>>(), [(1..=100).collect::<Vec<_>>()]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_larger_than_the_limit_is_cut(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));

@@ -8,7 +8,7 @@ mod story;
 
 use crate::harness::{Answer, consolidate, context, covering, is_meta, record, start, state, until};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use oracle::Oracle;
 use proptest::test_runner::{Config, TestRunner};
@@ -17,13 +17,15 @@ use serde_json::{Value, json};
 use std::cell::Cell;
 use std::time::Duration;
 use story::{Mode, Op, Story, Trouble};
+use test_case::test_case;
 use tokio::runtime::Handle;
-
-on_both_stores!(every_message_is_covered_once_whatever_comes);
 
 /// Of each store; the environment variable `PRECIS_TEST_CASES` is for a longer search.
 const CASES: u32 = 24;
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_message_is_covered_once_whatever_comes(backend: Backend) {
     let cases = std::env::var("PRECIS_TEST_CASES").map_or(CASES, |cases| cases.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };

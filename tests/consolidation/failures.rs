@@ -5,7 +5,7 @@ use crate::harness::{
     start, state, turns, until,
 };
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
@@ -17,18 +17,9 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use test_case::test_case;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-
-on_both_stores!(
-    whatever_a_model_does_the_request_is_answered_and_nothing_changes,
-    it_is_tried_again_and_each_message_is_summarised_once,
-    the_wait_doubles_up_to_its_bound,
-    a_compression_that_fails_leaves_the_summary_long,
-    the_next_model_of_the_pool_steps_in,
-    after_a_failure_the_recent_messages_may_do,
-    a_panic_is_a_failure_like_any_other,
-);
 
 fn text() -> String {
     "HALF of a summary".to_owned()
@@ -74,6 +65,9 @@ fn assert_unharmed(what: &str, answer: &Answer, old: &Value) {
     assert_eq!((answer.consolidation.messages, answer.summary.revision), (0, 1), "{what}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_a_model_does_the_request_is_answered_and_nothing_changes(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [
@@ -116,6 +110,9 @@ async fn whatever_a_model_does_the_request_is_answered_and_nothing_changes(backe
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_tried_again_and_each_message_is_summarised_once(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [
@@ -157,6 +154,9 @@ async fn it_is_tried_again_and_each_message_is_summarised_once(backend: Backend)
     assert!(!text.as_str().unwrap().contains("HALF"));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_wait_doubles_up_to_its_bound(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::fail(503, "busy"));
@@ -188,6 +188,9 @@ async fn the_wait_doubles_up_to_its_bound(backend: Backend) {
 }
 
 /// Large beats lost: the new part is there, appended, whatever becomes of the compression.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compression_that_fails_leaves_the_summary_long(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [("llm.models.small.timeout", "500ms"), ("consolidation.summary_word_limit", "1")];
@@ -223,6 +226,9 @@ async fn a_compression_that_fails_leaves_the_summary_long(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_model_of_the_pool_steps_in(backend: Backend) {
     let (broken, works) = (ModelServer::start().await, ModelServer::start().await);
     works.default(Behaviour::reply(covering));
@@ -248,6 +254,9 @@ async fn the_next_model_of_the_pool_steps_in(backend: Backend) {
     assert_eq!(broken.calls().len(), works.calls().len());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_failure_the_recent_messages_may_do(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [
@@ -294,6 +303,9 @@ impl Llm for Bug {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
     let service = MemoryService::new(backend.store().await, Arc::new(Bug), rules());
     let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());

@@ -3,15 +3,10 @@
 
 use crate::harness::{PATIENCE, covering, named, plain, record, revisions, turns};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer, USAGE, refused_base_url};
 use serde_json::{Value, json};
-
-on_both_stores!(
-    a_model_that_is_down_is_soon_left_alone,
-    nobody_at_the_address_is_no_better,
-    a_model_that_is_back_is_used_again,
-);
+use test_case::test_case;
 
 /// Calls of the first model in a question: one, and one more after a failure.
 const CALLS: usize = 2;
@@ -66,6 +61,9 @@ async fn assert_soon_left_alone(app: &TestApp) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_is_down_is_soon_left_alone(backend: Backend) {
     let (first, second) = servers().await;
     let app = start(&backend, &first.base_url(), &second, "1h").await;
@@ -73,6 +71,9 @@ async fn a_model_that_is_down_is_soon_left_alone(backend: Backend) {
     assert_eq!((first.calls().len(), second.calls().len()), (2 * CALLS, 5));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_at_the_address_is_no_better(backend: Backend) {
     let second = ModelServer::start().await;
     second.default(Behaviour::reply(covering));
@@ -81,6 +82,9 @@ async fn nobody_at_the_address_is_no_better(backend: Backend) {
     assert_eq!(second.calls().len(), 5);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_is_back_is_used_again(backend: Backend) {
     let (first, second) = servers().await;
     let app = start(&backend, &first.base_url(), &second, "200ms").await;

@@ -3,7 +3,7 @@
 use crate::harness::{
     PATIENCE, consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
 };
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use precis::domain::id::{SessionId, TenantId};
 use precis::storage::consolidations::Claim;
@@ -11,19 +11,10 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use test_case::test_case;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use uuid::Uuid;
-
-on_both_stores!(
-    fifty_requests_make_one_call_and_none_waits_for_another,
-    what_is_erased_meanwhile_does_not_come_back,
-    a_user_erased_meanwhile_does_not_come_back,
-    a_restore_meanwhile_wins,
-    what_is_written_meanwhile_is_kept,
-    a_client_that_goes_away_takes_nothing_with_it,
-    a_lease_whose_holder_is_gone_expires,
-);
 
 /// A model that answers when it is told to.
 async fn held() -> (ModelServer, Arc<Semaphore>) {
@@ -39,6 +30,9 @@ async fn ended<T>(task: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, task).await.expect("it must not wait for this")
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifty_requests_make_one_call_and_none_waits_for_another(backend: Backend) {
     let (model, release) = held().await;
     let one = Arc::new(start(&backend, &model, &[]).await);
@@ -67,6 +61,9 @@ async fn fifty_requests_make_one_call_and_none_waits_for_another(backend: Backen
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_erased_meanwhile_does_not_come_back(backend: Backend) {
     for anew in [false, true] {
         let (model, release) = held().await;
@@ -105,6 +102,9 @@ async fn what_is_erased_meanwhile_does_not_come_back(backend: Backend) {
 }
 
 /// Several sessions at once, each with its consolidation in the model, and exchanges that come in all the while.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_erased_meanwhile_does_not_come_back(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
@@ -151,6 +151,9 @@ async fn a_user_erased_meanwhile_does_not_come_back(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_meanwhile_wins(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
@@ -184,6 +187,9 @@ async fn a_restore_meanwhile_wins(backend: Backend) {
     assert_eq!(revisions(&app, "s").await.len(), 5);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_written_meanwhile_is_kept(backend: Backend) {
     let (model, release) = held().await;
     let app = Arc::new(start(&backend, &model, &[]).await);
@@ -207,6 +213,9 @@ async fn what_is_written_meanwhile_is_kept(backend: Backend) {
     assert_eq!(plain(&app, "s", &given).await.verbatim().len(), given.len() - before.len() + 20);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_goes_away_takes_nothing_with_it(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
@@ -231,6 +240,9 @@ async fn a_client_that_goes_away_takes_nothing_with_it(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_whose_holder_is_gone_expires(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[]).await;

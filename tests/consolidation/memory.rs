@@ -6,13 +6,12 @@
 use crate::chunks::long;
 use crate::harness::{covering, plain, record, start};
 use crate::support::app::{TestApp, one_model};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
-
-on_both_stores!(many_times_the_messages_take_no_more_memory);
+use test_case::test_case;
 
 /// What may come on top for other reasons: pages that the allocator keeps, a thread, a connection. All of the
 /// conversation in a single call would take far more.
@@ -67,6 +66,9 @@ impl Service {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_times_the_messages_take_no_more_memory(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));

@@ -5,23 +5,18 @@ use crate::harness::{
     until,
 };
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::StatusCode;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
+use test_case::test_case;
 use tokio::sync::Semaphore;
 
-on_both_stores!(
-    in_the_background_the_answer_comes_first,
-    off_is_off_but_for_those_who_ask,
-    without_a_pool_the_bound_holds_and_the_agent_is_told,
-    while_a_model_fails_the_bound_holds_and_the_agent_is_told,
-    a_request_waits_only_so_long,
-    without_any_setting_the_built_in_model_does_it,
-);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_the_background_the_answer_comes_first(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
@@ -43,6 +38,9 @@ async fn in_the_background_the_answer_comes_first(backend: Backend) {
     assert_eq!((model.calls().len(), revisions(&app, "s").await.len()), (1, 1));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn off_is_off_but_for_those_who_ask(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.mode", "off")]).await;
@@ -96,6 +94,9 @@ async fn grow(app: &TestApp, given: &mut Vec<String>, outcome: &str) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_pool_the_bound_holds_and_the_agent_is_told(backend: Backend) {
     let app = TestApp::start(&backend, &[("llm.default_pool", "")]).await;
     let mut given = turns(1..=100);
@@ -112,6 +113,9 @@ async fn without_a_pool_the_bound_holds_and_the_agent_is_told(backend: Backend) 
     assert_eq!(named(&answer.system()), (1..=230).collect::<Vec<_>>());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_model_fails_the_bound_holds_and_the_agent_is_told(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.retry_initial", "1m")]).await;
@@ -127,6 +131,9 @@ async fn while_a_model_fails_the_bound_holds_and_the_agent_is_told(backend: Back
     assert_eq!(named(&answer.system()), (83..=312).collect::<Vec<_>>());
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_waits_only_so_long(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
@@ -147,6 +154,9 @@ async fn a_request_waits_only_so_long(backend: Backend) {
     assert_eq!(model.calls().len(), 1);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_any_setting_the_built_in_model_does_it(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let nobody = plain(&app, "s", &[]).await;

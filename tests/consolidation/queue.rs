@@ -3,14 +3,13 @@
 
 use crate::harness::{Answer, PATIENCE, covering, plain, record, seen, start, state, turns};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use std::sync::Arc;
 use std::time::Duration;
+use test_case::test_case;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-
-on_both_stores!(two_hundred_sessions_and_eight_calls_at_a_time);
 
 const SESSIONS: usize = 200;
 const AT_ONCE: usize = 8;
@@ -50,6 +49,9 @@ fn assert_refused(session: usize, answer: &Answer) {
     assert!(answer.consolidation.retry_at.is_some(), "{session}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_sessions_and_eight_calls_at_a_time(backend: Backend) {
     let model = ModelServer::start().await;
     model.allow_at_once(AT_ONCE);

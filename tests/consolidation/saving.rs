@@ -3,12 +3,11 @@
 use crate::harness::{
     consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
 };
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::StatusCode;
 use sqlx::{Connection as _, Executor as _, PgConnection, SqliteConnection};
-
-on_both_stores!(a_save_that_fails_is_a_failure_and_no_loss, a_store_that_takes_nothing_loses_nothing);
+use test_case::test_case;
 
 /// Where a statement of the commit fails: its first, or one that comes when something is written already.
 const PLACES: [(&str, &str); 2] = [("INSERT", "revisions"), ("UPDATE OF cursor_seq", "sessions")];
@@ -49,6 +48,9 @@ pub(crate) async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_save_that_fails_is_a_failure_and_no_loss(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
@@ -96,6 +98,9 @@ async fn a_save_that_fails_is_a_failure_and_no_loss(backend: Backend) {
 }
 
 /// Not even the failure can be noted: the lease is what keeps others from trying at once.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_takes_nothing_loses_nothing(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));

@@ -1,12 +1,14 @@
 //! No sawtooth, no hole: a session that is written turn by turn, with a context after each.
 
 use crate::harness::{context, covering, named, record, revisions, seen, start, turns};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use serde_json::json;
+use test_case::test_case;
 
-on_both_stores!(the_tail_stays_short_and_nothing_falls_out);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_tail_stays_short_and_nothing_falls_out(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));

@@ -1,19 +1,17 @@
 //! The end of a service while a consolidation runs: it ends in good order, or gives its lease back.
 
 use crate::harness::{PATIENCE, plain, record, revisions, start, state, turns};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
+use test_case::test_case;
 use tokio::sync::Semaphore;
 
-on_both_stores!(
-    within_the_grace_it_is_carried_through,
-    after_the_grace_another_can_begin_at_once,
-    a_request_that_waits_does_not_hold_up_the_end,
-);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn within_the_grace_it_is_carried_through(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
@@ -38,6 +36,9 @@ async fn within_the_grace_it_is_carried_through(backend: Backend) {
     assert_eq!(model.calls().len(), 1);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_grace_another_can_begin_at_once(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::Hang);
@@ -60,6 +61,9 @@ async fn after_the_grace_another_can_begin_at_once(backend: Backend) {
     assert_eq!((model.calls().len(), revisions(&next, "s").await.len()), (2, 1));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_waits_does_not_hold_up_the_end(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::Hang);

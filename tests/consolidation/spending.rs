@@ -1,7 +1,7 @@
 //! What models take is put on the tenant's account, and nothing is asked of them beyond the daily limit.
 
 use crate::harness::{PATIENCE, rules, sent};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use precis::domain::consolidation::Policy;
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
@@ -13,18 +13,8 @@ use precis::storage::Store;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use test_case::test_case;
 use tokio::sync::Semaphore;
-
-on_both_stores!(
-    each_question_is_on_the_account,
-    questions_that_failed_are_on_the_account,
-    what_was_discarded_is_on_the_account,
-    an_account_that_cannot_be_kept_fails_nothing,
-    nothing_is_asked_beyond_the_limit,
-    what_was_committed_before_the_limit_stands,
-    a_compression_beyond_the_limit_leaves_the_summary_long,
-    a_revision_has_what_its_pieces_took,
-);
 
 /// What each question takes, [`Cost::tokens`].
 const TOKENS: u64 = 100;
@@ -124,6 +114,9 @@ fn limited(limit: u64) -> Rules {
     Rules { daily_token_limit: Some(limit), ..rules() }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_question_is_on_the_account(backend: Backend) {
     let models = Models::new();
     let scene = Scene::new(&backend, &models, rules()).await;
@@ -138,6 +131,9 @@ async fn each_question_is_on_the_account(backend: Backend) {
     assert_eq!(scene.store.tokens_spent_today(&other).await.unwrap(), 0);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn questions_that_failed_are_on_the_account(backend: Backend) {
     let models = Arc::new(Models { fail: true, ..Arc::into_inner(Models::new()).unwrap() });
     let scene = Scene::new(&backend, &models, rules()).await;
@@ -146,6 +142,9 @@ async fn questions_that_failed_are_on_the_account(backend: Backend) {
     assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_discarded_is_on_the_account(backend: Backend) {
     let models = Arc::new(Models { allowed: Semaphore::new(0), ..Arc::into_inner(Models::new()).unwrap() });
     let scene = Scene::new(&backend, &models, rules()).await;
@@ -165,6 +164,9 @@ async fn what_was_discarded_is_on_the_account(backend: Backend) {
     assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_account_that_cannot_be_kept_fails_nothing(backend: Backend) {
     let scene = Scene::new(&backend, &Models::new(), rules()).await;
     scene.say(&["hi"; 5]).await;
@@ -172,6 +174,9 @@ async fn an_account_that_cannot_be_kept_fails_nothing(backend: Backend) {
     assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
     let models = Models::new();
     let scene = Scene::new(&backend, &models, limited(TOKENS)).await;
@@ -209,6 +214,9 @@ async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
     assert_eq!(scene.spent().await, TOKENS);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_committed_before_the_limit_stands(backend: Backend) {
     let models = Models::new();
     let scene = Scene::new(&backend, &models, limited(2 * TOKENS)).await;
@@ -220,6 +228,9 @@ async fn what_was_committed_before_the_limit_stands(backend: Backend) {
     assert_eq!((models.asked(), context.summary_revision), (2, 2));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compression_beyond_the_limit_leaves_the_summary_long(backend: Backend) {
     for (limit, meta) in [(TOKENS + 1, true), (TOKENS, false)] {
         let models = Models::new();
@@ -236,6 +247,9 @@ async fn a_compression_beyond_the_limit_leaves_the_summary_long(backend: Backend
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revision_has_what_its_pieces_took(backend: Backend) {
     let models = Models::new();
     let rules = rules();

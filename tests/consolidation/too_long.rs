@@ -2,12 +2,11 @@
 
 use crate::chunks::{assert_contiguous, long};
 use crate::harness::{PATIENCE, consolidate, plain, record, revisions, seen, start, state};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
 use reqwest::StatusCode;
 use serde_json::json;
-
-on_both_stores!(smaller_parts_from_the_first_refusal_on, what_is_too_long_in_any_size_fails_and_costs_little,);
+use test_case::test_case;
 
 /// What the model takes, in bytes of the user prompt. Of its `input_limit`, 100,000 tokens, it is a twentieth.
 const MOST: usize = 30_000;
@@ -16,6 +15,9 @@ fn is_taken(call: &Call) -> bool {
     call.user().len() <= MOST
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn smaller_parts_from_the_first_refusal_on(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::AtMost(MOST, "They met.".to_owned()));
@@ -44,6 +46,9 @@ async fn smaller_parts_from_the_first_refusal_on(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_too_long_in_any_size_fails_and_costs_little(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::AtMost(0, String::new()));

@@ -34,10 +34,9 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::sync::Arc;
 use support::app::{Set, TestApp};
-use support::backend::{Backend, on_both_stores};
+use support::backend::Backend;
+use test_case::test_case;
 use tokio::runtime::Handle;
-
-on_both_stores!(whatever_clients_do_the_contract_holds, clients_at_the_same_time_lose_nothing);
 
 /// Small, so that a short story goes through everything. The model has the same numbers.
 const SET: Set<'static> = &[
@@ -47,6 +46,9 @@ const SET: Set<'static> = &[
     ("consolidation.summary_word_limit", "40"),
 ];
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_clients_do_the_contract_holds(backend: Backend) {
     let service = Service::start(&backend).await;
     service.search(20, &story::stories(), async |app: [TestApp; 3], story| {
@@ -55,6 +57,9 @@ async fn whatever_clients_do_the_contract_holds(backend: Backend) {
     service.app.stop().await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_at_the_same_time_lose_nothing(backend: Backend) {
     let service = Service::start(&backend).await;
     service.search(16, &crowd::crowds(), async |app: [TestApp; 3], crowd| crowd::run(&app, crowd).await);

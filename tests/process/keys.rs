@@ -1,16 +1,11 @@
 //! `precis keys`, what an address that others reach needs, and what is said and logged of keys.
 
 use crate::service::{Ended, Precis, Process};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-
-on_both_stores!(
-    keys_are_made_listed_and_revoked,
-    an_address_open_to_others_needs_a_key_or_a_word,
-    no_key_is_logged,
-);
+use test_case::test_case;
 
 async fn precis(backend: &Backend, args: &[&str]) -> Ended {
     Precis::new().env("DATABASE_URL", &backend.url()).args(args.iter().copied()).run().await
@@ -33,6 +28,9 @@ async fn status(service: &Process, key: Option<&str>, method: Method, path: &str
     request.send().await.expect("an answer").status().as_u16()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_made_listed_and_revoked(backend: Backend) {
     let empty = precis(&backend, &["keys", "list"]).await.printed();
     assert_eq!(empty, "ID  TENANT  NAME  SCOPE  CREATED  REVOKED");
@@ -118,6 +116,9 @@ async fn keys_bring_the_schema_along() {
     precis(&["--no-migrate", "--bind", "0.0.0.0:0"]).start().await.get("/readyz").await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_open_to_others_needs_a_key_or_a_word(backend: Backend) {
     let open = |address: &str| Precis::new().env("DATABASE_URL", &backend.url()).args(["--bind", address]);
     for address in ["0.0.0.0:0", "[::]:0"] {
@@ -142,6 +143,9 @@ async fn an_address_open_to_others_needs_a_key_or_a_word(backend: Backend) {
     restarted.get("/readyz").await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_key_is_logged(backend: Backend) {
     let (id, key) = create(&backend, &["--tenant", "acme", "--scope", "write"]).await;
     let (revoked, revoked_key) = create(&backend, &["--tenant", "acme"]).await;

@@ -1,11 +1,10 @@
 //! What may change while the service runs, and what it may cost: a new key in its file, and the limit of a day.
 
 use crate::service::{Precis, messages, outcome};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer, USAGE};
 use serde_json::{Value, json};
-
-on_both_stores!(beyond_the_daily_limit_nothing_is_asked_and_nothing_is_lost);
+use test_case::test_case;
 
 #[tokio::test]
 async fn a_new_key_in_its_file_is_used_at_once() {
@@ -39,6 +38,9 @@ async fn a_new_key_in_its_file_is_used_at_once() {
 }
 
 /// The limit is what one call takes: the second consolidation finds it used up.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beyond_the_daily_limit_nothing_is_asked_and_nothing_is_lost(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::answer("They met."));

@@ -1,12 +1,13 @@
 //! Several processes over one database.
 
 use crate::service::{Precis, Process, SOON, messages, ok, outcome};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::Method;
 use serde_json::json;
 use sqlx::{Connection as _, PgConnection, SqliteConnection};
 use std::sync::Arc;
+use test_case::test_case;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
@@ -69,8 +70,9 @@ async fn expire_leases(backend: &Backend) -> u64 {
     }
 }
 
-on_both_stores!(a_killed_process_loses_nothing_and_its_lease_expires);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_process_loses_nothing_and_its_lease_expires(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::Hang);

@@ -1,18 +1,13 @@
 //! The settings of search, and `precis reindex`: what the log says of the index, and what search finds before and after.
 
 use crate::service::{Precis, Process, SOON};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::postgres::PgListener;
 use sqlx::{Connection as _, PgConnection, SqliteConnection};
+use test_case::test_case;
 use tokio::time::timeout;
-
-on_both_stores!(
-    what_was_stored_without_an_index_is_found_after_reindex,
-    another_language_is_searched_after_reindex,
-    messages_from_before_the_index_are_found_after_reindex,
-);
 
 const OTHER_RULES: &str = "messages are indexed by other rules than the settings say";
 const BEHIND: &str = "not all messages are indexed";
@@ -48,6 +43,9 @@ async fn start_content(backend: &Backend, set: &[(&str, &str)]) -> Process {
     service
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_stored_without_an_index_is_found_after_reindex(backend: Backend) {
     const OFF: &[(&str, &str)] = &[("search.enabled", "false")];
     let service = start_content(&backend, &[]).await;
@@ -76,6 +74,9 @@ async fn what_was_stored_without_an_index_is_found_after_reindex(backend: Backen
     start_content(&backend, &[]).await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_language_is_searched_after_reindex(backend: Backend) {
     const GERMAN: &[(&str, &str)] = &[("search.language", "german")];
     let service = start_content(&backend, &[]).await;
@@ -107,6 +108,9 @@ async fn run(backend: &Backend, statement: &'static str) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_from_before_the_index_are_found_after_reindex(backend: Backend) {
     let service = start_content(&backend, &[]).await;
     say(&service, "a", "a ferry").await;

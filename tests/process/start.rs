@@ -1,11 +1,12 @@
 //! From the command to the first request: migrations, readiness, and what stands in the way of a start.
 
 use crate::service::{Precis, SOON};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 use std::net::{Ipv4Addr, TcpListener};
+use test_case::test_case;
 use tokio::time::{Duration, Instant, timeout};
 
 /// An empty database of each kind, by its URL. The second value keeps it alive.
@@ -19,8 +20,9 @@ async fn empty(backend: &Backend) -> (String, Option<TestDatabase>) {
     }
 }
 
-on_both_stores!(migrations_are_run_at_start_or_by_hand);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrations_are_run_at_start_or_by_hand(backend: Backend) {
     let (url, _database) = empty(&backend).await;
     let precis =

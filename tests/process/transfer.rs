@@ -1,10 +1,9 @@
 //! `precis export` and `precis import`: sessions as files, with and without a service over the same database.
 
 use crate::service::{Precis, messages};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
-
-on_both_stores!(a_session_moves_as_a_file, a_service_sees_what_was_imported_beside_it);
+use test_case::test_case;
 
 const CHAT: &str =
     "{\"role\":\"user\",\"content\":\"a\",\"n\":1.0}\n{\"role\":\"assistant\",\"content\":\"b\"}\n";
@@ -23,6 +22,9 @@ async fn refused(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
     precis(url, files, args).run().await.refused()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_moves_as_a_file(backend: Backend) {
     let url = backend.url();
     let chat = [("chat.jsonl", CHAT)];
@@ -85,6 +87,9 @@ async fn a_session_moves_as_a_file(backend: Backend) {
     assert!(said.contains("set TMPDIR to a folder with room"), "{said}");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_sees_what_was_imported_beside_it(backend: Backend) {
     let url = backend.url();
     let service = Precis::new().env("DATABASE_URL", &url).start().await;

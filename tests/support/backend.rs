@@ -1,5 +1,5 @@
-//! A store for a test: a fresh SQLite file or a fresh Postgres database. A test that is made by [`on_both_stores`]
-//! runs on each.
+//! Databases for tests. Each test gets a fresh SQLite file or a fresh Postgres database. A test with one `test_case`
+//! for [`Backend::sqlite`] and one for [`Backend::postgres`] runs on both.
 #![cfg(test)]
 
 use super::postgres::TestDatabase;
@@ -58,23 +58,3 @@ async fn migrate(store: Arc<dyn Store>) {
     store.migrate().await.expect("migrated");
     store.close().await;
 }
-
-/// Makes two tests of each `async fn name(backend: Backend)`: `name::sqlite` and `name::postgres`.
-macro_rules! on_both_stores {
-    ($($name:ident),+ $(,)?) => {$(
-        mod $name {
-            use crate::support::backend::Backend;
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sqlite() {
-                super::$name(Backend::sqlite().await).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn postgres() {
-                super::$name(Backend::postgres().await).await;
-            }
-        }
-    )+};
-}
-pub(crate) use on_both_stores;

@@ -3,18 +3,9 @@
 use super::SMALL;
 use crate::answer::{Answer, get, on_sqlite, post, put};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::{Value, json};
-
-on_both_stores!(
-    a_session_in_the_anthropic_format,
-    calls_and_results_are_completed_in_both_formats,
-    no_calls_at_all_are_not_sent,
-    the_stable_part_is_marked_for_the_cache,
-    what_was_asked_is_where_the_next_context_goes_on,
-    bound_and_budget_leave_out_one_after_the_other,
-    a_factor_scales_budgets_and_counts,
-);
+use test_case::test_case;
 
 const PATH: &str = "/sessions/s/context";
 
@@ -26,6 +17,9 @@ fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_in_the_anthropic_format(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put(&app, "/users/default/memory", r#"{"content":"Likes tea."}"#).await.ok(200);
@@ -93,6 +87,9 @@ async fn a_session_in_the_anthropic_format(backend: Backend) {
     assert_eq!((&cache["stable_messages"], &cache["stable_blocks"]), (&json!(6), &json!(1)));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_and_results_are_completed_in_both_formats(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let result = |id: &str, content: &str| json!({"role": "tool", "tool_call_id": id, "content": content});
@@ -144,6 +141,9 @@ async fn calls_and_results_are_completed_in_both_formats(backend: Backend) {
 }
 
 /// As servers other than OpenAI's answer: kept as it was said, and sent as OpenAI's takes it.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_calls_at_all_are_not_sent(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn =
@@ -165,6 +165,9 @@ async fn no_calls_at_all_are_not_sent(backend: Backend) {
     assert_eq!(context["messages"], expected);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_stable_part_is_marked_for_the_cache(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..2).await;
@@ -191,6 +194,9 @@ async fn the_stable_part_is_marked_for_the_cache(backend: Backend) {
     assert_eq!(cut["cache"]["stable_messages"], 1);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_asked_is_where_the_next_context_goes_on(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let list = |answer: &Answer| {
@@ -212,6 +218,9 @@ async fn what_was_asked_is_where_the_next_context_goes_on(backend: Backend) {
     assert!(end.starts_with(&before) && end.ends_with(r#"{"role":"assistant","content":"So"}"#));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bound_and_budget_leave_out_one_after_the_other(backend: Backend) {
     let set = [SMALL, &[("consolidation.max_history_messages", "8")]].concat();
     let app = TestApp::start(&backend, &set).await;
@@ -233,6 +242,9 @@ async fn bound_and_budget_leave_out_one_after_the_other(backend: Backend) {
     assert_eq!((fewer.first(), &fewer[1..]), (all.first(), &all[2..]));
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_factor_scales_budgets_and_counts(backend: Backend) {
     let set = [
         ("tokens.tokenizer", "o200k_base*1.5"),

@@ -3,7 +3,7 @@
 
 use crate::answer::{Answer, post};
 use crate::support::app::{Set, TestApp};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::lists::made_up::{sessions, text};
 use crate::support::lists::{anthropic_takes, openai_takes, tokens_of_anthropic, tokens_of_openai};
 use proptest::prelude::*;
@@ -12,13 +12,8 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::collections::HashMap;
+use test_case::test_case;
 use tokio::runtime::Handle;
-
-on_both_stores!(
-    every_list_is_one_that_providers_take,
-    a_budget_holds_and_is_used,
-    a_context_begins_as_the_one_before
-);
 
 /// Of each store; the environment variable `PRECIS_TEST_CASES` is for a longer search.
 const CASES: u32 = 24;
@@ -60,6 +55,9 @@ fn number(value: &Value) -> usize {
     usize::try_from(value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))).expect("small")
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_list_is_one_that_providers_take(backend: Backend) {
     // Short tails, so that summaries and the bound part calls and results.
     let set: Set<'_> = &[
@@ -103,6 +101,9 @@ fn unit_before(messages: &[Value], from: usize) -> usize {
     (0..from).rev().find(|cut| !parts(*cut)).expect("nothing is parted at the beginning")
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_budget_holds_and_is_used(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let stories = (sessions(8), 0.0..1.1_f64, text(), any::<bool>());
@@ -208,6 +209,9 @@ fn stable(format: &str, answer: &Answer) -> Vec<String> {
     parts
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_context_begins_as_the_one_before(backend: Backend) {
     let set: Set<'_> = &[("consolidation.threshold", "16"), ("consolidation.keep_recent", "4")];
     let app = TestApp::start(&backend, set).await;

@@ -3,12 +3,14 @@
 use super::{found, path, user};
 use crate::answer::get;
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::{Value, json};
-
-on_both_stores!(a_word_that_nobody_said_hides_nothing, what_is_beside_the_hits_is_bounded_and_has_no_holes,);
+use test_case::test_case;
 
 /// In more messages than are looked at to tell which words are common.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_word_that_nobody_said_hides_nothing(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record("old", &[user("a unicorn by the ferry")]).await;
@@ -27,6 +29,9 @@ fn place_of(message: &Value) -> usize {
     message["seq"].as_u64().and_then(|seq| usize::try_from(seq).ok()).expect("a number")
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_beside_the_hits_is_bounded_and_has_no_holes(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let hit = user("a narwhal");

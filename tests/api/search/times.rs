@@ -2,16 +2,15 @@
 
 use crate::answer::{get, post, send};
 use crate::support::app::TestApp;
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
+use test_case::test_case;
 use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
 use time::{Duration, OffsetDateTime};
-
-on_both_stores!(days_leave_out_what_is_older, times_find_what_was_stored_between_them);
 
 /// An hour short of so many days.
 fn within(days: i64) -> Duration {
@@ -76,6 +75,9 @@ fn places(hits: &Value) -> Vec<String> {
     places.into_iter().map(|(_, place)| place).collect()
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn days_leave_out_what_is_older(backend: Backend) {
     let app = start(&backend).await;
     let of = async |days: Value| {
@@ -99,6 +101,9 @@ async fn days_leave_out_what_is_older(backend: Backend) {
     }
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn times_find_what_was_stored_between_them(backend: Backend) {
     let app = start(&backend).await;
     let times: Vec<String> = app.get("/sessions/old/messages").await["items"]

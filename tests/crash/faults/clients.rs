@@ -2,11 +2,12 @@
 
 use super::{history_is, recorded};
 use crate::service::{Precis, Process, SOON};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use serde_json::json;
 use sqlx::{Connection as _, Executor as _, PgConnection, SqliteConnection};
 use std::io::Write as _;
 use std::net::{Shutdown, TcpStream};
+use test_case::test_case;
 use tokio::time::{Duration, sleep, timeout};
 
 /// A lock that every write waits for.
@@ -73,8 +74,9 @@ fn hang_up(connection: &TcpStream) {
     connection.shutdown(Shutdown::Both).expect("hung up");
 }
 
-on_both_stores!(a_write_whose_client_has_gone_is_done, half_a_request_writes_nothing);
-
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_whose_client_has_gone_is_done(backend: Backend) {
     let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
     recorded(&service, 0).await;
@@ -96,6 +98,9 @@ async fn a_write_whose_client_has_gone_is_done(backend: Backend) {
     history_is(&service, 0..2).await;
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_a_request_writes_nothing(backend: Backend) {
     let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
     recorded(&service, 0).await;

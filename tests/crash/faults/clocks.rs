@@ -1,10 +1,11 @@
 //! A clock that was ahead and is put right: what it left in the store makes nobody wait for it.
 
 use crate::service::{Precis, messages, outcome};
-use crate::support::backend::{Backend, on_both_stores};
+use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteConnection};
+use test_case::test_case;
 
 /// Sets the times of every session, as a clock left them that was a day ahead.
 async fn a_day_ahead(backend: &Backend, postgres: &str, sqlite: &str) {
@@ -20,14 +21,11 @@ async fn a_day_ahead(backend: &Backend, postgres: &str, sqlite: &str) {
     }
 }
 
-on_both_stores!(
-    a_lease_of_a_clock_that_was_ahead_is_over,
-    a_wait_of_a_clock_that_was_ahead_is_over,
-    exchanges_after_a_clock_was_put_back_keep_their_order
-);
-
 const DAY: &str = "(unixepoch() + 86400) * 1000000";
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_of_a_clock_that_was_ahead_is_over(backend: Backend) {
     let model = ModelServer::start().await;
     let service = Precis::new().env("DATABASE_URL", &backend.url()).model(&model.base_url()).start().await;
@@ -41,6 +39,9 @@ async fn a_lease_of_a_clock_that_was_ahead_is_over(backend: Backend) {
     assert_eq!(outcome(&service.context("s", &json!({})).await, 102), "consolidated");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_of_a_clock_that_was_ahead_is_over(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::fail(500, "down"));
@@ -57,6 +58,9 @@ async fn a_wait_of_a_clock_that_was_ahead_is_over(backend: Backend) {
     assert_eq!(outcome(&service.context("s", &json!({})).await, 102), "consolidated");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exchanges_after_a_clock_was_put_back_keep_their_order(backend: Backend) {
     let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
     let all = messages(6);
