@@ -31,7 +31,7 @@ VOLUME ["/var/lib/precis"]
 
 # Loopback would be the container's own. The service refuses to listen on anything else without an API key, and the image
 # doesn't override that: whoever runs it makes one first (`docker run … keys create --tenant NAME`, over the same
-# database), or sets PRECIS__SERVER__ALLOW_WITHOUT_KEYS=true, if only those who may see everything can reach the port.
+# database), or sets PRECIS__SERVER__ALLOW_UNAUTHENTICATED=true, if only those who may see everything can reach the port.
 ENV PRECIS__SERVER__BIND=0.0.0.0:8080
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["precis", "health"]

@@ -41,7 +41,7 @@ pub enum AppError {
     /// Nothing would keep strangers out.
     #[error(
         "{0} (server.bind) is open to other machines, and there is no API key yet: make one with \
-         `precis keys create --tenant NAME`, or set server.allow_without_keys = true where the network keeps \
+         `precis keys create --tenant NAME`, or set server.allow_unauthenticated = true where the network keeps \
          strangers out, or bind to 127.0.0.1"
     )]
     NoKeys(SocketAddr),
@@ -60,7 +60,7 @@ pub struct App {
     metrics: PrometheusHandle,
     router: Router,
     keys: Keys,
-    open_without_keys: bool,
+    allow_unauthenticated: bool,
     bind: SocketAddr,
     timeouts: server::Timeouts,
     grace: Duration,
@@ -80,8 +80,9 @@ impl App {
         reindex::tell(&store, settings.analysis()).await;
         let _ = tokenizer.await;
         let server = &settings.server;
-        let open_without_keys = server.allow_without_keys || server.bind.ip().to_canonical().is_loopback();
-        let authenticator = Authenticator::new(Arc::clone(&store), open_without_keys, KEYS_REMEMBERED);
+        let allow_unauthenticated =
+            server.allow_unauthenticated || server.bind.ip().to_canonical().is_loopback();
+        let authenticator = Authenticator::new(Arc::clone(&store), allow_unauthenticated, KEYS_REMEMBERED);
         let keys = Keys::new(Arc::clone(&store));
         let service = MemoryService::new(store, llm, rules(settings));
         let meters = http::Meters::new(metrics.recorder());
@@ -93,7 +94,7 @@ impl App {
             metrics,
             router,
             keys,
-            open_without_keys,
+            allow_unauthenticated,
             bind: server.bind,
             timeouts: server::Timeouts { read: server.read_timeout, write: server.write_timeout },
             grace: server.shutdown_grace,
@@ -117,7 +118,7 @@ impl App {
     /// The address is taken, or not this machine's; or other machines reach it, and there is no key.
     pub async fn listen(&self) -> Result<TcpListener, AppError> {
         // A store that can't tell is no reason not to start: without a key nobody is let in here.
-        if !self.open_without_keys && self.keys.any().await.is_ok_and(|any| !any) {
+        if !self.allow_unauthenticated && self.keys.any().await.is_ok_and(|any| !any) {
             return Err(AppError::NoKeys(self.bind));
         }
         TcpListener::bind(self.bind).await.map_err(|error| AppError::Bind(self.bind, error))
@@ -210,14 +211,14 @@ fn interface(settings: &Settings) -> http::Options {
         max_body_bytes: set.max_body_bytes,
         max_import_bytes: set.max_import_bytes,
         max_body_bytes_in_flight: set.max_body_bytes_in_flight,
-        max_json_levels: set.max_json_levels,
+        max_json_depth: set.max_json_depth,
         max_messages_per_exchange: set.max_messages_per_exchange,
         max_system_prompt_bytes: set.max_system_prompt_bytes,
         requests_per_second: set.requests_per_second,
         request_burst: set.request_burst,
         max_requests_in_flight: set.max_requests_in_flight,
-        max_requests_at_work: set.max_requests_at_work,
-        max_wait: set.max_wait,
+        max_concurrent_requests: set.max_concurrent_requests,
+        queue_timeout: set.queue_timeout,
         read_timeout: server.read_timeout,
         request_timeout: server.request_timeout,
     };

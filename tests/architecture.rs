@@ -1,5 +1,4 @@
-//! The house stands as `src/lib.rs` draws it: imports run one way, SQL stays in `storage`, and what mirrors each
-//! other has the same name.
+//! The modules depend on each other only as `src/lib.rs` describes, and SQL stays in `storage`.
 //!
 //! A new top-level module needs a line in [`ARROWS`]. How the sources are read, and what that misses, is in `source`.
 
@@ -47,15 +46,10 @@ const BACKENDS: &[(&str, &[&str])] = &[
     ),
 ];
 
-const MIRRORS: &[(&str, &str)] =
-    &[("src/storage/postgres", "src/storage/sqlite"), ("migrations/postgres", "migrations/sqlite")];
-
 /// Routes that are about the interface and no part of it; and MCP, which describes itself.
 const UNDOCUMENTED: &[&str] = &["/docs", "/mcp", "/openapi.json"];
 
 const METHODS: &[&str] = &["delete", "get", "head", "options", "patch", "post", "put"];
-
-const MAX_LINES: usize = 400;
 
 #[test]
 fn imports_run_one_way() {
@@ -68,19 +62,8 @@ fn sql_stays_in_storage() {
 }
 
 #[test]
-fn each_file_is_short_and_says_why_it_exists() {
+fn every_source_file_has_a_module_comment() {
     assert_none(sources().iter().flat_map(|(file, text)| shape(file, text)));
-}
-
-#[test]
-fn what_mirrors_each_other_has_the_same_name() {
-    assert_none(MIRRORS.iter().flat_map(|(one, other)| {
-        let (ours, theirs) = (names(one), names(other));
-        let missing = |from: &BTreeSet<String>, of: &BTreeSet<String>, folder: &str| {
-            of.difference(from).map(|name| format!("{folder}/{name} is missing")).collect::<Vec<_>>()
-        };
-        [missing(&ours, &theirs, one), missing(&theirs, &ours, other)].concat()
-    }));
 }
 
 #[test]
@@ -151,19 +134,6 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The files of a folder. What parts a file has beside it is its own business.
-fn names(folder: &str) -> BTreeSet<String> {
-    let folder = root().join(folder);
-    if !folder.exists() {
-        return BTreeSet::new();
-    }
-    entries(&folder)
-        .iter()
-        .filter(|path| path.is_file())
-        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
-        .collect()
-}
-
 /// The module that a file holds: `src/llm/pool.rs` is `["llm", "pool"]`, `src/lib.rs` is `[]`.
 fn module(file: &str) -> Vec<String> {
     let path = file.trim_start_matches("src/").trim_end_matches(".rs");
@@ -175,12 +145,7 @@ fn layer(file: &str) -> String {
 }
 
 fn shape(file: &str, text: &str) -> Vec<String> {
-    let lines = text.lines().count();
     let mut violations = Vec::new();
-    if lines > MAX_LINES {
-        violations
-            .push(format!("{file}:{lines}: more than {MAX_LINES} lines: which two ideas does it hold?"));
-    }
     if !text.starts_with("//!") {
         violations.push(format!("{file}:1: begins without a module comment (//!) that says why it exists"));
     }
@@ -340,14 +305,6 @@ mod checker {
         assert_eq!(sql("src/app.rs", "fn a() -> Result<(), ::sqlx::Error> {}").len(), 1);
         assert_eq!(sql("src/storage.rs", "use sqlx::query;").len(), 0);
         assert_eq!(sql("src/storage/sqlite/session.rs", "use sqlx::query;").len(), 0);
-    }
-
-    #[test]
-    fn catches_long_and_nameless_files() {
-        assert_eq!(shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(399))), [""; 0]);
-        assert_eq!(shape("src/a.rs", &format!("//! Why.\n{}", "\n".repeat(400))).len(), 1);
-        assert_eq!(shape("src/a.rs", "// Why.\n").len(), 1);
-        assert_eq!(shape("src/a/mod.rs", "//! Why.\n").len(), 1);
     }
 
     #[test]

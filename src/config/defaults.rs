@@ -13,7 +13,7 @@ impl Default for Server {
     fn default() -> Self {
         Self {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            allow_without_keys: false,
+            allow_unauthenticated: false,
             shutdown_grace: Duration::from_secs(20),
             read_timeout: Duration::from_mins(1),
             write_timeout: Duration::from_secs(30),
@@ -30,7 +30,7 @@ impl Default for Limits {
             max_body_bytes: 32 * 1024 * 1024,
             max_import_bytes: 4 * 1024 * 1024 * 1024,
             max_body_bytes_in_flight: 256 * 1024 * 1024,
-            max_json_levels: 100,
+            max_json_depth: 100,
             max_message_bytes: 8 * 1024 * 1024,
             max_messages_per_exchange: 10_000,
             max_metadata_bytes: 64 * 1024,
@@ -38,8 +38,8 @@ impl Default for Limits {
             requests_per_second: 1000,
             request_burst: 2000,
             max_requests_in_flight: 512,
-            max_requests_at_work: 4,
-            max_wait: Duration::from_secs(1),
+            max_concurrent_requests: 4,
+            queue_timeout: Duration::from_secs(1),
         }
     }
 }

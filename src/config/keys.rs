@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(kind("consolidation.max_tail_tokens"), Kind::Number);
         assert_eq!(kind("consolidation.retry_max"), Kind::Text);
         assert_eq!(kind("llm.pools.\"*\".models"), Kind::List);
-        assert_eq!(kind("server.allow_without_keys"), Kind::Bool);
+        assert_eq!(kind("server.allow_unauthenticated"), Kind::Bool);
         assert_eq!(kind("llm.providers.\"*\".api_key"), Kind::Secret);
         assert_eq!(kind("llm.providers.\"*\".api_key.env"), Kind::Text);
         assert_eq!(kind("llm.providers.\"*\".headers.\"*\""), Kind::Secret);

@@ -23,7 +23,7 @@ pub struct Server {
     pub bind: SocketAddr,
     /// Lets `bind` be an address that other machines reach although there is no API key. That is looked at when the
     /// service starts: only the database knows.
-    pub allow_without_keys: bool,
+    pub allow_unauthenticated: bool,
     /// How long requests may go on after the signal to stop.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
@@ -55,7 +55,7 @@ pub struct Limits {
     /// Bytes of the bodies of all requests under way, but for those of up to 64 KiB; at least `max_body_bytes`.
     pub max_body_bytes_in_flight: usize,
     /// Levels of lists and objects in a body; at most 120.
-    pub max_json_levels: usize,
+    pub max_json_depth: usize,
     /// Largest message, in bytes of its JSON.
     pub max_message_bytes: usize,
     /// Most messages of an exchange.
@@ -71,10 +71,10 @@ pub struct Limits {
     /// Requests under way, whatever they wait for.
     pub max_requests_in_flight: usize,
     /// Requests at work: not those whose body is still on its way, nor those that wait for a model.
-    pub max_requests_at_work: usize,
+    pub max_concurrent_requests: usize,
     /// How long a request waits for its turn to work, while there is not more to do than can be done.
     #[serde(with = "duration")]
-    pub max_wait: Duration,
+    pub queue_timeout: Duration,
 }
 
 impl Findings {
@@ -82,9 +82,9 @@ impl Findings {
     pub(super) fn limits(&mut self, settings: &Settings) {
         let Settings { server, limits, consolidation, .. } = settings;
         for (key, value, most) in [
-            ("limits.max_json_levels", limits.max_json_levels, MOST_LEVELS),
+            ("limits.max_json_depth", limits.max_json_depth, MOST_LEVELS),
             ("limits.max_requests_in_flight", limits.max_requests_in_flight, MOST_REQUESTS),
-            ("limits.max_requests_at_work", limits.max_requests_at_work, MOST_REQUESTS),
+            ("limits.max_concurrent_requests", limits.max_concurrent_requests, MOST_REQUESTS),
         ] {
             if value > most {
                 self.add(&[key], format!("must be at most {most}"));
@@ -192,17 +192,17 @@ mod tests {
     #[test]
     fn the_limits_have_limits() {
         for (key, value, message) in [
-            ("limits.max_json_levels", "121", "must be at most 120"),
-            ("limits.max_json_levels", "0", "must be greater than 0"),
+            ("limits.max_json_depth", "121", "must be at most 120"),
+            ("limits.max_json_depth", "0", "must be greater than 0"),
             ("limits.max_requests_in_flight", "1000001", "must be at most 1000000"),
-            ("limits.max_requests_at_work", "0", "must be greater than 0"),
+            ("limits.max_concurrent_requests", "0", "must be greater than 0"),
             ("limits.request_burst", "0", "must be greater than 0"),
             (
                 "limits.max_body_bytes_in_flight",
                 "33554431",
                 "limits.max_body_bytes_in_flight (33554431) must not be less than limits.max_body_bytes (33554432)",
             ),
-            ("limits.max_wait", "0s", "must be longer than 0"),
+            ("limits.queue_timeout", "0s", "must be longer than 0"),
             ("server.read_timeout", "0s", "must be longer than 0"),
             ("server.write_timeout", "0s", "must be longer than 0"),
             (

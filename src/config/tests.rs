@@ -119,7 +119,7 @@ fn text_from_the_environment_becomes_what_the_setting_is() {
         ("PRECIS__CONSOLIDATION__MAX_TAIL_TOKENS", "9000"),
         ("PRECIS__CONSOLIDATION__MODE", "off"),
         ("PRECIS__CONSOLIDATION__RETRY_INITIAL", "1500ms"),
-        ("PRECIS__SERVER__ALLOW_WITHOUT_KEYS", "true"),
+        ("PRECIS__SERVER__ALLOW_UNAUTHENTICATED", "true"),
         ("PRECIS__LLM__PROVIDERS__LOCAL__BASE_URL", "http://localhost:1/v1"),
         ("PRECIS__LLM__MODELS__QWEN__PROVIDER", "local"),
         ("PRECIS__LLM__MODELS__QWEN__MODEL", "0123"),
@@ -131,7 +131,7 @@ fn text_from_the_environment_becomes_what_the_setting_is() {
     assert_eq!(settings.consolidation.max_tail_tokens, Some(9000));
     assert_eq!(settings.consolidation.mode, Mode::Off);
     assert_eq!(settings.consolidation.retry_initial, Duration::from_millis(1500));
-    assert!(settings.server.allow_without_keys);
+    assert!(settings.server.allow_unauthenticated);
     assert_eq!(settings.llm.models["qwen"].model, "0123");
     assert_eq!(settings.llm.pools["default"].models, ["qwen", "extractive"]);
     assert!(!settings.uses_only_extractive());

@@ -96,7 +96,7 @@ impl Findings {
             ("server.read_timeout".to_owned(), server.read_timeout),
             ("server.write_timeout".to_owned(), server.write_timeout),
             ("server.request_timeout".to_owned(), server.request_timeout),
-            ("limits.max_wait".to_owned(), limits.max_wait),
+            ("limits.queue_timeout".to_owned(), limits.queue_timeout),
             ("database.acquire_timeout".to_owned(), database.acquire_timeout),
             ("database.statement_timeout".to_owned(), database.statement_timeout),
             ("consolidation.retry_initial".to_owned(), consolidation.retry_initial),

@@ -259,7 +259,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
             true => Ok(Self("{}".to_owned())),
             false if !typed => Err(Problem::media_type()),
             false => {
-                let (size, levels) = (bytes.len(), limits.max_json_levels);
+                let (size, levels) = (bytes.len(), limits.max_json_depth);
                 let read = move || json::sound(&bytes, levels).map(|text| Self(text.to_owned()));
                 blocking::sized(size, read).await
             }
@@ -273,7 +273,7 @@ fn limits(request: &Request) -> Result<Limits, Problem> {
 }
 
 async fn read<T: DeserializeOwned + Send + 'static>(bytes: Bytes, limits: Limits) -> Result<T, Problem> {
-    blocking::sized(bytes.len(), move || json::read(&bytes, limits.max_json_levels)).await
+    blocking::sized(bytes.len(), move || json::read(&bytes, limits.max_json_depth)).await
 }
 
 /// The body of a request that has nothing behind the `?`.

@@ -94,7 +94,7 @@ pub(super) fn sound(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
     })?;
     sound::check(text, levels).map_err(|error| match error.classify() {
         Category::Data => {
-            let detail = format!("is nested deeper than {levels} levels (limits.max_json_levels)");
+            let detail = format!("is nested deeper than {levels} levels (limits.max_json_depth)");
             Problem::invalid_field("body", detail)
         }
         Category::Eof if text.trim_ascii().is_empty() => {

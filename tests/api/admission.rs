@@ -99,7 +99,7 @@ async fn more_than_may_be_under_way_is_refused_at_once() {
 /// One turn, and two requests that wait for a model: they don't keep it.
 #[tokio::test]
 async fn who_waits_for_a_model_keeps_nobody_from_working() {
-    let (app, _backend, model, released) = held(&[("limits.max_requests_at_work", "1")]).await;
+    let (app, _backend, model, released) = held(&[("limits.max_concurrent_requests", "1")]).await;
     let waiting = ["/sessions/a/context", "/sessions/b/consolidations"].map(|path| ask(&app, path));
     model.until_calls(2).await;
     get(&app, "/sessions").await.ok(200);

@@ -16,7 +16,7 @@ struct Limit {
 
 const SET: &[(&str, &str)] = &[
     ("limits.max_body_bytes", "2000"),
-    ("limits.max_json_levels", "10"),
+    ("limits.max_json_depth", "10"),
     ("limits.max_message_bytes", "300"),
     ("limits.max_messages_per_exchange", "3"),
     ("limits.max_metadata_bytes", "70"),
@@ -57,7 +57,7 @@ const LIMITS: &[Limit] = &[
         },
     },
     Limit {
-        setting: "limits.max_json_levels",
+        setting: "limits.max_json_depth",
         most: 10,
         field: "body",
         request: |session, size| {

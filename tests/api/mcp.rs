@@ -222,7 +222,7 @@ async fn what_the_model_can_mend_is_an_answer_for_it() {
 /// A client that doesn't follow the protocol is told so in the way of all other routes.
 #[tokio::test]
 async fn what_is_no_message_is_a_problem() {
-    let app = on_sqlite(&[("limits.max_json_levels", "10"), ("limits.max_body_bytes", "1000")]).await;
+    let app = on_sqlite(&[("limits.max_json_depth", "10"), ("limits.max_body_bytes", "1000")]).await;
     post(&app, "/mcp", "{").await.problem(400, "malformed-json");
     assert_eq!(post(&app, "/mcp", "[]").await.fields(), ["body"]);
     assert_eq!(

@@ -131,7 +131,7 @@ async fn a_service_without_keys_answers_to_its_own_names_only() {
         other(&app, host).await.ok(200);
     }
     other(&app, "evil.example").await.problem(403, "host-not-allowed");
-    let app = on_sqlite(&[("server.allow_without_keys", "true"), ("server.allowed_hosts", "*")]).await;
+    let app = on_sqlite(&[("server.allow_unauthenticated", "true"), ("server.allowed_hosts", "*")]).await;
     other(&app, "evil.example").await.ok(200);
 }
 

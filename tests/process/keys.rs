@@ -123,12 +123,13 @@ async fn an_address_open_to_others_needs_a_key_or_a_word(backend: Backend) {
     let open = |address: &str| Precis::new().env("DATABASE_URL", &backend.url()).args(["--bind", address]);
     for address in ["0.0.0.0:0", "[::]:0"] {
         let said = open(address).run().await.refused();
-        for part in [address, "server.bind", "`precis keys create", "server.allow_without_keys", "127.0.0.1"]
+        for part in
+            [address, "server.bind", "`precis keys create", "server.allow_unauthenticated", "127.0.0.1"]
         {
             assert!(said.contains(part), "{said}");
         }
     }
-    let allowed = open("0.0.0.0:0").set("server.allow_without_keys", "true").start().await;
+    let allowed = open("0.0.0.0:0").set("server.allow_unauthenticated", "true").start().await;
     assert_eq!(status(&allowed, None, Method::GET, "/sessions").await, 200);
     let (id, key) = create(&backend, &["--tenant", "acme"]).await;
     let service = open("0.0.0.0:0").start().await;

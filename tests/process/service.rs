@@ -81,11 +81,11 @@ impl Precis {
 
     /// Starts it on a free port, and waits until it listens.
     pub(crate) async fn start(self) -> Process {
-        const MAX_WAIT: &str = "PRECIS__LIMITS__MAX_WAIT";
+        const QUEUE_TIMEOUT: &str = "PRECIS__LIMITS__QUEUE_TIMEOUT";
         let mut precis = self.env("PRECIS__SERVER__BIND", "127.0.0.1:0");
         // A busy machine is no overload.
-        if !precis.command.get_envs().any(|(name, _)| name == MAX_WAIT) {
-            precis = precis.env(MAX_WAIT, "30s");
+        if !precis.command.get_envs().any(|(name, _)| name == QUEUE_TIMEOUT) {
+            precis = precis.env(QUEUE_TIMEOUT, "30s");
         }
         let child = Running::start(&mut precis.command);
         let client = precis::llm::remote::http_client(Duration::from_secs(5)).expect("a client");

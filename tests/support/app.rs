@@ -29,8 +29,8 @@ pub(crate) fn settings(backend: &Backend, set: Set<'_>) -> Settings {
         (variable("log.filter"), "off".to_owned()),
     ];
     // A busy machine is no overload.
-    if !set.iter().any(|(path, _)| *path == "limits.max_wait") {
-        environment.push((variable("limits.max_wait"), "30s".to_owned()));
+    if !set.iter().any(|(path, _)| *path == "limits.queue_timeout") {
+        environment.push((variable("limits.queue_timeout"), "30s".to_owned()));
     }
     environment.extend(set.iter().map(|(path, value)| (variable(path), (*value).to_owned())));
     let sources = Sources { environment, ..Sources::default() };

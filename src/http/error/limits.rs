@@ -22,7 +22,7 @@ const READ: Beyond = Beyond::of("server.read_timeout");
 const RATE: Beyond = Beyond::of("limits.requests_per_second");
 const TIME: Beyond = Beyond::of("server.request_timeout");
 const IN_FLIGHT: Beyond = Beyond::of_all("limits.max_requests_in_flight");
-const AT_WORK: Beyond = Beyond::of_all("limits.max_requests_at_work");
+const AT_WORK: Beyond = Beyond::of_all("limits.max_concurrent_requests");
 const MEMORY: Beyond = Beyond::of_all("limits.max_body_bytes_in_flight");
 
 impl Beyond {
@@ -116,11 +116,11 @@ impl Problem {
 
     /// 503: no turn to work came.
     pub(crate) fn no_turn(limits: &Limits) -> Self {
-        let (most, wait) = (limits.max_requests_at_work, humantime::format_duration(limits.max_wait));
+        let (most, wait) = (limits.max_concurrent_requests, humantime::format_duration(limits.queue_timeout));
         let limit = AT_WORK.limit;
         let why = format!(
             "There is more to do than can be done: {most} requests are at work ({limit}), and others wait that came \
-             before. A wait may take {wait} (limits.max_wait), and far less while they never end"
+             before. A wait may take {wait} (limits.queue_timeout), and far less while they never end"
         );
         Self::overloaded(&AT_WORK, &why)
     }

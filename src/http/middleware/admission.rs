@@ -61,7 +61,7 @@ impl Admission {
         Self {
             limits,
             in_flight: Arc::new(Semaphore::new(limits.max_requests_in_flight)),
-            turns: Arc::new(Semaphore::new(limits.max_requests_at_work)),
+            turns: Arc::new(Semaphore::new(limits.max_concurrent_requests)),
             waiting: AtomicUsize::new(0),
             load: Mutex::new(Load { free_at: Instant::now(), refused_at: None }),
             rates: quota.map(RateLimiter::keyed),
@@ -76,7 +76,7 @@ impl Admission {
             self.load().free_at = Instant::now();
             return Some(Turn::new(free));
         }
-        let most = self.limits.max_wait;
+        let most = self.limits.queue_timeout;
         let patience = if self.is_overloaded() { most.min(OVERLOADED_WAIT) } else { most };
         let _one_more = Waiting::among(&self.waiting);
         if let Ok(Ok(given)) = timeout(patience, turns().acquire_owned()).await {
@@ -88,13 +88,13 @@ impl Admission {
 
     fn is_overloaded(&self) -> bool {
         let (load, now) = (*self.load(), Instant::now());
-        let lately = |time: Instant| now.duration_since(time) < self.limits.max_wait;
+        let lately = |time: Instant| now.duration_since(time) < self.limits.queue_timeout;
         !lately(load.free_at) || load.refused_at.is_some_and(lately)
     }
 
     /// Whether there is a point in waiting for a turn: under overload few may, since the next request is never far.
     fn has_room(&self) -> bool {
-        let few = (self.limits.max_requests_at_work / 4).max(1);
+        let few = (self.limits.max_concurrent_requests / 4).max(1);
         let crowded = self.waiting.load(Ordering::Relaxed) >= few;
         let room = !crowded || !self.is_overloaded();
         if !room {

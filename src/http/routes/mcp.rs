@@ -67,7 +67,7 @@ pub(crate) async fn serve(
     let server = Server { service, caller, asking: asking(request.headers())? };
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::broken_off())?;
-    let (size, levels, checked) = (body.len(), limits.max_json_levels, body.clone());
+    let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
     blocking::sized(size, move || json::sound(&checked, levels).map(|_| ())).await?;
     // Every answer is JSON, whatever else a client would take; the SDK asks for both.
     let accept = HeaderValue::from_static("application/json, text/event-stream");

@@ -52,7 +52,7 @@ pub enum Trust {
 #[derive(Clone, Debug)]
 pub struct Authenticator {
     store: Arc<dyn Store>,
-    open_without_keys: bool,
+    allow_unauthenticated: bool,
     ttl: Duration,
     memory: Arc<Mutex<Remembered>>,
 }
@@ -65,11 +65,11 @@ struct Remembered {
 }
 
 impl Authenticator {
-    /// Over this store. `open_without_keys`: whoever comes is let in while there was never a key. `ttl`: for how long
+    /// Over this store. `allow_unauthenticated`: whoever comes is let in while there was never a key. `ttl`: for how long
     /// the store's answers are remembered, which is how long a revoked key may still pass.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, open_without_keys: bool, ttl: Duration) -> Self {
-        Self { store, open_without_keys, ttl, memory: Arc::default() }
+    pub fn new(store: Arc<dyn Store>, allow_unauthenticated: bool, ttl: Duration) -> Self {
+        Self { store, allow_unauthenticated, ttl, memory: Arc::default() }
     }
 
     /// The caller who sent this key.
@@ -89,7 +89,7 @@ impl Authenticator {
     /// The caller who sent none.
     pub async fn without_key(&self, trust: Trust) -> Result<Caller, Refused> {
         // Asked for nothing where the answer is no anyway.
-        if !self.open_without_keys || self.any(trust).await? {
+        if !self.allow_unauthenticated || self.any(trust).await? {
             return Err(Refused::Unauthorized);
         }
         Ok(Caller { tenant: TenantId::default(), scope: Scope::Admin, key: None })
