@@ -37,7 +37,7 @@ impl Service {
         let listener = app.listen().await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         tokio::spawn(app.serve(listener, std::future::pending()));
-        let client = precis::llm::remote::http_client(Duration::from_secs(5)).expect("a client");
+        let client = precis::llm::http::build_http_client(Duration::from_secs(5)).expect("a client");
         Self { url, client }
     }
 

@@ -12,23 +12,21 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::time::Duration;
 
-pub mod anthropic;
-pub mod breaker;
 pub mod check;
+pub mod circuit_breaker;
+mod concurrency_limit;
 pub mod error;
 pub mod extractive;
-pub mod gate;
-mod meters;
+pub mod http;
+mod metrics;
 pub mod model;
-pub mod openai;
 pub mod pool;
 pub mod prompt;
 pub mod provider;
-pub mod remote;
-mod slots;
-mod thoughts;
+mod reasoning;
+pub mod response_check;
 
-pub use error::{Attempt, Cause, LlmError, Refusal};
+pub use error::{Attempt, LlmError, ModelError, Rejection};
 
 /// What a model is to do.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +39,7 @@ pub enum Task<'a> {
         sentences: usize,
     },
     /// Compress a summary that has grown too long to about `sentences` sentences.
-    Meta {
+    MetaConsolidate {
         /// The summary.
         summary: &'a str,
         /// How many sentences are asked for.
@@ -80,7 +78,7 @@ impl AddAssign for Usage {
     }
 }
 
-/// What one [`Llm::ask`] took: all of its calls, those that failed included.
+/// What one [`Llm::complete`] took: all of its calls, those that failed included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// As far as providers said.
@@ -100,7 +98,7 @@ pub struct Cost {
 
 /// A summary that passed the gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct PoolResponse {
     /// The summary, trimmed, never empty.
     pub text: String,
     /// The name of the model in the settings, not the provider's name for it.
@@ -116,7 +114,7 @@ pub struct Answer {
 pub trait Llm: Send + Sync + fmt::Debug {
     /// Has the pool do the task: within its deadline, by the first of its models whose answer passes the gate.
     /// Dropping the future ends the call.
-    async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, LlmError>;
+    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError>;
 
     /// How many tokens of encoded entries ([`Entry::encode`] and a line feed each) one [`Task::Consolidate`] may
     /// hold so that the whole prompt is within the input limit of *every* model of the pool: whichever of them is
@@ -124,6 +122,6 @@ pub trait Llm: Send + Sync + fmt::Debug {
     /// take less than its settings say: after [`LlmError::is_too_long`], smaller parts may pass.
     fn capacity(&self, pool: &str) -> usize;
 
-    /// The longest that one [`Llm::ask`] of this pool can take.
+    /// The longest that one [`Llm::complete`] of this pool can take.
     fn deadline(&self, pool: &str) -> Duration;
 }

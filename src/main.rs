@@ -280,7 +280,7 @@ async fn health(settings: &Settings) -> Result<ExitCode, Box<dyn Error>> {
     if address.ip().is_unspecified() {
         address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     }
-    let http = precis::llm::remote::http_client(Duration::from_secs(1))?;
+    let http = precis::llm::http::build_http_client(Duration::from_secs(1))?;
     let request = http.get(format!("http://{address}/readyz")).timeout(Duration::from_secs(3));
     let response = request.send().await?;
     if response.status().is_success() {

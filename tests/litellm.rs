@@ -28,17 +28,17 @@
 
 use precis::domain::message::Role;
 use precis::domain::transcript::Entry;
-use precis::llm::anthropic::Anthropic;
-use precis::llm::breaker::BreakerPolicy;
 use precis::llm::check::check;
-use precis::llm::error::Missing;
+use precis::llm::circuit_breaker::CircuitBreakerPolicy;
+use precis::llm::error::TimeoutPhase;
+use precis::llm::http::anthropic::Anthropic;
+use precis::llm::http::openai::OpenAi;
+use precis::llm::http::{HttpProvider, HttpProviderSpec, SecretSource, build_http_client};
 use precis::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
-use precis::llm::openai::OpenAi;
-use precis::llm::pool::{PoolSpec, Pools, Strategy};
-use precis::llm::prompt::{Prompts, Templates};
+use precis::llm::pool::{ModelPools, PoolSpec, PoolStrategy};
+use precis::llm::prompt::{PromptTemplates, Prompts};
 use precis::llm::provider::{Completion, Finish, Provider, Request};
-use precis::llm::remote::{KeySource, Remote, RemoteSpec, http_client};
-use precis::llm::{Answer, Cause, Llm, LlmError, Task, Usage};
+use precis::llm::{Llm, LlmError, ModelError, PoolResponse, Task, Usage};
 use std::env;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,17 +63,17 @@ fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run this by scripts/litellm"))
 }
 
-fn remote(protocol: Protocol, key: &str, key_header: Option<&str>) -> Remote {
-    let http = http_client(5 * SECOND).expect("a client");
-    let spec = RemoteSpec {
+fn remote(protocol: Protocol, key: &str, key_header: Option<&str>) -> HttpProvider {
+    let http = build_http_client(5 * SECOND).expect("a client");
+    let spec = HttpProviderSpec {
         base_url: format!("{}/v1", variable("PRECIS_LITELLM_URL")),
-        key: Some(KeySource::fixed(key)),
+        key: Some(SecretSource::fixed(key)),
         key_header: key_header.map(str::to_owned),
-        ..RemoteSpec::default()
+        ..HttpProviderSpec::default()
     };
     match protocol {
-        Protocol::OpenAi(dialect) => Remote::new(http, dialect, spec),
-        Protocol::Anthropic => Remote::new(http, Anthropic, spec),
+        Protocol::OpenAi(dialect) => HttpProvider::new(http, dialect, spec),
+        Protocol::Anthropic => HttpProvider::new(http, Anthropic, spec),
     }
     .expect("valid")
 }
@@ -91,23 +91,28 @@ fn model(protocol: Protocol, name: &str) -> ModelSpec {
         idle_timeout: 60 * SECOND,
         retry: RetryPolicy { retries: 1, initial: Duration::from_millis(1), max: SECOND },
         queue: QueuePolicy { max_calls: 4, max_waiting: 4, timeout: SECOND },
-        breaker: BreakerPolicy { failure_percent: 100, min_calls: 100, window: SECOND, open_for: SECOND },
+        breaker: CircuitBreakerPolicy {
+            failure_percent: 100,
+            min_calls: 100,
+            window: SECOND,
+            open_for: SECOND,
+        },
     }
 }
 
 fn prompts() -> Prompts {
-    Prompts::new(&Templates::default()).expect("valid")
+    Prompts::new(&PromptTemplates::default()).expect("valid")
 }
 
-fn pools(models: Vec<ModelSpec>) -> Pools {
+fn pools(models: Vec<ModelSpec>) -> ModelPools {
     let names = models.iter().map(|model| model.name.clone()).collect();
     let pool = PoolSpec {
         name: "p".to_owned(),
         models: names,
-        strategy: Strategy::Fallback,
+        strategy: PoolStrategy::Fallback,
         deadline: 120 * SECOND,
     };
-    Pools::new(models, vec![pool], prompts()).expect("valid")
+    ModelPools::new(models, vec![pool], prompts()).expect("valid")
 }
 
 fn conversation() -> [Entry; 2] {
@@ -118,12 +123,12 @@ fn conversation() -> [Entry; 2] {
     ]
 }
 
-async fn ask(pools: &Pools) -> Result<Answer, LlmError> {
-    pools.ask("p", Task::Consolidate { entries: &conversation(), sentences: 5 }).await
+async fn ask(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
+    pools.complete("p", Task::Consolidate { entries: &conversation(), sentences: 5 }).await
 }
 
 /// The answer of a pool of these models, which it is for the last of them to give.
-async fn answer(models: Vec<ModelSpec>) -> Answer {
+async fn answer(models: Vec<ModelSpec>) -> PoolResponse {
     let last = models.last().expect("a model").name.clone();
     let answer = ask(&pools(models)).await.expect("an answer");
     assert_eq!((answer.text.as_str(), &answer.model), (ANSWER, &last));
@@ -131,7 +136,7 @@ async fn answer(models: Vec<ModelSpec>) -> Answer {
 }
 
 /// One call, as it comes from the provider.
-async fn complete(provider: &Remote, model: &str) -> Result<Completion, Cause> {
+async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, ModelError> {
     let (entries, prompts) = (conversation(), prompts());
     let request = Request {
         model,
@@ -145,7 +150,7 @@ async fn complete(provider: &Remote, model: &str) -> Result<Completion, Cause> {
 }
 
 /// What a pool of this one model fails with, attempt by attempt.
-async fn failures(model: ModelSpec) -> Vec<Cause> {
+async fn failures(model: ModelSpec) -> Vec<ModelError> {
     let error = ask(&pools(vec![model])).await.expect_err("no answer");
     error.attempts.into_iter().map(|attempt| attempt.cause).collect()
 }
@@ -215,8 +220,8 @@ async fn a_wrong_key_is_said_without_the_key() {
             ..model(protocol, "relayed")
         };
         let error = ask(&pools(vec![wrong()])).await.expect_err("no answer");
-        let causes: Vec<&Cause> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
-        assert!(matches!(causes[..], [Cause::Status { status: 401, .. }]), "{causes:?}");
+        let causes: Vec<&ModelError> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
+        assert!(matches!(causes[..], [ModelError::Status { status: 401, .. }]), "{causes:?}");
         let checked = check(&[wrong()], vec![]).await.to_string();
         assert!(checked.contains("refused"), "{checked}");
         for text in [error.to_string(), format!("{error:?}"), checked] {
@@ -234,7 +239,7 @@ async fn a_wrong_key_is_said_without_the_key() {
 async fn an_unknown_model_is_not_asked_again() {
     for protocol in protocols() {
         let causes = failures(model(protocol, "nobody")).await;
-        assert!(matches!(causes[..], [Cause::Status { status: 400..500, .. }]), "{causes:?}");
+        assert!(matches!(causes[..], [ModelError::Status { status: 400..500, .. }]), "{causes:?}");
         let answer = answer(vec![model(protocol, "nobody"), model(protocol, "answers")]).await;
         assert_eq!((answer.cost.calls, answer.cost.failures), (2, 1));
     }
@@ -254,7 +259,7 @@ async fn failures_that_may_pass_are_tried_again_before_the_next_model_is() {
             let causes = failures(model(protocol, name)).await;
             assert_eq!(causes.len(), 2, "{protocol:?} {name}: {causes:?}");
             for cause in causes {
-                let Cause::Status { status, message, .. } = &cause else { panic!("{name}: {cause:?}") };
+                let ModelError::Status { status, message, .. } = &cause else { panic!("{name}: {cause:?}") };
                 assert_eq!(*status, expected, "{protocol:?} {name}");
                 assert!(message.contains(word), "{message}");
             }
@@ -272,8 +277,8 @@ async fn a_prompt_that_is_too_long_is_known_for_that() {
             let pools = pools(vec![model(protocol, name)]);
             let before = pools.capacity("p");
             let error = ask(&pools).await.expect_err("no answer");
-            let causes: Vec<&Cause> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
-            assert!(matches!(causes[..], [Cause::TooLong(_)]), "{protocol:?} {name}: {causes:?}");
+            let causes: Vec<&ModelError> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
+            assert!(matches!(causes[..], [ModelError::PromptTooLong(_)]), "{protocol:?} {name}: {causes:?}");
             assert!(error.is_too_long() && pools.capacity("p") < before);
             let large = ModelSpec { input_limit: 200_000, ..model(protocol, "answers") };
             answer(vec![model(protocol, name), large]).await;
@@ -287,7 +292,11 @@ async fn a_slow_model_gives_way_to_the_next_one() {
     let limit = Duration::from_millis(500);
     for protocol in protocols() {
         let slow = || ModelSpec { first_token_timeout: Some(limit), ..model(protocol, "slow-relayed") };
-        assert_eq!(failures(slow()).await, [Cause::Timeout(Missing::FirstToken, limit)], "{protocol:?}");
+        assert_eq!(
+            failures(slow()).await,
+            [ModelError::Timeout(TimeoutPhase::FirstToken, limit)],
+            "{protocol:?}"
+        );
         answer(vec![slow(), model(protocol, "relayed")]).await;
     }
 }

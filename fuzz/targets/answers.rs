@@ -9,40 +9,40 @@
 use bytes::Bytes;
 use futures_util::stream;
 use libfuzzer_sys::{Corpus, fuzz_target};
-use precis::llm::anthropic::Anthropic;
-use precis::llm::openai::OpenAi;
-use precis::llm::prompt::{Prompt, Prompts, Templates};
+use precis::llm::http::anthropic::Anthropic;
+use precis::llm::http::openai::OpenAi;
+use precis::llm::prompt::{Prompt, Prompts, PromptTemplates};
 use precis::llm::provider::{Finish, Request};
-use precis::llm::remote::{Call, Remote, RemoteSpec, http_client};
-use precis::llm::{Cause, Task, Usage};
+use precis::llm::http::{ProviderCall, HttpProvider, HttpProviderSpec, build_http_client};
+use precis::llm::{ModelError, Task, Usage};
 use secrecy::{ExposeSecret as _, SecretString};
 use std::io;
 use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-type Answer = Result<(String, Finish, Usage), Cause>;
+type Answer = Result<(String, Finish, Usage), ModelError>;
 
 /// What a server could quote.
 const QUESTION: &str = "Vermilion herons inhabit Zanzibar";
 
 struct Server {
     runtime: Runtime,
-    openai: Remote,
-    anthropic: Remote,
+    openai: HttpProvider,
+    anthropic: HttpProvider,
     prompts: Prompts,
     prompt: Prompt,
     secrets: [SecretString; 1],
 }
 
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
-    let http = http_client(Duration::from_secs(1)).expect("a client");
-    let spec = || RemoteSpec { base_url: "http://localhost".to_owned(), ..RemoteSpec::default() };
+    let http = build_http_client(Duration::from_secs(1)).expect("a client");
+    let spec = || HttpProviderSpec { base_url: "http://localhost".to_owned(), ..HttpProviderSpec::default() };
     Server {
         runtime: Builder::new_current_thread().enable_time().build().expect("a runtime"),
-        openai: Remote::new(http.clone(), OpenAi::default(), spec()).expect("a URL"),
-        anthropic: Remote::new(http, Anthropic, spec()).expect("a URL"),
-        prompts: Prompts::new(&Templates::default()).expect("templates"),
+        openai: HttpProvider::new(http.clone(), OpenAi::default(), spec()).expect("a URL"),
+        anthropic: HttpProvider::new(http, Anthropic, spec()).expect("a URL"),
+        prompts: Prompts::new(&PromptTemplates::default()).expect("templates"),
         prompt: Prompt { system: String::new(), user: QUESTION.to_owned() },
         secrets: ["sk-0123456789".into()],
     }
@@ -73,14 +73,14 @@ impl Arrival<'_> {
         let server = &*SERVER;
         let request = Request {
             model: "model",
-            task: Task::Meta { summary: QUESTION, sentences: 1 },
+            task: Task::MetaConsolidate { summary: QUESTION, sentences: 1 },
             prompts: &server.prompts,
             output_limit: 1,
             first_token_timeout: None,
             idle_timeout: Duration::from_secs(60),
         };
         let remote = if is_anthropic { &server.anthropic } else { &server.openai };
-        let mut call = Call::begin(remote, &request, &server.prompt, &server.secrets);
+        let mut call = ProviderCall::begin(remote, &request, &server.prompt, &server.secrets);
         server.runtime.block_on(call.answer(response))
     }
 }

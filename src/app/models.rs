@@ -1,30 +1,30 @@
 //! From the settings to the models: providers, models, pools, prompts.
 
 use crate::config::{self, OutputLimitField, ProviderKind, Secret, Settings};
-use crate::llm::anthropic::Anthropic;
-use crate::llm::breaker::BreakerPolicy;
+use crate::llm::circuit_breaker::CircuitBreakerPolicy;
+use crate::llm::http::anthropic::Anthropic;
+use crate::llm::http::openai::OpenAi;
+use crate::llm::http::{HttpProvider, HttpProviderSpec, SecretSource, WireFormat, build_http_client};
 use crate::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
-use crate::llm::openai::OpenAi;
-use crate::llm::pool::{PoolSpec, Pools, Strategy};
-use crate::llm::prompt::{Prompts, Templates};
+use crate::llm::pool::{ModelPools, PoolSpec, PoolStrategy};
+use crate::llm::prompt::{PromptTemplates, Prompts};
 use crate::llm::provider::{Extractive, Provider};
-use crate::llm::remote::{self, Dialect, KeySource, Remote, RemoteSpec};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The pools that the settings name. The error lists everything that is wrong, by its path in the settings.
-pub(super) fn pools(settings: &Settings) -> Result<Pools, String> {
+pub(super) fn pools(settings: &Settings) -> Result<ModelPools, String> {
     let prompts = prompts(&settings.consolidation.prompts)?;
     let pools = settings.llm.pools.iter().map(|(name, pool)| PoolSpec {
         name: name.clone(),
         models: pool.models.clone(),
         strategy: match pool.strategy {
-            config::Strategy::Fallback => Strategy::Fallback,
-            config::Strategy::RoundRobin => Strategy::RoundRobin,
+            config::Strategy::Fallback => PoolStrategy::Fallback,
+            config::Strategy::RoundRobin => PoolStrategy::RoundRobin,
         },
         deadline: pool.deadline,
     });
-    Pools::new(models(settings)?, pools.collect(), prompts).map_err(|error| error.to_string())
+    ModelPools::new(models(settings)?, pools.collect(), prompts).map_err(|error| error.to_string())
 }
 
 /// All models that the settings name, in pools or not.
@@ -58,7 +58,7 @@ fn spec(name: &str, model: &config::Model, provider: Arc<dyn Provider>) -> Model
             max_waiting: model.max_queued_calls,
             timeout: model.queue_timeout,
         },
-        breaker: BreakerPolicy {
+        breaker: CircuitBreakerPolicy {
             failure_percent: model.breaker_failure_percent,
             min_calls: model.breaker_min_calls,
             window: model.breaker_window,
@@ -90,39 +90,39 @@ fn provider(provider: &config::Provider, connect_timeout: Duration) -> Result<Ar
 fn remote(
     provider: &config::Provider,
     connect_timeout: Duration,
-    dialect: impl Dialect,
+    dialect: impl WireFormat,
 ) -> Result<Arc<dyn Provider>, String> {
-    let http = remote::http_client(connect_timeout).map_err(|error| error.to_string())?;
+    let http = build_http_client(connect_timeout).map_err(|error| error.to_string())?;
     let headers = provider.headers.iter().map(|(name, value)| (name.clone(), key(value)));
-    let spec = RemoteSpec {
+    let spec = HttpProviderSpec {
         base_url: provider.base_url.clone().unwrap_or_default(),
         key: provider.api_key.as_ref().map(key),
         key_header: provider.api_key_header.clone(),
         headers: headers.collect(),
         body: provider.body.clone().into_iter().collect(),
     };
-    Ok(Arc::new(Remote::new(http, dialect, spec).map_err(|error| error.to_string())?))
+    Ok(Arc::new(HttpProvider::new(http, dialect, spec).map_err(|error| error.to_string())?))
 }
 
 /// A secret that could not be had at start is none that a pool in use needs. Should its model be called all the same,
 /// that fails with the reason; it is not called without a key.
-fn key(secret: &Secret) -> KeySource {
+fn key(secret: &Secret) -> SecretSource {
     match secret.source() {
         Ok(source) => {
             let source = source.clone();
-            KeySource::new(move || source.read())
+            SecretSource::new(move || source.read())
         }
         Err(why) => {
             let why = why.to_owned();
-            KeySource::new(move || Err(why.clone()))
+            SecretSource::new(move || Err(why.clone()))
         }
     }
 }
 
 /// The built-in prompts, with those in their place that the settings have.
 fn prompts(set: &config::Prompts) -> Result<Prompts, String> {
-    let built_in = Templates::default();
-    let templates = Templates {
+    let built_in = PromptTemplates::default();
+    let templates = PromptTemplates {
         consolidate_system: set.consolidate_system.clone().unwrap_or(built_in.consolidate_system),
         consolidate_user: set.consolidate_user.clone().unwrap_or(built_in.consolidate_user),
         meta_system: set.meta_system.clone().unwrap_or(built_in.meta_system),

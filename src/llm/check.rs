@@ -1,10 +1,10 @@
 //! `precis llm check`: every model asked once, so that wrong settings are found before a session needs a summary.
 
-use super::error::Missing;
+use super::error::TimeoutPhase;
 use super::model::ModelSpec;
-use super::prompt::{Prompts, Templates};
+use super::prompt::{PromptTemplates, Prompts};
 use super::provider::{Completion, Request};
-use super::{Cause, Task, gate, thoughts};
+use super::{ModelError, Task, reasoning, response_check};
 use crate::domain::message::Role;
 use crate::domain::transcript::Entry;
 use futures_util::future::join_all;
@@ -24,7 +24,7 @@ pub struct Report {
 struct Checked {
     name: String,
     has_key: bool,
-    answer: Result<Completion, Cause>,
+    answer: Result<Completion, ModelError>,
     duration: Duration,
 }
 
@@ -45,16 +45,16 @@ pub async fn check(models: &[ModelSpec], pools: Vec<(String, Vec<String>)>) -> R
     Report { models: join_all(checked).await, pools }
 }
 
-fn prompts() -> Result<Prompts, Cause> {
-    let templates = Templates {
+fn prompts() -> Result<Prompts, ModelError> {
+    let templates = PromptTemplates {
         consolidate_system: "Answer with one short sentence and nothing else.".to_owned(),
         consolidate_user: "What is this conversation about? {conversation}".to_owned(),
-        ..Templates::default()
+        ..PromptTemplates::default()
     };
-    Prompts::new(&templates).map_err(|_| Cause::Protocol("no prompt".to_owned()))
+    Prompts::new(&templates).map_err(|_| ModelError::Protocol("no prompt".to_owned()))
 }
 
-async fn ask(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, Cause> {
+async fn ask(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelError> {
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
     let entries = [Entry { role: Role::User, name: None, text, calls: Vec::new() }];
     let task = Task::Consolidate { entries: &entries, sentences: 1 };
@@ -67,8 +67,9 @@ async fn ask(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, Cause> {
         idle_timeout: spec.idle_timeout,
     };
     let answer = timeout(spec.timeout, spec.provider.complete(&request)).await;
-    let answer = answer.unwrap_or(Err(Cause::Timeout(Missing::End, spec.timeout)))?;
-    gate::examine(thoughts::without(&answer.text), answer.finish, &task).map_err(Cause::Refused)?;
+    let answer = answer.unwrap_or(Err(ModelError::Timeout(TimeoutPhase::Total, spec.timeout)))?;
+    response_check::check_response(reasoning::strip_reasoning(&answer.text), answer.finish, &task)
+        .map_err(ModelError::Rejected)?;
     Ok(answer)
 }
 
@@ -131,10 +132,10 @@ impl Checked {
             }
             Err(cause) => {
                 let (reachable, key) = match cause {
-                    Cause::Connection(_) => ("no", unknown),
-                    Cause::Key(_) => (unknown, "missing"),
-                    Cause::Timeout(..) => ("silent", unknown),
-                    Cause::Status { status: 401 | 403, .. } => ("yes", "refused"),
+                    ModelError::Connection(_) => ("no", unknown),
+                    ModelError::SecretUnavailable(_) => (unknown, "missing"),
+                    ModelError::Timeout(..) => ("silent", unknown),
+                    ModelError::Status { status: 401 | 403, .. } => ("yes", "refused"),
                     _ => ("yes", unknown),
                 };
                 let hint = hint(cause).map(|hint| format!(" ({hint})")).unwrap_or_default();
@@ -150,8 +151,8 @@ impl Checked {
 }
 
 /// The setting that helps against a server that is not quite compatible.
-fn hint(cause: &Cause) -> Option<&'static str> {
-    let Cause::Status { status: 400 | 404 | 422, message, .. } = cause else {
+fn hint(cause: &ModelError) -> Option<&'static str> {
+    let ModelError::Status { status: 400 | 404 | 422, message, .. } = cause else {
         return None;
     };
     let says = |word: &str| message.contains(word);
@@ -181,7 +182,7 @@ mod tests {
             ),
             ("no such model", None),
         ] {
-            let cause = Cause::Status { status: 400, message: message.to_owned(), retry_after: None };
+            let cause = ModelError::Status { status: 400, message: message.to_owned(), retry_after: None };
             let hint = hint(&cause).unwrap_or_default();
             assert!(
                 hint.contains(setting.unwrap_or_default()) && setting.is_none() == hint.is_empty(),

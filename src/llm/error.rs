@@ -12,7 +12,7 @@ pub struct Attempt {
     /// The name of the model in the settings.
     pub model: String,
     /// Why there is no summary of it.
-    pub cause: Cause,
+    pub cause: ModelError,
     /// How long it took, without the wait for its turn.
     pub duration: Duration,
 }
@@ -20,19 +20,19 @@ pub struct Attempt {
 impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.model, self.cause)?;
-        if self.cause.was_called() { write!(f, " (after {:.1?})", self.duration) } else { Ok(()) }
+        if self.cause.was_sent() { write!(f, " (after {:.1?})", self.duration) } else { Ok(()) }
     }
 }
 
 /// Why an attempt failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Cause {
+pub enum ModelError {
     /// No connection: refused, reset, unknown host, TLS.
     #[error("no connection: {0}")]
     Connection(String),
     /// Took longer than a timeout, or than what the deadline left of it.
     #[error("{0} within {1:.1?}")]
-    Timeout(Missing, Duration),
+    Timeout(TimeoutPhase, Duration),
     /// An error status, or an error in the answer that says as much.
     #[error("status {status}: {message}")]
     Status {
@@ -45,28 +45,28 @@ pub enum Cause {
     },
     /// The prompt is longer than the model takes.
     #[error("the prompt is too long for it: {0}")]
-    TooLong(String),
+    PromptTooLong(String),
     /// Not the protocol, or an error object in the stream.
     #[error("unusable answer: {0}")]
     Protocol(String),
     /// The stream ended before the answer did.
     #[error("the answer broke off")]
-    BrokenOff,
+    StreamTruncated,
     /// The gate refused the answer.
     #[error("answer refused: {0}")]
-    Refused(Refusal),
+    Rejected(Rejection),
     /// The key, or another secret of its provider, can't be had.
     #[error("no key: {0}")]
-    Key(String),
+    SecretUnavailable(String),
     /// Not called: it has failed too often of late, and is tried again after this time; zero: just now, by another call.
     #[error("not called: it keeps failing, and is tried again {}", soon(.0))]
-    BreakerOpen(Duration),
+    CircuitOpen(Duration),
     /// Not called: its server wants to be left alone for this time, and there is another model to ask.
     #[error("not called: its server wants to be left alone for {0:.1?}")]
-    Paused(Duration),
+    RetryLater(Duration),
     /// Not called: the prompt was too long for a model that takes no less.
     #[error("not called: it takes at most {0} tokens, too few for this prompt")]
-    TooSmall(usize),
+    InputLimitTooSmall(usize),
     /// Not called: enough calls wait for their turn.
     #[error("not called: {0} calls wait for their turn already")]
     QueueFull(usize),
@@ -81,7 +81,7 @@ fn soon(wait: &Duration) -> String {
 
 /// What did not come in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Missing {
+pub enum TimeoutPhase {
     /// The first piece of the answer.
     #[error("no first token")]
     FirstToken,
@@ -90,13 +90,13 @@ pub enum Missing {
     NextToken,
     /// The end of the answer, within the model's own timeout.
     #[error("no complete answer")]
-    End,
+    Total,
     /// The end of the answer, within what the pool's deadline left.
     #[error("no complete answer, until the pool's deadline,")]
-    EndByDeadline,
+    Deadline,
 }
 
-impl Cause {
+impl ModelError {
     /// The word for it in metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -107,20 +107,20 @@ impl Cause {
             Self::Status { status: 401 | 403, .. } => "unauthorized",
             Self::Status { status: 500.., .. } => "server_error",
             Self::Status { .. } => "rejected",
-            Self::TooLong(_) => "too_long",
+            Self::PromptTooLong(_) => "too_long",
             Self::Protocol(_) => "protocol",
-            Self::BrokenOff => "broken_off",
-            Self::Refused(_) => "refused",
-            Self::Key(_) => "key",
-            Self::BreakerOpen(_) => "breaker_open",
-            Self::Paused(_) => "paused",
-            Self::TooSmall(_) => "too_small",
+            Self::StreamTruncated => "broken_off",
+            Self::Rejected(_) => "refused",
+            Self::SecretUnavailable(_) => "key",
+            Self::CircuitOpen(_) => "breaker_open",
+            Self::RetryLater(_) => "paused",
+            Self::InputLimitTooSmall(_) => "too_small",
             Self::QueueFull(_) => "queue_full",
             Self::QueueTimeout(_) => "queue_timeout",
         }
     }
 
-    /// All that [`Cause::name`] can say.
+    /// All that [`ModelError::name`] can say.
     pub const NAMES: [&str; 16] = [
         "connection",
         "timeout",
@@ -142,13 +142,13 @@ impl Cause {
 
     /// Whether the model was called at all.
     #[must_use]
-    pub fn was_called(&self) -> bool {
+    pub fn was_sent(&self) -> bool {
         !matches!(
             self,
-            Self::Key(_)
-                | Self::BreakerOpen(_)
-                | Self::Paused(_)
-                | Self::TooSmall(_)
+            Self::SecretUnavailable(_)
+                | Self::CircuitOpen(_)
+                | Self::RetryLater(_)
+                | Self::InputLimitTooSmall(_)
                 | Self::QueueFull(_)
                 | Self::QueueTimeout(_)
         )
@@ -159,7 +159,7 @@ impl Cause {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Connection(_) | Self::BrokenOff => true,
+            Self::Connection(_) | Self::StreamTruncated => true,
             Self::Status { status, .. } => matches!(status, 408 | 409 | 425 | 429 | 500..),
             _ => false,
         }
@@ -169,10 +169,10 @@ impl Cause {
     /// answer that the gate refuses don't: they come with a conversation, and would close the model to all others.
     /// Nor does the end of the time that the pool had left for it, unless that was time enough.
     #[must_use]
-    pub fn speaks_against_model(&self) -> bool {
+    pub fn is_model_fault(&self) -> bool {
         match self {
-            Self::Connection(_) | Self::Protocol(_) | Self::BrokenOff => true,
-            Self::Timeout(missing, _) => *missing != Missing::EndByDeadline,
+            Self::Connection(_) | Self::Protocol(_) | Self::StreamTruncated => true,
+            Self::Timeout(missing, _) => *missing != TimeoutPhase::Deadline,
             Self::Status { status, .. } => !matches!(status, 400 | 413 | 422),
             _ => false,
         }
@@ -181,19 +181,19 @@ impl Cause {
 
 /// Why the gate refused an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum Rejection {
     /// No text in it.
     #[error("empty")]
     Empty,
     /// Ended by the output limit.
     #[error("cut off at its output limit")]
-    CutOff,
+    Truncated,
     /// Ended by the provider's filter, or by the model's own refusal.
     #[error("filtered")]
     Filtered,
     /// Just "none", "n/a" and the like.
     #[error("a bare \"none\"")]
-    BareNone,
+    NonAnswer,
     /// A compression that is not shorter than what it compresses.
     #[error("not shorter than its input")]
     NotShorter,
@@ -214,7 +214,7 @@ impl LlmError {
     /// Whether a model found the prompt too long: a part of it may pass.
     #[must_use]
     pub fn is_too_long(&self) -> bool {
-        self.attempts.iter().any(|attempt| matches!(attempt.cause, Cause::TooLong(_)))
+        self.attempts.iter().any(|attempt| matches!(attempt.cause, ModelError::PromptTooLong(_)))
     }
 }
 

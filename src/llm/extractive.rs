@@ -11,16 +11,16 @@
 use crate::domain::message::Role;
 use crate::domain::transcript::Entry;
 use passage::Neighbour;
-use pick::{Part, pick};
-use prose::Statement;
+use plain_text::Statement;
+use selection::{Part, pick};
 use std::borrow::Cow;
 use std::ops::Range;
 use terms::Terms;
 use unicode_segmentation::UnicodeSegmentation;
 
 mod passage;
-mod pick;
-mod prose;
+mod plain_text;
+mod selection;
 mod sentences;
 mod terms;
 
@@ -59,7 +59,7 @@ struct Found<'a> {
 /// The result is empty only if the entries are ([`Entry::is_empty`]).
 #[must_use]
 pub fn consolidate(entries: &[Entry], sentences: usize) -> String {
-    let labels: Vec<String> = entries.iter().map(prose::label).collect();
+    let labels: Vec<String> = entries.iter().map(plain_text::label).collect();
     let mut terms = Terms::default();
     let (mut found, mut parts, mut neighbours) = (Vec::new(), Vec::new(), Vec::new());
     for (entry, (message, label)) in entries.iter().zip(&labels).enumerate() {
@@ -73,7 +73,7 @@ pub fn consolidate(entries: &[Entry], sentences: usize) -> String {
         for (text, prose) in said.chain(done) {
             let bag = terms.read(&text);
             let form = if prose { form(&text) } else { MACHINE };
-            let asks = prose::is_question(&text);
+            let asks = plain_text::is_question(&text);
             neighbours.push(Neighbour { message: entry, words: bag.words, prose, asks });
             parts.push(Part { bag, factor: source * place * form });
             found.push(Found { label: Some(label), source: entry, text });
@@ -97,7 +97,7 @@ fn wordless(entries: &[Entry]) -> String {
     longest.map_or_else(String::new, |entry| {
         let words: Vec<&str> = entry.text.split_whitespace().take(10).collect();
         let text: String = words.join(" ").chars().take(40).collect();
-        format!("{}: {text}", prose::label(entry))
+        format!("{}: {text}", plain_text::label(entry))
     })
 }
 
@@ -115,7 +115,7 @@ pub fn compress(summary: &str, sentences: usize) -> String {
             // Each paragraph is a summary of its own: whoever spoke last in one did not begin the next.
             label = None;
         }
-        for (speaker, part) in prose::labelled(line) {
+        for (speaker, part) in plain_text::labelled(line) {
             label = speaker.or(label);
             source += 1;
             for sentence in sentences::split(part) {
@@ -137,7 +137,7 @@ pub fn compress(summary: &str, sentences: usize) -> String {
         best.pop();
     }
     let text = if best.is_empty() {
-        prose::plain(summary) // nothing but labels, or not a word
+        plain_text::plain(summary) // nothing but labels, or not a word
     } else {
         write(&found, best)
     };
@@ -151,7 +151,7 @@ fn write(found: &[Found<'_>], mut passages: Vec<Range<usize>>) -> String {
         .iter()
         .filter_map(|passage| found.get(passage.start).map(|first| (first, text(found, passage))))
         .collect();
-    prose::join(statements.iter().map(|(first, text)| Statement {
+    plain_text::join(statements.iter().map(|(first, text)| Statement {
         label: first.label,
         source: first.source,
         text,
@@ -177,7 +177,7 @@ fn shorten(sentence: &str, limit: usize) -> String {
     }
     let end = sentence.unicode_word_indices().nth((limit * 2 / 3).max(1));
     let (kept, _) = sentence.split_at(end.map_or(sentence.len(), |(at, _)| at));
-    prose::end(kept.to_owned())
+    plain_text::end(kept.to_owned())
 }
 
 /// What the form of a sentence says of its worth: a factor around 1.
@@ -188,7 +188,7 @@ fn form(sentence: &str) -> f64 {
         .filter(|word| is_figure(word))
         .take(2)
         .fold(1.0, |sum, _| sum + FIGURE);
-    if prose::is_question(sentence) { QUESTION * figures } else { figures }
+    if plain_text::is_question(sentence) { QUESTION * figures } else { figures }
 }
 
 /// Whether a word is a name or a figure: it has a digit, or begins with a capital and is not just one letter
@@ -198,7 +198,7 @@ fn is_figure(word: &str) -> bool {
     let name =
         chars.next().is_some_and(char::is_uppercase) && chars.next().is_some_and(char::is_alphanumeric);
     // No ideograph is numeric, and not to look them up saves a tenth of the time where all are.
-    name || word.chars().any(|c| !prose::is_wide(c) && c.is_numeric())
+    name || word.chars().any(|c| !plain_text::is_wide(c) && c.is_numeric())
 }
 
 /// `part / whole`, exact for any number of messages that fits into memory.

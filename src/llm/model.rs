@@ -3,13 +3,13 @@
 //! What it has learned of its model holds for every pool and every session: that it keeps failing, how long it wants
 //! to be left alone, how long a prompt it takes.
 
-use super::breaker::{Breaker, BreakerPolicy, Permit};
-use super::error::Missing;
-use super::meters::Meters;
+use super::circuit_breaker::{CircuitBreaker, CircuitBreakerPolicy, Permit};
+use super::concurrency_limit::ConcurrencyLimit;
+use super::error::TimeoutPhase;
+use super::metrics::ModelMetrics;
 use super::prompt::Prompts;
 use super::provider::{Completion, Provider, Request};
-use super::slots::Slots;
-use super::{Attempt, Cause, Cost, Task, gate, thoughts};
+use super::{Attempt, Cost, ModelError, Task, reasoning, response_check};
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use metrics::Gauge;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,7 +48,7 @@ pub struct ModelSpec {
     /// How many calls are made at once.
     pub queue: QueuePolicy,
     /// When it is not called at all.
-    pub breaker: BreakerPolicy,
+    pub breaker: CircuitBreakerPolicy,
 }
 
 /// When a model is called again after a failure that may pass.
@@ -100,9 +100,9 @@ impl Question<'_> {
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) spec: ModelSpec,
-    breaker: Breaker,
-    slots: Slots,
-    meters: Meters,
+    breaker: CircuitBreaker,
+    slots: ConcurrencyLimit,
+    metrics: ModelMetrics,
     /// Before this, its server does not want to be asked.
     not_before: Mutex<Option<Instant>>,
     /// The most tokens that it takes, as it has shown, and when.
@@ -112,9 +112,9 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn new(spec: ModelSpec) -> Self {
         Self {
-            breaker: Breaker::new(spec.breaker),
-            slots: Slots::new(spec.queue.max_calls, spec.queue.max_waiting),
-            meters: Meters::new(&spec.name),
+            breaker: CircuitBreaker::new(spec.breaker),
+            slots: ConcurrencyLimit::new(spec.queue.max_calls, spec.queue.max_waiting),
+            metrics: ModelMetrics::new(&spec.name),
             not_before: Mutex::new(None),
             learned: Mutex::new(None),
             spec,
@@ -158,32 +158,32 @@ impl Model {
     }
 
     /// Notes a failed attempt, or one that is not made.
-    pub(super) fn failed(&self, question: &mut Question<'_>, cause: Cause, duration: Duration) {
+    pub(super) fn failed(&self, question: &mut Question<'_>, cause: ModelError, duration: Duration) {
         tracing::debug!(%cause, "attempt failed");
-        self.meters.failed(&cause);
-        question.cost.failures += u32::from(cause.was_called());
+        self.metrics.failed(&cause);
+        question.cost.failures += u32::from(cause.was_sent());
         question.attempts.push(Attempt { model: self.spec.name.clone(), cause, duration });
     }
 
     /// One call at most. With a failure comes how long the call took.
-    async fn attempt(&self, question: &mut Question<'_>) -> Result<Completion, (Cause, Duration)> {
+    async fn attempt(&self, question: &mut Question<'_>) -> Result<Completion, (ModelError, Duration)> {
         let not_called = |cause| (cause, Duration::ZERO);
         let began = Instant::now();
         let turn = self.turn(question.left(), question.last).await;
         question.cost.queued += began.elapsed();
         let (_slot, permit) = turn.map_err(not_called)?;
-        self.meters.queued.record(began.elapsed());
+        self.metrics.queued.record(began.elapsed());
         let left = question.left();
         if left.is_zero() {
-            return Err(not_called(Cause::QueueTimeout(began.elapsed())));
+            return Err(not_called(ModelError::QueueTimeout(began.elapsed())));
         }
         let began = Instant::now();
         let called = self.call(question, left).await;
         let duration = began.elapsed();
-        if called.as_ref().err().is_none_or(Cause::was_called) {
+        if called.as_ref().err().is_none_or(ModelError::was_sent) {
             question.cost.calls += 1;
-            self.meters.calls.increment(1);
-            self.meters.duration.record(duration);
+            self.metrics.calls.increment(1);
+            self.metrics.duration.record(duration);
         }
         let had_its_time = left >= self.spec.timeout.min(question.deadline) / 2;
         self.judge(permit, called.as_ref().err(), had_its_time);
@@ -194,45 +194,49 @@ impl Model {
                 return Err((cause, duration));
             }
         };
-        self.meters.used(&completion.usage);
+        self.metrics.used(&completion.usage);
         question.cost.usage += completion.usage;
         question.cost.tokens = question.cost.tokens.saturating_add(completion.tokens);
-        completion.first_token.into_iter().for_each(|first| self.meters.first_token.record(first));
-        let text = thoughts::without(&completion.text);
-        let text = gate::examine(text, completion.finish, &question.task);
-        completion.text = text.map_err(|refusal| (Cause::Refused(refusal), duration))?;
+        completion.first_token.into_iter().for_each(|first| self.metrics.first_token.record(first));
+        let text = reasoning::strip_reasoning(&completion.text);
+        let text = response_check::check_response(text, completion.finish, &question.task);
+        completion.text = text.map_err(|refusal| (ModelError::Rejected(refusal), duration))?;
         Ok(completion)
     }
 
     /// A place among the calls that are made at once, and leave to call. Neither is waited for where the breaker is
     /// open: what stands in the queue when it opens leaves as soon as it is called up. A server that wants to be left
     /// alone is waited for if there is no other model to ask.
-    async fn turn(&self, left: Duration, last: bool) -> Result<(SemaphorePermit<'_>, Permit<'_>), Cause> {
+    async fn turn(
+        &self,
+        left: Duration,
+        last: bool,
+    ) -> Result<(SemaphorePermit<'_>, Permit<'_>), ModelError> {
         if let Some(wait) = self.breaker.wait() {
-            return Err(Cause::BreakerOpen(wait));
+            return Err(ModelError::CircuitOpen(wait));
         }
         let until = Instant::now() + left;
         let slot = {
-            let _waiting = Counted::in_gauge(&self.meters.waiting);
+            let _waiting = Counted::in_gauge(&self.metrics.waiting);
             self.slots.take(self.spec.queue.timeout.min(left)).await?
         };
         if let Some(wait) = self.breaker.wait() {
-            return Err(Cause::BreakerOpen(wait));
+            return Err(ModelError::CircuitOpen(wait));
         }
         let pause = self.pause();
         if !pause.is_zero() && !last {
-            return Err(Cause::Paused(pause));
+            return Err(ModelError::RetryLater(pause));
         }
         if pause >= until.saturating_duration_since(Instant::now()) && !pause.is_zero() {
-            return Err(Cause::QueueTimeout(left));
+            return Err(ModelError::QueueTimeout(left));
         }
         sleep(pause).await;
-        let permit = self.breaker.admit().map_err(Cause::BreakerOpen)?;
-        self.meters.breaker(self.breaker.state());
+        let permit = self.breaker.admit().map_err(ModelError::CircuitOpen)?;
+        self.metrics.breaker(self.breaker.state());
         Ok((slot, permit))
     }
 
-    async fn call(&self, question: &Question<'_>, left: Duration) -> Result<Completion, Cause> {
+    async fn call(&self, question: &Question<'_>, left: Duration) -> Result<Completion, ModelError> {
         let request = Request {
             model: &self.spec.model,
             task: question.task,
@@ -241,30 +245,31 @@ impl Model {
             first_token_timeout: self.spec.first_token_timeout,
             idle_timeout: self.spec.idle_timeout,
         };
-        let _in_flight = Counted::in_gauge(&self.meters.in_flight);
+        let _in_flight = Counted::in_gauge(&self.metrics.in_flight);
         let (limit, missing) = if left < self.spec.timeout {
-            (left, Missing::EndByDeadline)
+            (left, TimeoutPhase::Deadline)
         } else {
-            (self.spec.timeout, Missing::End)
+            (self.spec.timeout, TimeoutPhase::Total)
         };
         timeout(limit, self.spec.provider.complete(&request))
             .await
-            .unwrap_or(Err(Cause::Timeout(missing, limit)))
+            .unwrap_or(Err(ModelError::Timeout(missing, limit)))
     }
 
     /// Tells the breaker how a call ended. That the deadline ended it speaks against the model as well if it had its
     /// time: one whose timeout is longer than the deadline would else hold up every question for ever.
-    fn judge(&self, permit: Permit<'_>, failure: Option<&Cause>, had_its_time: bool) {
+    fn judge(&self, permit: Permit<'_>, failure: Option<&ModelError>, had_its_time: bool) {
         let name = &self.spec.name;
-        let too_slow =
-            |cause: &Cause| had_its_time && matches!(cause, Cause::Timeout(Missing::EndByDeadline, _));
+        let too_slow = |cause: &ModelError| {
+            had_its_time && matches!(cause, ModelError::Timeout(TimeoutPhase::Deadline, _))
+        };
         match failure {
             None => {
                 if permit.answered() {
                     tracing::info!(model = name, "the model answers again");
                 }
             }
-            Some(cause) if cause.speaks_against_model() || too_slow(cause) => {
+            Some(cause) if cause.is_model_fault() || too_slow(cause) => {
                 if permit.failed() {
                     let open_for = self.spec.breaker.open_for;
                     tracing::warn!(model = name, %cause, ?open_for, "the model keeps failing and is left out");
@@ -272,17 +277,17 @@ impl Model {
             }
             Some(_) => drop(permit),
         }
-        self.meters.breaker(self.breaker.state());
+        self.metrics.breaker(self.breaker.state());
     }
 
-    async fn learn(&self, cause: &Cause, question: &Question<'_>) {
+    async fn learn(&self, cause: &ModelError, question: &Question<'_>) {
         match cause {
-            Cause::Status { retry_after: Some(wait), .. } => {
+            ModelError::Status { retry_after: Some(wait), .. } => {
                 let until = Instant::now() + (*wait).min(self.spec.retry.max);
                 let mut not_before = self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
                 *not_before = (*not_before).max(Some(until));
             }
-            Cause::TooLong(_) => {
+            ModelError::PromptTooLong(_) => {
                 let prompt = question.prompts.render(&question.task);
                 // Counting takes its time: not on a thread that serves requests.
                 let count = move || prompt.tokens();

@@ -1,11 +1,11 @@
-//! Pools: models tried one after another, under one deadline, until an answer passes the gate.
+//! ModelPools: models tried one after another, under one deadline, until an answer passes the gate.
 //!
 //! A timeout or a refused answer is a failed attempt like any other, so there is one way from each failure to the
 //! next model. Nothing is logged as an error here: whoever asked decides what the failure of all of them means.
 
 use super::model::{Model, ModelSpec, Question};
 use super::prompt::Prompts;
-use super::{Answer, Attempt, Cause, Cost, Llm, LlmError, Task};
+use super::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task};
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::fmt;
@@ -30,14 +30,14 @@ pub struct PoolSpec {
     /// Names of models.
     pub models: Vec<String>,
     /// In which order they are tried.
-    pub strategy: Strategy,
+    pub strategy: PoolStrategy,
     /// Of all attempts together.
     pub deadline: Duration,
 }
 
 /// In which order the models of a pool are tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Strategy {
+pub enum PoolStrategy {
     /// As they are listed: the first one is the best.
     #[default]
     Fallback,
@@ -59,7 +59,7 @@ impl std::error::Error for PoolError {}
 
 /// All pools of the service.
 #[derive(Debug)]
-pub struct Pools {
+pub struct ModelPools {
     pools: HashMap<String, Pool>,
     prompts: Prompts,
 }
@@ -67,12 +67,12 @@ pub struct Pools {
 #[derive(Debug)]
 struct Pool {
     models: Vec<Arc<Model>>,
-    strategy: Strategy,
+    strategy: PoolStrategy,
     deadline: Duration,
     questions: AtomicUsize,
 }
 
-impl Pools {
+impl ModelPools {
     /// Puts the pools together. Wrong references are found here, all of them, so that no later call meets one.
     pub fn new(models: Vec<ModelSpec>, pools: Vec<PoolSpec>, prompts: Prompts) -> Result<Self, PoolError> {
         let mut wrong = Vec::new();
@@ -110,16 +110,18 @@ impl Pool {
     /// The models in the order in which this question tries them.
     fn order(&self) -> Vec<&Arc<Model>> {
         let start = match self.strategy {
-            Strategy::Fallback => 0,
-            Strategy::RoundRobin => self.questions.fetch_add(1, Ordering::Relaxed) % self.models.len().max(1),
+            PoolStrategy::Fallback => 0,
+            PoolStrategy::RoundRobin => {
+                self.questions.fetch_add(1, Ordering::Relaxed) % self.models.len().max(1)
+            }
         };
         self.models.iter().cycle().skip(start).take(self.models.len()).collect()
     }
 }
 
 #[async_trait]
-impl Llm for Pools {
-    async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, LlmError> {
+impl Llm for ModelPools {
+    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError> {
         let started = Instant::now();
         // A pool that doesn't exist has no models: what the settings name was checked when they were read.
         let known = self.pools.get(pool);
@@ -145,7 +147,7 @@ impl Llm for Pools {
             let limit = model.spec.input_limit;
             // One with the same limit is asked: limits that nobody has set are all the same.
             if limit < too_small {
-                model.failed(&mut question, Cause::TooSmall(limit), Duration::ZERO);
+                model.failed(&mut question, ModelError::InputLimitTooSmall(limit), Duration::ZERO);
                 continue;
             }
             let before = question.attempts.len();
@@ -157,7 +159,7 @@ impl Llm for Pools {
                     let failed = failed.join("; ");
                     tracing::info!(parent: &span, failed, "answered after failures");
                 }
-                return Ok(Answer {
+                return Ok(PoolResponse {
                     text: completion.text,
                     model: name.clone(),
                     prompt_version: model.spec.provider.prompt_version(&self.prompts).to_owned(),
@@ -165,7 +167,7 @@ impl Llm for Pools {
                 });
             }
             let mut tried = question.attempts.iter().skip(before);
-            if tried.any(|attempt| matches!(attempt.cause, Cause::TooLong(_))) {
+            if tried.any(|attempt| matches!(attempt.cause, ModelError::PromptTooLong(_))) {
                 too_small = too_small.max(limit);
             }
         }

@@ -1,7 +1,7 @@
 //! What models are asked: the wording for both tasks, ours or the user's, and how a conversation is put into it.
 //!
 //! The conversation goes in as data that can't get out: JSON lines inside a block whose end no content can spell
-//! ([`Entry::encode`] escapes angle brackets). Templates are cut up when they are read, so a conversation that talks
+//! ([`Entry::encode`] escapes angle brackets). PromptTemplates are cut up when they are read, so a conversation that talks
 //! about `{summary}` is never itself taken for a template.
 
 use super::Task;
@@ -65,18 +65,18 @@ Now write the shorter summary: about {sentences} sentences, only its text, and s
 /// `{conversation}` or `{summary}` in a user prompt, where the block of data goes, tags included. Braces around
 /// anything but a single word are ordinary text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Templates {
+pub struct PromptTemplates {
     /// System prompt for [`Task::Consolidate`].
     pub consolidate_system: String,
     /// User prompt for [`Task::Consolidate`], with `{conversation}`.
     pub consolidate_user: String,
-    /// System prompt for [`Task::Meta`].
+    /// System prompt for [`Task::MetaConsolidate`].
     pub meta_system: String,
-    /// User prompt for [`Task::Meta`], with `{summary}`.
+    /// User prompt for [`Task::MetaConsolidate`], with `{summary}`.
     pub meta_user: String,
 }
 
-impl Default for Templates {
+impl Default for PromptTemplates {
     /// The built-in wording.
     fn default() -> Self {
         Self {
@@ -88,12 +88,12 @@ impl Default for Templates {
     }
 }
 
-/// What is wrong with a template; `template` is the field of [`Templates`].
+/// What is wrong with a template; `template` is the field of [`PromptTemplates`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
     /// Without it the model would not get to see the data.
     #[error("prompt {template}: {{{placeholder}}} is missing; it is replaced by the text to work on")]
-    Missing {
+    TimeoutPhase {
         /// Which template.
         template: &'static str,
         /// Its placeholder.
@@ -156,7 +156,7 @@ enum Part {
 
 impl Prompts {
     /// Reads the templates; everything that is wrong with them is reported at once.
-    pub fn new(templates: &Templates) -> Result<Self, Vec<PromptError>> {
+    pub fn new(templates: &PromptTemplates) -> Result<Self, Vec<PromptError>> {
         let mut errors = Vec::new();
         let mut prompts = Self {
             consolidate_system: parse("consolidate_system", &templates.consolidate_system, None, &mut errors),
@@ -199,7 +199,7 @@ impl Prompts {
                 system: fill(&self.consolidate_system, sentences, ""),
                 user: fill(&self.consolidate_user, sentences, &conversation(entries)),
             },
-            Task::Meta { summary, sentences } => Prompt {
+            Task::MetaConsolidate { summary, sentences } => Prompt {
                 system: fill(&self.meta_system, sentences, ""),
                 user: fill(
                     &self.meta_user,
@@ -267,7 +267,7 @@ fn parse(
     parts.push(Part::Text(literal));
     if let Some(placeholder) = block {
         match parts.iter().filter(|part| **part == Part::Block).count() {
-            0 => errors.push(PromptError::Missing { template, placeholder }),
+            0 => errors.push(PromptError::TimeoutPhase { template, placeholder }),
             1 => {}
             _ => errors.push(PromptError::Repeated { template, placeholder }),
         }
@@ -280,8 +280,8 @@ fn is_word(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-fn version(templates: &Templates) -> String {
-    if *templates == Templates::default() {
+fn version(templates: &PromptTemplates) -> String {
+    if *templates == PromptTemplates::default() {
         return VERSION.to_owned();
     }
     let mut hash = Sha256::new();

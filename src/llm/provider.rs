@@ -1,11 +1,11 @@
 //! One call of one model: the interface behind which the providers differ.
 //!
 //! A provider knows how to ask and how to read an answer. It knows nothing of other models, of retries or of what
-//! makes an answer good: [`super::model`], [`super::pool`] and [`super::gate`] do. A new provider is a file with one
-//! of these in it; one that speaks HTTP is a [`super::remote::Dialect`].
+//! makes an answer good: [`super::model`], [`super::pool`] and [`super::response_check`] do. A new provider is a file with one
+//! of these in it; one that speaks HTTP is a [`super::http::WireFormat`].
 
 use super::prompt::Prompts;
-use super::{Cause, Task, Usage, extractive};
+use super::{ModelError, Task, Usage, extractive};
 use async_trait::async_trait;
 use std::fmt;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub struct Completion {
 #[async_trait]
 pub trait Provider: Send + Sync + fmt::Debug {
     /// Asks once, and returns only an answer that came to its end.
-    async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause>;
+    async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError>;
 
     /// Whether a key goes with each call.
     fn has_key(&self) -> bool {
@@ -76,7 +76,7 @@ pub struct Extractive;
 
 #[async_trait]
 impl Provider for Extractive {
-    async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause> {
+    async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
         // The work takes milliseconds and more, too long for a worker of the runtime. The copy that a thread of its
         // own needs is cheap beside it; `block_in_place` would do without, but then no timeout could end the wait.
         let work = match request.task {
@@ -84,13 +84,14 @@ impl Provider for Extractive {
                 let entries = entries.to_vec();
                 tokio::task::spawn_blocking(move || extractive::consolidate(&entries, sentences))
             }
-            Task::Meta { summary, sentences } => {
+            Task::MetaConsolidate { summary, sentences } => {
                 let summary = summary.to_owned();
                 tokio::task::spawn_blocking(move || extractive::compress(&summary, sentences))
             }
         };
         // The error's text may quote a panic, and that the conversation.
-        let text = work.await.map_err(|_| Cause::Protocol("the built-in summariser failed".to_owned()))?;
+        let text =
+            work.await.map_err(|_| ModelError::Protocol("the built-in summariser failed".to_owned()))?;
         let usage = Usage::default();
         Ok(Completion { text, finish: Finish::Complete, usage, tokens: 0, first_token: None })
     }

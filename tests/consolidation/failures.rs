@@ -290,7 +290,7 @@ struct Bug;
 
 #[async_trait::async_trait]
 impl Llm for Bug {
-    async fn ask(&self, _: &str, _: Task<'_>) -> Result<llm::Answer, LlmError> {
+    async fn complete(&self, _: &str, _: Task<'_>) -> Result<llm::PoolResponse, LlmError> {
         panic!("of a bug in a test")
     }
 

@@ -6,7 +6,7 @@ use precis::domain::consolidation::Policy;
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
-use precis::llm::{Answer, Attempt, Cause, Cost, Llm, LlmError, Task, Usage};
+use precis::llm::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task, Usage};
 use precis::service::recall::{Context, Outcome, Request};
 use precis::service::{Error, MemoryService, Rules};
 use precis::storage::Store;
@@ -42,7 +42,7 @@ impl Models {
 
 #[async_trait::async_trait]
 impl Llm for Models {
-    async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, LlmError> {
+    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.allowed.acquire().await.unwrap().forget();
         let cost = Cost {
@@ -54,16 +54,19 @@ impl Llm for Models {
             duration: Duration::from_millis(500),
         };
         if self.fail {
-            let attempt =
-                Attempt { model: "small".to_owned(), cause: Cause::BrokenOff, duration: cost.duration };
+            let attempt = Attempt {
+                model: "small".to_owned(),
+                cause: ModelError::StreamTruncated,
+                duration: cost.duration,
+            };
             return Err(LlmError { pool: pool.to_owned(), attempts: vec![attempt], cost });
         }
         let text = match task {
             Task::Consolidate { .. } => "They greeted each other at length.",
-            Task::Meta { .. } => "Greetings.",
+            Task::MetaConsolidate { .. } => "Greetings.",
         };
         let (model, prompt_version) = ("small".to_owned(), "1".to_owned());
-        Ok(Answer { text: text.to_owned(), model, prompt_version, cost })
+        Ok(PoolResponse { text: text.to_owned(), model, prompt_version, cost })
     }
 
     fn capacity(&self, _: &str) -> usize {

@@ -30,7 +30,7 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn new(replicas: Vec<Replica>) -> Self {
-        let client = precis::llm::remote::http_client(Duration::from_secs(2)).expect("a client");
+        let client = precis::llm::http::build_http_client(Duration::from_secs(2)).expect("a client");
         Self { replicas, client, unknown: AtomicUsize::new(0), contexts: AtomicUsize::new(0) }
     }
 

@@ -3,19 +3,20 @@
 use crate::harness::{DEADLINE, GOOD, PROTOCOLS, consolidate, model, names, pool_of};
 use crate::model_server::{Behaviour, ModelServer, Protocol};
 use futures_util::future::join_all;
-use precis::llm::breaker::BreakerPolicy;
+use precis::llm::circuit_breaker::CircuitBreakerPolicy;
 use precis::llm::model::ModelSpec;
-use precis::llm::pool::{Pools, Strategy};
+use precis::llm::pool::{ModelPools, PoolStrategy};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
 const OPEN_FOR: Duration = Duration::from_millis(600);
 
-fn breaking(protocol: Protocol, first: &ModelServer, second: &ModelServer) -> Pools {
-    let breaker = BreakerPolicy { failure_percent: 50, min_calls: 4, window: DEADLINE, open_for: OPEN_FOR };
+fn breaking(protocol: Protocol, first: &ModelServer, second: &ModelServer) -> ModelPools {
+    let breaker =
+        CircuitBreakerPolicy { failure_percent: 50, min_calls: 4, window: DEADLINE, open_for: OPEN_FOR };
     let first = ModelSpec { breaker, ..model("m0", protocol, &first.base_url()) };
-    pool_of(vec![first, model("m1", protocol, &second.base_url())], Strategy::Fallback, DEADLINE)
+    pool_of(vec![first, model("m1", protocol, &second.base_url())], PoolStrategy::Fallback, DEADLINE)
 }
 
 #[tokio::test]
@@ -93,9 +94,10 @@ async fn what_comes_with_a_conversation_does_not_open_it() {
 async fn with_all_of_them_open_no_call_is_made() {
     let server = ModelServer::start().await;
     server.default(Behaviour::fail(401, "who?"));
-    let breaker = BreakerPolicy { failure_percent: 50, min_calls: 1, window: DEADLINE, open_for: DEADLINE };
+    let breaker =
+        CircuitBreakerPolicy { failure_percent: 50, min_calls: 1, window: DEADLINE, open_for: DEADLINE };
     let spec = ModelSpec { breaker, ..model("m0", Protocol::OpenAi, &server.base_url()) };
-    let pools = pool_of(vec![spec], Strategy::Fallback, DEADLINE);
+    let pools = pool_of(vec![spec], PoolStrategy::Fallback, DEADLINE);
     consolidate(&pools).await.expect_err("refused");
     let error = consolidate(&pools).await.expect_err("open");
     assert_eq!(names(&error), [("m0", "breaker_open")]);

@@ -2,10 +2,10 @@
 
 use crate::harness::{CALL, DEADLINE, PROTOCOLS, SLACK, TOKEN, consolidate, model, names, pool, pool_of};
 use crate::model_server::{Behaviour, ModelServer, Protocol, refused_base_url};
-use precis::llm::error::Missing;
+use precis::llm::error::TimeoutPhase;
 use precis::llm::model::ModelSpec;
-use precis::llm::pool::Strategy;
-use precis::llm::{Cause, Llm as _};
+use precis::llm::pool::PoolStrategy;
+use precis::llm::{Llm as _, ModelError};
 use tokio::time::Instant;
 
 #[tokio::test]
@@ -19,16 +19,16 @@ async fn the_deadline_is_over_everything() {
         let named = servers.iter().enumerate();
         let models = named.map(|(index, server)| model(&format!("m{index}"), protocol, &server.base_url()));
         let models = models.map(|model| ModelSpec { timeout: TOKEN, first_token_timeout: None, ..model });
-        let pools = pool_of(models.collect(), Strategy::Fallback, deadline);
+        let pools = pool_of(models.collect(), PoolStrategy::Fallback, deadline);
         assert_eq!(pools.deadline("p"), deadline);
         let started = Instant::now();
         let error = consolidate(&pools).await.expect_err("all hang");
         assert!((deadline..deadline + SLACK).contains(&started.elapsed()));
         // The second got what was left, and for the third there was nothing.
         assert_eq!(error.attempts.len(), 2, "{error}");
-        assert_eq!(error.attempts[0].cause, Cause::Timeout(Missing::End, TOKEN));
+        assert_eq!(error.attempts[0].cause, ModelError::Timeout(TimeoutPhase::Total, TOKEN));
         let left = match error.attempts[1].cause {
-            Cause::Timeout(Missing::EndByDeadline, left) => left,
+            ModelError::Timeout(TimeoutPhase::Deadline, left) => left,
             ref cause => panic!("{cause}"),
         };
         assert!(left + TOKEN <= deadline, "{error}");
@@ -43,7 +43,11 @@ async fn signs_of_life_are_no_progress() {
         for alive in [Behaviour::CommentsOnly(TOKEN / 10), Behaviour::PingsOnly(TOKEN / 10)] {
             server.push(alive);
             let error = consolidate(&pool(protocol, &[&server])).await.expect_err("it never answers");
-            assert_eq!(error.attempts[0].cause, Cause::Timeout(Missing::FirstToken, TOKEN), "{protocol:?}");
+            assert_eq!(
+                error.attempts[0].cause,
+                ModelError::Timeout(TimeoutPhase::FirstToken, TOKEN),
+                "{protocol:?}"
+            );
         }
     }
 }
@@ -56,7 +60,8 @@ async fn a_wait_that_does_not_fit_is_not_begun() {
     patient.retry.max = DEADLINE;
     let models = vec![patient, model("m1", Protocol::OpenAi, &second.base_url())];
     let started = Instant::now();
-    let answer = consolidate(&pool_of(models, Strategy::Fallback, DEADLINE / 2)).await.expect("an answer");
+    let answer =
+        consolidate(&pool_of(models, PoolStrategy::Fallback, DEADLINE / 2)).await.expect("an answer");
     assert_eq!((answer.model.as_str(), answer.cost.calls), ("m1", 2));
     assert!(started.elapsed() < SLACK);
 }
@@ -69,7 +74,7 @@ async fn the_error_lists_every_attempt() {
     let of = |name, base_url: &str| model(name, Protocol::OpenAi, base_url);
     let models =
         vec![of("m0", &first.base_url()), of("m1", &refused_base_url()), of("m2", &second.base_url())];
-    let error = consolidate(&pool_of(models, Strategy::Fallback, DEADLINE)).await.expect_err("all fail");
+    let error = consolidate(&pool_of(models, PoolStrategy::Fallback, DEADLINE)).await.expect_err("all fail");
     let expected = [
         ("m0", "server_error"),
         ("m0", "server_error"),
@@ -95,7 +100,7 @@ async fn round_robin_begins_with_the_next_one() {
     let named = servers.iter().enumerate();
     let models =
         named.map(|(index, server)| model(&format!("m{index}"), Protocol::OpenAi, &server.base_url()));
-    let pools = pool_of(models.collect(), Strategy::RoundRobin, DEADLINE);
+    let pools = pool_of(models.collect(), PoolStrategy::RoundRobin, DEADLINE);
     let mut answered = Vec::new();
     for _ in 0..6 {
         answered.push(consolidate(&pools).await.expect("an answer").model);

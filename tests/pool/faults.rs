@@ -8,7 +8,7 @@ use crate::harness::{
 use crate::model_server::{Behaviour, Form, ModelServer, Protocol, refused_base_url};
 use futures_util::future::join_all;
 use precis::llm::model::ModelSpec;
-use precis::llm::pool::{Pools, Strategy};
+use precis::llm::pool::{ModelPools, PoolStrategy};
 use reqwest::Client;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -182,8 +182,8 @@ struct Scene {
     becomes: Becomes,
     first: ModelServer,
     second: ModelServer,
-    alone: Pools,
-    both: Pools,
+    alone: ModelPools,
+    both: ModelPools,
 }
 
 async fn scene(http: &Client, protocol: Protocol, (name, behaviour, becomes): Fault) -> Scene {
@@ -191,7 +191,7 @@ async fn scene(http: &Client, protocol: Protocol, (name, behaviour, becomes): Fa
     first.default(behaviour);
     second.default(good());
     let pool = |servers: &[&ModelServer]| {
-        pool_of(specs(http, protocol, servers, becomes), Strategy::Fallback, DEADLINE)
+        pool_of(specs(http, protocol, servers, becomes), PoolStrategy::Fallback, DEADLINE)
     };
     let (alone, both) = (pool(&[&first]), pool(&[&first, &second]));
     Scene { what: format!("{protocol:?}, {name}"), becomes, first, second, alone, both }
@@ -252,11 +252,11 @@ async fn nobody_there() {
     for protocol in PROTOCOLS {
         let gone = || model("m0", protocol, &refused_base_url());
         let error =
-            consolidate(&pool_of(vec![gone()], Strategy::Fallback, DEADLINE)).await.expect_err("alone");
+            consolidate(&pool_of(vec![gone()], PoolStrategy::Fallback, DEADLINE)).await.expect_err("alone");
         assert_eq!(names(&error), [("m0", "connection"), ("m0", "connection")]);
         assert!(error.to_string().contains("refused"), "{error}");
         let both = vec![gone(), model("m1", protocol, &second.base_url())];
-        let answer = consolidate(&pool_of(both, Strategy::Fallback, DEADLINE)).await.expect("the second");
+        let answer = consolidate(&pool_of(both, PoolStrategy::Fallback, DEADLINE)).await.expect("the second");
         assert_eq!((answer.text.as_str(), answer.cost.calls, answer.cost.failures), (GOOD, 3, 2));
     }
 }

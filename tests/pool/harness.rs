@@ -1,17 +1,17 @@
-//! Pools of models at scripted servers, and what a test asks them.
+//! ModelPools of models at scripted servers, and what a test asks them.
 
 use crate::model_server::{ModelServer, Protocol};
 use precis::domain::message::Role;
 use precis::domain::transcript::Entry;
-use precis::llm::anthropic::Anthropic;
-use precis::llm::breaker::BreakerPolicy;
+use precis::llm::circuit_breaker::CircuitBreakerPolicy;
+use precis::llm::http::anthropic::Anthropic;
+use precis::llm::http::openai::OpenAi;
+use precis::llm::http::{HttpProvider, HttpProviderSpec, SecretSource, build_http_client};
 use precis::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
-use precis::llm::openai::OpenAi;
-use precis::llm::pool::{PoolSpec, Pools, Strategy};
-use precis::llm::prompt::{Prompts, Templates};
+use precis::llm::pool::{ModelPools, PoolSpec, PoolStrategy};
+use precis::llm::prompt::{PromptTemplates, Prompts};
 use precis::llm::provider::Provider;
-use precis::llm::remote::{KeySource, Remote, RemoteSpec, http_client};
-use precis::llm::{Answer, Cause, Llm, LlmError, Task};
+use precis::llm::{Llm, LlmError, ModelError, PoolResponse, Task};
 use reqwest::Client;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,15 +33,15 @@ pub(crate) const LONG: &str = "one two three four five six seven eight nine ten"
 /// What calls the servers. It reads the system's certificates, which takes a moment in which the thread does nothing
 /// else: so it is made before a time limit runs.
 pub(crate) fn client() -> Client {
-    http_client(SLACK).expect("a client")
+    build_http_client(SLACK).expect("a client")
 }
 
 /// A server at this address, called with [`KEY`].
-pub(crate) fn remote(http: Client, protocol: Protocol, spec: RemoteSpec) -> Arc<dyn Provider> {
-    let spec = RemoteSpec { key: Some(KeySource::fixed(KEY)), ..spec };
+pub(crate) fn remote(http: Client, protocol: Protocol, spec: HttpProviderSpec) -> Arc<dyn Provider> {
+    let spec = HttpProviderSpec { key: Some(SecretSource::fixed(KEY)), ..spec };
     match protocol {
-        Protocol::OpenAi => Arc::new(Remote::new(http, OpenAi::default(), spec).expect("valid")),
-        Protocol::Anthropic => Arc::new(Remote::new(http, Anthropic, spec).expect("valid")),
+        Protocol::OpenAi => Arc::new(HttpProvider::new(http, OpenAi::default(), spec).expect("valid")),
+        Protocol::Anthropic => Arc::new(HttpProvider::new(http, Anthropic, spec).expect("valid")),
     }
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn model(name: &str, protocol: Protocol, base_url: &str) -> ModelSpec
 
 /// The same by way of this client.
 pub(crate) fn model_by(http: Client, name: &str, protocol: Protocol, base_url: &str) -> ModelSpec {
-    let spec = RemoteSpec { base_url: base_url.to_owned(), ..RemoteSpec::default() };
+    let spec = HttpProviderSpec { base_url: base_url.to_owned(), ..HttpProviderSpec::default() };
     ModelSpec {
         name: name.to_owned(),
         provider: remote(http, protocol, spec),
@@ -64,7 +64,7 @@ pub(crate) fn model_by(http: Client, name: &str, protocol: Protocol, base_url: &
         idle_timeout: TOKEN,
         retry: RetryPolicy { retries: 1, initial: Duration::from_millis(20), max: WAIT },
         queue: QueuePolicy { max_calls: 100, max_waiting: 100, timeout: DEADLINE },
-        breaker: BreakerPolicy {
+        breaker: CircuitBreakerPolicy {
             failure_percent: 100,
             min_calls: 1000,
             window: DEADLINE,
@@ -74,38 +74,38 @@ pub(crate) fn model_by(http: Client, name: &str, protocol: Protocol, base_url: &
 }
 
 /// One pool, "p", of these models.
-pub(crate) fn pool_of(models: Vec<ModelSpec>, strategy: Strategy, deadline: Duration) -> Pools {
+pub(crate) fn pool_of(models: Vec<ModelSpec>, strategy: PoolStrategy, deadline: Duration) -> ModelPools {
     let names = models.iter().map(|model| model.name.clone()).collect();
     let pool = PoolSpec { name: "p".to_owned(), models: names, strategy, deadline };
-    let prompts = Prompts::new(&Templates::default()).expect("valid");
-    Pools::new(models, vec![pool], prompts).expect("valid")
+    let prompts = Prompts::new(&PromptTemplates::default()).expect("valid");
+    ModelPools::new(models, vec![pool], prompts).expect("valid")
 }
 
 /// Models "m0", "m1" … at these servers, tried in this order.
-pub(crate) fn pool(protocol: Protocol, servers: &[&ModelServer]) -> Pools {
+pub(crate) fn pool(protocol: Protocol, servers: &[&ModelServer]) -> ModelPools {
     let models = servers.iter().enumerate();
     let http = client();
     let models = models
         .map(|(index, server)| model_by(http.clone(), &format!("m{index}"), protocol, &server.base_url()));
-    pool_of(models.collect(), Strategy::Fallback, DEADLINE)
+    pool_of(models.collect(), PoolStrategy::Fallback, DEADLINE)
 }
 
 pub(crate) fn entry(text: &str) -> Entry {
     Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
 }
 
-pub(crate) async fn consolidate(pools: &Pools) -> Result<Answer, LlmError> {
+pub(crate) async fn consolidate(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
     let entries = [entry("Ada: I fly on 3 May.")];
     let task = Task::Consolidate { entries: &entries, sentences: 5 };
-    pools.ask("p", task).await
+    pools.complete("p", task).await
 }
 
-pub(crate) async fn compress(pools: &Pools) -> Result<Answer, LlmError> {
-    let task = Task::Meta { summary: LONG, sentences: 8 };
-    pools.ask("p", task).await
+pub(crate) async fn compress(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
+    let task = Task::MetaConsolidate { summary: LONG, sentences: 8 };
+    pools.complete("p", task).await
 }
 
-pub(crate) fn causes(error: &LlmError) -> Vec<Cause> {
+pub(crate) fn causes(error: &LlmError) -> Vec<ModelError> {
     error.attempts.iter().map(|attempt| attempt.cause.clone()).collect()
 }
 

@@ -6,7 +6,7 @@ use crate::harness::{PROTOCOLS, SLACK, client, consolidate, model_by, pool_of};
 use crate::model_server::{Behaviour, Form, ModelServer, Protocol};
 use futures_util::future::join_all;
 use precis::llm::model::ModelSpec;
-use precis::llm::pool::Strategy as Order;
+use precis::llm::pool::PoolStrategy as Order;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -93,7 +93,7 @@ async fn play(story: Story, answered: &AtomicUsize) -> Result<(), TestCaseError>
                 prop_assert!(call.parse::<usize>().is_ok(), "more than one answer: {}", answer.text);
             }
             Err(error) => prop_assert_eq!(
-                error.attempts.iter().filter(|attempt| attempt.cause.was_called()).count(),
+                error.attempts.iter().filter(|attempt| attempt.cause.was_sent()).count(),
                 usize::try_from(error.cost.calls).unwrap_or(0)
             ),
         }

@@ -3,7 +3,7 @@
 use crate::harness::{DEADLINE, GOOD, PROTOCOLS, SLACK, consolidate, model, pool, pool_of};
 use crate::model_server::{Behaviour, ModelServer, Protocol};
 use futures_util::future::join;
-use precis::llm::pool::Strategy;
+use precis::llm::pool::PoolStrategy;
 use std::time::Duration;
 
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn waits_grow() {
     spec.retry.retries = 4;
     spec.retry.initial = Duration::from_millis(50);
     spec.retry.max = Duration::from_millis(200);
-    consolidate(&pool_of(vec![spec], Strategy::Fallback, DEADLINE)).await.expect_err("it never answers");
+    consolidate(&pool_of(vec![spec], PoolStrategy::Fallback, DEADLINE)).await.expect_err("it never answers");
     let calls = server.calls();
     let waits: Vec<Duration> = calls.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
     // Doubled each time, with up to as much again by chance, and never above the most.
@@ -47,7 +47,7 @@ async fn what_a_server_asks_of_one_holds_for_all() {
     let mut spec = model("m0", Protocol::OpenAi, &server.base_url());
     spec.retry.retries = 0;
     spec.retry.max = wait * 2;
-    let pools = pool_of(vec![spec], Strategy::Fallback, DEADLINE);
+    let pools = pool_of(vec![spec], PoolStrategy::Fallback, DEADLINE);
     consolidate(&pools).await.expect_err("not repeated");
     // Whoever comes now waits as the first one would have.
     let (one, two) = join(consolidate(&pools), consolidate(&pools)).await;
@@ -67,7 +67,7 @@ async fn with_another_model_nobody_waits() {
     spec.retry.retries = 0;
     spec.retry.max = DEADLINE;
     let models = vec![spec, model("m1", Protocol::OpenAi, &second.base_url())];
-    let pools = pool_of(models, Strategy::Fallback, DEADLINE);
+    let pools = pool_of(models, PoolStrategy::Fallback, DEADLINE);
     for _ in 0..3 {
         let answer = consolidate(&pools).await.expect("an answer");
         assert_eq!(answer.model, "m1");

@@ -4,9 +4,9 @@ use crate::harness::{
     DEADLINE, GOOD, KEY, PROTOCOLS, client, consolidate, model, names, pool, pool_of, remote,
 };
 use crate::model_server::{Behaviour, ModelServer};
+use precis::llm::http::{HttpProviderSpec, SecretSource};
 use precis::llm::model::ModelSpec;
-use precis::llm::pool::Strategy;
-use precis::llm::remote::{KeySource, RemoteSpec};
+use precis::llm::pool::PoolStrategy;
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,18 +39,18 @@ async fn headers_and_fields_of_the_body_go_with_each_call() {
     for protocol in PROTOCOLS {
         let server = ModelServer::start().await;
         let body = [("reasoning".to_owned(), json!({"effort": "low"})), ("seed".to_owned(), json!(7))];
-        let spec = RemoteSpec {
+        let spec = HttpProviderSpec {
             base_url: format!("{}?api-version=1", server.base_url()),
             key_header: Some("api-key".to_owned()),
-            headers: vec![("x-title".to_owned(), KeySource::fixed("precis"))],
+            headers: vec![("x-title".to_owned(), SecretSource::fixed("precis"))],
             body: body.into_iter().collect(),
-            ..RemoteSpec::default()
+            ..HttpProviderSpec::default()
         };
         let spec = ModelSpec {
             provider: remote(client(), protocol, spec),
             ..model("m0", protocol, "http://127.0.0.1:9")
         };
-        consolidate(&pool_of(vec![spec], Strategy::Fallback, DEADLINE)).await.expect("an answer");
+        consolidate(&pool_of(vec![spec], PoolStrategy::Fallback, DEADLINE)).await.expect("an answer");
         let call = &server.calls()[0];
         assert_eq!((call.header("api-key"), call.header("x-title")), (KEY, "precis"));
         assert_eq!((call.header("authorization"), call.header("x-api-key")), ("", ""));
@@ -65,21 +65,21 @@ async fn a_key_that_changes_is_used_from_the_next_call_on() {
         let server = ModelServer::start().await;
         let turn = Arc::new(AtomicUsize::new(0));
         let turns = Arc::clone(&turn);
-        let key = KeySource::new(move || match turns.load(Ordering::Relaxed) {
+        let key = SecretSource::new(move || match turns.load(Ordering::Relaxed) {
             0 => Err("its file is empty".to_owned()),
             turn => Ok(format!("key-{turn}").into()),
         });
-        let spec = RemoteSpec {
+        let spec = HttpProviderSpec {
             base_url: server.base_url(),
             key_header: Some("x-api-key".to_owned()),
             headers: vec![("x-api-key".to_owned(), key)],
-            ..RemoteSpec::default()
+            ..HttpProviderSpec::default()
         };
         let spec = ModelSpec {
             provider: remote(client(), protocol, spec),
             ..model("m0", protocol, "http://127.0.0.1:9")
         };
-        let pools = pool_of(vec![spec], Strategy::Fallback, DEADLINE);
+        let pools = pool_of(vec![spec], PoolStrategy::Fallback, DEADLINE);
         let error = consolidate(&pools).await.expect_err("no key");
         assert_eq!(names(&error), [("m0", "key")]);
         assert!(

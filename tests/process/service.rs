@@ -88,7 +88,7 @@ impl Precis {
             precis = precis.env(QUEUE_TIMEOUT, "30s");
         }
         let child = Running::start(&mut precis.command);
-        let client = precis::llm::remote::http_client(Duration::from_secs(5)).expect("a client");
+        let client = precis::llm::http::build_http_client(Duration::from_secs(5)).expect("a client");
         let mut process = Process { child, url: String::new(), client, folder: precis.folder };
         let listening = process.until_logged("listening on ").await;
         let message = listening["message"].as_str().expect("a message");

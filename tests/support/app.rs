@@ -65,7 +65,8 @@ impl TestApp {
             };
             app.serve(listener, stop).await.expect("served");
         });
-        let client = precis::llm::remote::http_client(std::time::Duration::from_secs(5)).expect("a client");
+        let client =
+            precis::llm::http::build_http_client(std::time::Duration::from_secs(5)).expect("a client");
         Self { url, client, key: None, stop: Some(stop), served: Some(served) }
     }
 

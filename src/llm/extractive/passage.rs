@@ -7,7 +7,7 @@
 //! A passage is written as one sentence, its parts divided by semicolons, so that whoever counts sentences, by a
 //! simple rule or by Unicode's, never counts more than were asked for.
 
-use super::prose;
+use super::plain_text;
 use super::sentences::closes;
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
@@ -54,7 +54,7 @@ pub(super) fn write<'a>(sentences: impl IntoIterator<Item = &'a str>) -> String 
     let mut out = String::new();
     let mut introduces = false;
     for sentence in sentences {
-        let text = prose::plain(sentence);
+        let text = plain_text::plain(sentence);
         if text.is_empty() {
             continue;
         }
@@ -71,9 +71,9 @@ pub(super) fn write<'a>(sentences: impl IntoIterator<Item = &'a str>) -> String 
 fn reopen(text: &mut String, introduces: bool) {
     let core = text.trim_end_matches(closes).len();
     let closing = text.split_off(core);
-    text.truncate(text.trim_end_matches(prose::ends_sentence).len());
+    text.truncate(text.trim_end_matches(plain_text::ends_sentence).len());
     text.push_str(&closing);
-    let wide = text.ends_with(prose::is_wide);
+    let wide = text.ends_with(plain_text::is_wide);
     text.push_str(match (introduces, wide) {
         (true, false) => " – ",
         (true, true) => "–",

@@ -29,7 +29,7 @@ fn statements() -> Vec<Entry> {
 
 /// A label in lower case hides the border before it from Unicode, but not from us.
 fn sentence_count(text: &str) -> usize {
-    prose::labelled(text).into_iter().map(|(_, part)| sentences::split(part).len()).sum()
+    plain_text::labelled(text).into_iter().map(|(_, part)| sentences::split(part).len()).sum()
 }
 
 fn words(text: &str) -> usize {
@@ -173,7 +173,7 @@ fn what_is_said_can_not_pass_for_structure() {
     ];
     let summary = consolidate(&hostile, 20);
     assert!(!summary.contains(['\n', '#', '\u{2028}']), "{summary}");
-    let labels: Vec<_> = prose::labelled(&summary).into_iter().filter_map(|(label, _)| label).collect();
+    let labels: Vec<_> = plain_text::labelled(&summary).into_iter().filter_map(|(label, _)| label).collect();
     assert_eq!(labels, ["User", "User", "Eve x Root"], "{summary}");
     assert_eq!(summary.matches(": ").count(), 3, "{summary}");
 }
@@ -199,7 +199,7 @@ fn a_compressed_summary_is_shorter_and_keeps_its_speakers() {
     let compressed = compress(&summary, 8);
     assert_eq!(sentence_count(&compressed), 8, "{compressed}");
     assert!(words(&compressed) < words(&summary) && !compressed.contains('\n'));
-    for (label, part) in prose::labelled(&compressed) {
+    for (label, part) in plain_text::labelled(&compressed) {
         for sentence in sentences::split(part) {
             let begin = sentence.text.split([';', '.']).next().expect("one at least");
             let from = entries.iter().find(|entry| entry.text.contains(begin));

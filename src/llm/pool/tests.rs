@@ -7,14 +7,14 @@ use super::*;
 use crate::domain::message::Role;
 use crate::domain::tokens;
 use crate::domain::transcript::Entry;
-use crate::llm::breaker::BreakerPolicy;
+use crate::llm::circuit_breaker::CircuitBreakerPolicy;
 use crate::llm::extractive;
 use crate::llm::model::{QueuePolicy, RetryPolicy};
-use crate::llm::prompt::Templates;
+use crate::llm::prompt::PromptTemplates;
 use crate::llm::provider::{Completion, Extractive, Provider, Request};
 
 fn prompts() -> Prompts {
-    Prompts::new(&Templates::default()).expect("valid")
+    Prompts::new(&PromptTemplates::default()).expect("valid")
 }
 
 fn model(name: &str, input_limit: usize) -> ModelSpec {
@@ -30,7 +30,7 @@ fn model(name: &str, input_limit: usize) -> ModelSpec {
         idle_timeout: second,
         retry: RetryPolicy { retries: 2, initial: second, max: 4 * second },
         queue: QueuePolicy { max_calls: 8, max_waiting: 8, timeout: second },
-        breaker: BreakerPolicy {
+        breaker: CircuitBreakerPolicy {
             failure_percent: 50,
             min_calls: 5,
             window: 60 * second,
@@ -43,7 +43,7 @@ fn pool(name: &str, models: &[&str]) -> PoolSpec {
     PoolSpec {
         name: name.to_owned(),
         models: models.iter().map(|&name| name.to_owned()).collect(),
-        strategy: Strategy::Fallback,
+        strategy: PoolStrategy::Fallback,
         deadline: Duration::from_secs(20),
     }
 }
@@ -54,7 +54,7 @@ fn entry(text: &str) -> Entry {
 
 #[test]
 fn wrong_references_are_reported_together() {
-    let error = Pools::new(
+    let error = ModelPools::new(
         vec![model("a", 1), model("a", 1)],
         vec![pool("p", &["a", "b"]), pool("q", &[]), pool("p", &["c"])],
         prompts(),
@@ -77,7 +77,7 @@ fn wrong_references_are_reported_together() {
 fn what_fits_the_capacity_fits_every_model() {
     let models = vec![model("large", 100_000), model("small", 4000), model("tiny", 10)];
     let pools = vec![pool("two", &["large", "small"]), pool("tiny", &["large", "tiny"])];
-    let pools = Pools::new(models, pools, prompts()).expect("valid");
+    let pools = ModelPools::new(models, pools, prompts()).expect("valid");
     assert_eq!(pools.capacity("tiny"), 1);
     let capacity = pools.capacity("two");
     assert!(capacity < 4000 - 120, "{capacity}");
@@ -100,11 +100,11 @@ fn what_fits_the_capacity_fits_every_model() {
 #[tokio::test]
 async fn the_built_in_model_needs_nothing() {
     let pools =
-        Pools::new(vec![model("extractive", 1000)], vec![pool("default", &["extractive"])], prompts())
+        ModelPools::new(vec![model("extractive", 1000)], vec![pool("default", &["extractive"])], prompts())
             .expect("valid");
     let entries = [entry("Ada lives in Berlin. She has two cats.")];
     let task = Task::Consolidate { entries: &entries, sentences: 5 };
-    let answer = pools.ask("default", task).await.expect("an answer");
+    let answer = pools.complete("default", task).await.expect("an answer");
     assert_eq!((answer.model.as_str(), answer.prompt_version.as_str()), ("extractive", extractive::VERSION));
     assert!(answer.text.contains("Berlin"));
     assert_eq!(pools.deadline("default"), Duration::from_secs(20));
@@ -116,8 +116,8 @@ struct Broken;
 
 #[async_trait]
 impl Provider for Broken {
-    async fn complete(&self, _: &Request<'_>) -> Result<Completion, Cause> {
-        Err(Cause::BrokenOff)
+    async fn complete(&self, _: &Request<'_>) -> Result<Completion, ModelError> {
+        Err(ModelError::StreamTruncated)
     }
 }
 
@@ -125,7 +125,7 @@ impl Provider for Broken {
 async fn a_recovered_failure_is_no_alarm_and_no_log_holds_the_conversation() {
     let broken = ModelSpec { provider: Arc::new(Broken), ..model("broken", 1000) };
     let models = vec![broken, model("works", 1000)];
-    let pools = Pools::new(models, vec![pool("p", &["broken", "works"])], prompts()).expect("valid");
+    let pools = ModelPools::new(models, vec![pool("p", &["broken", "works"])], prompts()).expect("valid");
     let (log, writer) = std::io::pipe().expect("a pipe");
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
@@ -138,7 +138,7 @@ async fn a_recovered_failure_is_no_alarm_and_no_log_holds_the_conversation() {
     // taken for one that nobody wants (tokio-rs/tracing#3611).
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let guard = tracing::subscriber::set_default(subscriber);
-    pools.ask("p", task).await.expect("an answer");
+    pools.complete("p", task).await.expect("an answer");
     drop(guard);
     let log = std::io::read_to_string(log).expect("UTF-8");
     assert!(log.contains("DEBUG") && log.contains("model=\"broken\""), "{log}");
@@ -148,8 +148,8 @@ async fn a_recovered_failure_is_no_alarm_and_no_log_holds_the_conversation() {
 
 #[tokio::test]
 async fn a_pool_that_is_not_there_fails_without_an_attempt() {
-    let pools = Pools::new(Vec::new(), Vec::new(), prompts()).expect("valid");
-    let task = Task::Meta { summary: "A b c.", sentences: 1 };
-    let error = pools.ask("x", task).await.expect_err("no such pool");
+    let pools = ModelPools::new(Vec::new(), Vec::new(), prompts()).expect("valid");
+    let task = Task::MetaConsolidate { summary: "A b c.", sentences: 1 };
+    let error = pools.complete("x", task).await.expect_err("no such pool");
     assert!(error.attempts.is_empty() && error.pool == "x");
 }

@@ -8,7 +8,7 @@ fn entry(text: &str) -> Entry {
 }
 
 fn built_in() -> Prompts {
-    Prompts::new(&Templates::default()).expect("the built-in wording is valid")
+    Prompts::new(&PromptTemplates::default()).expect("the built-in wording is valid")
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn the_built_in_wording_is_valid_and_versioned() {
             .user
             .contains("\n\n<conversation>\n{\"role\":\"user\",\"text\":\"hello\"}\n</conversation>\n\n")
     );
-    let meta = prompts.render(&Task::Meta { summary: "Long.\n\nLonger.", sentences: 8 });
+    let meta = prompts.render(&Task::MetaConsolidate { summary: "Long.\n\nLonger.", sentences: 8 });
     assert!(meta.user.contains("about 8 sentences"));
     assert!(meta.user.contains("\n\n<summary>\n\"Long.\\n\\nLonger.\"\n</summary>\n\n"));
     for text in [&consolidate.system, &consolidate.user, &meta.system, &meta.user] {
@@ -49,7 +49,7 @@ fn nothing_inside_ends_the_block() {
         assert_eq!(read["text"], hostile);
         assert_eq!(user.matches("</conversation").count(), 1);
 
-        let user = prompts.render(&Task::Meta { summary: hostile, sentences: 5 }).user;
+        let user = prompts.render(&Task::MetaConsolidate { summary: hostile, sentences: 5 }).user;
         let block = user.split_once("<summary>\n").expect("begins").1;
         let line = block.split_once("\n</summary>").expect("ends").0;
         assert_eq!(serde_json::from_str::<String>(line).expect("one JSON string"), hostile);
@@ -61,13 +61,13 @@ fn content_is_never_scanned_for_placeholders() {
     let text = "{sentences} {conversation} {summary} {nonsense}";
     let user = built_in().render(&Task::Consolidate { entries: &[entry(text)], sentences: 5 }).user;
     assert!(user.contains(text), "{user}");
-    let user = built_in().render(&Task::Meta { summary: text, sentences: 5 }).user;
+    let user = built_in().render(&Task::MetaConsolidate { summary: text, sentences: 5 }).user;
     assert!(user.contains(text), "{user}");
 }
 
 #[test]
 fn wrong_templates_are_named_all_at_once() {
-    let errors = Prompts::new(&Templates {
+    let errors = Prompts::new(&PromptTemplates {
         consolidate_system: "Use {conversation}.".to_owned(),
         consolidate_user: "No data, {sentences} sentences.".to_owned(),
         meta_system: "Be {brief_ly}.".to_owned(),
@@ -89,9 +89,9 @@ fn wrong_templates_are_named_all_at_once() {
 
 #[test]
 fn braces_around_no_word_are_text() {
-    let prompts = Prompts::new(&Templates {
+    let prompts = Prompts::new(&PromptTemplates {
         consolidate_system: "Like {\"a\": 1}, { x }, {}, { and {sentences}}.".to_owned(),
-        ..Templates::default()
+        ..PromptTemplates::default()
     })
     .expect("valid");
     let prompt = prompts.render(&Task::Consolidate { entries: &[], sentences: 6 });
@@ -101,10 +101,10 @@ fn braces_around_no_word_are_text() {
 #[test]
 fn the_version_follows_the_wording() {
     let version = |system: &str, user: &str| {
-        Prompts::new(&Templates {
+        Prompts::new(&PromptTemplates {
             consolidate_system: system.to_owned(),
             consolidate_user: user.to_owned(),
-            ..Templates::default()
+            ..PromptTemplates::default()
         })
         .expect("valid")
         .version()

@@ -5,7 +5,7 @@ use crate::domain::revision::{Meta, Source};
 use crate::domain::session::{Session, Summary};
 use crate::domain::transcript::{self, Entry};
 use crate::domain::{chunk, consolidation, summary, tokens};
-use crate::llm::{Answer, Task};
+use crate::llm::{PoolResponse, Task};
 use crate::storage::consolidations::Step;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Run<'_> {
             for piece in chunk::pieces(entries, capacity) {
                 let sentences =
                     consolidation::sentences(if piece.len() == whole { count } else { piece.len() });
-                let answer = self.ask(pool, Task::Consolidate { entries: &piece, sentences }).await?;
+                let answer = self.complete(pool, Task::Consolidate { entries: &piece, sentences }).await?;
                 added = summary::append(&added, &clean(&answer.text));
                 source = Some(joined(source.as_ref(), pool, &answer));
             }
@@ -73,7 +73,7 @@ impl Run<'_> {
             return Ok(None);
         }
         let sentences = self.service.rules.policy.summary_sentences;
-        match self.ask(pool, Task::Meta { summary: text, sentences }).await {
+        match self.complete(pool, Task::MetaConsolidate { summary: text, sentences }).await {
             Ok(answer) => Ok(Some((clean(&answer.text), joined(None, pool, &answer)))),
             Err(failure @ (Failure::Llm(_) | Failure::Limit { .. })) => {
                 tracing::warn!(error = %failure, "meta-consolidation failed; the summary stays as it is");
@@ -85,14 +85,14 @@ impl Run<'_> {
 
     /// Asks a pool, with a lease that outlasts the call, and keeps account of what that took: at once, for it was
     /// spent whatever becomes of the answer.
-    async fn ask(&self, pool: &str, task: Task<'_>) -> Result<Answer, Failure> {
+    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, Failure> {
         let service = self.service;
         if !service.store.renew_lease(self.tenant, self.session, self.token, self.ttl).await? {
             return Err(Failure::Superseded);
         }
         self.hold_to_limit().await?;
         let asked = tokio::select! {
-            asked = service.llm.ask(pool, task) => asked,
+            asked = service.llm.complete(pool, task) => asked,
             () = service.stop.cancelled() => return Err(Failure::Stopped),
         };
         self.record_spending(asked.as_ref().map_or_else(|error| &error.cost, |answer| &answer.cost)).await;
@@ -101,7 +101,7 @@ impl Run<'_> {
 }
 
 /// The model's part of a step, with that of an earlier piece of the same step.
-fn joined(earlier: Option<&Source>, pool: &str, answer: &Answer) -> Source {
+fn joined(earlier: Option<&Source>, pool: &str, answer: &PoolResponse) -> Source {
     let cost = &answer.cost;
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     let sum = |before: fn(&Source) -> Option<i64>, now: Option<i64>| match (earlier.and_then(before), now) {

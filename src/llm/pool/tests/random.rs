@@ -1,12 +1,12 @@
 //! Whatever models do, in whatever order, to the millisecond: over a clock that only moves when everybody waits.
 
 use super::{entry, model, prompts};
-use crate::llm::breaker::BreakerPolicy;
-use crate::llm::error::Missing;
+use crate::llm::circuit_breaker::CircuitBreakerPolicy;
+use crate::llm::error::TimeoutPhase;
 use crate::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
-use crate::llm::pool::{PoolSpec, Pools, Strategy as Order};
+use crate::llm::pool::{ModelPools, PoolSpec, PoolStrategy as Order};
 use crate::llm::provider::{Completion, Finish, Provider, Request};
-use crate::llm::{Cause, Llm as _, Task, Usage};
+use crate::llm::{Llm as _, ModelError, Task, Usage};
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use proptest::collection::vec;
@@ -32,7 +32,7 @@ enum End {
     Refused,
     Overloaded(Option<u64>),
     Unauthorized,
-    TooLong,
+    PromptTooLong,
 }
 
 /// Plays one move after another, from the beginning again after the last, and notes when.
@@ -57,14 +57,14 @@ impl Drop for Under<'_> {
 
 #[async_trait]
 impl Provider for Player {
-    async fn complete(&self, _: &Request<'_>) -> Result<Completion, Cause> {
+    async fn complete(&self, _: &Request<'_>) -> Result<Completion, ModelError> {
         let at_once = self.at_once.fetch_add(1, Ordering::Relaxed) + 1;
         self.most_at_once.fetch_max(at_once, Ordering::Relaxed);
         let _under = Under(self, Instant::now());
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let Move { after, end } = self.moves[turn % self.moves.len()].clone();
         sleep(Duration::from_millis(after)).await;
-        let status = |status, retry_after: Option<u64>| Cause::Status {
+        let status = |status, retry_after: Option<u64>| ModelError::Status {
             status,
             message: "BAD".to_owned(),
             retry_after: retry_after.map(Duration::from_millis),
@@ -72,11 +72,11 @@ impl Provider for Player {
         let (text, finish) = match end {
             End::Good => ("good", Finish::Complete),
             End::CutOff => ("BAD", Finish::Length),
-            End::Broken => return Err(Cause::BrokenOff),
+            End::Broken => return Err(ModelError::StreamTruncated),
             End::Refused => ("none", Finish::Complete),
             End::Overloaded(retry_after) => return Err(status(429, retry_after)),
             End::Unauthorized => return Err(status(401, None)),
-            End::TooLong => return Err(Cause::TooLong("BAD".to_owned())),
+            End::PromptTooLong => return Err(ModelError::PromptTooLong("BAD".to_owned())),
         };
         let text = format!("{text} in turn {turn}");
         let text =
@@ -102,7 +102,7 @@ fn stories() -> impl Strategy<Value = Story> {
         1 => Just(End::Refused),
         2 => prop::option::of(0_u64..20_000).prop_map(End::Overloaded),
         1 => Just(End::Unauthorized),
-        1 => Just(End::TooLong),
+        1 => Just(End::PromptTooLong),
     ];
     let moves = vec((0_u64..15_000, end).prop_map(|(after, end)| Move { after, end }), 1..6);
     let order = prop_oneof![Just(Order::Fallback), Just(Order::RoundRobin)];
@@ -134,7 +134,7 @@ async fn play(story: Story) -> Result<(), TestCaseError> {
             provider: Arc::new(player),
             retry: RetryPolicy { retries: 2, initial: second / 2, max: 10 * second },
             queue: QueuePolicy { max_calls: story.max_calls, max_waiting: 4, timeout: 8 * second },
-            breaker: BreakerPolicy {
+            breaker: CircuitBreakerPolicy {
                 failure_percent: 50,
                 min_calls: 3,
                 window: 60 * second,
@@ -145,11 +145,11 @@ async fn play(story: Story) -> Result<(), TestCaseError> {
     }
     let models = specs.iter().map(|spec| spec.name.clone()).collect();
     let pool = PoolSpec { name: "p".to_owned(), models, strategy: story.order, deadline };
-    let pools = Pools::new(specs, vec![pool], prompts()).expect("valid");
+    let pools = ModelPools::new(specs, vec![pool], prompts()).expect("valid");
     let entries = [entry("I fly on 3 May.")];
     let task = Task::Consolidate { entries: &entries, sentences: 5 };
     let began = Instant::now();
-    let asked = join_all((0..story.questions).map(|_| pools.ask("p", task))).await;
+    let asked = join_all((0..story.questions).map(|_| pools.complete("p", task))).await;
     prop_assert!(began.elapsed() <= deadline, "{:?}", began.elapsed());
     let mut made = 0;
     for asked in &asked {
@@ -162,12 +162,11 @@ async fn play(story: Story) -> Result<(), TestCaseError> {
             }
             Err(error) => {
                 prop_assert_eq!(cost.calls, cost.failures);
-                let called = error.attempts.iter().filter(|attempt| attempt.cause.was_called()).count();
+                let called = error.attempts.iter().filter(|attempt| attempt.cause.was_sent()).count();
                 prop_assert_eq!(called, usize::try_from(cost.calls).expect("few"));
-                let late = error
-                    .attempts
-                    .iter()
-                    .filter(|attempt| matches!(attempt.cause, Cause::Timeout(Missing::EndByDeadline, _)));
+                let late = error.attempts.iter().filter(|attempt| {
+                    matches!(attempt.cause, ModelError::Timeout(TimeoutPhase::Deadline, _))
+                });
                 prop_assert!(late.count() <= 1, "nothing comes after the deadline: {}", error);
             }
         }

@@ -1,8 +1,8 @@
 //! What is measured of each model. A meter belongs to the recorder that is in force where it is made, so that each
 //! service of a process has its own.
 
-use super::breaker::BreakerState;
-use super::{Cause, Usage};
+use super::circuit_breaker::CircuitState;
+use super::{ModelError, Usage};
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 
@@ -17,7 +17,7 @@ const WAITING: &str = "precis_llm_calls_waiting";
 const BREAKER: &str = "precis_llm_breaker_state";
 
 /// One model's meters.
-pub(super) struct Meters {
+pub(super) struct ModelMetrics {
     /// Calls that have ended.
     pub(super) calls: Counter,
     failures: Vec<(&'static str, Counter)>,
@@ -36,12 +36,12 @@ pub(super) struct Meters {
     breaker: Gauge,
 }
 
-impl Meters {
+impl ModelMetrics {
     pub(super) fn new(model: &str) -> Self {
         describe();
         let model = model.to_owned();
         let tokens = |direction| counter!(TOKENS, "model" => model.clone(), "direction" => direction);
-        let failures = Cause::NAMES
+        let failures = ModelError::NAMES
             .map(|cause| (cause, counter!(FAILURES, "model" => model.clone(), "cause" => cause)))
             .to_vec();
         Self {
@@ -58,7 +58,7 @@ impl Meters {
         }
     }
 
-    pub(super) fn failed(&self, cause: &Cause) {
+    pub(super) fn failed(&self, cause: &ModelError) {
         let name = cause.name();
         if let Some((_, counter)) = self.failures.iter().find(|(known, _)| *known == name) {
             counter.increment(1);
@@ -70,19 +70,19 @@ impl Meters {
         self.output_tokens.increment(usage.output_tokens.unwrap_or_default());
     }
 
-    pub(super) fn breaker(&self, state: BreakerState) {
+    pub(super) fn breaker(&self, state: CircuitState) {
         self.breaker.set(match state {
-            BreakerState::Closed => 0.0,
-            BreakerState::HalfOpen => 1.0,
-            BreakerState::Open => 2.0,
+            CircuitState::Closed => 0.0,
+            CircuitState::HalfOpen => 1.0,
+            CircuitState::Open => 2.0,
         });
     }
 }
 
 /// `Debug` of a model must not fail for want of one of these.
-impl std::fmt::Debug for Meters {
+impl std::fmt::Debug for ModelMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Meters").finish_non_exhaustive()
+        f.debug_struct("ModelMetrics").finish_non_exhaustive()
     }
 }
 

@@ -3,7 +3,7 @@
 //! A dialect adds what each event says; here is decided when that makes an answer.
 
 use super::super::provider::Finish;
-use super::super::{Cause, Usage};
+use super::super::{ModelError, Usage};
 use serde_json::Value;
 
 /// The longest answer, in bytes of text: far above any summary, far below what would hurt.
@@ -11,7 +11,7 @@ const TEXT_BYTES: usize = 1024 * 1024;
 
 /// An answer under way.
 #[derive(Debug, Default)]
-pub struct Reading {
+pub struct ResponseBuilder {
     text: String,
     refused: bool,
     finish: Option<Finish>,
@@ -20,9 +20,9 @@ pub struct Reading {
     usage: Usage,
 }
 
-impl Reading {
+impl ResponseBuilder {
     /// A piece of the text.
-    pub fn push(&mut self, text: &str) -> Result<(), Cause> {
+    pub fn push(&mut self, text: &str) -> Result<(), ModelError> {
         self.text.push_str(text);
         self.pieces += usize::from(!text.is_empty());
         if self.text.len() > TEXT_BYTES { Err(super::too_long()) } else { Ok(()) }
@@ -57,7 +57,7 @@ impl Reading {
         self.marked = true;
     }
 
-    /// Whether [`Reading::mark`] was called.
+    /// Whether [`ResponseBuilder::mark`] was called.
     #[must_use]
     pub fn is_marked(&self) -> bool {
         self.marked
@@ -76,11 +76,11 @@ impl Reading {
     }
 
     /// Text and end; an answer without an end is none.
-    pub fn finish(self) -> Result<(String, Finish, Usage), Cause> {
+    pub fn finish(self) -> Result<(String, Finish, Usage), ModelError> {
         let finish = match self.finish {
             Some(finish) => finish,
             None if self.marked => Finish::Complete,
-            None => return Err(Cause::BrokenOff),
+            None => return Err(ModelError::StreamTruncated),
         };
         let finish = if self.refused && self.text.trim().is_empty() { Finish::Filtered } else { finish };
         Ok((self.text, finish, self.usage))
@@ -94,41 +94,41 @@ mod tests {
     #[test]
     fn a_flood_ends() {
         let piece = "x".repeat(300_000);
-        let mut reading = Reading::default();
+        let mut builder = ResponseBuilder::default();
         for _ in 0..3 {
-            reading.push(&piece).expect("not too much yet");
+            builder.push(&piece).expect("not too much yet");
         }
-        assert_eq!(reading.push(&piece), Err(Cause::Protocol("longer than any summary".to_owned())));
+        assert_eq!(builder.push(&piece), Err(ModelError::Protocol("longer than any summary".to_owned())));
     }
 
     #[test]
     fn a_count_of_nothing_says_nothing() {
-        let mut reading = Reading::default();
+        let mut builder = ResponseBuilder::default();
         for usage in [r#"{"in":0,"out":0}"#, r#"{"in":7,"out":1}"#, r#"{"in":0,"out":3}"#, "null", "7"] {
-            reading.used(&serde_json::from_str(usage).expect("JSON"), "in", "out");
+            builder.used(&serde_json::from_str(usage).expect("JSON"), "in", "out");
         }
-        assert_eq!(reading.usage, Usage { input_tokens: Some(7), output_tokens: Some(3) });
-        let mut reading = Reading::default();
-        reading.used(&serde_json::json!({"in": 0, "out": 0}), "in", "out");
-        assert_eq!(reading.usage, Usage::default());
+        assert_eq!(builder.usage, Usage { input_tokens: Some(7), output_tokens: Some(3) });
+        let mut builder = ResponseBuilder::default();
+        builder.used(&serde_json::json!({"in": 0, "out": 0}), "in", "out");
+        assert_eq!(builder.usage, Usage::default());
     }
 
     #[test]
     fn an_answer_needs_its_end() {
-        let text = |reading: &mut Reading| reading.push("Ada").expect("short");
-        let mut broken = Reading::default();
+        let text = |builder: &mut ResponseBuilder| builder.push("Ada").expect("short");
+        let mut broken = ResponseBuilder::default();
         text(&mut broken);
         assert!(!broken.has_ended());
-        assert_eq!(broken.finish(), Err(Cause::BrokenOff));
-        let mut marked = Reading::default();
+        assert_eq!(broken.finish(), Err(ModelError::StreamTruncated));
+        let mut marked = ResponseBuilder::default();
         text(&mut marked);
         marked.mark();
         assert_eq!(marked.finish().map(|read| read.1), Ok(Finish::Complete));
-        let mut ended = Reading::default();
+        let mut ended = ResponseBuilder::default();
         ended.end(Finish::Length);
         assert!(ended.has_ended());
         assert_eq!(ended.finish().map(|read| read.1), Ok(Finish::Length));
-        let mut refused = Reading::default();
+        let mut refused = ResponseBuilder::default();
         refused.refuse();
         refused.end(Finish::Complete);
         assert_eq!(refused.finish().map(|read| read.1), Ok(Finish::Filtered));

@@ -5,7 +5,7 @@
 const MARKS: [&str; 4] = ["think", "thinking", "thought", "reasoning"];
 
 /// The answer without them. Thoughts that don't end leave nothing: the model never came to its answer.
-pub(super) fn without(text: &str) -> &str {
+pub(super) fn strip_reasoning(text: &str) -> &str {
     let mut rest = text.trim_start();
     while let Some(mark) = MARKS.iter().find(|mark| begins_with_tag(rest, mark)) {
         let close = format!("</{mark}>");
@@ -60,7 +60,7 @@ mod tests {
             ("", ""),
             ("é<think>", "é<think>"),
         ] {
-            assert_eq!(without(text), rest, "{text:?}");
+            assert_eq!(strip_reasoning(text), rest, "{text:?}");
         }
     }
 }

@@ -3,37 +3,39 @@
 //! Answers are streamed, so that a break is noticed when it happens, and what the model was told to be the end can be
 //! told from a lost connection. What arrives is bounded in time and size, is read for what it is, whatever its label
 //! says, and a server's words about an error are cleaned before they go anywhere: they may quote the key or the
-//! conversation. A new dialect is a file with a [`Dialect`] in it, like [`super::openai`], and a line in `app`.
+//! conversation. A new dialect is a file with a [`WireFormat`] in it, like [`super::openai`], and a line in `app`.
 
-use super::Cause;
+use super::ModelError;
 use super::prompt::Prompt;
 use super::provider::{Completion, Provider, Request};
 use async_trait::async_trait;
 use call::count;
-use key::Key;
 use reqwest::Url;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
+use secret_source::CachedSecret;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::time::Duration;
 
-mod body;
+pub mod anthropic;
 mod call;
-mod clean;
-mod key;
-mod patience;
-mod reading;
+mod error_body;
+pub mod openai;
+mod redact;
+mod response_body;
+mod response_builder;
 mod retry_after;
-mod said;
+mod secret_source;
+mod stream_timeouts;
 
-pub use call::Call;
-pub use key::KeySource;
-pub use reading::Reading;
+pub use call::ProviderCall;
+pub use response_builder::ResponseBuilder;
+pub use secret_source::SecretSource;
 
 /// The HTTP client for models. Redirects are errors: a request that holds a conversation and a key goes where the
 /// settings say and nowhere else.
-pub fn http_client(connect_timeout: Duration) -> Result<reqwest::Client, reqwest::Error> {
+pub fn build_http_client(connect_timeout: Duration) -> Result<reqwest::Client, reqwest::Error> {
     // The first caller installs it; that it is there already is what every other one wants.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
@@ -45,7 +47,7 @@ pub fn http_client(connect_timeout: Duration) -> Result<reqwest::Client, reqwest
 }
 
 /// A way to say it over HTTP.
-pub trait Dialect: fmt::Debug + Send + Sync + 'static {
+pub trait WireFormat: fmt::Debug + Send + Sync + 'static {
     /// What follows the base URL.
     fn path(&self) -> &'static [&'static str];
 
@@ -62,27 +64,27 @@ pub trait Dialect: fmt::Debug + Send + Sync + 'static {
 
     /// Takes an event of the stream, or the one object of a server that doesn't stream. `event` is its name,
     /// "message" where it has none. Error objects don't come here. A cause's text must not quote `data`.
-    fn read(&self, event: &str, data: &str, reading: &mut Reading) -> Result<(), Cause>;
+    fn read(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError>;
 }
 
 /// Where a model is, and what every request to it holds beside the question.
 #[derive(Clone, Debug, Default)]
-pub struct RemoteSpec {
+pub struct HttpProviderSpec {
     /// For example `https://api.openai.com/v1`; a query is kept.
     pub base_url: String,
     /// What the server knows its callers by.
-    pub key: Option<KeySource>,
+    pub key: Option<SecretSource>,
     /// The header that takes the bare key in place of the dialect's own.
     pub key_header: Option<String>,
     /// Further headers.
-    pub headers: Vec<(String, KeySource)>,
+    pub headers: Vec<(String, SecretSource)>,
     /// Further fields of the body; they go over what the dialect says.
     pub body: Map<String, Value>,
 }
 
 /// Why a provider can't be made of these settings. None of the texts holds a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RemoteError {
+pub enum HttpProviderError {
     /// Not a URL that can be called.
     #[error("base_url: must be like https://api.openai.com/v1")]
     BaseUrl,
@@ -95,20 +97,20 @@ pub enum RemoteError {
 }
 
 /// A model server.
-pub struct Remote {
+pub struct HttpProvider {
     http: reqwest::Client,
     endpoint: Url,
-    dialect: Box<dyn Dialect>,
-    key: Option<Key>,
+    dialect: Box<dyn WireFormat>,
+    key: Option<CachedSecret>,
     key_header: (HeaderName, &'static str),
-    headers: Vec<(HeaderName, Key)>,
+    headers: Vec<(HeaderName, CachedSecret)>,
     body: Map<String, Value>,
 }
 
-impl fmt::Debug for Remote {
+impl fmt::Debug for HttpProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the query, in which some servers want a key.
-        f.debug_struct("Remote")
+        f.debug_struct("HttpProvider")
             .field("dialect", &self.dialect)
             .field("host", &self.endpoint.host_str())
             .field("path", &self.endpoint.path())
@@ -116,35 +118,39 @@ impl fmt::Debug for Remote {
     }
 }
 
-impl Remote {
+impl HttpProvider {
     /// A server that speaks the dialect.
-    pub fn new(http: reqwest::Client, dialect: impl Dialect, spec: RemoteSpec) -> Result<Self, RemoteError> {
-        let mut endpoint = Url::parse(spec.base_url.trim()).map_err(|_| RemoteError::BaseUrl)?;
+    pub fn new(
+        http: reqwest::Client,
+        dialect: impl WireFormat,
+        spec: HttpProviderSpec,
+    ) -> Result<Self, HttpProviderError> {
+        let mut endpoint = Url::parse(spec.base_url.trim()).map_err(|_| HttpProviderError::BaseUrl)?;
         if !matches!(endpoint.scheme(), "http" | "https") {
-            return Err(RemoteError::BaseUrl);
+            return Err(HttpProviderError::BaseUrl);
         }
         if !endpoint.username().is_empty() || endpoint.password().is_some() {
-            return Err(RemoteError::Credentials);
+            return Err(HttpProviderError::Credentials);
         }
         endpoint.set_fragment(None);
-        let mut segments = endpoint.path_segments_mut().map_err(|()| RemoteError::BaseUrl)?;
+        let mut segments = endpoint.path_segments_mut().map_err(|()| HttpProviderError::BaseUrl)?;
         segments.pop_if_empty().extend(dialect.path());
         drop(segments);
         let key_header = match spec.key_header {
-            Some(name) => (name.parse().map_err(|_| RemoteError::HeaderName("api_key_header"))?, ""),
+            Some(name) => (name.parse().map_err(|_| HttpProviderError::HeaderName("api_key_header"))?, ""),
             None => dialect.key_header(),
         };
         let mut headers = Vec::new();
         for (name, value) in spec.headers {
-            let name: HeaderName = name.parse().map_err(|_| RemoteError::HeaderName("headers"))?;
-            headers.push((name, Key::new(value)));
+            let name: HeaderName = name.parse().map_err(|_| HttpProviderError::HeaderName("headers"))?;
+            headers.push((name, CachedSecret::new(value)));
         }
-        let key = spec.key.map(Key::new);
+        let key = spec.key.map(CachedSecret::new);
         Ok(Self { http, endpoint, dialect: Box::new(dialect), key, key_header, headers, body: spec.body })
     }
 
     /// The headers of a request, and the secrets in them.
-    async fn headers(&self) -> Result<(HeaderMap, Vec<SecretString>), Cause> {
+    async fn headers(&self) -> Result<(HeaderMap, Vec<SecretString>), ModelError> {
         let (mut headers, mut secrets) = (HeaderMap::new(), Vec::new());
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -154,7 +160,7 @@ impl Remote {
         let (name, prefix) = &self.key_header;
         let key = self.key.iter().map(|key| (name, *prefix, key));
         for (name, prefix, key) in key.chain(self.headers.iter().map(|(name, key)| (name, "", key))) {
-            let wrong = |why: &str| Cause::Key(format!("for the header {name}: {why}"));
+            let wrong = |why: &str| ModelError::SecretUnavailable(format!("for the header {name}: {why}"));
             let secret = key.current().await.map_err(|why| wrong(&why))?;
             let value = format!("{prefix}{}", secret.expose_secret());
             let mut value = HeaderValue::try_from(value)
@@ -168,11 +174,11 @@ impl Remote {
 }
 
 #[async_trait]
-impl Provider for Remote {
-    async fn complete(&self, request: &Request<'_>) -> Result<Completion, Cause> {
+impl Provider for HttpProvider {
+    async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
         let prompt = request.prompts.render(&request.task);
         let (headers, secrets) = self.headers().await?;
-        let mut call = Call::begin(self, request, &prompt, &secrets);
+        let mut call = ProviderCall::begin(self, request, &prompt, &secrets);
         let response = call.send(headers).await?;
         let (text, finish, usage) = call.answer(response).await?;
         let first_token = call.first_token();
@@ -188,25 +194,25 @@ impl Provider for Remote {
     }
 }
 
-fn too_long() -> Cause {
-    Cause::Protocol("longer than any summary".to_owned())
+fn too_long() -> ModelError {
+    ModelError::Protocol("longer than any summary".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::openai::OpenAi;
+    use super::openai::OpenAi;
     use super::*;
 
-    fn remote(base_url: &str, key_header: Option<&str>) -> Result<Remote, RemoteError> {
-        let http = http_client(Duration::from_secs(1)).expect("a client");
-        let spec = RemoteSpec {
+    fn remote(base_url: &str, key_header: Option<&str>) -> Result<HttpProvider, HttpProviderError> {
+        let http = build_http_client(Duration::from_secs(1)).expect("a client");
+        let spec = HttpProviderSpec {
             base_url: base_url.to_owned(),
-            key: Some(KeySource::fixed("sk-secret")),
+            key: Some(SecretSource::fixed("sk-secret")),
             key_header: key_header.map(str::to_owned),
-            headers: vec![("x-more".to_owned(), KeySource::fixed("hidden"))],
-            ..RemoteSpec::default()
+            headers: vec![("x-more".to_owned(), SecretSource::fixed("hidden"))],
+            ..HttpProviderSpec::default()
         };
-        Remote::new(http, OpenAi::default(), spec)
+        HttpProvider::new(http, OpenAi::default(), spec)
     }
 
     #[test]
@@ -220,9 +226,9 @@ mod tests {
             assert_eq!(remote(base_url, None).expect(base_url).endpoint.as_str(), endpoint);
         }
         for (base_url, error) in [
-            ("api.openai.com/v1", RemoteError::BaseUrl),
-            ("file:///etc/passwd", RemoteError::BaseUrl),
-            ("https://user:pass@host/v1", RemoteError::Credentials),
+            ("api.openai.com/v1", HttpProviderError::BaseUrl),
+            ("file:///etc/passwd", HttpProviderError::BaseUrl),
+            ("https://user:pass@host/v1", HttpProviderError::Credentials),
         ] {
             assert_eq!(remote(base_url, None).err(), Some(error), "{base_url}");
         }
@@ -247,7 +253,7 @@ mod tests {
         }
         assert_eq!(
             remote("https://host", Some("a b")).err(),
-            Some(RemoteError::HeaderName("api_key_header"))
+            Some(HttpProviderError::HeaderName("api_key_header"))
         );
     }
 }

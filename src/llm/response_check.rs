@@ -4,7 +4,7 @@
 //! prompt and model. A refusal is a failed attempt, so the pool goes on to its next model.
 
 use super::provider::Finish;
-use super::{Refusal, Task};
+use super::{Rejection, Task};
 use crate::domain::summary::words;
 
 /// Answers that are no summary, as [`plain`] leaves them. Only what is no sentence in any conversation: "There was
@@ -44,25 +44,25 @@ const BARE: [&str; 30] = [
 
 /// The answer's text, trimmed, or why it is no summary. The end of an answer is judged before its text: one that was
 /// cut off while the model was still thinking is empty, but raising the output limit is what helps.
-pub fn examine(text: &str, finish: Finish, task: &Task<'_>) -> Result<String, Refusal> {
+pub fn check_response(text: &str, finish: Finish, task: &Task<'_>) -> Result<String, Rejection> {
     match finish {
-        Finish::Filtered => return Err(Refusal::Filtered),
-        Finish::Length => return Err(Refusal::CutOff),
+        Finish::Filtered => return Err(Rejection::Filtered),
+        Finish::Length => return Err(Rejection::Truncated),
         Finish::Complete => {}
     }
     let text = text.trim();
     let plain = plain(text);
     if plain.is_empty() {
-        return Err(Refusal::Empty);
+        return Err(Rejection::Empty);
     }
     let body = plain.strip_prefix("summary").map_or(plain.as_str(), str::trim_start);
     if body.is_empty() || BARE.contains(&body) {
-        return Err(Refusal::BareNone);
+        return Err(Rejection::NonAnswer);
     }
-    if let Task::Meta { summary, .. } = task
+    if let Task::MetaConsolidate { summary, .. } = task
         && words(text) >= words(summary)
     {
-        return Err(Refusal::NotShorter);
+        return Err(Rejection::NotShorter);
     }
     Ok(text.to_owned())
 }
@@ -89,14 +89,14 @@ mod tests {
 
     const CONSOLIDATE: Task<'_> = Task::Consolidate { entries: &[], sentences: 5 };
 
-    fn refused(text: &str) -> Option<Refusal> {
-        examine(text, Finish::Complete, &CONSOLIDATE).err()
+    fn refused(text: &str) -> Option<Rejection> {
+        check_response(text, Finish::Complete, &CONSOLIDATE).err()
     }
 
     #[test]
     fn nothing_in_it_is_empty() {
         for text in ["", " ", "\n\t \u{3000}", "---", "…", "```\n```", "\"\"", "{}", "**"] {
-            assert_eq!(refused(text), Some(Refusal::Empty), "{text:?}");
+            assert_eq!(refused(text), Some(Rejection::Empty), "{text:?}");
         }
     }
 
@@ -126,7 +126,7 @@ mod tests {
             "无。",
             "なし",
         ] {
-            assert_eq!(refused(text), Some(Refusal::BareNone), "{text:?}");
+            assert_eq!(refused(text), Some(Rejection::NonAnswer), "{text:?}");
         }
     }
 
@@ -145,7 +145,7 @@ mod tests {
             "Null is the name of the dog.",
         ] {
             assert_eq!(
-                examine(&format!("\n  {text} \r\n"), Finish::Complete, &CONSOLIDATE).as_deref(),
+                check_response(&format!("\n  {text} \r\n"), Finish::Complete, &CONSOLIDATE).as_deref(),
                 Ok(text)
             );
         }
@@ -154,12 +154,12 @@ mod tests {
     #[test]
     fn the_end_of_an_answer_is_judged_first() {
         for (text, finish, refusal) in [
-            ("Ada flies on", Finish::Length, Refusal::CutOff),
-            ("", Finish::Length, Refusal::CutOff),
-            ("Ada flies.", Finish::Filtered, Refusal::Filtered),
-            ("", Finish::Filtered, Refusal::Filtered),
+            ("Ada flies on", Finish::Length, Rejection::Truncated),
+            ("", Finish::Length, Rejection::Truncated),
+            ("Ada flies.", Finish::Filtered, Rejection::Filtered),
+            ("", Finish::Filtered, Rejection::Filtered),
         ] {
-            assert_eq!(examine(text, finish, &CONSOLIDATE), Err(refusal), "{text:?}");
+            assert_eq!(check_response(text, finish, &CONSOLIDATE), Err(refusal), "{text:?}");
         }
     }
 
@@ -167,18 +167,18 @@ mod tests {
     fn a_compression_must_be_shorter() {
         let cases = [
             ("one two three", "one two", None),
-            ("one two three", "one two three", Some(Refusal::NotShorter)),
-            ("one two three", "un deux trois quatre", Some(Refusal::NotShorter)),
+            ("one two three", "one two three", Some(Rejection::NotShorter)),
+            ("one two three", "un deux trois quatre", Some(Rejection::NotShorter)),
             // By words, not by bytes: and punctuation is none.
             ("a b c d", "internationalisation", None),
-            ("one two", "one - two!", Some(Refusal::NotShorter)),
+            ("one two", "one - two!", Some(Rejection::NotShorter)),
             ("我们明天上午十点开会", "明天十点开会", None),
-            ("明天十点开会", "我们明天上午十点开会", Some(Refusal::NotShorter)),
+            ("明天十点开会", "我们明天上午十点开会", Some(Rejection::NotShorter)),
         ];
         for (summary, text, refusal) in cases {
-            let task = Task::Meta { summary, sentences: 8 };
-            assert_eq!(examine(text, Finish::Complete, &task).err(), refusal, "{text:?}");
-            assert_eq!(examine(text, Finish::Complete, &CONSOLIDATE).err(), None);
+            let task = Task::MetaConsolidate { summary, sentences: 8 };
+            assert_eq!(check_response(text, Finish::Complete, &task).err(), refusal, "{text:?}");
+            assert_eq!(check_response(text, Finish::Complete, &CONSOLIDATE).err(), None);
         }
     }
 }

@@ -19,7 +19,7 @@ const SECRET_BYTES: usize = 6;
 
 /// The message without all that. In this order, since what is taken out could have parted a secret, and what is cut
 /// off could be half of it.
-pub(super) fn clean(message: &str, prompt: &Prompt, secrets: &[SecretString]) -> String {
+pub(super) fn redact(message: &str, prompt: &Prompt, secrets: &[SecretString]) -> String {
     if is_in(message, &prompt.user) {
         return "[left out: it quotes the conversation]".to_owned();
     }
@@ -125,11 +125,11 @@ mod tests {
     #[test]
     fn secrets_go_before_the_cut() {
         let prompt = Prompt { system: String::new(), user: "Ada flies to Zürich.".to_owned() };
-        let clean = |message: &str| clean(message, &prompt, &["sk-secret".into(), "1".into()]);
-        assert_eq!(clean(" bad key 1\r\nsk-secret\u{7}! "), "bad key 1  [key]!");
-        assert_eq!(clean("split: sk-se\u{0}cret"), "split: [key]");
-        assert_eq!(clean("not \"ada flies\nto Zürich\""), "[left out: it quotes the conversation]");
-        let long = clean(&format!("{}sk-secret", "ä".repeat(297)));
+        let redact = |message: &str| redact(message, &prompt, &["sk-secret".into(), "1".into()]);
+        assert_eq!(redact(" bad key 1\r\nsk-secret\u{7}! "), "bad key 1  [key]!");
+        assert_eq!(redact("split: sk-se\u{0}cret"), "split: [key]");
+        assert_eq!(redact("not \"ada flies\nto Zürich\""), "[left out: it quotes the conversation]");
+        let long = redact(&format!("{}sk-secret", "ä".repeat(297)));
         assert_eq!(long, format!("{}[ke…", "ä".repeat(297)));
     }
 }

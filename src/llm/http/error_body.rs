@@ -1,7 +1,7 @@
 //! What a server says about an error, and what kind of error that is: the words are for people, but some of them
 //! decide what is done next.
 
-use super::super::Cause;
+use super::super::ModelError;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -37,7 +37,7 @@ const LARGER_THAN_ALLOWED: &str = "request too large";
 
 /// An error as a server words it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct ErrorBody {
     /// Its message, as it came.
     pub(super) message: String,
     /// Its type and its code, where it has them.
@@ -46,7 +46,7 @@ pub(super) struct Said {
     status: Option<u16>,
 }
 
-impl Said {
+impl ErrorBody {
     /// The error in a body or in an event, in any of the shapes that are about: `{"error": {"message": "…"}}`,
     /// `{"error": "…"}`, `{"object": "error", "message": "…"}`, `{"message": "…"}`, `{"detail": "…"}`. `None` where
     /// the text is no such object.
@@ -103,30 +103,30 @@ impl Said {
         Self { message: message.to_owned(), ..Self::default() }
     }
 
-    /// The cause, where the error came in place of an answer with this status. `message` is [`Said::message`],
+    /// The cause, where the error came in place of an answer with this status. `message` is [`ErrorBody::message`],
     /// cleaned.
     pub(super) fn in_place_of_answer(
         &self,
         status: u16,
         message: String,
         retry_after: Option<Duration>,
-    ) -> Cause {
+    ) -> ModelError {
         // OpenAI says with 429 that a single prompt is more than what a minute allows: it would be in each minute.
         let never_fits = status == 429 && self.message.to_lowercase().contains(LARGER_THAN_ALLOWED);
         if status == 413 || never_fits || (matches!(status, 400 | 422) && self.is_too_long()) {
-            return Cause::TooLong(message);
+            return ModelError::PromptTooLong(message);
         }
-        Cause::Status { status, message, retry_after }
+        ModelError::Status { status, message, retry_after }
     }
 
     /// The cause, where the error came inside of an answer that had begun well.
-    pub(super) fn within_answer(&self, message: String) -> Cause {
+    pub(super) fn within_answer(&self, message: String) -> ModelError {
         if self.is_too_long() {
-            return Cause::TooLong(message);
+            return ModelError::PromptTooLong(message);
         }
         match self.status.or_else(|| self.kinds.iter().find_map(|kind| status_of(kind))) {
             Some(status) => self.in_place_of_answer(status, message, None),
-            None => Cause::Protocol(message),
+            None => ModelError::Protocol(message),
         }
     }
 
@@ -160,8 +160,8 @@ fn status_of(kind: &str) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn within(json: &str) -> Option<Cause> {
-        Said::read(json).map(|said| said.within_answer(said.message.clone()))
+    fn within(json: &str) -> Option<ModelError> {
+        ErrorBody::read(json).map(|said| said.within_answer(said.message.clone()))
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
             (r#"{"detail":"odd"}"#, "odd"),
             (r#"{"type":"error","error":{"type":"new_error","message":"odd"}}"#, "odd"),
         ] {
-            assert_eq!(within(json), Some(Cause::Protocol(message.to_owned())), "{json}");
+            assert_eq!(within(json), Some(ModelError::Protocol(message.to_owned())), "{json}");
         }
         for json in [
             r#"{"choices":[],"message":"no"}"#,
@@ -196,7 +196,7 @@ mod tests {
             (r#"{"error":{"type":"server_error","message":"m"}}"#, 500),
             (r#"{"error":{"type":"invalid_request_error","code":"x","message":"m"}}"#, 400),
         ] {
-            let cause = Cause::Status { status, message: "m".to_owned(), retry_after: None };
+            let cause = ModelError::Status { status, message: "m".to_owned(), retry_after: None };
             assert_eq!(within(json), Some(cause), "{json}");
         }
     }
@@ -219,26 +219,29 @@ mod tests {
             "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
             "prompt token count of 130000 exceeds the limit of 128000 (model_max_prompt_tokens_exceeded)",
         ] {
-            let said = Said { message: message.to_owned(), ..Said::default() };
+            let said = ErrorBody { message: message.to_owned(), ..ErrorBody::default() };
             assert!(
-                matches!(said.in_place_of_answer(400, String::new(), None), Cause::TooLong(_)),
+                matches!(said.in_place_of_answer(400, String::new(), None), ModelError::PromptTooLong(_)),
                 "{message}"
             );
-            assert!(!matches!(said.in_place_of_answer(500, String::new(), None), Cause::TooLong(_)));
+            assert!(!matches!(
+                said.in_place_of_answer(500, String::new(), None),
+                ModelError::PromptTooLong(_)
+            ));
         }
         assert!(matches!(
             within(r#"{"error":{"code":"context_length_exceeded","message":"m"}}"#),
-            Some(Cause::TooLong(_))
+            Some(ModelError::PromptTooLong(_))
         ));
         // It asks for more than a minute's tokens, and would in any other minute.
         let large = "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 40000.";
-        let large = Said { message: large.to_owned(), ..Said::default() };
-        assert!(matches!(large.in_place_of_answer(429, String::new(), None), Cause::TooLong(_)));
+        let large = ErrorBody { message: large.to_owned(), ..ErrorBody::default() };
+        assert!(matches!(large.in_place_of_answer(429, String::new(), None), ModelError::PromptTooLong(_)));
         let busy = "Rate limit reached for gpt-4o on tokens per min (TPM): Limit 30000, Used 29000.";
-        let busy = Said { message: busy.to_owned(), ..Said::default() };
-        assert!(!matches!(busy.in_place_of_answer(429, String::new(), None), Cause::TooLong(_)));
-        let other = Said { message: "max_tokens is too large".to_owned(), ..Said::default() };
-        assert!(!matches!(other.in_place_of_answer(400, String::new(), None), Cause::TooLong(_)));
-        assert!(matches!(other.in_place_of_answer(413, String::new(), None), Cause::TooLong(_)));
+        let busy = ErrorBody { message: busy.to_owned(), ..ErrorBody::default() };
+        assert!(!matches!(busy.in_place_of_answer(429, String::new(), None), ModelError::PromptTooLong(_)));
+        let other = ErrorBody { message: "max_tokens is too large".to_owned(), ..ErrorBody::default() };
+        assert!(!matches!(other.in_place_of_answer(400, String::new(), None), ModelError::PromptTooLong(_)));
+        assert!(matches!(other.in_place_of_answer(413, String::new(), None), ModelError::PromptTooLong(_)));
     }
 }

@@ -1,9 +1,9 @@
 //! Anthropic's messages API: the system prompt apart, the answer in blocks, every event with its type in its data.
 
-use super::Cause;
-use super::prompt::Prompt;
-use super::provider::{Finish, Request};
-use super::remote::{Dialect, Reading};
+use super::super::ModelError;
+use super::super::prompt::Prompt;
+use super::super::provider::{Finish, Request};
+use super::{ResponseBuilder, WireFormat};
 use crate::domain::json::Object;
 use reqwest::header::HeaderName;
 use serde::Deserialize;
@@ -16,7 +16,7 @@ const VERSION: &str = "2023-06-01";
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Anthropic;
 
-impl Dialect for Anthropic {
+impl WireFormat for Anthropic {
     fn path(&self) -> &'static [&'static str] {
         &["messages"]
     }
@@ -42,7 +42,7 @@ impl Dialect for Anthropic {
         body
     }
 
-    fn read(&self, event: &str, data: &str, reading: &mut Reading) -> Result<(), Cause> {
+    fn read(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
         let known = matches!(
             event,
             "message"
@@ -53,53 +53,53 @@ impl Dialect for Anthropic {
                 | "message_stop"
         );
         match serde_json::from_str::<Event>(data) {
-            Ok(event) => read_event(event, reading),
+            Ok(event) => read_event(event, builder),
             // There may be new events at any time, says the interface.
             Err(_) if !known => Ok(()),
             // Without serde's own words: they quote what they found, and that is the conversation.
-            Err(_) => Err(Cause::Protocol("not a message of the messages API".to_owned())),
+            Err(_) => Err(ModelError::Protocol("not a message of the messages API".to_owned())),
         }
     }
 }
 
-fn read_event(event: Event, reading: &mut Reading) -> Result<(), Cause> {
+fn read_event(event: Event, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
     match event {
-        Event::Start { message } => reading.used(&message.usage, "input_tokens", "output_tokens"),
-        Event::BlockStart { content_block } => read_block(content_block, reading)?,
-        Event::BlockDelta { delta } => read_block(delta, reading)?,
+        Event::Start { message } => builder.used(&message.usage, "input_tokens", "output_tokens"),
+        Event::BlockStart { content_block } => read_block(content_block, builder)?,
+        Event::BlockDelta { delta } => read_block(delta, builder)?,
         Event::Delta { delta: Object(delta), usage } => {
-            reading.used(&usage, "input_tokens", "output_tokens");
-            read_end(delta.stop_reason.as_deref(), reading);
+            builder.used(&usage, "input_tokens", "output_tokens");
+            read_end(delta.stop_reason.as_deref(), builder);
         }
-        Event::Stop => reading.mark(),
+        Event::Stop => builder.mark(),
         Event::Whole(message) => {
-            reading.used(&message.usage, "input_tokens", "output_tokens");
+            builder.used(&message.usage, "input_tokens", "output_tokens");
             for block in message.content {
-                read_block(block, reading)?;
+                read_block(block, builder)?;
             }
-            read_end(message.stop_reason.as_deref(), reading);
+            read_end(message.stop_reason.as_deref(), builder);
         }
         Event::Other => {}
     }
     Ok(())
 }
 
-fn read_block(block: Block, reading: &mut Reading) -> Result<(), Cause> {
+fn read_block(block: Block, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
     match block {
-        Block::Text { text } => reading.push(&text),
+        Block::Text { text } => builder.push(&text),
         Block::Other => {
-            reading.thought();
+            builder.thought();
             Ok(())
         }
     }
 }
 
-fn read_end(reason: Option<&str>, reading: &mut Reading) {
+fn read_end(reason: Option<&str>, builder: &mut ResponseBuilder) {
     match reason {
         None => {}
-        Some("max_tokens" | "model_context_window_exceeded") => reading.end(Finish::Length),
-        Some("refusal") => reading.end(Finish::Filtered),
-        Some(_) => reading.end(Finish::Complete),
+        Some("max_tokens" | "model_context_window_exceeded") => builder.end(Finish::Length),
+        Some("refusal") => builder.end(Finish::Filtered),
+        Some(_) => builder.end(Finish::Complete),
     }
 }
 
@@ -156,15 +156,15 @@ enum Block {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Usage;
     use super::*;
+    use crate::llm::Usage;
 
-    fn read(events: &[&str]) -> Result<(String, Finish, Usage), Cause> {
-        let mut reading = Reading::default();
+    fn read(events: &[&str]) -> Result<(String, Finish, Usage), ModelError> {
+        let mut builder = ResponseBuilder::default();
         for event in events {
-            Anthropic.read("message", event, &mut reading)?;
+            Anthropic.read("message", event, &mut builder)?;
         }
-        reading.finish()
+        builder.finish()
     }
 
     const START: &str =
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_end_is_told_from_a_break() {
-        assert_eq!(read(&[START, TEXT]), Err(Cause::BrokenOff));
+        assert_eq!(read(&[START, TEXT]), Err(ModelError::StreamTruncated));
         assert_eq!(read(&[TEXT, r#"{"type":"message_stop"}"#]).map(|read| read.1), Ok(Finish::Complete));
         for (reason, finish) in [
             ("end_turn", Finish::Complete),
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_an_error() {
-        let wrong = Err(Cause::Protocol("not a message of the messages API".to_owned()));
+        let wrong = Err(ModelError::Protocol("not a message of the messages API".to_owned()));
         for event in [
             "<html>",
             "",
@@ -227,7 +227,7 @@ mod tests {
         ] {
             assert_eq!(read(&[event]), wrong, "{event}");
         }
-        let mut reading = Reading::default();
-        assert_eq!(Anthropic.read("whatever", "tick", &mut reading), Ok(()));
+        let mut builder = ResponseBuilder::default();
+        assert_eq!(Anthropic.read("whatever", "tick", &mut builder), Ok(()));
     }
 }

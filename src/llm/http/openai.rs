@@ -3,10 +3,10 @@
 //! Those servers differ in small things, so whatever is not needed may be missing, null or of another shape. What a
 //! model thought before it answered (`reasoning_content` and the like) is not its answer.
 
-use super::Cause;
-use super::prompt::Prompt;
-use super::provider::{Finish, Request};
-use super::remote::{Dialect, Reading};
+use super::super::ModelError;
+use super::super::prompt::Prompt;
+use super::super::provider::{Finish, Request};
+use super::{ResponseBuilder, WireFormat};
 use crate::domain::json::Object;
 use reqwest::header::{AUTHORIZATION, HeaderName};
 use serde::Deserialize;
@@ -28,7 +28,7 @@ impl Default for OpenAi {
     }
 }
 
-impl Dialect for OpenAi {
+impl WireFormat for OpenAi {
     fn path(&self) -> &'static [&'static str] {
         &["chat", "completions"]
     }
@@ -54,9 +54,9 @@ impl Dialect for OpenAi {
         body
     }
 
-    fn read(&self, event: &str, data: &str, reading: &mut Reading) -> Result<(), Cause> {
+    fn read(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
         if data.trim() == "[DONE]" {
-            reading.mark();
+            builder.mark();
             return Ok(());
         }
         let Ok(chunk) = serde_json::from_str::<Chunk>(data) else {
@@ -65,39 +65,39 @@ impl Dialect for OpenAi {
                 return Ok(());
             }
             // Without serde's own words: they quote what they found, and that is the conversation.
-            return Err(Cause::Protocol("not a chat completion".to_owned()));
+            return Err(ModelError::Protocol("not a chat completion".to_owned()));
         };
-        reading.used(&chunk.usage, "prompt_tokens", "completion_tokens");
+        builder.used(&chunk.usage, "prompt_tokens", "completion_tokens");
         // One answer was asked for; should there be more, they are not parts of one text.
         let first = |Object(choice): &Object<Choice>| choice.index.as_u64().unwrap_or_default() == 0;
         for Object(choice) in chunk.choices.unwrap_or_default().into_iter().filter(first) {
-            read_choice(choice, reading)?;
+            read_choice(choice, builder)?;
         }
         Ok(())
     }
 }
 
-fn read_choice(choice: Choice, reading: &mut Reading) -> Result<(), Cause> {
+fn read_choice(choice: Choice, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
     // Some servers send with each piece what there is so far: that is no piece.
     if let Some(Object(delta)) = choice.delta.or(choice.message) {
         match delta.content {
-            Some(Content::Text(text)) => reading.push(&text)?,
+            Some(Content::Text(text)) => builder.push(&text)?,
             Some(Content::Parts(parts)) => {
                 for part in parts {
                     if part.kind == "text" {
-                        reading.push(&part.text.unwrap_or_default())?;
+                        builder.push(&part.text.unwrap_or_default())?;
                     } else {
-                        reading.thought();
+                        builder.thought();
                     }
                 }
             }
             None => {}
         }
         if !delta.reasoning_content.is_null() || !delta.reasoning.is_null() {
-            reading.thought();
+            builder.thought();
         }
         if delta.refusal.is_some_and(|refusal| !refusal.is_empty()) {
-            reading.refuse();
+            builder.refuse();
         }
     }
     let reason = choice.finish_reason.unwrap_or_default().to_ascii_lowercase();
@@ -106,15 +106,17 @@ fn read_choice(choice: Choice, reading: &mut Reading) -> Result<(), Cause> {
         // Some servers send an empty reason with every chunk.
         "" => {}
         "length" | "max_tokens" | "model_length" | "model_context_window_exceeded" => {
-            reading.end(Finish::Length);
+            builder.end(Finish::Length);
         }
         "content_filter" | "safety" | "refusal" | "sensitive" | "recitation" | "prohibited_content" => {
-            reading.end(Finish::Filtered);
+            builder.end(Finish::Filtered);
         }
-        "error" => return Err(Cause::Protocol("the server ended it with an error".to_owned())),
+        "error" => return Err(ModelError::Protocol("the server ended it with an error".to_owned())),
         // The server gave up in the middle, and says so: vLLM and SGLang, DeepSeek, GLM.
-        "abort" | "insufficient_system_resource" | "network_error" => return Err(Cause::BrokenOff),
-        _ => reading.end(Finish::Complete),
+        "abort" | "insufficient_system_resource" | "network_error" => {
+            return Err(ModelError::StreamTruncated);
+        }
+        _ => builder.end(Finish::Complete),
     }
     Ok(())
 }
@@ -169,15 +171,15 @@ struct Part {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Usage;
     use super::*;
+    use crate::llm::Usage;
 
-    fn read(chunks: &[&str]) -> Result<(String, Finish, Usage), Cause> {
-        let mut reading = Reading::default();
+    fn read(chunks: &[&str]) -> Result<(String, Finish, Usage), ModelError> {
+        let mut builder = ResponseBuilder::default();
         for chunk in chunks {
-            OpenAi::default().read("message", chunk, &mut reading)?;
+            OpenAi::default().read("message", chunk, &mut builder)?;
         }
-        reading.finish()
+        builder.finish()
     }
 
     #[test]
@@ -208,8 +210,8 @@ mod tests {
     #[test]
     fn the_end_is_told_from_a_break() {
         let text = r#"{"choices":[{"delta":{"content":"Ada"}}]}"#;
-        assert_eq!(read(&[text]), Err(Cause::BrokenOff));
-        assert_eq!(read(&[]), Err(Cause::BrokenOff));
+        assert_eq!(read(&[text]), Err(ModelError::StreamTruncated));
+        assert_eq!(read(&[]), Err(ModelError::StreamTruncated));
         assert_eq!(read(&[text, "[DONE]"]).map(|read| read.1), Ok(Finish::Complete));
         for (reason, finish) in [
             ("stop", Finish::Complete),
@@ -226,7 +228,7 @@ mod tests {
         }
         for reason in ["abort", "insufficient_system_resource", "network_error"] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
-            assert_eq!(read(&[text, &end, "[DONE]"]), Err(Cause::BrokenOff), "{reason}");
+            assert_eq!(read(&[text, &end, "[DONE]"]), Err(ModelError::StreamTruncated), "{reason}");
         }
         let refusal = r#"{"choices":[{"message":{"content":null,"refusal":"No."},"finish_reason":"stop"}]}"#;
         assert_eq!(read(&[refusal]).map(|read| read.1), Ok(Finish::Filtered));
@@ -242,9 +244,9 @@ mod tests {
             ("", "not a chat completion"),
             ("null", "not a chat completion"),
         ] {
-            assert_eq!(read(&[chunk]), Err(Cause::Protocol(message.to_owned())), "{chunk}");
+            assert_eq!(read(&[chunk]), Err(ModelError::Protocol(message.to_owned())), "{chunk}");
         }
-        let mut reading = Reading::default();
-        assert_eq!(OpenAi::default().read("heartbeat", "tick", &mut reading), Ok(()));
+        let mut builder = ResponseBuilder::default();
+        assert_eq!(OpenAi::default().read("heartbeat", "tick", &mut builder), Ok(()));
     }
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where a secret comes from.
 #[derive(Clone)]
-pub struct KeySource(Arc<dyn Fn() -> Result<SecretString, String> + Send + Sync>);
+pub struct SecretSource(Arc<dyn Fn() -> Result<SecretString, String> + Send + Sync>);
 
-impl KeySource {
+impl SecretSource {
     /// Asks `read` for each call; it may read a file. Its error says why there is no secret, without quoting any.
     pub fn new(read: impl Fn() -> Result<SecretString, String> + Send + Sync + 'static) -> Self {
         Self(Arc::new(read))
@@ -23,28 +23,28 @@ impl KeySource {
     }
 }
 
-impl fmt::Debug for KeySource {
+impl fmt::Debug for SecretSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeySource")
+        f.write_str("SecretSource")
     }
 }
 
 /// A secret, as it is now.
 #[derive(Debug)]
-pub(super) struct Key {
-    source: KeySource,
+pub(super) struct CachedSecret {
+    source: SecretSource,
     last: Mutex<Option<SecretString>>,
 }
 
-impl Key {
-    pub(super) fn new(source: KeySource) -> Self {
+impl CachedSecret {
+    pub(super) fn new(source: SecretSource) -> Self {
         Self { source, last: Mutex::new(None) }
     }
 
     /// The secret. A file that can't be read, or has nothing in it, may be about to be replaced: what it held
     /// before stays in force. The error says why there was nothing before either.
     pub(super) async fn current(&self) -> Result<SecretString, String> {
-        let KeySource(read) = self.source.clone();
+        let SecretSource(read) = self.source.clone();
         let read = tokio::task::spawn_blocking(move || read()).await;
         let read = read.unwrap_or_else(|_| Err("it can't be read".to_owned()));
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +67,7 @@ mod tests {
     async fn a_secret_is_asked_for_anew_and_outlives_its_place() {
         let place: Arc<Mutex<Option<&str>>> = Arc::default();
         let read = Arc::clone(&place);
-        let key = Key::new(KeySource::new(move || {
+        let key = CachedSecret::new(SecretSource::new(move || {
             read.lock().expect("whole").map(SecretString::from).ok_or_else(|| "gone".to_owned())
         }));
         for (there, expected) in

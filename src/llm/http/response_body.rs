@@ -1,8 +1,8 @@
 //! The body of a response: bounded, and taken for what it is. Labels lie: streams come as `text/plain`, errors as
 //! `text/event-stream`; the first character tells.
 
-use super::super::Cause;
-use super::patience::Patience;
+use super::super::ModelError;
+use super::stream_timeouts::StreamTimeouts;
 use super::too_long;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
@@ -25,7 +25,7 @@ const BLANK_BYTES: usize = 64 * 1024;
 /// What some put at the beginning of a text.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-type Chunks = BoxStream<'static, Result<Bytes, Cause>>;
+type Chunks = BoxStream<'static, Result<Bytes, ModelError>>;
 
 /// What a body holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,14 +45,14 @@ pub(super) struct Body {
 }
 
 /// Waits for the beginning.
-pub(super) async fn open(response: Response, patience: &Patience) -> Result<Body, Cause> {
+pub(super) async fn open(response: Response, timeouts: &StreamTimeouts) -> Result<Body, ModelError> {
     let mut chunks = bounded(response, ANSWER_BYTES);
     let mut read = Vec::new();
     loop {
         if let Some(kind) = kind(&read).or((read.len() > BLANK_BYTES).then_some(Kind::Other)) {
             return Ok(Body { kind, read, chunks });
         }
-        let Some(chunk) = patience.wait(chunks.try_next()).await?? else {
+        let Some(chunk) = timeouts.wait(chunks.try_next()).await?? else {
             let kind = if text(&read).is_empty() { Kind::Empty } else { Kind::Other };
             return Ok(Body { kind, read, chunks });
         };
@@ -86,8 +86,8 @@ fn text(read: &[u8]) -> &[u8] {
 
 impl Body {
     /// All of it.
-    pub(super) async fn whole(mut self, patience: &Patience) -> Result<Vec<u8>, Cause> {
-        while let Some(chunk) = patience.wait(self.chunks.try_next()).await?? {
+    pub(super) async fn whole(mut self, timeouts: &StreamTimeouts) -> Result<Vec<u8>, ModelError> {
+        while let Some(chunk) = timeouts.wait(self.chunks.try_next()).await?? {
             self.read.extend_from_slice(&chunk);
             if self.read.len() > OBJECT_BYTES {
                 return Err(too_long());
@@ -98,12 +98,12 @@ impl Body {
     }
 
     /// Its events.
-    pub(super) fn events(self) -> BoxStream<'static, Result<Event, Cause>> {
+    pub(super) fn events(self) -> BoxStream<'static, Result<Event, ModelError>> {
         let read = stream::once(std::future::ready(Ok(Bytes::from(self.read))));
         let events = EventStream::new(Box::pin(read.chain(self.chunks)));
         let events = events.map_err(|error| match error {
             EventStreamError::Transport(cause) => cause,
-            EventStreamError::Utf8Error(_) => Cause::Protocol("not UTF-8".to_owned()),
+            EventStreamError::Utf8Error(_) => ModelError::Protocol("not UTF-8".to_owned()),
         });
         events.boxed()
     }
@@ -111,7 +111,7 @@ impl Body {
 
 /// The chunks, ended with an error where the connection breaks or they go past `limit` bytes.
 fn bounded(response: Response, limit: usize) -> Chunks {
-    let chunks = response.bytes_stream().map_err(|_| Cause::BrokenOff);
+    let chunks = response.bytes_stream().map_err(|_| ModelError::StreamTruncated);
     let bounded = stream::try_unfold((Box::pin(chunks), limit), |(mut chunks, left)| async move {
         let Some(chunk) = chunks.try_next().await? else {
             return Ok(None);

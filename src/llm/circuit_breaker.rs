@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// When to open, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct BreakerPolicy {
+pub struct CircuitBreakerPolicy {
     /// The share of failures, in percent, from which on it opens.
     pub failure_percent: u32,
     /// The fewest calls that are a sample. Twice as many are looked at, the latest ones.
@@ -24,7 +24,7 @@ pub struct BreakerPolicy {
 
 /// Where it stands, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BreakerState {
+pub enum CircuitState {
     /// Calls are made.
     Closed,
     /// A probe is under way or the next call will be one.
@@ -35,8 +35,8 @@ pub enum BreakerState {
 
 /// One model's breaker.
 #[derive(Debug)]
-pub(super) struct Breaker {
-    policy: BreakerPolicy,
+pub(super) struct CircuitBreaker {
+    policy: CircuitBreakerPolicy,
     state: Mutex<State>,
 }
 
@@ -51,7 +51,7 @@ enum State {
 }
 
 impl State {
-    fn opened(policy: &BreakerPolicy) -> Self {
+    fn opened(policy: &CircuitBreakerPolicy) -> Self {
         Self::Open { until: Instant::now() + policy.open_for, probing: false }
     }
 
@@ -70,12 +70,12 @@ impl State {
 /// Leave for one call. Dropped, it says nothing about the model.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
-    breaker: &'a Breaker,
+    breaker: &'a CircuitBreaker,
     probe: bool,
 }
 
-impl Breaker {
-    pub(super) fn new(policy: BreakerPolicy) -> Self {
+impl CircuitBreaker {
+    pub(super) fn new(policy: CircuitBreakerPolicy) -> Self {
         Self { policy, state: Mutex::new(State::Closed(VecDeque::new())) }
     }
 
@@ -100,11 +100,11 @@ impl Breaker {
         self.lock().wait()
     }
 
-    pub(super) fn state(&self) -> BreakerState {
+    pub(super) fn state(&self) -> CircuitState {
         match &*self.lock() {
-            State::Closed(_) => BreakerState::Closed,
-            State::Open { until, .. } if *until <= Instant::now() => BreakerState::HalfOpen,
-            State::Open { .. } => BreakerState::Open,
+            State::Closed(_) => CircuitState::Closed,
+            State::Open { until, .. } if *until <= Instant::now() => CircuitState::HalfOpen,
+            State::Open { .. } => CircuitState::Open,
         }
     }
 
@@ -186,30 +186,30 @@ impl Drop for Permit<'_> {
 mod tests {
     use super::*;
 
-    const POLICY: BreakerPolicy = BreakerPolicy {
+    const POLICY: CircuitBreakerPolicy = CircuitBreakerPolicy {
         failure_percent: 50,
         min_calls: 4,
         window: Duration::from_mins(1),
         open_for: Duration::from_secs(30),
     };
 
-    fn call(breaker: &Breaker, failed: bool) -> bool {
+    fn call(breaker: &CircuitBreaker, failed: bool) -> bool {
         let permit = breaker.admit().expect("leave");
         if failed { permit.failed() } else { permit.answered() }
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_opens_on_a_share_of_failures_over_a_minimum_of_calls() {
-        let breaker = Breaker::new(POLICY);
+        let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..3 {
             assert!(!call(&breaker, true), "too few calls");
         }
         assert!(call(&breaker, true));
         assert_eq!(breaker.admit().expect_err("open"), POLICY.open_for);
-        assert_eq!((breaker.wait(), breaker.state()), (Some(POLICY.open_for), BreakerState::Open));
+        assert_eq!((breaker.wait(), breaker.state()), (Some(POLICY.open_for), CircuitState::Open));
 
         // Of the last eight calls.
-        let breaker = Breaker::new(POLICY);
+        let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..20 {
             call(&breaker, false);
         }
@@ -219,23 +219,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn old_failures_are_forgotten() {
-        let breaker = Breaker::new(POLICY);
+        let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..3 {
             call(&breaker, true);
         }
         tokio::time::advance(POLICY.window + Duration::from_millis(1)).await;
         assert!(!call(&breaker, true));
-        assert_eq!(breaker.state(), BreakerState::Closed);
+        assert_eq!(breaker.state(), CircuitState::Closed);
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_call_probes() {
-        let breaker = Breaker::new(POLICY);
+        let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..4 {
             call(&breaker, true);
         }
         tokio::time::advance(POLICY.open_for).await;
-        assert_eq!((breaker.wait(), breaker.state()), (None, BreakerState::HalfOpen));
+        assert_eq!((breaker.wait(), breaker.state()), (None, CircuitState::HalfOpen));
         let probe = breaker.admit().expect("the probe");
         assert!(breaker.admit().is_err() && breaker.wait().is_some(), "one at a time");
         assert!(!probe.failed());
@@ -245,7 +245,7 @@ mod tests {
         drop(breaker.admit().expect("a probe that is not made"));
         let probe = breaker.admit().expect("the next is");
         assert!(probe.answered());
-        assert_eq!(breaker.state(), BreakerState::Closed);
+        assert_eq!(breaker.state(), CircuitState::Closed);
         for _ in 0..3 {
             assert!(!call(&breaker, true), "it begins anew");
         }
@@ -253,12 +253,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_from_before_says_nothing() {
-        let breaker = Breaker::new(POLICY);
+        let breaker = CircuitBreaker::new(POLICY);
         let (early, late) = (breaker.admit().expect("leave"), breaker.admit().expect("leave"));
         for _ in 0..4 {
             call(&breaker, true);
         }
         assert!(!early.answered() && !late.failed());
-        assert_eq!(breaker.state(), BreakerState::Open);
+        assert_eq!(breaker.state(), CircuitState::Open);
     }
 }
