@@ -15,7 +15,6 @@ mod support {
 
 mod borders;
 mod chunks;
-mod coverage;
 mod failures;
 mod fallback;
 mod harness;

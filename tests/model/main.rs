@@ -1,28 +1,37 @@
-//! The service against a plain model of its contract: whatever clients do, in whatever order, answers and state are
-//! what the model says.
+//! Compares the service with a reference model of its contract: every response and all visible state must be what the
+//! model predicts, for random operations of several clients, random settings and random model faults.
 //!
-//! [`story`] makes up what several clients of two tenants do, [`contract`] is the model, [`teller`] does it over HTTP
-//! and compares. [`crowd`] lets clients loose at the same time, where only the end can be predicted. A counterexample
-//! is cut short by proptest and printed as one line for each operation.
+//! - [`operations`] generates scenarios, and proptest shrinks a failing one to the shortest list of operations.
+//! - [`reference_model`] predicts results; it works message by message, while the service works with ranges.
+//! - [`executor`] sends the operations and compares.
+//! - [`concurrent_clients`] runs clients at the same time, so that only the final state can be predicted.
+//!
+//! `PRECIS_MODEL_CASES` sets the number of cases for a longer search.
 #![cfg(test)]
 
-mod answer;
-mod contract;
-mod crowd;
-mod quiet;
-mod story;
-mod teller;
-mod visible;
+mod concurrent_clients;
+mod executor;
+mod operations;
+mod panic_hook;
+mod reference_model;
+mod response;
+mod state_checks;
+
+#[expect(dead_code, reason = "the consolidation tests use the rest of it")]
+#[path = "../consolidation/harness.rs"]
+mod harness;
 
 #[path = "../support"]
 mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
+    pub(crate) mod model_server;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod postgres;
 }
 
+use executor::Executor;
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
 use precis::service::keys::Keys;
@@ -31,88 +40,75 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::Cell;
 use std::fmt::Debug;
-use std::future::Future;
 use std::sync::Arc;
-use support::app::{Set, TestApp};
+use support::app::TestApp;
 use support::backend::Backend;
+use support::model_server::ModelServer;
 use test_case::test_case;
 use tokio::runtime::Handle;
 
-/// Small, so that a short story goes through everything. The model has the same numbers.
-const SET: Set<'static> = &[
-    ("consolidation.threshold", "4"),
-    ("consolidation.keep_recent", "2"),
-    ("consolidation.max_history_messages", "8"),
-    ("consolidation.summary_word_limit", "40"),
-];
-
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_clients_do_the_contract_holds(backend: Backend) {
-    let service = Service::start(&backend).await;
-    service.search(20, &story::stories(), async |app: [TestApp; 3], story| {
-        teller::Teller::new(app).tell(story).await;
+async fn responses_and_state_match_reference_model(backend: Backend) {
+    let store = backend.store().await;
+    check_property(32, &operations::scenarios(), async |case, scenario| {
+        let model = ModelServer::start().await;
+        let settings = scenario.settings();
+        let settings: Vec<_> = settings.iter().map(|(path, value)| (*path, value.as_str())).collect();
+        let app = harness::start(&backend, &model, &settings).await;
+        let clients = clients(&app, &store, case).await;
+        Executor::new(clients, model, scenario.settings).run(scenario.steps).await;
+        app.stop().await;
     });
-    service.app.stop().await;
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_at_the_same_time_lose_nothing(backend: Backend) {
-    let service = Service::start(&backend).await;
-    service.search(16, &crowd::crowds(), async |app: [TestApp; 3], crowd| crowd::run(&app, crowd).await);
-    service.app.stop().await;
+async fn concurrent_clients_lose_and_duplicate_no_exchange(backend: Backend) {
+    let store = backend.store().await;
+    // Small limits, so that a short list of actions leads to consolidation and compression.
+    let app = TestApp::start(
+        &backend,
+        &[
+            ("consolidation.threshold", "4"),
+            ("consolidation.keep_recent", "2"),
+            ("consolidation.max_history_messages", "8"),
+            ("consolidation.summary_word_limit", "40"),
+        ],
+    )
+    .await;
+    check_property(16, &concurrent_clients::clients(), async |case, actions| {
+        concurrent_clients::run(&clients(&app, &store, case).await, actions).await;
+    });
+    app.stop().await;
 }
 
-struct Service {
-    app: TestApp,
-    store: Arc<dyn Store>,
+fn check_property<S: Strategy<Value: Debug>>(cases: u32, strategy: &S, test: impl AsyncFn(u32, S::Value)) {
+    let cases = std::env::var("PRECIS_MODEL_CASES").map_or(cases, |cases| cases.parse().expect("a number"));
+    let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
+    let (handle, case) = (Handle::current(), Cell::new(0));
+    tokio::task::block_in_place(|| {
+        let search = || {
+            TestRunner::new(config).run(strategy, |value| {
+                case.set(case.get() + 1);
+                handle.block_on(test(case.get(), value));
+                Ok(())
+            })
+        };
+        let (result, location) = panic_hook::without_panic_messages(search);
+        result.unwrap_or_else(|failure| panic!("{location}: {failure}"));
+    });
 }
 
-impl Service {
-    async fn start(backend: &Backend) -> Self {
-        Self { app: TestApp::start(backend, SET).await, store: backend.store().await }
-    }
-
-    /// Tries cases of it, each with tenants of its own; the environment variable `PRECIS_MODEL_CASES` is for a longer
-    /// search.
-    fn search<S: Strategy<Value: Debug>, F: Future<Output = ()>>(
-        &self,
-        cases: u32,
-        strategy: &S,
-        test: impl Fn([TestApp; 3], S::Value) -> F,
-    ) {
-        let cases =
-            std::env::var("PRECIS_MODEL_CASES").map_or(cases, |cases| cases.parse().expect("a number"));
-        let config =
-            Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
-        let (handle, tried) = (Handle::current(), Cell::new(0));
-        tokio::task::block_in_place(|| {
-            let mut runner = TestRunner::new(config);
-            let search = || {
-                runner.run(strategy, |case| {
-                    tried.set(tried.get() + 1);
-                    handle.block_on(async { test(self.clients(tried.get()).await, case).await });
-                    Ok(())
-                })
-            };
-            let (searched, at) = quiet::quietly(search);
-            searched.unwrap_or_else(|failure| panic!("{at}: {failure}"));
-        });
-    }
-
-    /// Two clients of one tenant and one of another.
-    async fn clients(&self, case: u32) -> [TestApp; 3] {
-        let one = format!("one-{case}");
-        let two = format!("two-{case}");
-        [self.client(&one).await, self.client(&one).await, self.client(&two).await]
-    }
-
-    async fn client(&self, tenant: &str) -> TestApp {
+/// Returns two clients of one tenant and one client of another. Each case has its own tenants.
+async fn clients(app: &TestApp, store: &Arc<dyn Store>, case: u32) -> [TestApp; 3] {
+    let client = async |tenant: &str| {
         let tenant = TenantId::new(tenant).expect("a tenant");
-        let key = Keys::new(self.store.clone()).create(&tenant, None, Scope::Admin).await.expect("a key");
-        self.app.with_key(key.expose())
-    }
+        let key = Keys::new(store.clone()).create(&tenant, None, Scope::Admin).await.expect("a key");
+        app.with_key(key.expose())
+    };
+    let (one, two) = (format!("one-{case}"), format!("two-{case}"));
+    [client(&one).await, client(&one).await, client(&two).await]
 }

@@ -1,7 +1,7 @@
-//! What can be seen of a tenant has to be what its model has, by every route that shows it.
+//! Compares the state that the service returns, through every route that shows it, with the reference model.
 
-use super::answer::send;
-use super::contract::{Message, Session, Tenant, USERS};
+use super::reference_model::{Session, Tenant, USERS};
+use super::response::send;
 use super::support::app::TestApp;
 use reqwest::Method;
 use serde::Deserialize;
@@ -24,16 +24,16 @@ struct Page<T> {
     next: Option<String>,
 }
 
-/// All items of a list, page by page; `query` ends with `?` or `&`.
-async fn all<T: for<'a> Deserialize<'a>>(app: &TestApp, path: &str, limit: usize) -> Vec<T> {
+/// Returns all items of a list, page by page. `path` ends with `?` or `&`.
+async fn all_pages<T: for<'a> Deserialize<'a>>(app: &TestApp, path: &str, limit: usize) -> Vec<T> {
     let (mut items, mut cursor) = (Vec::new(), String::new());
     loop {
-        let answer = send(app.request(Method::GET, &format!("{path}limit={limit}{cursor}"))).await;
-        answer.ok(200);
-        let page: Page<T> = serde_json::from_str(&answer.text).expect("a page");
+        let response = send(app.request(Method::GET, &format!("{path}limit={limit}{cursor}"))).await;
+        response.ok(200);
+        let page: Page<T> = serde_json::from_str(&response.text).expect("a page");
         assert!(
             page.items.len() <= limit && (page.next.is_none() || page.items.len() == limit),
-            "{answer:?}"
+            "{response:?}"
         );
         items.extend(page.items);
         let Some(next) = page.next else { return items };
@@ -41,19 +41,20 @@ async fn all<T: for<'a> Deserialize<'a>>(app: &TestApp, path: &str, limit: usize
     }
 }
 
-pub(super) async fn history(app: &TestApp, id: u8) -> Vec<(usize, Message)> {
-    list(app, &format!("/sessions/s{id}/messages?"), 1000).await
+/// A message with its position, its JSON text and its time.
+pub(super) type ListedMessage = (usize, String, String);
+
+pub(super) async fn history(app: &TestApp, id: u8) -> Vec<ListedMessage> {
+    list_messages(app, &format!("/sessions/s{id}/messages?"), 1000).await
 }
 
-async fn list(app: &TestApp, path: &str, limit: usize) -> Vec<(usize, Message)> {
-    let items = all::<Item>(app, path, limit).await.into_iter();
-    let message = |item: Item| Message { json: item.message.get().to_owned(), created_at: item.created_at };
-    items.map(|item| (item.seq, message(item))).collect()
+async fn list_messages(app: &TestApp, path: &str, limit: usize) -> Vec<ListedMessage> {
+    let items = all_pages::<Item>(app, path, limit).await.into_iter();
+    items.map(|item| (item.seq, item.message.get().to_owned(), item.created_at)).collect()
 }
 
 impl Tenant {
-    /// Everything there is.
-    pub(super) async fn check(&self, app: &TestApp) {
+    pub(super) async fn check_all(&self, app: &TestApp) {
         for id in 0..3 {
             self.check_session(app, id).await;
             self.check_messages(app, id, false, 3, 0).await;
@@ -67,10 +68,10 @@ impl Tenant {
     }
 
     pub(super) async fn check_session(&self, app: &TestApp, id: u8) {
-        let answer = send(app.request(Method::GET, &format!("/sessions/s{id}"))).await;
+        let response = send(app.request(Method::GET, &format!("/sessions/s{id}"))).await;
         match self.sessions.get(&id) {
-            Some(session) => session.assert_is(&answer.ok(200), id),
-            None => answer.problem(404, "session-not-found"),
+            Some(session) => session.assert_matches(&response.ok(200), id),
+            None => response.problem(404, "session-not-found"),
         }
     }
 
@@ -87,12 +88,14 @@ impl Tenant {
             return send(app.request(Method::GET, &path)).await.problem(404, "session-not-found");
         };
         let order = if descending { "desc" } else { "asc" };
-        let given = list(app, &format!("{path}?order={order}&after_seq={after}&"), limit).await;
-        let mut expected: Vec<_> = (1..).zip(session.history.iter().cloned()).skip(after).collect();
+        let listed = list_messages(app, &format!("{path}?order={order}&after_seq={after}&"), limit).await;
+        let expected = (1..).zip(&session.history).skip(after);
+        let mut expected: Vec<ListedMessage> =
+            expected.map(|(seq, message)| (seq, message.json.clone(), message.created_at.clone())).collect();
         if descending {
             expected.reverse();
         }
-        assert_eq!(given, expected);
+        assert_eq!(listed, expected);
     }
 
     pub(super) async fn check_revisions(&self, app: &TestApp, id: u8, limit: usize) {
@@ -100,14 +103,15 @@ impl Tenant {
         let Some(session) = self.sessions.get(&id) else {
             return send(app.request(Method::GET, &path)).await.problem(404, "session-not-found");
         };
-        let given: Vec<Value> = all(app, &format!("{path}?"), limit).await;
-        assert_eq!(given, session.revisions.iter().rev().cloned().collect::<Vec<_>>());
+        let listed: Vec<Value> = all_pages(app, &format!("{path}?"), limit).await;
+        let expected = session.revisions.iter().rev().map(|revision| revision.json.clone());
+        assert_eq!(listed, expected.collect::<Vec<_>>());
     }
 
-    /// Newest activity first.
+    /// The list is ordered by the latest activity.
     pub(super) async fn check_sessions(&self, app: &TestApp, user: Option<u8>, limit: usize) {
         let of = user.map_or(String::new(), |user| format!("user_id={}&", USERS[usize::from(user)]));
-        let given: Vec<Value> = all(app, &format!("/sessions?{of}"), limit).await;
+        let listed: Vec<Value> = all_pages(app, &format!("/sessions?{of}"), limit).await;
         let mut expected: Vec<_> = self
             .sessions
             .iter()
@@ -116,19 +120,22 @@ impl Tenant {
         let at = |text: &str| OffsetDateTime::parse(text, &Rfc3339).expect("a time");
         expected.sort_by_key(|(id, session)| Reverse((at(&session.updated_at), **id)));
         let ids: Vec<_> = expected.iter().map(|(id, _)| json!(format!("s{id}"))).collect();
-        assert_eq!(given.iter().map(|session| session["session_id"].clone()).collect::<Vec<_>>(), ids);
-        for (given, (id, session)) in given.iter().zip(expected) {
-            session.assert_is(given, *id);
+        assert_eq!(listed.iter().map(|session| session["session_id"].clone()).collect::<Vec<_>>(), ids);
+        for (state, (id, session)) in listed.iter().zip(expected) {
+            session.assert_matches(state, *id);
         }
     }
 
     pub(super) async fn check_memory(&self, app: &TestApp, user: u8) {
         let path = format!("/users/{}/memory", USERS[usize::from(user)]);
-        let answer = send(app.request(Method::GET, &path)).await;
-        let (version, given) = (self.version(user), answer.ok(200));
-        assert_eq!((&given["version"], &given["content"]), (&json!(version), &json!(self.memory(user))));
-        assert_eq!(answer.etag, Some(format!("\"{version}\"")));
-        let versions: Vec<Value> = all(app, &format!("{path}/revisions?"), 2).await;
+        let response = send(app.request(Method::GET, &path)).await;
+        let (version, document) = (self.memory_version(user), response.ok(200));
+        assert_eq!(
+            (&document["version"], &document["content"]),
+            (&json!(version), &json!(self.memory(user)))
+        );
+        assert_eq!(response.etag, Some(format!("\"{version}\"")));
+        let versions: Vec<Value> = all_pages(app, &format!("{path}/revisions?"), 2).await;
         let pair = |version: &Value| (version["version"].clone(), version["content"].clone());
         let expected = (1..).zip(self.memories.get(&user).into_iter().flatten());
         let expected: Vec<_> =
@@ -138,7 +145,7 @@ impl Tenant {
 }
 
 impl Session {
-    fn assert_is(&self, state: &Value, id: u8) {
+    fn assert_matches(&self, state: &Value, id: u8) {
         let (last, cursor) = (self.history.len(), self.cursor());
         let expected = json!({
             "session_id": format!("s{id}"), "user_id": USERS[usize::from(self.user)],
@@ -155,6 +162,11 @@ impl Session {
             (&json!(self.revisions.len()), &json!(self.summary()))
         );
         let consolidation = &state["consolidation"];
-        assert_eq!((&consolidation["state"], &consolidation["failures"]), (&json!("idle"), &json!(0)));
+        assert_eq!(consolidation["failures"], self.failures, "{state}");
+        assert_ne!(consolidation["state"], "running", "{state}");
+        if self.failures == 0 {
+            assert_eq!(consolidation["state"], "idle", "{state}");
+        }
+        assert_eq!(state["tokens"]["tail"], self.tail_tokens(), "{state}");
     }
 }

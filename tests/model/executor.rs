@@ -1,0 +1,440 @@
+//! Runs the operations of a scenario against the service and compares each response with the reference model.
+
+use super::harness::{self, covering, is_meta, until};
+use super::operations::{Condition, Exchange, Mode, ModelFault, Operation, Scenario, ServiceSettings, Step};
+use super::reference_model::{AppendOutcome, Message, Revision, Session, Tenant, USERS, metadata};
+use super::response::{Response, send};
+use super::support::app::TestApp;
+use super::support::model_server::{Behaviour, ModelServer};
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+pub(super) struct Executor {
+    clients: [TestApp; 3],
+    model: ModelServer,
+    settings: ServiceSettings,
+    tenants: [Tenant; 2],
+    /// The last export, and the session at that time.
+    exported: Option<(String, Session)>,
+    has_hung: bool,
+    step: usize,
+}
+
+impl Executor {
+    pub(super) fn new(clients: [TestApp; 3], model: ModelServer, settings: ServiceSettings) -> Self {
+        let tenants = [Tenant::default(), Tenant::default()];
+        Self { clients, model, settings, tenants, exported: None, has_hung: false, step: 0 }
+    }
+
+    pub(super) async fn run(mut self, steps: Vec<Step>) {
+        for Step { client, operation } in steps {
+            self.step += 1;
+            self.execute(client, &operation).await;
+            // An operation must not change the other tenant's session with the same id.
+            for id in 0..3 {
+                self.tenants[0].check_session(&self.clients[0], id).await;
+                self.tenants[1].check_session(&self.clients[2], id).await;
+            }
+        }
+        self.tenants[0].check_all(&self.clients[1]).await;
+        self.tenants[1].check_all(&self.clients[2]).await;
+    }
+
+    async fn execute(&mut self, client: usize, operation: &Operation) {
+        match *operation {
+            Operation::BuildContext { session, mode, user, fault } => {
+                return self.build_context(client, session, mode, user, fault).await;
+            }
+            Operation::Consolidate { session, fault } => {
+                return self.consolidate(client, session, fault).await;
+            }
+            _ => {}
+        }
+        let (app, tenant) = (&self.clients[client], &mut self.tenants[client / 2]);
+        match *operation {
+            Operation::AppendExchange(ref exchange) => append(app, tenant, exchange, &self.settings).await,
+            Operation::AppendInvalid { session, key } => {
+                let body = r#"{"messages":[{"role":"user","content":"a"},{"role":"user"}]}"#;
+                let request = app.request(Method::POST, &format!("/sessions/s{session}/exchanges"));
+                send(with_json(with_key(request, key), body)).await.problem(422, "invalid-input");
+            }
+            Operation::Restore { session, revision } => restore(app, tenant, session, revision).await,
+            Operation::ListMessages { session, descending, limit, after } => {
+                tenant.check_messages(app, session, descending, limit, after).await;
+            }
+            Operation::ListRevisions { session, limit } => tenant.check_revisions(app, session, limit).await,
+            Operation::ListSessions { user, limit } => tenant.check_sessions(app, user, limit).await,
+            Operation::SetMetadata { session, metadata: number } => {
+                let metadata = metadata(number);
+                let request = app.request(Method::PATCH, &format!("/sessions/s{session}"));
+                let response = send(with_json(request, &format!(r#"{{"metadata":{metadata}}}"#))).await;
+                let Some(session) = known_session(tenant, session, &response) else { return };
+                assert!(response.text.contains(&format!(r#""metadata":{metadata}"#)), "{response:?}");
+                session.metadata = metadata;
+            }
+            Operation::WriteMemory { user, condition } => {
+                write_memory(app, tenant, user, condition, self.step).await;
+            }
+            Operation::ReadMemory { user } => tenant.check_memory(app, user).await,
+            Operation::EraseSession { session } => {
+                let response = send(app.request(Method::DELETE, &format!("/sessions/s{session}"))).await;
+                if known_session(tenant, session, &response).is_some() {
+                    response.ok(204);
+                    tenant.sessions.remove(&session);
+                }
+            }
+            Operation::EraseUser { user } => {
+                let path = format!("/users/{}", USERS[usize::from(user)]);
+                let response = send(app.request(Method::DELETE, &path)).await;
+                if tenant.erase_user(user) {
+                    response.ok(204);
+                } else {
+                    response.problem(404, "user-not-found");
+                }
+            }
+            Operation::Export { session } => {
+                let response = send(app.request(Method::GET, &format!("/sessions/s{session}/export"))).await;
+                if let Some(session) = known_session(tenant, session, &response) {
+                    assert_eq!(response.status, 200, "{response:?}");
+                    // An export contains neither idempotency keys nor the state of failed consolidations.
+                    let session = Session { keys: BTreeMap::new(), failures: 0, ..session.clone() };
+                    self.exported = Some((response.text, session));
+                }
+            }
+            Operation::Import { session, user } => {
+                if let Some((lines, exported)) = &self.exported {
+                    import(app, tenant, session, user, lines, exported).await;
+                }
+            }
+            Operation::ImportMessages { session, count } => {
+                import_messages(app, tenant, session, count).await
+            }
+            Operation::BuildContext { .. } | Operation::Consolidate { .. } => {}
+        }
+    }
+
+    /// Prepares the model for the next operation. It hangs at most once per scenario, because a timeout takes long.
+    fn prepare_model(&mut self, fault: ModelFault) -> ModelFault {
+        let may_hang = self.settings.short_model_timeout && !self.has_hung;
+        let fault = if fault == ModelFault::Hang && !may_hang { ModelFault::Status500 } else { fault };
+        self.has_hung |= fault == ModelFault::Hang;
+        self.model.default(behaviour(fault));
+        fault
+    }
+
+    async fn consolidate(&mut self, client: usize, id: u8, fault: ModelFault) {
+        let fault = self.prepare_model(fault);
+        let (app, tenant) = (&self.clients[client], &mut self.tenants[client / 2]);
+        let response = send(app.request(Method::POST, &format!("/sessions/s{id}/consolidations"))).await;
+        let Some(session) = known_session(tenant, id, &response) else { return };
+        let run = session.predict_run(&self.settings, true, fault);
+        let (failed, is_empty) = (run.failed, run.revisions.is_empty());
+        verify_run(app, id, session, run.revisions, failed).await;
+        match (failed, is_empty) {
+            (true, _) => assert_eq!(response.status, 502, "{response:?}"),
+            (false, true) => assert_eq!(response.ok(200), Value::Null),
+            (false, false) => {
+                assert_eq!(Some(&response.ok(201)), session.revisions.last().map(|last| &last.json))
+            }
+        }
+    }
+
+    async fn build_context(
+        &mut self,
+        client: usize,
+        id: u8,
+        mode: Mode,
+        user: Option<u8>,
+        fault: ModelFault,
+    ) {
+        let fault = self.prepare_model(fault);
+        let (app, tenant) = (&self.clients[client], &mut self.tenants[client / 2]);
+        let settings = &self.settings;
+        let owner = tenant.sessions.get(&id).map(|session| session.user);
+        let mut unknown = Session::new(0);
+        let memory_user = owner.or(user).unwrap_or(0);
+        let memory = tenant.memory(memory_user).to_owned();
+        let memory_version = tenant.memory_version(memory_user);
+        let session = tenant.sessions.get_mut(&id).unwrap_or(&mut unknown);
+        let (mut mode, (mut outcome, run)) = (mode, session.predict_context(settings, mode, fault));
+        if outcome == "scheduled" && run.revisions.is_empty() && !run.failed {
+            // A background run without work leaves no trace, so the test could not wait for its end.
+            (mode, outcome) = (Mode::Inline, "not_due");
+        }
+
+        let mut body = json!({"mode": mode.name(), "user_message": "And now?"});
+        if let Some(user) = user {
+            body["user_id"] = USERS[usize::from(user)].into();
+        }
+        let request = app.request(Method::POST, &format!("/sessions/s{id}/context"));
+        let response = send(with_json(request, &body.to_string())).await;
+        if owner.is_some_and(|owner| user.is_some_and(|user| user != owner)) {
+            return response.problem(409, "other-user");
+        }
+        let json = response.ok(200);
+        let mut context: harness::Answer = serde_json::from_str(&response.text).expect("a context");
+        let last = context.messages.pop();
+        assert_eq!(
+            last.as_deref().map(serde_json::value::RawValue::get),
+            Some(r#"{"role":"user","content":"And now?"}"#)
+        );
+        context.verify(&session.json());
+        assert_eq!(json["memory"]["version"], memory_version);
+        assert_eq!(json["consolidation"]["outcome"], outcome, "{json}");
+
+        let is_scheduled = outcome == "scheduled";
+        let before = (session.cursor(), session.revisions.len(), session.summary().to_owned());
+        let revisions = session.revisions.len() + run.revisions.len();
+        let failures = usize::from(run.failed) + if run.revisions.is_empty() { session.failures } else { 0 };
+        if is_scheduled {
+            until(app, &format!("s{id}"), |state| {
+                state["consolidation"]["state"] != "running"
+                    && state["summary"]["revision"] == revisions
+                    && state["consolidation"]["failures"] == failures
+            })
+            .await;
+        }
+        verify_run(app, id, session, run.revisions, run.failed).await;
+        let (cursor, revision, summary) = if is_scheduled {
+            before
+        } else {
+            (session.cursor(), session.revisions.len(), session.summary().to_owned())
+        };
+        assert_eq!((context.coverage.summary_through, context.summary.revision), (cursor, revision));
+        for (heading, text) in [("## Your Memory", &memory), ("## Session Summary", &summary)] {
+            let expected = format!("{heading}\n\n{text}");
+            assert_eq!(context.system().contains(&expected), !text.is_empty(), "{}", context.system());
+        }
+        verify_selection(settings, session, &context);
+    }
+}
+
+/// Checks which messages a context omits: only above the limit or after a failure, and never a call without its result.
+fn verify_selection(settings: &ServiceSettings, session: &Session, context: &harness::Answer) {
+    let (coverage, max) = (&context.coverage, settings.max_history_messages);
+    let (tail, sent) = (session.history.len() - coverage.summary_through, context.verbatim().len());
+    let only_recent = settings.recent_on_failure && context.outcome() == "failed";
+    assert!(sent <= max, "{sent} messages, {coverage:?}");
+    for omitted in &coverage.omitted {
+        assert!(tail > max || (only_recent && omitted.reason == "on_failure"), "{coverage:?}");
+    }
+    if tail <= max {
+        assert!(sent >= if only_recent { tail.min(settings.keep_recent) } else { tail }, "{coverage:?}");
+    }
+    assert_eq!(context.system().contains("## Notice"), tail * 5 >= max * 4, "a tail of {tail}");
+    for (call, is_abandoned) in session.tool_calls() {
+        let from = coverage.verbatim_from;
+        let is_split = call.seq < from && call.result.is_some_and(|result| result >= from);
+        assert!(
+            !is_split || (is_abandoned && call.seq <= coverage.summary_through),
+            "{call:?}: {coverage:?}"
+        );
+    }
+}
+
+/// Compares the new revisions with the predicted ones and adds them to the model.
+async fn verify_run(app: &TestApp, id: u8, session: &mut Session, revisions: Vec<Revision>, failed: bool) {
+    if !revisions.is_empty() {
+        session.failures = 0;
+    }
+    session.failures += usize::from(failed);
+    for mut revision in revisions {
+        let number = session.revisions.len() + 1;
+        let path = format!("/sessions/s{id}/revisions/{number}");
+        revision.json = send(app.request(Method::GET, &path)).await.ok(200);
+        revision.assert_matches(number, &revision.json);
+        session.revisions.push(revision);
+    }
+}
+
+fn behaviour(fault: ModelFault) -> Behaviour {
+    let half = || "HALF".to_owned();
+    match fault {
+        ModelFault::None => Behaviour::reply(covering),
+        ModelFault::Status500 => Behaviour::fail(500, "down"),
+        ModelFault::Hang => Behaviour::Hang,
+        ModelFault::Empty => Behaviour::answer(""),
+        ModelFault::BareNone => Behaviour::answer("None"),
+        ModelFault::BrokenConnection => Behaviour::BreakOff(half()),
+        ModelFault::MissingEnd => Behaviour::EndEarly(half()),
+        ModelFault::ContentFilter => Behaviour::Finish(half(), "content_filter"),
+        ModelFault::LengthLimit => Behaviour::Finish(half(), "length"),
+        ModelFault::Garbage => Behaviour::garbage(),
+        ModelFault::EmptyCompression => {
+            Behaviour::reply(|call| if is_meta(call) { " ".to_owned() } else { covering(call) })
+        }
+        ModelFault::LongerCompression => Behaviour::reply(|call| {
+            if is_meta(call) { "more ".repeat(call.user().split(' ').count()) } else { covering(call) }
+        }),
+    }
+}
+
+impl Scenario {
+    /// Returns the settings as paths and values.
+    pub(super) fn settings(&self) -> Vec<(&'static str, String)> {
+        let settings = &self.settings;
+        let on_failure = if settings.recent_on_failure { "recent" } else { "verbatim" };
+        let backoff = if settings.long_backoff { "1h" } else { "1us" };
+        let mut values = vec![
+            ("consolidation.threshold", settings.threshold.to_string()),
+            ("consolidation.keep_recent", settings.keep_recent.to_string()),
+            ("consolidation.max_history_messages", settings.max_history_messages.to_string()),
+            ("consolidation.summary_word_limit", settings.summary_word_limit.to_string()),
+            ("consolidation.on_failure", on_failure.to_owned()),
+            ("consolidation.retry_initial", backoff.to_owned()),
+            ("consolidation.retry_max", backoff.to_owned()),
+        ];
+        if let Some(max) = settings.max_tail_tokens {
+            values.push(("consolidation.max_tail_tokens", max.to_string()));
+        }
+        if settings.short_model_timeout {
+            values.push(("llm.models.small.timeout", "2s".to_owned()));
+        }
+        values
+    }
+}
+
+/// Returns the session; if the model has none, the response must be a 404.
+fn known_session<'a>(tenant: &'a mut Tenant, id: u8, response: &Response) -> Option<&'a mut Session> {
+    let session = tenant.sessions.get_mut(&id);
+    if session.is_none() {
+        response.problem(404, "session-not-found");
+    }
+    session
+}
+
+fn with_json(request: RequestBuilder, body: &str) -> RequestBuilder {
+    request.header("content-type", "application/json").body(body.to_owned())
+}
+
+fn with_key(request: RequestBuilder, key: Option<u8>) -> RequestBuilder {
+    if let Some(key) = key { request.header("idempotency-key", format!("k{key}")) } else { request }
+}
+
+async fn append(app: &TestApp, tenant: &mut Tenant, exchange: &Exchange, settings: &ServiceSettings) {
+    let expected = tenant.predict_append(exchange);
+    let messages = tenant.render(exchange, settings);
+    let body = if let AppendOutcome::Replayed(recorded) = &expected {
+        recorded.body.clone()
+    } else {
+        let user = |user| format!(r#","user_id":"{}""#, USERS[usize::from(user)]);
+        let user = exchange.user.map_or(String::new(), user);
+        let metadata = |number| format!(r#","metadata":{}"#, metadata(number));
+        let metadata = exchange.metadata.map_or(String::new(), metadata);
+        format!(r#"{{"messages":[{}]{user}{metadata}}}"#, messages.join(","))
+    };
+    let request = app.request(Method::POST, &format!("/sessions/s{}/exchanges", exchange.session));
+    let response = send(with_json(with_key(request, exchange.key), &body)).await;
+    match expected {
+        AppendOutcome::KeyReused => response.problem(422, "idempotency-key-reused"),
+        AppendOutcome::UserMismatch => response.problem(409, "other-user"),
+        AppendOutcome::Replayed(recorded) => {
+            assert_eq!((response.ok(201), response.replayed), (recorded.response, true), "{response:?}");
+        }
+        AppendOutcome::Appended => {
+            let json = response.ok(201);
+            let before = tenant.sessions.get(&exchange.session).map_or(0, |session| session.history.len());
+            let expected = (json!(before + 1), json!(before + messages.len()), json!(messages.len()));
+            let actual = (&json["first_seq"], &json["last_seq"], &json["message_count"]);
+            assert_eq!(actual, (&expected.0, &expected.1, &expected.2), "{response:?}");
+            assert!(!response.replayed, "{response:?}");
+            tenant.append(exchange, &messages, &body, &json);
+        }
+    }
+}
+
+async fn restore(app: &TestApp, tenant: &mut Tenant, id: u8, revision: usize) {
+    let known = tenant.sessions.get(&id).map_or(0, |session| session.revisions.len());
+    let target = revision % (known + 2);
+    let path = format!("/sessions/s{id}/revisions/{target}/restore");
+    let response = send(app.request(Method::POST, &path)).await;
+    let Some(session) = known_session(tenant, id, &response) else { return };
+    let Some(mut revision) = session.predict_restore(target) else {
+        return response.problem(404, "revision-not-found");
+    };
+    revision.json = response.ok(201);
+    revision.assert_matches(known + 1, &revision.json);
+    session.revisions.push(revision);
+    session.failures = 0;
+}
+
+async fn write_memory(app: &TestApp, tenant: &mut Tenant, user: u8, condition: Condition, step: usize) {
+    let version = tenant.memory_version(user);
+    let tag = match condition {
+        Condition::Absent => None,
+        Condition::Any => Some("*".to_owned()),
+        Condition::CurrentVersion => Some(format!("\"{version}\"")),
+        Condition::EarlierVersion => Some(format!("\"{}\"", version.saturating_sub(1))),
+        Condition::LaterVersion => Some(format!("\"{}\"", version + 1)),
+    };
+    let is_rejected = match condition {
+        Condition::EarlierVersion => version > 0,
+        Condition::LaterVersion => true,
+        _ => false,
+    };
+    let content = format!("Likes tea since {step}.");
+    let mut request = app.request(Method::PUT, &format!("/users/{}/memory", USERS[usize::from(user)]));
+    if let Some(tag) = tag {
+        request = request.header("if-match", tag);
+    }
+    let response = send(with_json(request, &json!({ "content": content }).to_string())).await;
+    if is_rejected {
+        return response.problem(412, "other-version");
+    }
+    let document = response.ok(200);
+    assert_eq!((&document["version"], &document["content"]), (&json!(version + 1), &json!(content)));
+    tenant.memories.entry(user).or_default().push(content);
+}
+
+async fn import(
+    app: &TestApp,
+    tenant: &mut Tenant,
+    id: u8,
+    user: Option<u8>,
+    lines: &str,
+    exported: &Session,
+) {
+    let owner = user.unwrap_or(exported.user);
+    let query = user.map_or(String::new(), |user| format!("?user_id={}", USERS[usize::from(user)]));
+    let response = send_lines(app, id, &query, lines).await;
+    let status = match tenant.sessions.get(&id) {
+        None => 201,
+        Some(known) if known.user == owner && known.begins_with(exported) => 200,
+        Some(_) => return response.problem(409, "session-exists"),
+    };
+    let session = tenant.sessions.entry(id).or_insert_with(|| Session { user: owner, ..exported.clone() });
+    let expected = json!({
+        "session_id": format!("s{id}"), "user_id": USERS[usize::from(owner)],
+        "messages": exported.history.len(), "revisions": exported.revisions.len(),
+        "last_seq": session.history.len(), "cursor": session.cursor(),
+    });
+    assert_eq!(response.ok(status), expected);
+}
+
+/// Repeating such an import changes nothing, whatever the session's owner and the times of its messages are.
+async fn import_messages(app: &TestApp, tenant: &mut Tenant, id: u8, count: usize) {
+    let lines: Vec<_> = (1..=count).map(harness::user).collect();
+    let response = send_lines(app, id, "", &lines.join("\n")).await;
+    if let Some(known) = tenant.sessions.get(&id) {
+        if known.json().starts_with(&lines) {
+            response.ok(200);
+        } else {
+            response.problem(409, "session-exists");
+        }
+        return;
+    }
+    assert_eq!(response.ok(201)["last_seq"], count);
+    let state = app.get(&format!("/sessions/s{id}")).await;
+    let updated_at = state["updated_at"].as_str().expect("a time").to_owned();
+    let messages = super::state_checks::history(app, id).await;
+    let messages = messages.into_iter().map(|(_, json, created_at)| Message::new(json, &created_at));
+    let session = Session { history: messages.collect(), updated_at, ..Session::new(0) };
+    assert_eq!(session.json(), lines);
+    tenant.sessions.insert(id, session);
+}
+
+async fn send_lines(app: &TestApp, id: u8, query: &str, lines: &str) -> Response {
+    let request = app.request(Method::POST, &format!("/sessions/s{id}/import{query}"));
+    send(request.header("content-type", "application/x-ndjson").body(lines.to_owned())).await
+}

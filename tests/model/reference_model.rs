@@ -1,0 +1,400 @@
+//! The reference model of the contract: plain data that predicts the result of every operation. It is written message
+//! by message, in the simplest way, so that it shares no code and no cleverness with the service.
+
+use super::harness::{COMPRESSED, assistant, user};
+use super::operations::{Exchange, MessageKind, Mode, ModelFault, ServiceSettings};
+use precis::domain::{summary, tokens};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) const USERS: [&str; 3] = ["default", "ada", "bo"];
+
+/// All data of one tenant.
+#[derive(Default)]
+pub(super) struct Tenant {
+    pub(super) sessions: BTreeMap<u8, Session>,
+    /// The versions of each user's memory document, beginning with version 1.
+    pub(super) memories: BTreeMap<u8, Vec<String>>,
+}
+
+#[derive(Clone)]
+pub(super) struct Session {
+    pub(super) user: u8,
+    pub(super) metadata: String,
+    pub(super) history: Vec<Message>,
+    pub(super) revisions: Vec<Revision>,
+    pub(super) keys: BTreeMap<u8, Recorded>,
+    /// Consolidations that failed since the last revision.
+    pub(super) failures: usize,
+    pub(super) updated_at: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Message {
+    pub(super) json: String,
+    pub(super) created_at: String,
+    is_user: bool,
+    is_blank: bool,
+    calls: Vec<String>,
+    result_of: Option<String>,
+    tokens: i64,
+}
+
+/// An exchange that was appended with an idempotency key, with its request body and response.
+#[derive(Clone)]
+pub(super) struct Recorded {
+    pub(super) exchange: Exchange,
+    pub(super) body: String,
+    pub(super) response: Value,
+}
+
+#[derive(Clone)]
+pub(super) struct Revision {
+    /// The range that a consolidation added; `None` for a restore.
+    range: Option<(usize, usize)>,
+    cursor: usize,
+    text: String,
+    added: String,
+    text_before_compression: Option<String>,
+    /// Indices of the tool calls that were summarised without a result.
+    abandoned_calls: BTreeSet<usize>,
+    /// The revision as the service returned it first. It never changes afterwards.
+    pub(super) json: Value,
+}
+
+/// The predicted result of appending an exchange.
+pub(super) enum AppendOutcome {
+    Appended,
+    Replayed(Recorded),
+    KeyReused,
+    UserMismatch,
+}
+
+/// The predicted result of a consolidation run.
+pub(super) struct Run {
+    pub(super) revisions: Vec<Revision>,
+    pub(super) failed: bool,
+}
+
+/// A tool call with the positions of its message and its result.
+#[derive(Debug)]
+pub(super) struct ToolCall {
+    pub(super) seq: usize,
+    id: String,
+    pub(super) result: Option<usize>,
+}
+
+/// The tool calls without a result that a split point must not leave behind.
+#[derive(Clone, Copy)]
+enum OpenCalls {
+    KeepAll,
+    /// A call may be left behind if the user continued after it.
+    KeepUnlessUserContinued,
+    KeepNone,
+}
+
+impl Tenant {
+    pub(super) fn predict_append(&self, exchange: &Exchange) -> AppendOutcome {
+        let Some(session) = self.sessions.get(&exchange.session) else { return AppendOutcome::Appended };
+        match exchange.key.and_then(|key| session.keys.get(&key)) {
+            Some(known) if known.exchange == *exchange => AppendOutcome::Replayed(known.clone()),
+            Some(_) => AppendOutcome::KeyReused,
+            None if exchange.user.is_some_and(|user| user != session.user) => AppendOutcome::UserMismatch,
+            None => AppendOutcome::Appended,
+        }
+    }
+
+    /// Returns the messages of an exchange as JSON text for the next positions of its session.
+    pub(super) fn render(&self, exchange: &Exchange, settings: &ServiceSettings) -> Vec<String> {
+        let session = self.sessions.get(&exchange.session);
+        let mut history = session.map_or(Vec::new(), |session| session.history.clone());
+        let begin = history.len();
+        for kind in &exchange.messages {
+            let json = render_message(&history, *kind, settings.repeated_call_ids);
+            history.push(Message::new(json, ""));
+        }
+        history.drain(begin..).map(|message| message.json).collect()
+    }
+
+    /// Appends an exchange. The time is taken from the response.
+    pub(super) fn append(&mut self, exchange: &Exchange, messages: &[String], body: &str, response: &Value) {
+        let created_at = response["created_at"].as_str().expect("a time");
+        let session =
+            self.sessions.entry(exchange.session).or_insert_with(|| Session::new(exchange.user.unwrap_or(0)));
+        session.history.extend(messages.iter().map(|json| Message::new(json.clone(), created_at)));
+        created_at.clone_into(&mut session.updated_at);
+        if let Some(number) = exchange.metadata {
+            session.metadata = metadata(number);
+        }
+        if let Some(key) = exchange.key {
+            let (exchange, body, response) = (exchange.clone(), body.to_owned(), response.clone());
+            session.keys.insert(key, Recorded { exchange, body, response });
+        }
+    }
+
+    /// Returns `true` if the user had any data.
+    pub(super) fn erase_user(&mut self, user: u8) -> bool {
+        let before = self.sessions.len();
+        self.sessions.retain(|_, session| session.user != user);
+        self.memories.remove(&user).is_some() || self.sessions.len() < before
+    }
+
+    pub(super) fn memory_version(&self, user: u8) -> usize {
+        self.memories.get(&user).map_or(0, Vec::len)
+    }
+
+    pub(super) fn memory(&self, user: u8) -> &str {
+        self.memories.get(&user).and_then(|versions| versions.last()).map_or("", String::as_str)
+    }
+}
+
+/// Metadata as JSON text that must be returned byte for byte.
+pub(super) fn metadata(number: u8) -> String {
+    [r#"{"z":1.0,"a":[null]}"#, r#"{"b":"\u00e9"}"#, "{}"][usize::from(number)].to_owned()
+}
+
+/// Every message except a blank one contains its position, so that summaries can name it.
+fn render_message(history: &[Message], kind: MessageKind, repeated_call_ids: bool) -> String {
+    let seq = history.len() + 1;
+    let open: Vec<ToolCall> = tool_calls(history).into_iter().filter(|call| call.result.is_none()).collect();
+    match kind {
+        MessageKind::User => user(seq),
+        MessageKind::Blank => r#"{"role":"user","content":" "}"#.to_owned(),
+        MessageKind::ToolCalls(count) => {
+            let id = |call| if repeated_call_ids { format!("call_{call}") } else { format!("c{seq}_{call}") };
+            let call = |call| json!({"id": id(call), "type": "function", "function": {"name": "f", "arguments": "{}"}});
+            let calls: Vec<Value> = (0..count).map(call).collect();
+            json!({"role": "assistant", "content": format!("m{seq} calls"), "tool_calls": calls}).to_string()
+        }
+        MessageKind::ToolResult(which) if !open.is_empty() => {
+            let id = &open[which % open.len()].id;
+            json!({"role": "tool", "tool_call_id": id, "content": format!("m{seq} a result")}).to_string()
+        }
+        MessageKind::Assistant | MessageKind::ToolResult(_) => assistant(seq),
+    }
+}
+
+/// Returns all tool calls of a history. If an id is used again, a result belongs to the latest open call with it.
+fn tool_calls(history: &[Message]) -> Vec<ToolCall> {
+    let mut calls: Vec<ToolCall> = Vec::new();
+    for (seq, message) in (1..).zip(history) {
+        if let Some(id) = &message.result_of {
+            let call = calls.iter_mut().rfind(|call| call.id == *id && call.result.is_none());
+            call.expect("only open calls get results").result = Some(seq);
+        }
+        calls.extend(message.calls.iter().map(|id| ToolCall { seq, id: id.clone(), result: None }));
+    }
+    calls
+}
+
+impl Message {
+    pub(super) fn new(json: String, created_at: &str) -> Self {
+        let value: Value = serde_json::from_str(&json).expect("JSON");
+        let parsed = precis::domain::message::Message::parse(serde_json::from_str(&json).expect("JSON"));
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let calls = value["tool_calls"].as_array().into_iter().flatten();
+        Self {
+            created_at: created_at.to_owned(),
+            is_user: value["role"] == "user",
+            is_blank: value["content"] == " ",
+            calls: calls.filter_map(|call| text(&call["id"])).collect(),
+            result_of: text(&value["tool_call_id"]),
+            tokens: tokens::of_message(&parsed.expect("a valid message")),
+            json,
+        }
+    }
+}
+
+impl Revision {
+    pub(super) fn assert_matches(&self, number: usize, revision: &Value) {
+        let kind = if self.range.is_some() { "consolidation" } else { "restore" };
+        let (from, to) = self.range.unzip();
+        let expected = json!({
+            "revision": number, "kind": kind, "from_seq": from, "to_seq": to, "cursor": self.cursor,
+            "text": self.text, "added": self.added, "words": summary::words(&self.text),
+        });
+        for (field, expected) in expected.as_object().expect("an object") {
+            assert_eq!(&revision[field], expected, "{field}: {revision}");
+        }
+        assert_eq!(revision["meta"]["text_before"], json!(self.text_before_compression), "{revision}");
+    }
+}
+
+impl Session {
+    pub(super) fn new(user: u8) -> Self {
+        Self {
+            user,
+            metadata: "{}".to_owned(),
+            history: Vec::new(),
+            revisions: Vec::new(),
+            keys: BTreeMap::new(),
+            failures: 0,
+            updated_at: String::new(),
+        }
+    }
+
+    pub(super) fn cursor(&self) -> usize {
+        self.revisions.last().map_or(0, |revision| revision.cursor)
+    }
+
+    pub(super) fn summary(&self) -> &str {
+        self.revisions.last().map_or("", |revision| &revision.text)
+    }
+
+    pub(super) fn json(&self) -> Vec<String> {
+        self.history.iter().map(|message| message.json.clone()).collect()
+    }
+
+    pub(super) fn tail_tokens(&self) -> i64 {
+        self.tokens_after(self.cursor())
+    }
+
+    fn tokens_after(&self, cursor: usize) -> i64 {
+        self.history[cursor..].iter().map(|message| message.tokens).sum()
+    }
+
+    /// Returns the tool calls whose results a context may lack, because they were summarised while they were open.
+    pub(super) fn tool_calls(&self) -> Vec<(ToolCall, bool)> {
+        let abandoned = self.abandoned_calls();
+        let calls = tool_calls(&self.history).into_iter().enumerate();
+        calls.map(|(index, call)| (call, abandoned.contains(&index))).collect()
+    }
+
+    fn abandoned_calls(&self) -> BTreeSet<usize> {
+        self.revisions.last().map_or(BTreeSet::new(), |revision| revision.abandoned_calls.clone())
+    }
+
+    /// Returns `true` if importing `exported` into this session would change nothing.
+    pub(super) fn begins_with(&self, exported: &Self) -> bool {
+        let json = |session: &Self| -> Vec<Value> {
+            session.revisions.iter().map(|revision| revision.json.clone()).collect()
+        };
+        self.history.starts_with(&exported.history) && json(self).starts_with(&json(exported))
+    }
+
+    fn is_due(&self, settings: &ServiceSettings, cursor: usize) -> bool {
+        self.history.len() - cursor > settings.threshold
+            || settings.max_tail_tokens.is_some_and(|max| self.tokens_after(cursor) > max)
+    }
+
+    /// Returns `true` if a split after `seq` separates a call that was made after `cursor` from its result, or from a
+    /// result that may still come.
+    fn splits_call(&self, cursor: usize, seq: usize, open_calls: OpenCalls) -> bool {
+        let is_user = |seq: usize| self.history.get(seq - 1).is_some_and(|message| message.is_user);
+        let mut calls =
+            tool_calls(&self.history).into_iter().filter(|call| call.seq > cursor && call.seq <= seq);
+        calls.any(|call| match (call.result, open_calls) {
+            (Some(result), _) => result > seq,
+            (None, OpenCalls::KeepAll) => true,
+            (None, OpenCalls::KeepUnlessUserContinued) => !(call.seq + 1..=seq + 1).any(is_user),
+            (None, OpenCalls::KeepNone) => false,
+        })
+    }
+
+    /// Returns the last message of the next summary.
+    ///
+    /// An open call holds the split back until contexts would have to omit messages. From then on, a call after which
+    /// the user continued is abandoned; if that does not help, any open call is.
+    fn split_point(&self, settings: &ServiceSettings, cursor: usize) -> Option<usize> {
+        let last = self.history.len();
+        let too_long = last - cursor > settings.max_history_messages;
+        let rules = [OpenCalls::KeepAll, OpenCalls::KeepUnlessUserContinued, OpenCalls::KeepNone];
+        rules.into_iter().take(if too_long { 3 } else { 1 }).find_map(|rule| {
+            let candidates = cursor + 1..=last.saturating_sub(settings.keep_recent);
+            let safe: Vec<usize> = candidates.filter(|seq| !self.splits_call(cursor, *seq, rule)).collect();
+            let before_user = safe.iter().rfind(|seq| self.history[**seq].is_user);
+            before_user.or(safe.last()).copied()
+        })
+    }
+
+    /// Predicts a run that consolidates until nothing is due, and at least once if `force` is set.
+    pub(super) fn predict_run(&self, settings: &ServiceSettings, mut force: bool, fault: ModelFault) -> Run {
+        let (mut cursor, mut text) = (self.cursor(), self.summary().to_owned());
+        let mut abandoned_calls = self.abandoned_calls();
+        let mut run = Run { revisions: Vec::new(), failed: false };
+        while force || self.is_due(settings, cursor) {
+            force = false;
+            let Some(end) = self.split_point(settings, cursor) else { break };
+            let range = (cursor + 1..).zip(&self.history[cursor..end]);
+            let names: Vec<String> =
+                range.filter(|(_, message)| !message.is_blank).map(|(seq, _)| format!("m{seq}")).collect();
+            let summary_succeeds = matches!(
+                fault,
+                ModelFault::None | ModelFault::EmptyCompression | ModelFault::LongerCompression
+            );
+            if !names.is_empty() && !summary_succeeds {
+                run.failed = true;
+                break;
+            }
+            let added =
+                if names.is_empty() { String::new() } else { format!("It covers {} .", names.join(" ")) };
+            let parts: Vec<&str> = [&text[..], &added].into_iter().filter(|part| !part.is_empty()).collect();
+            let joined = parts.join("\n\n");
+            let too_long = !added.is_empty() && summary::words(&joined) > settings.summary_word_limit;
+            let is_compressed = too_long && fault == ModelFault::None;
+            let text_before_compression = is_compressed.then(|| joined.clone());
+            text = if is_compressed { COMPRESSED.to_owned() } else { joined };
+            let calls = tool_calls(&self.history).into_iter().enumerate();
+            let open = calls.filter(|(_, call)| call.seq <= end && call.result.is_none());
+            abandoned_calls.extend(open.map(|(index, _)| index));
+            run.revisions.push(Revision {
+                range: Some((cursor + 1, end)),
+                cursor: end,
+                text: text.clone(),
+                added,
+                text_before_compression,
+                abandoned_calls: abandoned_calls.clone(),
+                json: Value::Null,
+            });
+            cursor = end;
+        }
+        run
+    }
+
+    /// Predicts the consolidation outcome of a context, and the run that the context starts.
+    pub(super) fn predict_context(
+        &self,
+        settings: &ServiceSettings,
+        mode: Mode,
+        fault: ModelFault,
+    ) -> (&'static str, Run) {
+        let nothing = Run { revisions: Vec::new(), failed: false };
+        match mode {
+            Mode::Off => ("disabled", nothing),
+            _ if !self.is_due(settings, self.cursor()) => ("not_due", nothing),
+            _ if settings.long_backoff && self.failures > 0 => ("failed", nothing),
+            Mode::Background => ("scheduled", self.predict_run(settings, false, fault)),
+            Mode::Inline => {
+                let run = self.predict_run(settings, false, fault);
+                let outcome = match (run.failed, run.revisions.is_empty()) {
+                    (true, _) => "failed",
+                    (false, false) => "consolidated",
+                    (false, true) => "not_due",
+                };
+                (outcome, run)
+            }
+        }
+    }
+
+    /// Predicts the revision that a restore creates; `None` if the target does not exist.
+    pub(super) fn predict_restore(&self, target: usize) -> Option<Revision> {
+        let empty = (0, String::new(), BTreeSet::new());
+        let (cursor, text, abandoned_calls) = match target.checked_sub(1) {
+            None => empty,
+            Some(index) => {
+                let target = self.revisions.get(index)?;
+                (target.cursor, target.text.clone(), target.abandoned_calls.clone())
+            }
+        };
+        let (added, json) = (String::new(), Value::Null);
+        Some(Revision {
+            range: None,
+            cursor,
+            text,
+            added,
+            text_before_compression: None,
+            abandoned_calls,
+            json,
+        })
+    }
+}
