@@ -77,7 +77,7 @@ impl App {
         let metrics = Metrics::new().map_err(|error| AppError::Models(error.to_string()))?;
         let llm = Arc::new(metrics.measure(|| models::pools(settings)).map_err(AppError::Models)?);
         let store = store(settings, migrate).await?;
-        reindex::tell(&store, settings.analysis()).await;
+        reindex::warn_if_stale(&store, settings.analyzer()).await;
         let _ = tokenizer.await;
         let server = &settings.server;
         let allow_unauthenticated =
@@ -132,7 +132,7 @@ impl App {
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::keep_up(self.metrics)));
-        let settling = AbortOnDropHandle::new(tokio::spawn(self.service.clone().settle_index()));
+        let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));
         let server = server::serve(listener, self.router, self.timeouts, stopping.clone());
         let mut server = tokio::spawn(server);
         let ended = tokio::select! {
@@ -164,7 +164,7 @@ impl App {
                 Ok(())
             }
         };
-        drop(settling);
+        drop(index_worker);
         self.service.shut_down(patience.saturating_sub(began.elapsed())).await;
         drop(upkeep);
         tracing::info!(elapsed = ?began.elapsed(), "stopped");
@@ -183,7 +183,7 @@ pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>,
         max_connections: database.max_connections,
         acquire_timeout: database.acquire_timeout,
         statement_timeout: database.statement_timeout,
-        search: settings.analysis(),
+        search: settings.analyzer(),
     };
     let store = storage::connect(database.url.expose(), &options).await.map_err(named)?;
     if migrate {
@@ -261,6 +261,6 @@ fn rules(settings: &Settings) -> Rules {
         daily_token_limit: set.daily_token_limit,
         memory_max_bytes: settings.memory.max_bytes,
         tokenizer: settings.tokens.tokenizer,
-        search: settings.analysis(),
+        search: settings.analyzer(),
     }
 }

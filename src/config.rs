@@ -5,7 +5,7 @@
 //! is a field here, a value in `defaults`, a line in `precis.example.toml`, and a rule in `validate` where not every
 //! value will do.
 
-use crate::domain::search::analysis::{Analysis, Language};
+use crate::domain::search::analyzer::{Analyzer, Language};
 use crate::domain::tokens::Tokenizer;
 use parse::{duration, optional_duration, optional_word, tokenizer, word};
 use serde::{Deserialize, Serialize};
@@ -366,8 +366,8 @@ impl Settings {
 
     /// The rules of search; `None` where it is disabled.
     #[must_use]
-    pub fn analysis(&self) -> Option<Analysis> {
-        self.search.enabled.then(|| Analysis::new(self.search.language))
+    pub fn analyzer(&self) -> Option<Analyzer> {
+        self.search.enabled.then(|| Analyzer::new(self.search.language))
     }
 
     /// Whether no real model writes the summaries; the log says so at start.

@@ -6,7 +6,7 @@
 use crate::domain::archive::LineError;
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::message::{Invalid, Message};
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::InvalidQuery;
 use crate::domain::tokens::Tokenizer;
 use crate::llm::Llm;
@@ -24,6 +24,7 @@ pub use crate::storage::sessions::After;
 mod consolidate;
 pub mod export;
 pub mod import;
+pub mod indexer;
 pub mod keys;
 mod memory;
 pub mod recall;
@@ -31,7 +32,6 @@ mod record;
 pub mod reindex;
 pub mod search;
 mod sessions;
-pub mod settle;
 pub mod tools;
 pub mod turn;
 
@@ -57,7 +57,7 @@ pub struct Rules {
     /// What counts the tokens of limits and answers.
     pub tokenizer: Tokenizer,
     /// The rules by which the index is made and searched; `None`: there is no search.
-    pub search: Option<Analysis>,
+    pub search: Option<Analyzer>,
 }
 
 /// A message out of the store.
@@ -165,16 +165,15 @@ pub struct MemoryService {
     /// Every consolidation runs as a task of its own, so that it ends in good order when its client goes away.
     tasks: TaskTracker,
     stop: CancellationToken,
-    /// Messages may have been stored: there is something to settle.
-    stored: Arc<Notify>,
+    index_wakeup: Arc<Notify>,
 }
 
 impl MemoryService {
     /// A service over this store and these models.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, llm: Arc<dyn Llm>, rules: Rules) -> Self {
-        let (tasks, stop, stored) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
-        Self { store, llm, rules: Arc::new(rules), tasks, stop, stored }
+        let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
+        Self { store, llm, rules: Arc::new(rules), tasks, stop, index_wakeup }
     }
 
     /// Whether it can work.

@@ -4,7 +4,7 @@
 //! one intention and one transaction; absence is `Ok(None)`. Times come from the store's own clock (the database's,
 //! where there is a server), so that replicas need not agree on theirs.
 
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use async_trait::async_trait;
 use std::fmt;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ pub struct Options {
     /// What a statement may take, on a server. Its connection is given up then.
     pub statement_timeout: Duration,
     /// The rules by which messages are indexed for search; `None`: they are not.
-    pub search: Option<Analysis>,
+    pub search: Option<Analyzer>,
 }
 
 /// Connects to the store that the URL names: `postgres://…`, `postgresql://…` or `sqlite:…`. The database itself

@@ -3,10 +3,10 @@
 use super::{AppError, store};
 use crate::config::Settings;
 use crate::domain::chain::Chain;
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use crate::service::Error;
+use crate::service::indexer::index_pending;
 use crate::service::reindex;
-use crate::service::settle::settle;
 use crate::storage::Store;
 use indicatif::ProgressBar;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ pub enum ReindexError {
 /// # Errors
 /// The database can't be used.
 pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
-    let analysis = settings.analysis().ok_or(ReindexError::Disabled)?;
+    let analyzer = settings.analyzer().ok_or(ReindexError::Disabled)?;
     let store = store(settings, true).await?;
     let bar = ProgressBar::new_spinner();
-    let indexed = reindex::reindex(&store, analysis, |indexed| bar.set_position(indexed));
+    let indexed = reindex::reindex(&store, analyzer, |indexed| bar.set_position(indexed));
     let indexed = indexed.await.map_err(ReindexError::Failed)?;
     bar.finish_and_clear();
-    settle(&store, true).await;
+    index_pending(&store, true).await;
     store.close().await;
     Ok(match indexed {
         0 => "nothing to do: all messages are indexed".to_owned(),
@@ -46,17 +46,17 @@ pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
 }
 
 /// Says in the log what search does not find.
-pub(super) async fn tell(store: &Arc<dyn Store>, analysis: Option<Analysis>) {
-    let Some(analysis) = analysis else {
-        if let Err(error) = store.suspend_index().await {
+pub(super) async fn warn_if_stale(store: &Arc<dyn Store>, analyzer: Option<Analyzer>) {
+    let Some(analyzer) = analyzer else {
+        if let Err(error) = store.disable_index().await {
             tracing::warn!(error = %Chain(&error), "that messages are not indexed any more can't be noted");
         }
         return;
     };
-    match reindex::state(store, analysis).await {
-        Ok(state) if state.label != analysis.label() => tracing::warn!(
+    match reindex::state(store, analyzer).await {
+        Ok(state) if state.label != analyzer.version() => tracing::warn!(
             indexed_by = state.label,
-            settings = analysis.label(),
+            settings = analyzer.version(),
             "messages are indexed by other rules than the settings say, and search misses some: run `precis reindex`"
         ),
         Ok(state) if state.backlog > 0 => tracing::warn!(

@@ -9,7 +9,7 @@ use crate::config::Settings;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::service::export::Export;
 use crate::service::import::{Limits, Upload, import as write};
-use crate::service::settle::settle;
+use crate::service::indexer::index_pending;
 use crate::service::{Error, StoreError};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
@@ -147,7 +147,7 @@ pub async fn import(
     });
     let done = done.await.map_err(refused)?;
     writing.finish();
-    settle(&store, true).await;
+    index_pending(&store, true).await;
     store.close().await;
     let (messages, revisions) = (done.messages, done.revisions);
     Ok(if done.created {

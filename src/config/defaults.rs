@@ -4,7 +4,7 @@ use super::{
     Consolidation, Database, DatabaseUrl, EXTRACTIVE, Limits, Llm, Log, LogFormat, Memory, Mode, Model,
     OnFailure, OutputLimitField, Pool, Prompts, Provider, ProviderKind, Search, Server, Strategy,
 };
-use crate::domain::search::analysis::Language;
+use crate::domain::search::analyzer::Language;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -2,18 +2,18 @@
 //!
 //! | question | file |
 //! | --- | --- |
-//! | which terms has a text | [`analysis`] |
+//! | which terms has a text | [`analyzer`] |
 //! | what of a message is searched | [`text`] |
 //! | what does a query mean | [`query`] |
-//! | how are terms kept in the index | [`index`] |
+//! | how are terms kept in the index | [`lexemes`] |
 //! | which message is the better hit | [`rank`] |
 //! | what of it is shown | [`snippet`] |
 //!
-//! The stores only draw candidates, by the terms of [`index`]; what they draw is read and scored here, so that both give
-//! the same hits in the same order. A change to what terms a text has needs another [`analysis::Analysis::label`].
+//! The stores only draw candidates, by the terms of [`lexemes`]; what they draw is read and scored here, so that both give
+//! the same hits in the same order. A change to what terms a text has needs another [`analyzer::Analyzer::version`].
 
-pub mod analysis;
-pub mod index;
+pub mod analyzer;
+pub mod lexemes;
 pub mod query;
 pub mod rank;
 pub mod snippet;

@@ -134,7 +134,7 @@ impl Tool {
 
 /// What a model asks of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum ToolCall {
     /// The memory document.
     MemoryRead,
     /// This as the memory document.
@@ -155,23 +155,23 @@ pub enum Call {
 
 /// What a model did wrong, in words that tell it how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mistake(pub String);
+pub struct ToolError(pub String);
 
-impl Call {
+impl ToolCall {
     /// Reads arguments as a model writes them: the text of a JSON object. No text at all is no arguments, and so is null:
     /// models write it where there are none.
     ///
     /// # Errors
     /// All that is wrong with them.
-    pub fn parse(tool: Tool, arguments: &str) -> Result<Self, Mistake> {
+    pub fn parse(tool: Tool, arguments: &str) -> Result<Self, ToolError> {
         if arguments.trim_ascii().is_empty() {
             return Self::read(tool, Map::new());
         }
         match serde_json::from_str(arguments) {
             Ok(Value::Object(arguments)) => Self::read(tool, arguments),
             Ok(Value::Null) => Self::read(tool, Map::new()),
-            Ok(_) => Err(Mistake::new(tool, &["the arguments must be one JSON object".to_owned()])),
-            Err(error) => Err(Mistake::new(tool, &[format!("the arguments are not JSON: {error}")])),
+            Ok(_) => Err(ToolError::new(tool, &["the arguments must be one JSON object".to_owned()])),
+            Err(error) => Err(ToolError::new(tool, &[format!("the arguments are not JSON: {error}")])),
         }
     }
 
@@ -179,7 +179,7 @@ impl Call {
     ///
     /// # Errors
     /// All that is wrong with them.
-    pub fn read(tool: Tool, arguments: Map<String, Value>) -> Result<Self, Mistake> {
+    pub fn read(tool: Tool, arguments: Map<String, Value>) -> Result<Self, ToolError> {
         let mut arguments = Arguments { given: arguments, wrong: Vec::new() };
         let call = match tool {
             Tool::MemoryRead => Some(Self::MemoryRead),
@@ -199,12 +199,12 @@ impl Call {
         arguments.wrong.extend(unknown);
         match call {
             Some(call) if arguments.wrong.is_empty() => Ok(call),
-            _ => Err(Mistake::new(tool, &arguments.wrong)),
+            _ => Err(ToolError::new(tool, &arguments.wrong)),
         }
     }
 }
 
-impl Mistake {
+impl ToolError {
     fn new(tool: Tool, wrong: &[String]) -> Self {
         let mut text = format!("Nothing was done: {}. ", wrong.join("; "));
         let schema = tool.parameters();
@@ -264,22 +264,22 @@ impl Arguments {
 mod tests {
     use super::*;
 
-    fn search(query: &str, days: Option<i64>, max_results: i64) -> Call {
-        Call::SearchHistory { query: query.to_owned(), days, max_results }
+    fn search(query: &str, days: Option<i64>, max_results: i64) -> ToolCall {
+        ToolCall::SearchHistory { query: query.to_owned(), days, max_results }
     }
 
     #[test]
     fn arguments_as_models_write_them() {
         for (tool, arguments, call) in [
-            (Tool::MemoryRead, "", Call::MemoryRead),
-            (Tool::MemoryRead, " {} ", Call::MemoryRead),
-            (Tool::MemoryRead, "null", Call::MemoryRead),
-            (Tool::MemoryWrite, r#"{"content":""}"#, Call::MemoryWrite { content: String::new() }),
+            (Tool::MemoryRead, "", ToolCall::MemoryRead),
+            (Tool::MemoryRead, " {} ", ToolCall::MemoryRead),
+            (Tool::MemoryRead, "null", ToolCall::MemoryRead),
+            (Tool::MemoryWrite, r#"{"content":""}"#, ToolCall::MemoryWrite { content: String::new() }),
             (Tool::SearchHistory, r#"{"query":"tea"}"#, search("tea", None, 10)),
             (Tool::SearchHistory, r#"{"query":"tea","days":null,"max_results":50}"#, search("tea", None, 50)),
             (Tool::SearchHistory, r#"{"query":"t","days":7.0,"max_results":1e1}"#, search("t", Some(7), 10)),
         ] {
-            assert_eq!(Call::parse(tool, arguments), Ok(call), "{arguments}");
+            assert_eq!(ToolCall::parse(tool, arguments), Ok(call), "{arguments}");
         }
     }
 
@@ -302,7 +302,7 @@ mod tests {
             (Tool::SearchHistory, r#"{"query":"a","days":"7"}"#, &["`days`"]),
             (Tool::SearchHistory, r#"{"query":"a","max_results":1e300}"#, &["`max_results`"]),
         ] {
-            let Mistake(text) = Call::parse(tool, arguments).expect_err(arguments);
+            let ToolError(text) = ToolCall::parse(tool, arguments).expect_err(arguments);
             assert!(named.iter().all(|named| text.contains(named)), "{arguments}: {text}");
             assert!(text.contains("Nothing was done") && text.contains(tool.name()), "{text}");
         }
@@ -319,11 +319,11 @@ mod tests {
                 let most = property["maximum"].clone();
                 arguments.insert(name.clone(), if property["type"] == "string" { "a".into() } else { most });
             }
-            assert!(Call::read(tool, arguments.clone()).is_ok(), "{arguments:?}");
+            assert!(ToolCall::read(tool, arguments.clone()).is_ok(), "{arguments:?}");
             for name in schema["required"].as_array().expect("names") {
                 let mut without = arguments.clone();
                 without.remove(name.as_str().expect("a name"));
-                assert!(Call::read(tool, without).is_err(), "{name}");
+                assert!(ToolCall::read(tool, without).is_err(), "{name}");
             }
         }
         assert_eq!(Tool::parse("memory_delete"), None);

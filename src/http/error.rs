@@ -7,7 +7,7 @@ use super::extract::shown;
 use crate::domain::archive::LineError;
 use crate::domain::chain::Chain;
 use crate::domain::message::Invalid;
-use crate::domain::tool::{Mistake, Tool};
+use crate::domain::tool::{Tool, ToolError};
 use crate::service::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -127,7 +127,7 @@ impl Problem {
 
     /// 404: the path names no tool. The text is for the model, which may have made the name up.
     pub(crate) fn no_tool(tools: impl Iterator<Item = Tool>) -> Self {
-        let Mistake(detail) = Mistake::no_such_tool(tools);
+        let ToolError(detail) = ToolError::no_such_tool(tools);
         Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
 

@@ -161,7 +161,7 @@ impl MemoryService {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let write = async move {
             let imported = import(&this.store, &tenant, &session, user.as_ref(), received, |_| {}).await;
-            this.stored.notify_one();
+            this.index_wakeup.notify_one();
             imported
         };
         let write = tokio::spawn(write.in_current_span());

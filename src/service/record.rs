@@ -20,7 +20,7 @@ impl MemoryService {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let write = async move {
             let appended = this.store.append(&tenant, &session, &exchange, key.as_ref()).await;
-            this.stored.notify_one();
+            this.index_wakeup.notify_one();
             appended
         };
         let write = tokio::spawn(write.in_current_span());

@@ -4,9 +4,9 @@
 //! may be stopped at any time and goes on where it was.
 
 use super::{Error, stored_message};
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use crate::storage::archives::Part;
-use crate::storage::search::Place;
+use crate::storage::search::MessageRef;
 use crate::storage::search_index::IndexState;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
@@ -17,31 +17,31 @@ const ROWS: i64 = 500;
 const BYTES: i64 = 1024 * 1024;
 
 /// How far the index is behind the messages and the rules.
-pub async fn state(store: &Arc<dyn Store>, analysis: Analysis) -> Result<IndexState, StoreError> {
-    store.index_state(&analysis.label()).await
+pub async fn state(store: &Arc<dyn Store>, analyzer: Analyzer) -> Result<IndexState, StoreError> {
+    store.index_state(&analyzer.version()).await
 }
 
 /// Indexes what is to be indexed, for all tenants. `progress` gets the number of messages indexed so far.
 pub async fn reindex(
     store: &Arc<dyn Store>,
-    analysis: Analysis,
+    analyzer: Analyzer,
     progress: impl Fn(u64),
 ) -> Result<u64, Error> {
-    store.begin_index(&analysis.label()).await?;
+    store.start_reindex(&analyzer.version()).await?;
     let mut indexed = 0;
-    while let Some(piece) = store.backlog().await? {
+    while let Some(piece) = store.next_reindex_range().await? {
         let part =
             Part { after_seq: piece.done_seq, last_seq: piece.through_seq, limit: ROWS, max_bytes: BYTES };
         let mut messages = Vec::new();
         for stored in store.part(&piece.tenant, &piece.session, part).await? {
             let message = stored_message(stored.json)?;
             let place =
-                Place { created_at: stored.created_at, seq: stored.seq, session: piece.session.clone() };
+                MessageRef { created_at: stored.created_at, seq: stored.seq, session: piece.session.clone() };
             messages.push((place, message));
         }
         // Nothing there: the session was erased meanwhile, and with it the piece.
         let done = messages.last().map_or(piece.through_seq, |(place, _)| place.seq);
-        store.index(&piece, &messages, done).await?;
+        store.reindex_messages(&piece, &messages, done).await?;
         indexed += u64::try_from(messages.len()).unwrap_or(0);
         progress(indexed);
     }

@@ -6,12 +6,12 @@ use super::{Error, MemoryService, StoredMessage, stored_message};
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::Query as Parsed;
 use crate::domain::search::rank::{self, Candidate};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text;
-use crate::storage::search::{Found, Place, Scope};
+use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
 use candidates::Candidates;
 use std::collections::HashMap;
 use time::OffsetDateTime;
@@ -82,9 +82,9 @@ impl MemoryService {
     /// # Errors
     /// [`Error::NoSearch`], [`Error::InvalidQuery`]
     pub async fn search(&self, tenant: &TenantId, query: Query) -> Result<Vec<Hit>, Error> {
-        let analysis = self.rules.search.ok_or(Error::NoSearch)?;
-        let parsed = Parsed::parse(analysis, &query.text)?;
-        let scope = Scope {
+        let analyzer = self.rules.search.ok_or(Error::NoSearch)?;
+        let parsed = Parsed::parse(analyzer, &query.text)?;
+        let scope = SearchFilter {
             session: query.session_id.clone(),
             user: query.user_id.clone(),
             role: query.role,
@@ -93,20 +93,20 @@ impl MemoryService {
             without: parsed.excluded_terms(),
         };
         // What was stored before is found.
-        self.store.settle_index_of(tenant, scope.session.as_ref()).await?;
+        self.store.index_pending_for(tenant, scope.session.as_ref()).await?;
         let limit = query.limit.min(MOST);
         let Candidates { places, weights } = self.candidates(tenant, &scope, &parsed, limit).await?;
         let (mut read, mut bytes, mut hits) = (Vec::new(), 0, Vec::new());
         // Not all that have the words of a phrase have the phrase: as long as hits are missing, more are read.
         for places in places.chunks(RANKED) {
-            let found = self.store.at(tenant, query.user_id.as_ref(), places, RANKED_BYTES).await?;
+            let found = self.store.fetch_hits(tenant, query.user_id.as_ref(), places, RANKED_BYTES).await?;
             bytes += found.iter().map(|found| found.json.len()).sum::<usize>();
             let (parsed, weights) = (parsed.clone(), weights.clone());
             let ranked = move || {
                 for found in found {
                     read.push(Read::new(found)?);
                 }
-                let hits = ranked(analysis, &parsed, &weights, &read, limit);
+                let hits = ranked(analyzer, &parsed, &weights, &read, limit);
                 Ok::<_, Error>((read, hits))
             };
             (read, hits) = blocking::sized(bytes, ranked).await?;
@@ -126,13 +126,17 @@ impl MemoryService {
         hits: &mut [Hit],
         distance: usize,
     ) -> Result<(), Error> {
-        let place =
-            |hit: &Hit| Place { created_at: hit.created_at, seq: hit.seq, session: hit.session_id.clone() };
-        let places: Vec<Place> = hits.iter().map(place).collect();
+        let place = |hit: &Hit| MessageRef {
+            created_at: hit.created_at,
+            seq: hit.seq,
+            session: hit.session_id.clone(),
+        };
+        let places: Vec<MessageRef> = hits.iter().map(place).collect();
         let mut beside: HashMap<SessionId, HashMap<i64, StoredMessage>> = HashMap::new();
-        for Found { place, json } in self.store.beside(tenant, &places, limit(distance), BESIDE_BYTES).await?
+        for StoredHit { place, json } in
+            self.store.fetch_neighbours(tenant, &places, limit(distance), BESIDE_BYTES).await?
         {
-            let Place { created_at, seq, session } = place;
+            let MessageRef { created_at, seq, session } = place;
             beside.entry(session).or_default().insert(seq, StoredMessage { seq, created_at, json });
         }
         // A message that is beside several hits is shown, and counts, with each.
@@ -156,19 +160,19 @@ impl MemoryService {
 
 /// A candidate that was read.
 struct Read {
-    place: Place,
+    place: MessageRef,
     text: String,
     message: Message,
 }
 
 impl Read {
-    fn new(Found { place, json }: Found) -> Result<Self, Error> {
+    fn new(StoredHit { place, json }: StoredHit) -> Result<Self, Error> {
         let message = stored_message(json)?;
-        Ok(Self { place, text: text::of(&message), message })
+        Ok(Self { place, text: text::searchable_text(&message), message })
     }
 }
 
-fn ranked(analysis: Analysis, query: &Parsed, weights: &[f64], read: &[Read], limit: usize) -> Vec<Hit> {
+fn ranked(analyzer: Analyzer, query: &Parsed, weights: &[f64], read: &[Read], limit: usize) -> Vec<Hit> {
     let candidates = read.iter().map(|Read { place, text, .. }| Candidate {
         session: place.session.as_str(),
         seq: place.seq,
@@ -183,11 +187,11 @@ fn ranked(analysis: Analysis, query: &Parsed, weights: &[f64], read: &[Read], li
         score,
         message: message.json().to_owned(),
         role: message.role(),
-        snippet: snippet(analysis, query, text),
+        snippet: snippet(analyzer, query, text),
         before: Vec::new(),
         after: Vec::new(),
     };
-    let hits = rank::rank(analysis, query, weights, &candidates).into_iter();
+    let hits = rank::rank(analyzer, query, weights, &candidates).into_iter();
     hits.filter_map(|(at, score)| Some((read.get(at)?, score))).take(limit).map(hit).collect()
 }
 

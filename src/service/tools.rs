@@ -7,15 +7,15 @@ use crate::domain::context::MEMORY_HEADING;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::skill;
-use crate::domain::tool::{Call, LONG_MEMORY_WORDS, Mistake, Tool};
+use crate::domain::tool::{LONG_MEMORY_WORDS, Tool, ToolCall, ToolError};
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 
-mod history;
+mod search_history;
 
 /// Who calls a tool.
 #[derive(Clone, Debug, Default)]
-pub struct Asking {
+pub struct ToolContext {
     /// The session that the agent is in. It gives the user.
     pub session: Option<SessionId>,
     /// Whose agent it is; needed only while there is no such session yet, and `default` without.
@@ -33,8 +33,8 @@ pub struct Outcome {
     pub data: Value,
 }
 
-impl From<Mistake> for Outcome {
-    fn from(Mistake(content): Mistake) -> Self {
+impl From<ToolError> for Outcome {
+    fn from(ToolError(content): ToolError) -> Self {
         Self { is_error: true, content, data: Value::Null }
     }
 }
@@ -53,31 +53,37 @@ impl MemoryService {
     }
 
     /// Does what the model asks.
-    pub async fn call_tool(&self, tenant: &TenantId, asking: &Asking, call: Call) -> Result<Outcome, Error> {
-        let user = self.user_of(tenant, asking).await?;
+    pub async fn call_tool(
+        &self,
+        tenant: &TenantId,
+        context: &ToolContext,
+        call: ToolCall,
+    ) -> Result<Outcome, Error> {
+        let user = self.user_of(tenant, context).await?;
         match call {
-            Call::MemoryRead => Ok(read(self.memory(tenant, &user).await?)),
-            Call::MemoryWrite { content } => match self.write_memory(tenant, &user, &content, None).await {
+            ToolCall::MemoryRead => Ok(read(self.memory(tenant, &user).await?)),
+            ToolCall::MemoryWrite { content } => match self.write_memory(tenant, &user, &content, None).await
+            {
                 Ok(document) => Ok(written(&document)),
-                Err(Error::MemoryTooLarge { bytes, most }) => Ok(Outcome::from(Mistake(format!(
+                Err(Error::MemoryTooLarge { bytes, most }) => Ok(Outcome::from(ToolError(format!(
                     "Nothing was written: the document has {bytes} bytes, and at most {most} fit. Keep what matters, \
                      about 300 words, and write it again."
                 )))),
                 Err(error) => Err(error),
             },
-            Call::SearchHistory { query, days, max_results } => {
-                self.search_history(tenant, user, asking.session.as_ref(), (query, days, max_results)).await
+            ToolCall::SearchHistory { query, days, max_results } => {
+                self.search_history(tenant, user, context.session.as_ref(), (query, days, max_results)).await
             }
         }
     }
 
     /// The user of the session; of one that doesn't exist yet, the one who is named.
-    async fn user_of(&self, tenant: &TenantId, asking: &Asking) -> Result<UserId, Error> {
-        let session = match &asking.session {
+    async fn user_of(&self, tenant: &TenantId, context: &ToolContext) -> Result<UserId, Error> {
+        let session = match &context.session {
             Some(session) => self.store.session(tenant, session).await?,
             None => None,
         };
-        match (session, &asking.user) {
+        match (session, &context.user) {
             (Some(session), Some(user)) if session.user_id != *user => Err(Error::OtherUser),
             (Some(session), _) => Ok(session.user_id),
             (None, user) => Ok(user.clone().unwrap_or_default()),

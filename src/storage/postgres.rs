@@ -8,7 +8,7 @@
 use super::pool::Connections;
 use super::{Options, Store, StoreError, migrations};
 use crate::domain::id::TenantId;
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use async_trait::async_trait;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgDatabaseError, PgPoolOptions, PgRow};
@@ -37,7 +37,7 @@ mod users;
 #[derive(Debug)]
 pub struct Postgres {
     pool: Connections,
-    search: Option<Analysis>,
+    search: Option<Analyzer>,
 }
 
 impl Postgres {

@@ -194,11 +194,11 @@ macro_rules! read_message {
 }
 
 /// Reads where a message is out of a row of either store.
-macro_rules! read_place {
+macro_rules! read_message_ref {
     ($row:expr, $time:path) => {{
         let row = $row;
         let session: String = row.try_get("session_id")?;
-        $crate::storage::search::Place {
+        $crate::storage::search::MessageRef {
             created_at: $time(row, "created_at")?,
             seq: row.try_get("seq")?,
             session: $crate::domain::id::SessionId::new(session)
@@ -208,13 +208,13 @@ macro_rules! read_place {
 }
 
 /// Reads what is still to be indexed out of a row of either store.
-macro_rules! read_backlog {
+macro_rules! read_reindex_range {
     ($row:expr) => {{
         use $crate::domain::id::{SessionId, TenantId};
         use $crate::storage::row::corrupt;
         let row = $row;
         let (tenant, session): (String, String) = (row.try_get("tenant_id")?, row.try_get("session_id")?);
-        $crate::storage::search_index::Backlog {
+        $crate::storage::search_index::ReindexRange {
             tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
             session: SessionId::new(session).map_err(corrupt("a session id"))?,
             done_seq: row.try_get("done_seq")?,
@@ -224,10 +224,10 @@ macro_rules! read_backlog {
 }
 
 /// Reads a run of messages that wait to be indexed out of a row of either store.
-macro_rules! read_waiting {
+macro_rules! read_pending_range {
     ($row:expr, $time:path) => {{
         let row = $row;
-        $crate::storage::search_index::Waiting {
+        $crate::storage::search_index::PendingRange {
             tenant: row.try_get("tenant_id")?,
             session: row.try_get("session_id")?,
             first_seq: row.try_get("first_seq")?,
@@ -239,12 +239,12 @@ macro_rules! read_waiting {
 }
 
 /// Reads a message that waits out of a row of either store: `place` is that of its run in the piece.
-macro_rules! read_unindexed {
+macro_rules! read_pending_message {
     ($row:expr, $time:path, $piece:expr) => {{
         let row = $row;
         let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
         let run = $piece.get(place).ok_or(sqlx::Error::RowNotFound)?;
-        $crate::storage::search_index::Unindexed {
+        $crate::storage::search_index::PendingMessage {
             tenant: run.tenant.clone(),
             session: run.session.clone(),
             user: row.try_get("user_id")?,
@@ -279,6 +279,6 @@ macro_rules! revision_columns {
 }
 
 pub(super) use {
-    key_columns, read_backlog, read_key, read_memory, read_message, read_place, read_revision, read_session,
-    read_unindexed, read_waiting, revision_columns, session_columns,
+    key_columns, read_key, read_memory, read_message, read_message_ref, read_pending_message,
+    read_pending_range, read_reindex_range, read_revision, read_session, revision_columns, session_columns,
 };

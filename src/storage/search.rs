@@ -5,14 +5,14 @@
 use super::StoreError;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
-use crate::domain::search::index::{self, Lexeme, Probe};
+use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
 use async_trait::async_trait;
 use time::OffsetDateTime;
 use time::macros::datetime;
 
 /// Which messages are searched. All of them where nothing is said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scope {
+pub struct SearchFilter {
     /// Those of one session.
     pub session: Option<SessionId>,
     /// Those of the sessions of one user.
@@ -29,7 +29,7 @@ pub struct Scope {
 
 /// What the newest messages tell of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
+pub struct TermStatistics {
     /// How many were looked at: all of them, where fewer than were asked for.
     pub rows: i64,
     /// How many messages there are, about; exact where all were looked at, or for a session.
@@ -42,7 +42,7 @@ pub struct Sample {
 
 /// Where a message is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct MessageRef {
     /// When it was stored.
     pub created_at: OffsetDateTime,
     /// Its place in its session.
@@ -56,9 +56,9 @@ pub const LARGE: i64 = 128 * 1024;
 
 /// A message that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct StoredHit {
     /// Where it is.
-    pub place: Place,
+    pub place: MessageRef,
     /// JSON, as the client gave it.
     pub json: String,
 }
@@ -68,58 +68,58 @@ pub struct Found {
 pub trait Search {
     /// Looks at the `most` newest messages, of the scope's session or else of the whole tenant: how many have what each
     /// probe asks for.
-    async fn sample(
+    async fn term_statistics(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probes: &[Probe],
+        scope: &SearchFilter,
+        probes: &[TermQuery],
         most: i64,
-    ) -> Result<Sample, StoreError>;
+    ) -> Result<TermStatistics, StoreError>;
 
     /// By the index: for each probe, the `most` messages of the scope that have what it asks for and came into the index
     /// last. What it reads grows with how many there are.
-    async fn draw(
+    async fn lookup_terms(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probes: &[Probe],
+        scope: &SearchFilter,
+        probes: &[TermQuery],
         most: i64,
-    ) -> Result<Vec<Vec<Place>>, StoreError>;
+    ) -> Result<Vec<Vec<MessageRef>>, StoreError>;
 
     /// For what many messages have: of the `rows` newest messages of the scope's session and times, or else of its tenant and
     /// times, the `most` newest that are in scope and have what the probe asks for. What it reads is bounded by `rows`.
-    async fn walk(
+    async fn scan_recent(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probe: &Probe,
+        scope: &SearchFilter,
+        probe: &TermQuery,
         rows: i64,
         most: i64,
-    ) -> Result<Vec<Place>, StoreError>;
+    ) -> Result<Vec<MessageRef>, StoreError>;
 
     /// The messages at these places, in their order, as far as they are the user's where one is named. They are taken, those
     /// of more than [`LARGE`] last, until together they have `max_bytes` of JSON.
-    async fn at(
+    async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        places: &[Place],
+        places: &[MessageRef],
         max_bytes: i64,
-    ) -> Result<Vec<Found>, StoreError>;
+    ) -> Result<Vec<StoredHit>, StoreError>;
 
     /// The messages beside these places, up to `distance` before and after each, each once, in no order. They are taken,
     /// those beside the first places first and the nearest before others, until together they have `max_bytes` of JSON.
-    async fn beside(
+    async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
-        places: &[Place],
+        places: &[MessageRef],
         distance: i64,
         max_bytes: i64,
-    ) -> Result<Vec<Found>, StoreError>;
+    ) -> Result<Vec<StoredHit>, StoreError>;
 }
 
 /// What a sample's size tells of how many messages there are. Ids are 0 where there is no message.
-pub(super) struct Newest {
+pub(super) struct SampleRange {
     /// How many were looked at.
     pub(super) rows: i64,
     /// The lowest id among them.
@@ -132,7 +132,7 @@ pub(super) struct Newest {
     pub(super) last_seq: Option<i64>,
 }
 
-impl Newest {
+impl SampleRange {
     /// How many messages there are, about, where `most` were to be looked at.
     pub(super) fn messages(&self, most: i64) -> i64 {
         let Self { rows, first, last, oldest, last_seq } = *self;
@@ -146,7 +146,7 @@ impl Newest {
     }
 }
 
-impl Scope {
+impl SearchFilter {
     pub(super) fn from(&self) -> OffsetDateTime {
         self.since.unwrap_or(OffsetDateTime::UNIX_EPOCH)
     }
@@ -162,9 +162,9 @@ impl Scope {
 
     /// The lexemes of which a message in scope has all.
     pub(super) fn all(&self, tag: &str) -> Vec<String> {
-        let session = self.session.as_ref().map(|session| index::session(tag, session));
-        let user = self.user.as_ref().map(|user| index::user(tag, user));
-        let role = self.role.map(|role| index::role(tag, role));
+        let session = self.session.as_ref().map(|session| lexemes::session_lexeme(tag, session));
+        let user = self.user.as_ref().map(|user| lexemes::user_lexeme(tag, user));
+        let role = self.role.map(|role| lexemes::role_lexeme(tag, role));
         [session, user, role].into_iter().flatten().collect()
     }
 
@@ -175,7 +175,7 @@ impl Scope {
 }
 
 /// How a query language of a full-text index says things.
-pub(super) struct Dialect {
+pub(super) struct FtsSyntax {
     pub(super) and: &'static str,
     pub(super) or: &'static str,
     pub(super) and_not: &'static str,
@@ -183,17 +183,17 @@ pub(super) struct Dialect {
     pub(super) prefix: &'static str,
 }
 
-impl Dialect {
+impl FtsSyntax {
     /// The probe within the scope. Lexemes are letters, digits and colons: quotes around them are enough.
-    pub(super) fn query(&self, tenant: &TenantId, scope: &Scope, probe: &Probe) -> String {
-        let tag = index::tag(tenant);
+    pub(super) fn query(&self, tenant: &TenantId, scope: &SearchFilter, probe: &TermQuery) -> String {
+        let tag = lexemes::tenant_prefix(tenant);
         let Self { and, or, and_not, quote, prefix } = self;
         let quoted = |lexeme: String| format!("{quote}{lexeme}{quote}");
-        let lexeme = |Lexeme { term, is_prefix }: &Lexeme| {
+        let lexeme = |TermPattern { term, is_prefix }: &TermPattern| {
             quoted(format!("{tag}{term}")) + if *is_prefix { prefix } else { "" }
         };
         let any =
-            |group: &Vec<Lexeme>| format!("({})", group.iter().map(lexeme).collect::<Vec<_>>().join(or));
+            |group: &Vec<TermPattern>| format!("({})", group.iter().map(lexeme).collect::<Vec<_>>().join(or));
         let within = scope.all(&tag).into_iter().map(quoted);
         let all = probe.0.iter().map(any).chain(within).collect::<Vec<_>>().join(and);
         let none: Vec<String> = scope.none(&tag).into_iter().map(quoted).collect();

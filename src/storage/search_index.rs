@@ -7,13 +7,13 @@
 
 use super::StoreError;
 use super::row::limit;
-use super::search::Place;
+use super::search::MessageRef;
 use crate::blocking;
 use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
-use crate::domain::search::analysis::Analysis;
-use crate::domain::search::index;
+use crate::domain::search::analyzer::Analyzer;
+use crate::domain::search::lexemes;
 use async_trait::async_trait;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use time::OffsetDateTime;
 /// How far the index is behind the messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexState {
-    /// The rules that it is made by: [`Analysis::label`].
+    /// The rules that it is made by: [`Analyzer::version`].
     pub label: String,
     /// Sessions with messages that are still to be indexed.
     pub backlog: i64,
@@ -30,7 +30,7 @@ pub struct IndexState {
 
 /// A piece of what is still to be indexed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backlog {
+pub struct ReindexRange {
     /// Whose it is.
     pub tenant: TenantId,
     /// In which session.
@@ -50,46 +50,50 @@ pub trait SearchIndex {
     /// Indexes messages that wait, as many as go together, those first that have waited longest; but for those that
     /// another replica is at. Returns whether more may wait. Where none does, Postgres' full-text index gets the lexemes that
     /// wait beside it for being put in together.
-    async fn settle_index(&self) -> Result<bool, StoreError>;
+    async fn index_batch(&self) -> Result<bool, StoreError>;
 
     /// Indexes all that waits of a tenant, or of one of its sessions. When this returns, [`Search`](super::search::Search)
     /// finds what was stored before. What others are at is waited for, but not for long.
-    async fn settle_index_of(&self, tenant: &TenantId, session: Option<&SessionId>)
-    -> Result<(), StoreError>;
+    async fn index_pending_for(
+        &self,
+        tenant: &TenantId,
+        session: Option<&SessionId>,
+    ) -> Result<(), StoreError>;
 
     /// Says that messages are stored and not indexed from now on: the next rules begin a new index.
-    async fn suspend_index(&self) -> Result<(), StoreError>;
+    async fn disable_index(&self) -> Result<(), StoreError>;
 
     /// Begins an index by the rules of this label: where it is by others, all messages there are are to be indexed anew.
-    async fn begin_index(&self, label: &str) -> Result<(), StoreError>;
+    async fn start_reindex(&self, label: &str) -> Result<(), StoreError>;
 
     /// A piece of what is still to be indexed, of any tenant. `None`: nothing is.
-    async fn backlog(&self) -> Result<Option<Backlog>, StoreError>;
+    async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError>;
 
     /// Indexes messages, in place of what the index had of them; then the piece is done up to `done_seq`. Where the
     /// session has gone or another process is at it as well, nothing is done twice or left behind.
-    async fn index(
+    async fn reindex_messages(
         &self,
-        piece: &Backlog,
-        messages: &[(Place, Message)],
+        piece: &ReindexRange,
+        messages: &[(MessageRef, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError>;
 }
 
 /// The rules that the index goes by.
-pub(super) const RULES: &str = "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
+pub(super) const SELECT_ANALYZER_VERSION: &str =
+    "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
 
 /// A statement about what waits: of all tenants; of a tenant (`$1`), what was stored by then (`$2`); and of one of its
 /// sessions (`$3`).
-pub(super) struct OfWaiting {
+pub(super) struct PendingStatements {
     pub(super) all: &'static str,
     pub(super) tenant: &'static str,
     pub(super) session: &'static str,
 }
 
-macro_rules! of_waiting {
+macro_rules! pending_statements {
     ($select:literal, $rest:expr) => {
-        $crate::storage::search_index::OfWaiting {
+        $crate::storage::search_index::PendingStatements {
             all: concat!($select, " FROM search_waiting", $rest),
             tenant: concat!($select, " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2", $rest),
             session: concat!(
@@ -101,10 +105,10 @@ macro_rules! of_waiting {
     };
 }
 
-/// What waits, as many as are in a [`PIECE`], with the rules that the index goes by then; and what is said of locks.
-macro_rules! take_waiting {
+/// What waits, as many as are in a [`MAX_BATCH_RANGES`], with the rules that the index goes by then; and what is said of locks.
+macro_rules! claim_pending {
     ($locks:literal) => {
-        $crate::storage::search_index::of_waiting!(
+        $crate::storage::search_index::pending_statements!(
             "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
                 coalesce((SELECT label FROM search_rules), '') AS label",
             concat!(" ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250", $locks)
@@ -112,40 +116,41 @@ macro_rules! take_waiting {
     };
 }
 
-pub(super) use {of_waiting, take_waiting};
+pub(super) use {claim_pending, pending_statements};
 
 /// Until when what waits was stored.
-pub(super) const UNTIL: OfWaiting = of_waiting!("SELECT max(created_at) AS until", "");
+pub(super) const SELECT_NEWEST_PENDING: PendingStatements =
+    pending_statements!("SELECT max(created_at) AS until", "");
 
 /// Runs of messages that are indexed together, at most.
-pub(super) const PIECE: i64 = 250;
+pub(super) const MAX_BATCH_RANGES: i64 = 250;
 /// Bytes of JSON in them, and in one run, about: one message may have more.
-const PIECE_BYTES: i64 = 1024 * 1024;
+const MAX_BATCH_BYTES: i64 = 1024 * 1024;
 /// How long a search waits for what it could find to be indexed. A piece takes some 50 ms.
-const PATIENCE: Duration = Duration::from_secs(5);
+const INDEXING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An error where a search has waited since then for longer than it may.
-pub(super) fn has_patience(since: Instant) -> Result<(), StoreError> {
-    if since.elapsed() < PATIENCE { Ok(()) } else { Err(StoreError::Behind(PATIENCE)) }
+pub(super) fn check_deadline(since: Instant) -> Result<(), StoreError> {
+    if since.elapsed() < INDEXING_TIMEOUT { Ok(()) } else { Err(StoreError::Behind(INDEXING_TIMEOUT)) }
 }
 
 /// Messages of an exchange that wait together: its first and its last by their places in it, and their bytes of JSON. All of
 /// them, but where they are too large to be indexed in one piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct ExchangeSpan {
     pub(super) first: i64,
     pub(super) last: i64,
     pub(super) bytes: i64,
 }
 
 /// The runs in which an exchange waits; none without rules to index it by.
-pub(super) fn runs(analysis: Option<Analysis>, exchange: &Exchange) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for (at, (message, _)) in (0..).zip(&exchange.messages).take_while(|_| analysis.is_some()) {
+pub(super) fn pending_spans(analyzer: Option<Analyzer>, exchange: &Exchange) -> Vec<ExchangeSpan> {
+    let mut runs: Vec<ExchangeSpan> = Vec::new();
+    for (at, (message, _)) in (0..).zip(&exchange.messages).take_while(|_| analyzer.is_some()) {
         let bytes = limit(message.json().len());
-        match runs.last_mut().filter(|run| run.bytes < PIECE_BYTES) {
+        match runs.last_mut().filter(|run| run.bytes < MAX_BATCH_BYTES) {
             Some(run) => (run.last, run.bytes) = (at, run.bytes + bytes),
-            None => runs.push(Run { first: at, last: at, bytes }),
+            None => runs.push(ExchangeSpan { first: at, last: at, bytes }),
         }
     }
     runs
@@ -153,7 +158,7 @@ pub(super) fn runs(analysis: Option<Analysis>, exchange: &Exchange) -> Vec<Run> 
 
 /// Messages that are stored and not in the index yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Waiting {
+pub(super) struct PendingRange {
     pub(super) tenant: String,
     pub(super) session: String,
     pub(super) first_seq: i64,
@@ -162,14 +167,14 @@ pub(super) struct Waiting {
     pub(super) created_at: OffsetDateTime,
 }
 
-/// Of up to [`PIECE`] that wait, those that are indexed together, and whether more may wait.
-pub(super) fn piece(mut waiting: Vec<Waiting>) -> (Vec<Waiting>, bool) {
-    let is_full = limit(waiting.len()) >= PIECE;
+/// Of up to [`MAX_BATCH_RANGES`] that wait, those that are indexed together, and whether more may wait.
+pub(super) fn next_batch(mut waiting: Vec<PendingRange>) -> (Vec<PendingRange>, bool) {
+    let is_full = limit(waiting.len()) >= MAX_BATCH_RANGES;
     let mut bytes = 0;
     let fits = waiting.iter().take_while(|run| {
         let before = bytes;
         bytes += run.bytes;
-        before < PIECE_BYTES
+        before < MAX_BATCH_BYTES
     });
     let (fits, all) = (fits.count(), waiting.len());
     waiting.truncate(fits);
@@ -177,7 +182,7 @@ pub(super) fn piece(mut waiting: Vec<Waiting>) -> (Vec<Waiting>, bool) {
 }
 
 /// A message that is not in the index yet.
-pub(super) struct Unindexed {
+pub(super) struct PendingMessage {
     pub(super) tenant: String,
     pub(super) session: String,
     pub(super) user: String,
@@ -187,7 +192,7 @@ pub(super) struct Unindexed {
 }
 
 /// A row of the index.
-pub(super) struct Entry {
+pub(super) struct IndexEntry {
     pub(super) tenant: String,
     pub(super) session: String,
     pub(super) seq: i64,
@@ -197,7 +202,7 @@ pub(super) struct Entry {
     pub(super) lexemes: String,
 }
 
-impl Entry {
+impl IndexEntry {
     /// With the lexeme of the user beside those of the message.
     fn new(
         tenant: &TenantId,
@@ -212,67 +217,73 @@ impl Entry {
 }
 
 /// The rows of messages of one session, by their places and lexemes.
-pub(super) fn entries(
+pub(super) fn index_entries(
     tenant: &TenantId,
     session: &SessionId,
     user: &UserId,
     places: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
     lexemes: &[String],
-) -> Vec<Entry> {
-    let user = index::user(&index::tag(tenant), user);
-    let entry = |(place, lexemes): (_, &String)| Entry::new(tenant, session, &user, place, lexemes);
+) -> Vec<IndexEntry> {
+    let user = lexemes::user_lexeme(&lexemes::tenant_prefix(tenant), user);
+    let entry = |(place, lexemes): (_, &String)| IndexEntry::new(tenant, session, &user, place, lexemes);
     places.zip(lexemes).map(entry).collect()
 }
 
 /// The rules by which what waits is indexed: those that the index goes by, whatever the settings of this process are, so
 /// that it has one kind of words. `None`: they are of another version, and so is whoever indexes.
-pub(super) fn rules(label: &str, own: Analysis) -> Option<Analysis> {
+pub(super) fn analyzer_for(label: &str, own: Analyzer) -> Option<Analyzer> {
     // What is suspended begins anew in any case.
-    if matches!(label, "" | "off") { Some(own) } else { Analysis::named(label) }
+    if matches!(label, "" | "off") { Some(own) } else { Analyzer::parse_version(label) }
 }
 
 /// The rules by which an import is indexed.
-pub(super) fn rules_of_import(label: &str, own: Option<Analysis>) -> Option<Analysis> {
-    own.map(|own| rules(label, own).unwrap_or(own))
+pub(super) fn analyzer_for_import(label: &str, own: Option<Analyzer>) -> Option<Analyzer> {
+    own.map(|own| analyzer_for(label, own).unwrap_or(own))
 }
 
 /// The rows of messages that wait. One that can't be read must not keep the others from being found: it is left out.
-pub(super) async fn entries_of(analysis: Analysis, messages: Vec<Unindexed>) -> Vec<Entry> {
-    let entry = move |unindexed: Unindexed| {
-        let Unindexed { tenant, session, user, seq, created_at, json } = unindexed;
+pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<PendingMessage>) -> Vec<IndexEntry> {
+    let entry = move |unindexed: PendingMessage| {
+        let PendingMessage { tenant, session, user, seq, created_at, json } = unindexed;
         let ids = (TenantId::new(&*tenant), SessionId::new(&*session), UserId::new(user));
         let ((Ok(tenant), Ok(session), Ok(user)), Ok(message)) = (ids, Message::from_stored(json)) else {
             tracing::error!(tenant, session, seq, "a stored message can't be read: search won't find it");
             return None;
         };
-        let lexemes = || index::lexemes(analysis, &tenant, &session, &message);
+        let lexemes = || lexemes::message_lexemes(analyzer, &tenant, &session, &message);
         let Ok(lexemes) = catch_unwind(AssertUnwindSafe(lexemes)) else {
             let (tenant, session) = (tenant.as_str(), session.as_str());
             tracing::error!(tenant, session, seq, "a message can't be indexed: search won't find it");
             return None;
         };
-        let user = index::user(&index::tag(&tenant), &user);
-        Some(Entry::new(&tenant, &session, &user, (seq, Some(created_at)), &lexemes))
+        let user = lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user);
+        Some(IndexEntry::new(&tenant, &session, &user, (seq, Some(created_at)), &lexemes))
     };
     blocking::run(move || messages.into_iter().filter_map(entry).collect()).await
 }
 
 /// The lexemes of each message, but that of its user; none at all without rules to make them by.
-pub(super) async fn lexemes(
-    analysis: Option<Analysis>,
+pub(super) async fn lexemes_of_messages(
+    analyzer: Option<Analyzer>,
     tenant: &TenantId,
     session: &SessionId,
     messages: impl ExactSizeIterator<Item = &Message> + Clone + Send,
 ) -> Vec<String> {
-    let Some(analysis) = analysis else { return Vec::new() };
+    let Some(analyzer) = analyzer else { return Vec::new() };
     // Few are not worth a copy.
     if !blocking::is_large(messages.clone().map(|message| message.json().len()).sum()) {
-        return messages.map(|message| index::lexemes(analysis, tenant, session, message)).collect();
+        return messages
+            .map(|message| lexemes::message_lexemes(analyzer, tenant, session, message))
+            .collect();
     }
     let (tenant, session) = (tenant.clone(), session.clone());
     let messages: Vec<Message> = messages.cloned().collect();
-    let work =
-        move || messages.iter().map(|message| index::lexemes(analysis, &tenant, &session, message)).collect();
+    let work = move || {
+        messages
+            .iter()
+            .map(|message| lexemes::message_lexemes(analyzer, &tenant, &session, message))
+            .collect()
+    };
     blocking::run(work).await
 }
 
@@ -283,8 +294,8 @@ mod tests {
     #[test]
     fn a_search_waits_for_so_long_and_no_longer() {
         let now = Instant::now();
-        assert!(has_patience(now).is_ok());
-        let before = now.checked_sub(PATIENCE).expect("the machine runs for longer");
-        assert!(matches!(has_patience(before), Err(StoreError::Behind(PATIENCE))));
+        assert!(check_deadline(now).is_ok());
+        let before = now.checked_sub(INDEXING_TIMEOUT).expect("the machine runs for longer");
+        assert!(matches!(check_deadline(before), Err(StoreError::Behind(INDEXING_TIMEOUT))));
     }
 }

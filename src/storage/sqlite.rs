@@ -4,7 +4,7 @@
 //! fair and never ends in "database is locked". A write transaction begins as one (`BEGIN IMMEDIATE`).
 
 use super::{Options, Store, StoreError, migrations};
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use async_trait::async_trait;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::{
@@ -36,7 +36,7 @@ mod users;
 pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
-    search: Option<Analysis>,
+    search: Option<Analyzer>,
     settling: Mutex<()>,
 }
 

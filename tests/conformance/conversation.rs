@@ -59,12 +59,12 @@ impl Conversation {
 
     /// Has indexed what was stored in it so far.
     pub(crate) async fn settle_session(&self) {
-        self.store.settle_index_of(&self.tenant, Some(&self.session)).await.unwrap();
+        self.store.index_pending_for(&self.tenant, Some(&self.session)).await.unwrap();
     }
 
     /// Has indexed what its tenant has stored so far.
     pub(crate) async fn settle(&self) {
-        self.store.settle_index_of(&self.tenant, None).await.unwrap();
+        self.store.index_pending_for(&self.tenant, None).await.unwrap();
     }
 
     pub(crate) async fn find(&self) -> Option<Session> {

@@ -5,10 +5,10 @@ use crate::conversation::{Conversation, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::{TenantId, UserId};
-use precis::domain::search::analysis::Analysis;
-use precis::domain::search::index::{self, Lexeme, Probe};
+use precis::domain::search::analyzer::Analyzer;
+use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::storage::messages::Page;
-use precis::storage::search::{Place, Scope};
+use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::sessions::After;
 use precis::storage::{self, Options};
 use std::time::Duration;
@@ -65,7 +65,7 @@ async fn connect(backend: &Backend) -> Conversation {
         max_connections: 1,
         acquire_timeout: Duration::from_secs(20),
         statement_timeout: Duration::from_secs(30),
-        search: Some(Analysis::default()),
+        search: Some(Analyzer::default()),
     };
     Conversation {
         store: storage::connect(&backend.url(), &options).await.unwrap(),
@@ -99,13 +99,16 @@ const CALLS: &[(&str, &str, i64)] = &[
     ("beside", "messages", 60),
 ];
 
-fn probe(term: &str) -> Probe {
-    Probe(vec![vec![Lexeme::exact(term)]])
+fn probe(term: &str) -> TermQuery {
+    TermQuery(vec![vec![TermPattern::exact(term)]])
 }
 
-fn places() -> Vec<Place> {
-    let place =
-        |n: i64| Place { created_at: OffsetDateTime::UNIX_EPOCH, seq: n * 1000, session: session_id("demo") };
+fn places() -> Vec<MessageRef> {
+    let place = |n: i64| MessageRef {
+        created_at: OffsetDateTime::UNIX_EPOCH,
+        seq: n * 1000,
+        session: session_id("demo"),
+    };
     (1_i64..=20).map(place).collect()
 }
 
@@ -135,23 +138,29 @@ async fn call(demo: &Conversation, what: &str) {
         "sessions of a user, far down" => sessions(Some(&ada), Some(&far)).await,
         "sample" | "sample of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
-            let scope = Scope { session, ..Scope::default() };
-            let sample = store.sample(tenant, &scope, &[probe("common"), probe("few7")], 1000).await.unwrap();
+            let scope = SearchFilter { session, ..SearchFilter::default() };
+            let sample =
+                store.term_statistics(tenant, &scope, &[probe("common"), probe("few7")], 1000).await.unwrap();
             // What `append` says is newer and has other words.
             assert!(sample.rows == 1000 && sample.with[0] > 900 && sample.with[1] == 0, "{sample:?}");
         }
         "draw" | "draw of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
-            let scope = Scope { session, ..Scope::default() };
-            assert_eq!(store.draw(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20);
+            let scope = SearchFilter { session, ..SearchFilter::default() };
+            assert_eq!(store.lookup_terms(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20);
         }
         "walk" | "walk of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
-            let scope = Scope { session, ..Scope::default() };
-            assert_eq!(store.walk(tenant, &scope, &probe("common"), 20_000, 50).await.unwrap().len(), 50);
+            let scope = SearchFilter { session, ..SearchFilter::default() };
+            assert_eq!(
+                store.scan_recent(tenant, &scope, &probe("common"), 20_000, 50).await.unwrap().len(),
+                50
+            );
         }
-        "at" => assert_eq!(store.at(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20),
-        "beside" => assert_eq!(store.beside(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40),
+        "at" => assert_eq!(store.fetch_hits(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20),
+        "beside" => {
+            assert_eq!(store.fetch_neighbours(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40)
+        }
         "append" => {
             demo.say(&["a", "b"]).await;
         }
@@ -169,8 +178,9 @@ async fn what_is_read_does_not_grow_with_what_is_stored() {
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
     let (tenant, session) = (TenantId::default(), session_id("demo"));
-    let fill = FILL.replace("TAG:sSESSION", &index::session(&index::tag(&tenant), &session));
-    sql.run(&fill.replace("TAG", &index::tag(&tenant))).await;
+    let fill =
+        FILL.replace("TAG:sSESSION", &lexemes::session_lexeme(&lexemes::tenant_prefix(&tenant), &session));
+    sql.run(&fill.replace("TAG", &lexemes::tenant_prefix(&tenant))).await;
     sql.run("ANALYZE").await;
     let database = sql.texts("SELECT current_database()::text").await.remove(0);
     for mode in ["auto", "force_custom_plan", "force_generic_plan"] {

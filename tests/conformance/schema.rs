@@ -4,7 +4,7 @@ use crate::conversation::Conversation;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
-use precis::domain::search::analysis::Analysis;
+use precis::domain::search::analyzer::Analyzer;
 use precis::storage::{self, Options, StoreError};
 use std::time::Duration;
 use test_case::test_case;
@@ -107,7 +107,7 @@ fn options() -> Options {
         max_connections: 2,
         acquire_timeout: Duration::from_secs(5),
         statement_timeout: Duration::from_secs(30),
-        search: Some(Analysis::default()),
+        search: Some(Analyzer::default()),
     }
 }
 

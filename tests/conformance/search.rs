@@ -3,32 +3,43 @@
 use crate::conversation::{Conversation, exchange_of, session_id, user_id};
 use crate::support::backend::Backend;
 use precis::domain::message::Role;
-use precis::domain::search::index::{Lexeme, Probe};
-use precis::storage::search::{Place, Sample, Scope};
+use precis::domain::search::lexemes::{TermPattern, TermQuery};
+use precis::storage::search::{MessageRef, SearchFilter, TermStatistics};
 use std::slice::from_ref;
 use test_case::test_case;
 
-pub(crate) fn probe(groups: &[&[&str]]) -> Probe {
+pub(crate) fn probe(groups: &[&[&str]]) -> TermQuery {
     let lexeme = |term: &&str| match term.strip_suffix('*') {
-        Some(prefix) => Lexeme { term: prefix.to_owned(), is_prefix: true },
-        None => Lexeme::exact(*term),
+        Some(prefix) => TermPattern { term: prefix.to_owned(), is_prefix: true },
+        None => TermPattern::exact(*term),
     };
-    Probe(groups.iter().map(|group| group.iter().map(lexeme).collect()).collect())
+    TermQuery(groups.iter().map(|group| group.iter().map(lexeme).collect()).collect())
 }
 
-pub(crate) fn seqs(places: &[Place]) -> Vec<i64> {
+pub(crate) fn seqs(places: &[MessageRef]) -> Vec<i64> {
     places.iter().map(|place| place.seq).collect()
 }
 
 impl Conversation {
-    pub(crate) async fn draw(&self, scope: &Scope, probe: &Probe, most: i64) -> Vec<Place> {
+    pub(crate) async fn lookup_terms(
+        &self,
+        scope: &SearchFilter,
+        probe: &TermQuery,
+        most: i64,
+    ) -> Vec<MessageRef> {
         self.settle().await;
-        self.store.draw(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0)
+        self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0)
     }
 
-    async fn walk(&self, scope: &Scope, probe: &Probe, rows: i64, most: i64) -> Vec<Place> {
+    async fn scan_recent(
+        &self,
+        scope: &SearchFilter,
+        probe: &TermQuery,
+        rows: i64,
+        most: i64,
+    ) -> Vec<MessageRef> {
         self.settle().await;
-        self.store.walk(&self.tenant, scope, probe, rows, most).await.unwrap()
+        self.store.scan_recent(&self.tenant, scope, probe, rows, most).await.unwrap()
     }
 }
 
@@ -51,7 +62,7 @@ async fn messages_are_drawn_by_what_they_have(backend: Backend) {
 }
 
 async fn check_draws(demo: &Conversation) {
-    let all = Scope::default();
+    let all = SearchFilter::default();
     for (groups, expected) in [
         (&[&["appl"][..]][..], vec![3, 1]),
         (&[&["appl"], &["pear"]], vec![3]),
@@ -62,12 +73,12 @@ async fn check_draws(demo: &Conversation) {
         (&[&["pears"]], vec![]),
     ] {
         let probe = probe(groups);
-        assert_eq!(seqs(&demo.draw(&all, &probe, 9).await), expected, "{groups:?}");
-        assert_eq!(seqs(&demo.walk(&all, &probe, 9, 9).await), expected, "{groups:?}");
+        assert_eq!(seqs(&demo.lookup_terms(&all, &probe, 9).await), expected, "{groups:?}");
+        assert_eq!(seqs(&demo.scan_recent(&all, &probe, 9, 9).await), expected, "{groups:?}");
     }
     let found = demo
         .store
-        .at(&demo.tenant, None, &demo.draw(&all, &probe(&[&["plum"]]), 9).await, 999)
+        .at(&demo.tenant, None, &demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, 999)
         .await
         .unwrap();
     assert_eq!(found.len(), 1);
@@ -95,26 +106,26 @@ async fn check_scopes(demo: &Conversation) {
     let other = demo.session("other");
     let (first, last) = (demo.history().await[0].created_at, other.history().await[2].created_at);
     let plum = probe(&[&["plum"]]);
-    let scope = Scope::default();
+    let scope = SearchFilter::default();
     for (scope, expected) in [
         (scope.clone(), 5),
-        (Scope { session: Some(session_id("demo")), ..scope.clone() }, 2),
-        (Scope { session: Some(session_id("none")), ..scope.clone() }, 0),
-        (Scope { user: Some(user_id("bob")), ..scope.clone() }, 3),
-        (Scope { user: Some(user_id("default")), ..scope.clone() }, 0),
-        (Scope { role: Some(Role::Assistant), ..scope.clone() }, 2),
-        (Scope { role: Some(Role::User), user: Some(user_id("bob")), ..scope.clone() }, 2),
-        (Scope { since: Some(last), ..scope.clone() }, 1),
-        (Scope { until: Some(last), ..scope.clone() }, 4),
-        (Scope { until: Some(first), ..scope.clone() }, 0),
-        (Scope { without: vec!["one".to_owned()], ..scope.clone() }, 3),
-        (Scope { without: vec!["on".to_owned(), "pear".to_owned()], ..scope.clone() }, 5),
-        (Scope { without: vec!["a".to_owned(), "one".to_owned()], ..scope.clone() }, 1),
-        (Scope { without: vec!["a".to_owned()], user: Some(user_id("bob")), ..scope.clone() }, 2),
+        (SearchFilter { session: Some(session_id("demo")), ..scope.clone() }, 2),
+        (SearchFilter { session: Some(session_id("none")), ..scope.clone() }, 0),
+        (SearchFilter { user: Some(user_id("bob")), ..scope.clone() }, 3),
+        (SearchFilter { user: Some(user_id("default")), ..scope.clone() }, 0),
+        (SearchFilter { role: Some(Role::Assistant), ..scope.clone() }, 2),
+        (SearchFilter { role: Some(Role::User), user: Some(user_id("bob")), ..scope.clone() }, 2),
+        (SearchFilter { since: Some(last), ..scope.clone() }, 1),
+        (SearchFilter { until: Some(last), ..scope.clone() }, 4),
+        (SearchFilter { until: Some(first), ..scope.clone() }, 0),
+        (SearchFilter { without: vec!["one".to_owned()], ..scope.clone() }, 3),
+        (SearchFilter { without: vec!["on".to_owned(), "pear".to_owned()], ..scope.clone() }, 5),
+        (SearchFilter { without: vec!["a".to_owned(), "one".to_owned()], ..scope.clone() }, 1),
+        (SearchFilter { without: vec!["a".to_owned()], user: Some(user_id("bob")), ..scope.clone() }, 2),
     ] {
-        let drawn = demo.draw(&scope, &plum, 9).await;
+        let drawn = demo.lookup_terms(&scope, &plum, 9).await;
         assert_eq!(drawn.len(), expected, "{scope:?}");
-        assert_eq!(demo.walk(&scope, &plum, 9, 9).await.len(), expected, "{scope:?}");
+        assert_eq!(demo.scan_recent(&scope, &plum, 9, 9).await.len(), expected, "{scope:?}");
         let of_bob = demo.store.at(&demo.tenant, Some(&user_id("bob")), &drawn, i64::MAX).await.unwrap();
         assert_eq!(of_bob.len(), drawn.iter().filter(|place| place.session.as_str() == "other").count());
     }
@@ -130,25 +141,25 @@ async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
         demo.session("other").say(&["plum"]).await;
     }
     let probes = [probe(&[&["plum"]]), probe(&[&["pear"]]), probe(&[&["pea*"], &["plum"]])];
-    let sample = async |scope: &Scope, most| {
+    let sample = async |scope: &SearchFilter, most| {
         demo.settle().await;
-        let Sample { rows, messages, with, in_scope } =
-            demo.store.sample(&demo.tenant, scope, &probes, most).await.unwrap();
+        let TermStatistics { rows, messages, with, in_scope } =
+            demo.store.term_statistics(&demo.tenant, scope, &probes, most).await.unwrap();
         (rows, messages, with, in_scope)
     };
-    let all = Scope::default();
+    let all = SearchFilter::default();
     assert_eq!(sample(&all, 100).await, (40, 40, vec![30, 10, 0], vec![30, 10, 0]));
     assert_eq!(sample(&all, 8).await, (8, 40, vec![6, 2, 0], vec![6, 2, 0]));
-    let session = Scope { session: Some(session_id("demo")), ..all.clone() };
+    let session = SearchFilter { session: Some(session_id("demo")), ..all.clone() };
     assert_eq!(sample(&session, 100).await, (30, 30, vec![20, 10, 0], vec![20, 10, 0]));
     assert_eq!(sample(&session, 3).await, (3, 30, vec![2, 1, 0], vec![2, 1, 0]));
     // All of them tell how common a word is, whoever is asked about.
-    let ada = Scope { user: Some(user_id("ada")), ..all.clone() };
+    let ada = SearchFilter { user: Some(user_id("ada")), ..all.clone() };
     assert_eq!(sample(&ada, 100).await, (40, 40, vec![30, 10, 0], vec![0, 0, 0]));
     let exchange = exchange_of("ada", &["plum"]);
     demo.session("adas").record(&exchange).await;
     assert_eq!(sample(&ada, 2).await.3, [1, 0, 0]);
-    let answers = Scope { role: Some(Role::Assistant), without: vec!["pear".to_owned()], ..all };
+    let answers = SearchFilter { role: Some(Role::Assistant), without: vec!["pear".to_owned()], ..all };
     assert_eq!(sample(&answers, 100).await.3, [0, 0, 0]);
 }
 
@@ -160,16 +171,16 @@ async fn what_is_read_is_bounded(backend: Backend) {
     for _ in 0..3 {
         demo.say(&["plum", "pear", "plum"]).await;
     }
-    let (all, plum) = (Scope::default(), probe(&[&["plum"]]));
-    assert_eq!(seqs(&demo.draw(&all, &plum, 3).await), [9, 7, 6]);
-    assert_eq!(seqs(&demo.walk(&all, &plum, 9, 3).await), [9, 7, 6]);
-    assert_eq!(seqs(&demo.walk(&all, &plum, 3, 9).await), [9, 7]);
-    let drawn = demo.draw(&all, &plum, 9).await;
+    let (all, plum) = (SearchFilter::default(), probe(&[&["plum"]]));
+    assert_eq!(seqs(&demo.lookup_terms(&all, &plum, 3).await), [9, 7, 6]);
+    assert_eq!(seqs(&demo.scan_recent(&all, &plum, 9, 3).await), [9, 7, 6]);
+    assert_eq!(seqs(&demo.scan_recent(&all, &plum, 3, 9).await), [9, 7]);
+    let drawn = demo.lookup_terms(&all, &plum, 9).await;
     let bytes = demo.history().await[0].json.len() as i64;
     let at = async |most| demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap().len();
     assert_eq!((at(bytes * 2).await, at(bytes * 2 + 1).await, at(1).await, at(0).await), (2, 3, 1, 0));
     let beside = async |places, most| {
-        let beside = demo.store.beside(&demo.tenant, places, 2, most).await.unwrap();
+        let beside = demo.store.fetch_neighbours(&demo.tenant, places, 2, most).await.unwrap();
         let mut beside: Vec<i64> = beside.iter().map(|found| found.place.seq).collect();
         beside.sort_unstable();
         beside
@@ -184,7 +195,7 @@ async fn what_is_read_is_bounded(backend: Backend) {
     assert_eq!(beside(&drawn[..2], of_eight + bytes + 1).await, [6, 7, 8]);
     // A large one is no reason to leave out small ones behind it.
     demo.say(&[&format!("plum {}", "x".repeat(128 * 1024)), "plum"]).await;
-    let drawn = demo.draw(&all, &plum, 3).await;
+    let drawn = demo.lookup_terms(&all, &plum, 3).await;
     assert_eq!(seqs(&drawn), [11, 10, 9]);
     let at = async |most| {
         let found = demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap();

@@ -5,9 +5,9 @@ use crate::search::{probe, seqs};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
-use precis::domain::search::analysis::{Analysis, Language};
+use precis::domain::search::analyzer::{Analyzer, Language};
 use precis::service::reindex::{reindex, state};
-use precis::storage::search::Scope;
+use precis::storage::search::SearchFilter;
 use precis::storage::{self, Options, Store};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use test_case::test_case;
 use tokio::time::timeout;
 
 /// A store over it that indexes by these rules.
-async fn store_with(backend: &Backend, search: Option<Analysis>) -> Arc<dyn Store> {
+async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<dyn Store> {
     let options = Options { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
     storage::connect(&backend.url(), &options).await.unwrap()
 }
@@ -40,7 +40,7 @@ async fn waiting(sql: &mut Sql) -> Vec<String> {
 }
 
 async fn settle_all(demo: &Conversation) {
-    while demo.store.settle_index().await.unwrap() {}
+    while demo.store.index_batch().await.unwrap() {}
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -57,8 +57,8 @@ async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
         demo.record(&exchange).await;
     }
     demo.tenant("acme").say(&["a", "b"]).await;
-    let analysis = Analysis::default();
-    assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 0);
+    let analyzer = Analyzer::default();
+    assert_eq!(state(&demo.store, analyzer).await.unwrap().backlog, 0);
     settle_all(&demo).await;
     let indexed = index(&mut sql).await;
     assert_eq!(indexed.len(), 1202);
@@ -66,17 +66,17 @@ async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
     sql.delay_indexing("1 = 1").await;
     // What is stored meanwhile is indexed as ever, and once.
     demo.say(&["new"]).await;
-    assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 2);
+    assert_eq!(state(&demo.store, analyzer).await.unwrap().backlog, 2);
     // Two at it do it once.
     let (one, two) =
-        tokio::join!(reindex(&demo.store, analysis, |_| {}), reindex(&demo.store, analysis, |_| {}));
+        tokio::join!(reindex(&demo.store, analyzer, |_| {}), reindex(&demo.store, analyzer, |_| {}));
     assert!(one.unwrap() + two.unwrap() >= 1202);
-    assert_eq!(state(&demo.store, analysis).await.unwrap().backlog, 0);
+    assert_eq!(state(&demo.store, analyzer).await.unwrap().backlog, 0);
     let again: Vec<String> =
         index(&mut sql).await.into_iter().filter(|row| !row.starts_with("default demo 1201")).collect();
     assert_eq!(again, indexed);
-    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9999).await.len(), 600);
-    assert_eq!(reindex(&demo.store, analysis, |_| {}).await.unwrap(), 0);
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9999).await.len(), 600);
+    assert_eq!(reindex(&demo.store, analyzer, |_| {}).await.unwrap(), 0);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -86,35 +86,35 @@ async fn other_rules_index_all_anew(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["plums"]).await;
     demo.tenant("acme").say(&["plums"]).await;
-    let english = Analysis::default();
+    let english = Analyzer::default();
     assert_eq!(state(&demo.store, english).await.unwrap().label, "english-1");
     assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 0);
-    let none = Analysis::new(Language::None);
+    let none = Analyzer::new(Language::None);
     assert_eq!(state(&demo.store, none).await.unwrap().label, "english-1");
     let store = store_with(&backend, Some(none)).await;
     assert_eq!(reindex(&store, none, |_| {}).await.unwrap(), 2);
     assert_eq!(state(&store, none).await.unwrap().label, "none-1");
-    let all = Scope::default();
-    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await, []);
-    assert_eq!(demo.draw(&all, &probe(&[&["plums"]]), 9).await.len(), 1);
+    let all = SearchFilter::default();
+    assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, []);
+    assert_eq!(demo.lookup_terms(&all, &probe(&[&["plums"]]), 9).await.len(), 1);
     // By the rules of the index, whoever comes to it with whatever settings.
     demo.say(&["plums"]).await;
-    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await, []);
-    assert_eq!(demo.draw(&all, &probe(&[&["plums"]]), 9).await.len(), 2);
+    assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, []);
+    assert_eq!(demo.lookup_terms(&all, &probe(&[&["plums"]]), 9).await.len(), 2);
     // What was stored without an index is in none, whatever the rules before were.
     let store = store_with(&backend, None).await;
-    store.suspend_index().await.unwrap();
+    store.disable_index().await.unwrap();
     Conversation { store, ..demo.session("other") }.say(&["plums", "pears"]).await;
     assert_ne!(state(&demo.store, english).await.unwrap().label, "english-1");
     assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 5);
-    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
+    assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
     // Those of another version are nobody's here.
     settle_all(&demo).await;
     let mut sql = Sql::on(&backend).await;
     sql.run("UPDATE search_rules SET label = 'english-99'").await;
     demo.say(&["plums"]).await;
-    assert!(!demo.store.settle_index().await.unwrap());
-    assert_eq!(demo.draw(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
+    assert!(!demo.store.index_batch().await.unwrap());
+    assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
     assert_eq!(waiting(&mut sql).await.len(), 1);
 }
 
@@ -127,17 +127,17 @@ async fn an_erased_session_is_indexed_no_more(backend: Backend) {
     demo.say(&["plums"]).await;
     demo.session("other").say(&["plums"]).await;
     sql.delay_indexing("session_id = 'demo'").await;
-    let piece = demo.store.backlog().await.unwrap().unwrap();
-    let places = demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await;
+    let piece = demo.store.next_reindex_range().await.unwrap().unwrap();
+    let places = demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await;
     let messages = [(places[1].clone(), message(r#"{"role":"user","content":"plums"}"#))];
     assert!(demo.erase().await);
-    demo.store.index(&piece, &messages, 1).await.unwrap();
-    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
-    assert_eq!(demo.store.backlog().await.unwrap(), None);
+    demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
+    assert_eq!(demo.store.next_reindex_range().await.unwrap(), None);
     // Nor where a session of the same id has begun.
     demo.say(&["pears"]).await;
-    demo.store.index(&piece, &messages, 1).await.unwrap();
-    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
+    demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
 }
 
 /// Ids of SQLite's rows begin anew after the highest that is left: what is stored then is not taken for indexed.
@@ -147,17 +147,17 @@ async fn an_erased_session_is_indexed_no_more(backend: Backend) {
 async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    let (all, plum) = (Scope::default(), probe(&[&["plum"]]));
+    let (all, plum) = (SearchFilter::default(), probe(&[&["plum"]]));
     let other = demo.session("other");
     for (kept, erased) in [(200, 300), (1, 500), (3, 2), (0, 52), (300, 1)] {
-        let before = demo.draw(&all, &plum, 9999).await.len();
+        let before = demo.lookup_terms(&all, &plum, 9999).await.len();
         other.say(&vec!["plum"; erased]).await;
-        assert_eq!(demo.draw(&all, &plum, 9999).await.len(), before + erased);
+        assert_eq!(demo.lookup_terms(&all, &plum, 9999).await.len(), before + erased);
         assert!(other.erase().await);
         if kept > 0 {
             demo.say(&vec!["plum"; kept]).await;
         }
-        let found = demo.draw(&all, &plum, 9999).await;
+        let found = demo.lookup_terms(&all, &plum, 9999).await;
         let expected: Vec<i64> = (1..=(before + kept) as i64).rev().collect();
         assert_eq!(seqs(&found), expected);
         if let Sql::Sqlite(_) = sql {
@@ -187,13 +187,13 @@ async fn what_is_stored_waits_to_be_indexed(backend: Backend) {
     assert_eq!(waiting(&mut sql).await, ["acme demo 1 1", "default other 1 1"]);
     demo.settle().await;
     assert_eq!(waiting(&mut sql).await, ["acme demo 1 1"]);
-    assert!(!demo.store.settle_index().await.unwrap());
+    assert!(!demo.store.index_batch().await.unwrap());
     assert_eq!(waiting(&mut sql).await, [""; 0]);
     let indexed = index(&mut sql).await;
     assert_eq!(indexed.len(), 5);
     // The same as where it is indexed anew, whoever's it is.
     sql.delay_indexing("1 = 1").await;
-    assert_eq!(reindex(&demo.store, Analysis::default(), |_| {}).await.unwrap(), 5);
+    assert_eq!(reindex(&demo.store, Analyzer::default(), |_| {}).await.unwrap(), 5);
     assert_eq!(index(&mut sql).await, indexed);
     // Without an index nothing waits for one.
     let store = store_with(&backend, None).await;
@@ -213,10 +213,10 @@ async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(back
         let seq = session.say(&["plums"]).await.last_seq;
         stored.push(format!("{} {} {seq}", session.tenant, session.session));
     }
-    assert!(demo.store.settle_index().await.unwrap());
+    assert!(demo.store.index_batch().await.unwrap());
     let by_id = "SELECT tenant_id || ' ' || session_id || ' ' || seq FROM search ORDER BY id";
     assert_eq!(sql.texts(by_id).await, stored[..250]);
-    assert!(!demo.store.settle_index().await.unwrap());
+    assert!(!demo.store.index_batch().await.unwrap());
     assert_eq!(sql.texts(by_id).await, stored);
     // About a megabyte at most, be it of one exchange.
     let large = "plums ".repeat(120_000);
@@ -227,11 +227,11 @@ async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(back
         waiting(&mut sql).await,
         ["default demo 1 2", "default demo 3 3", "default demo 4 4", "default demo 5 5"]
     );
-    assert!(demo.store.settle_index().await.unwrap());
+    assert!(demo.store.index_batch().await.unwrap());
     assert_eq!(waiting(&mut sql).await, ["default demo 3 3", "default demo 4 4", "default demo 5 5"]);
-    assert!(!demo.store.settle_index().await.unwrap());
+    assert!(!demo.store.index_batch().await.unwrap());
     assert_eq!(waiting(&mut sql).await, [""; 0]);
-    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await.len(), 5);
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 5);
 }
 
 /// A row of Postgres' index takes a megabyte, and one that it refuses would be in the way of all that waits.
@@ -242,7 +242,7 @@ async fn a_message_of_very_many_words_is_indexed_as_far_as_it_goes(backend: Back
     let demo = Conversation::on(&backend).await;
     let characters = ('\u{4e00}'..).take(3000).map(|base| format!("{base}{}", "\u{f77}".repeat(13)));
     demo.say(&[&format!("plums {}", characters.collect::<String>()), "plums"]).await;
-    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
 }
 
 /// Several replicas, or a service and many who search: each finds what it stored, whoever indexed it.
@@ -257,10 +257,10 @@ async fn many_at_it_index_everything_once(backend: Backend) {
     let searching = (0..4).map(|who| {
         let (demo, plum) = (demo.session(&format!("s{who}")), plum.clone());
         tokio::spawn(async move {
-            let scope = Scope { session: Some(demo.session.clone()), ..Scope::default() };
+            let scope = SearchFilter { session: Some(demo.session.clone()), ..SearchFilter::default() };
             for stored in 1..=EXCHANGES {
                 demo.say(&["plums"]).await;
-                assert_eq!(demo.draw(&scope, &plum, 9999).await.len(), stored);
+                assert_eq!(demo.lookup_terms(&scope, &plum, 9999).await.len(), stored);
             }
         })
     });
@@ -268,7 +268,7 @@ async fn many_at_it_index_everything_once(backend: Backend) {
         let demo = demo.clone();
         tokio::spawn(async move {
             loop {
-                demo.store.settle_index().await.unwrap();
+                demo.store.index_batch().await.unwrap();
                 tokio::task::yield_now().await;
             }
         })
@@ -297,14 +297,14 @@ async fn what_is_erased_while_it_waits_is_not_indexed(backend: Backend) {
     demo.say(&["pears"]).await;
     settle_all(&demo).await;
     assert_eq!(index(&mut sql).await.len(), 1);
-    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await, []);
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, []);
     assert!(demo.erase().await);
     // Whichever comes first.
     for _ in 0..20 {
         for text in ["plums", "pears", "apples"] {
             demo.say(&[text, text]).await;
         }
-        let (settled, erased) = tokio::join!(demo.store.settle_index(), demo.erase());
+        let (settled, erased) = tokio::join!(demo.store.index_batch(), demo.erase());
         settled.unwrap();
         assert!(erased);
         assert_eq!(index(&mut sql).await, [""; 0]);
@@ -327,7 +327,7 @@ async fn a_message_that_cannot_be_read_keeps_no_other_from_being_found(backend: 
         UPDATE search_waiting SET last_seq = 2 WHERE session_id = 'demo'",
     )
     .await;
-    assert_eq!(demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
     assert_eq!(waiting(&mut sql).await, [""; 0]);
 }
 
@@ -343,7 +343,7 @@ async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
     // Where the other one gives up, it is done here; where not, the other one has done it.
     for end in ["ROLLBACK", "DELETE FROM search_waiting; COMMIT"] {
         other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
-        assert!(!demo.store.settle_index().await.unwrap());
+        assert!(!demo.store.index_batch().await.unwrap());
         assert_eq!(waiting(&mut sql).await.len(), 1);
         let settled = demo.settle();
         tokio::pin!(settled);
@@ -365,7 +365,7 @@ async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
 async fn postgres_puts_lexemes_into_the_index_behind_whoever_stored_them() {
     let backend = Backend::postgres().await;
     let demo = Conversation::on(&backend).await;
-    let found = async || seqs(&demo.draw(&Scope::default(), &probe(&[&["plum"]]), 9).await);
+    let found = async || seqs(&demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await);
     let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
     let Sql::Postgres(mut nobody) = Sql::on(&backend).await else { unreachable!() };
     nobody.execute("SET ROLE pg_monitor").await.unwrap();
@@ -377,7 +377,7 @@ async fn postgres_puts_lexemes_into_the_index_behind_whoever_stored_them() {
     assert!(pages(&mut nobody).await > 0);
     assert_eq!(found().await, [1]);
     demo.say(&["plums"]).await;
-    assert!(!demo.store.settle_index().await.unwrap());
+    assert!(!demo.store.index_batch().await.unwrap());
     assert_eq!(pages(&mut owner).await, 0);
     assert_eq!(found().await, [3, 1]);
 }

@@ -6,10 +6,10 @@ use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, u
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
-use precis::domain::search::index::{Lexeme, Probe};
+use precis::domain::search::lexemes::{TermPattern, TermQuery};
 use precis::storage::archives::Part;
 use precis::storage::consolidations::{Claim, Step};
-use precis::storage::search::{Place, Scope};
+use precis::storage::search::{MessageRef, SearchFilter};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use std::slice::from_ref;
 use test_case::test_case;
@@ -94,18 +94,18 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         }
         assert_eq!(other.revisions().await, None);
         assert_eq!(store.revision(tenant, session, 1).await.unwrap(), None);
-        store.settle_index_of(tenant, None).await.unwrap();
-        let (probe, scope) = (Probe(vec![vec![Lexeme::exact("a")]]), Scope::default());
+        store.index_pending_for(tenant, None).await.unwrap();
+        let (probe, scope) = (TermQuery(vec![vec![TermPattern::exact("a")]]), SearchFilter::default());
         for session in [None, Some(session.clone())] {
-            let scope = Scope { session, ..Scope::default() };
-            let sample = store.sample(tenant, &scope, from_ref(&probe), 9).await.unwrap();
+            let scope = SearchFilter { session, ..SearchFilter::default() };
+            let sample = store.term_statistics(tenant, &scope, from_ref(&probe), 9).await.unwrap();
             assert_eq!((sample.rows, sample.messages, sample.with), (0, 0, vec![0]));
         }
-        assert_eq!(store.draw(tenant, &scope, from_ref(&probe), 9).await.unwrap(), [[]]);
-        assert_eq!(store.walk(tenant, &scope, &probe, 9, 9).await.unwrap(), []);
-        let place = Place { created_at: OffsetDateTime::UNIX_EPOCH, seq: 1, session: session.clone() };
-        assert_eq!(store.at(tenant, None, from_ref(&place), 999).await.unwrap(), []);
-        assert_eq!(store.beside(tenant, &[place], 1, i64::MAX).await.unwrap(), []);
+        assert_eq!(store.lookup_terms(tenant, &scope, from_ref(&probe), 9).await.unwrap(), [[]]);
+        assert_eq!(store.scan_recent(tenant, &scope, &probe, 9, 9).await.unwrap(), []);
+        let place = MessageRef { created_at: OffsetDateTime::UNIX_EPOCH, seq: 1, session: session.clone() };
+        assert_eq!(store.fetch_hits(tenant, None, from_ref(&place), 999).await.unwrap(), []);
+        assert_eq!(store.fetch_neighbours(tenant, &[place], 1, i64::MAX).await.unwrap(), []);
         assert_eq!(store.tokens_spent_today(tenant).await.unwrap(), 0);
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);

@@ -3,7 +3,7 @@
 #![cfg(test)]
 
 use super::postgres::TestDatabase;
-use precis::domain::search::analysis::Analysis;
+use precis::domain::search::analyzer::Analyzer;
 use precis::storage::{self, Options, Store};
 use std::path::Path;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ async fn connect(url: &str) -> Arc<dyn Store> {
         max_connections: 8,
         acquire_timeout: Duration::from_secs(20),
         statement_timeout: Duration::from_secs(30),
-        search: Some(Analysis::default()),
+        search: Some(Analyzer::default()),
     };
     storage::connect(url, &options).await.expect("a store")
 }

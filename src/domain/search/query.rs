@@ -2,8 +2,8 @@
 //!
 //! Any text is a query: whatever is not one of these is passed over, as punctuation is.
 
-use super::analysis::{Analysis, Token};
-use super::index::{Lexeme, Probe};
+use super::analyzer::{Analyzer, Token};
+use super::lexemes::{TermPattern, TermQuery};
 
 /// Characters of a query, at most: what a person types, or a model asks.
 const MOST_CHARS: usize = 1000;
@@ -45,7 +45,7 @@ pub struct Query {
     /// A hit has all of them.
     pub phrases: Vec<Word>,
     /// A hit has none of them.
-    pub without: Vec<Word>,
+    pub excluded: Vec<Word>,
 }
 
 impl Query {
@@ -53,21 +53,21 @@ impl Query {
     ///
     /// # Errors
     /// There is nothing to search for, or too much.
-    pub fn parse(analysis: Analysis, text: &str) -> Result<Self, InvalidQuery> {
+    pub fn parse(analyzer: Analyzer, text: &str) -> Result<Self, InvalidQuery> {
         if text.chars().nth(MOST_CHARS).is_some() {
             return Err(InvalidQuery::TooLong);
         }
         let mut query = Self::default();
         for part in parts(text) {
-            query.add(analysis, &part);
+            query.add(analyzer, &part);
         }
         if query.words.is_empty() {
-            let only = !query.without.is_empty();
+            let only = !query.excluded.is_empty();
             return Err(if only { InvalidQuery::OnlyExclusions } else { InvalidQuery::Empty });
         }
         query.words.truncate(MOST_WORDS);
         query.phrases.truncate(MOST_WORDS);
-        query.without.truncate(MOST_WORDS);
+        query.excluded.truncate(MOST_WORDS);
         Ok(query)
     }
 
@@ -75,12 +75,12 @@ impl Query {
     #[must_use]
     pub fn excluded_terms(&self) -> Vec<String> {
         let term = |word: &Word| if let Word::Term(term) = word { Some(term.clone()) } else { None };
-        self.without.iter().filter_map(term).collect()
+        self.excluded.iter().filter_map(term).collect()
     }
 
-    fn add(&mut self, analysis: Analysis, part: &Part<'_>) {
-        let mut tokens = analysis.tokens(part.text);
-        tokens.retain(|token| !token.single);
+    fn add(&mut self, analyzer: Analyzer, part: &Part<'_>) {
+        let mut tokens = analyzer.tokens(part.text);
+        tokens.retain(|token| !token.is_unigram);
         let Some(last) = tokens.last() else { return };
         let (last, first) = (last.clone(), tokens.first().map_or(0, |token| token.position));
         let phrase: Vec<_> =
@@ -89,12 +89,12 @@ impl Query {
         let mut words: Vec<Word> = tokens.iter().map(of_word).collect();
         if part.is_prefix {
             words.pop();
-            words.push(Word::Prefix(last.whole));
+            words.push(Word::Prefix(last.unstemmed));
         }
         if part.is_excluded {
             // `-e-mail` is about e-mail, not about all that has an e.
             let whole = if words.len() > 1 { Some(Word::Phrase(phrase)) } else { words.pop() };
-            self.without.extend(whole);
+            self.excluded.extend(whole);
             return;
         }
         if part.is_quoted && words.len() > 1 {
@@ -113,10 +113,10 @@ impl Query {
 impl Word {
     /// What the index is asked for. It may find more than the word, never less.
     #[must_use]
-    pub fn probe(&self) -> Probe {
-        Probe(match self {
-            Self::Term(term) => vec![vec![Lexeme::exact(term)]],
-            Self::Phrase(terms) => terms.iter().map(|(_, term)| vec![Lexeme::exact(term)]).collect(),
+    pub fn probe(&self) -> TermQuery {
+        TermQuery(match self {
+            Self::Term(term) => vec![vec![TermPattern::exact(term)]],
+            Self::Phrase(terms) => terms.iter().map(|(_, term)| vec![TermPattern::exact(term)]).collect(),
             Self::Prefix(prefix) => vec![stems(prefix)],
         })
     }
@@ -124,16 +124,16 @@ impl Word {
 
 /// The index has stems: a word that begins with `connecti` is there as `connect`, or as something that begins with
 /// `connecti`.
-fn stems(prefix: &str) -> Vec<Lexeme> {
-    let mut lexemes = vec![Lexeme { term: prefix.to_owned(), is_prefix: true }];
+fn stems(prefix: &str) -> Vec<TermPattern> {
+    let mut lexemes = vec![TermPattern { term: prefix.to_owned(), is_prefix: true }];
     let ends = prefix.char_indices().map(|(at, _)| at).skip(SHORTEST_STEM);
     for stem in ends.filter_map(|end| prefix.get(..end)) {
-        lexemes.push(Lexeme::exact(stem));
+        lexemes.push(TermPattern::exact(stem));
         // A last y becomes i, a last e may come back.
-        lexemes.push(Lexeme::exact(format!("{}i", stem.strip_suffix('y').unwrap_or(stem))));
+        lexemes.push(TermPattern::exact(format!("{}i", stem.strip_suffix('y').unwrap_or(stem))));
     }
     if let Some(stem) = prefix.strip_suffix('y') {
-        lexemes.push(Lexeme { term: format!("{stem}i"), is_prefix: true });
+        lexemes.push(TermPattern { term: format!("{stem}i"), is_prefix: true });
     }
     lexemes
 }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Query, InvalidQuery> {
-        Query::parse(Analysis::default(), text)
+        Query::parse(Analyzer::default(), text)
     }
 
     fn term(term: &str) -> Word {
@@ -199,10 +199,10 @@ mod tests {
         let words = [term("ferri"), term("to"), term("the"), term("island"), Word::Prefix("tick".to_owned())];
         assert_eq!(query.words, words);
         assert_eq!(query.phrases, [phrase(&["to", "the", "island"])]);
-        assert_eq!(query.without, [term("boat"), phrase(&["night", "ferri"])]);
+        assert_eq!(query.excluded, [term("boat"), phrase(&["night", "ferri"])]);
         assert_eq!(query.excluded_terms(), ["boat"]);
         assert_eq!(parse("\"island\"").expect("a query").phrases, [term("island")]);
-        assert_eq!(parse("-e-mail spam").expect("a query").without, [phrase(&["e", "mail"])]);
+        assert_eq!(parse("-e-mail spam").expect("a query").excluded, [phrase(&["e", "mail"])]);
         assert_eq!(parse("数据库").expect("a query").words, [term("数据"), term("据库")]);
         assert_eq!(parse("\"数据库\"").expect("a query").phrases, [phrase(&["数据", "据库"])]);
     }
@@ -245,9 +245,9 @@ mod tests {
         for (prefix, word) in
             [("connecti", "connections"), ("run", "running"), ("happy", "happy"), ("sk", "skies")]
         {
-            let Probe(groups) = Word::Prefix(prefix.to_owned()).probe();
-            let (stem, _) = Analysis::default().word(word).next().unwrap();
-            let finds = |lexeme: &Lexeme| {
+            let TermQuery(groups) = Word::Prefix(prefix.to_owned()).probe();
+            let (stem, _) = Analyzer::default().word(word).next().unwrap();
+            let finds = |lexeme: &TermPattern| {
                 if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { stem == lexeme.term }
             };
             assert!(groups[0].iter().any(finds), "{prefix} {stem} {groups:?}");

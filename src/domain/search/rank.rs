@@ -1,10 +1,10 @@
 //! Which message is the better hit: BM25, with a share of what the messages before and after it score.
 //!
 //! An answer often has none of the words of its question, and a question none of those of its answer: on real conversations
-//! the neighbours' share raises the recall among ten hits from 0.55 to 0.66. A message without any of the words is no
+//! the neighbours' share raises the recall among ten hits from 0.55 to 0.66. A message excluded any of the words is no
 //! hit, however good its neighbours are. One that the query leaves out lends nothing.
 
-use super::analysis::{Analysis, characters, runs};
+use super::analyzer::{Analyzer, characters, segments};
 use super::query::{Query, Word};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -51,9 +51,9 @@ fn count(items: usize) -> f64 {
 /// The hits among the candidates, best first, newest first among equals: the number of each and its score. `weights` are
 /// those of the query's words, in their order.
 #[must_use]
-pub fn rank(analysis: Analysis, query: &Query, weights: &[f64], all: &[Candidate<'_>]) -> Vec<(usize, f64)> {
-    let mut reader = Reader::new(analysis, query);
-    let read: Vec<Reading> = all.iter().map(|candidate| reader.read(candidate.text)).collect();
+pub fn rank(analyzer: Analyzer, query: &Query, weights: &[f64], all: &[Candidate<'_>]) -> Vec<(usize, f64)> {
+    let mut reader = Reader::new(analyzer, query);
+    let read: Vec<TermOccurrences> = all.iter().map(|candidate| reader.read(candidate.text)).collect();
     let average = read.iter().map(|reading| count(reading.length)).sum::<f64>() / count(all.len().max(1));
     let own = |reading| if reader.excludes(reading) { 0.0 } else { reader.score(reading, weights, average) };
     let own: Vec<f64> = read.iter().map(own).collect();
@@ -78,9 +78,9 @@ pub fn rank(analysis: Analysis, query: &Query, weights: &[f64], all: &[Candidate
 
 /// Where the words and phrases of a query stand in a text, in order.
 #[must_use]
-pub fn matches(analysis: Analysis, query: &Query, text: &str) -> Vec<Range<usize>> {
-    let sought = Query { without: Vec::new(), ..query.clone() };
-    let mut found: Vec<Range<usize>> = Reader::new(analysis, &sought)
+pub fn matches(analyzer: Analyzer, query: &Query, text: &str) -> Vec<Range<usize>> {
+    let sought = Query { excluded: Vec::new(), ..query.clone() };
+    let mut found: Vec<Range<usize>> = Reader::new(analyzer, &sought)
         .read(text)
         .found
         .into_iter()
@@ -103,16 +103,16 @@ enum Sought {
 
 /// Reads texts for the words of one query. The same word comes again and again: what it comes down to is looked up once.
 struct Reader {
-    analysis: Analysis,
+    analyzer: Analyzer,
     keys: usize,
     terms: HashMap<String, Key>,
     prefixes: HashMap<String, Key>,
     words: Vec<Sought>,
     phrases: Vec<Sought>,
-    without: Vec<Sought>,
+    excluded: Vec<Sought>,
     /// By the word as it stands in a text.
     known: HashMap<String, Known>,
-    /// Whether the query has characters of scripts without spaces.
+    /// Whether the query has characters of scripts excluded spaces.
     pairs: bool,
 }
 
@@ -128,7 +128,7 @@ struct Known {
 type Occurrence = (usize, Range<usize>);
 
 /// What was found in a text.
-struct Reading {
+struct TermOccurrences {
     /// By key, in order.
     found: Vec<Vec<Occurrence>>,
     /// Words and characters.
@@ -136,21 +136,21 @@ struct Reading {
 }
 
 impl Reader {
-    fn new(analysis: Analysis, query: &Query) -> Self {
+    fn new(analyzer: Analyzer, query: &Query) -> Self {
         let mut reader = Self {
-            analysis,
+            analyzer,
             keys: 0,
             terms: HashMap::new(),
             prefixes: HashMap::new(),
             words: Vec::new(),
             phrases: Vec::new(),
-            without: Vec::new(),
+            excluded: Vec::new(),
             known: HashMap::new(),
             pairs: false,
         };
         reader.words = query.words.iter().map(|word| reader.sought(word)).collect();
         reader.phrases = query.phrases.iter().map(|word| reader.sought(word)).collect();
-        reader.without = query.without.iter().map(|word| reader.sought(word)).collect();
+        reader.excluded = query.excluded.iter().map(|word| reader.sought(word)).collect();
         reader
     }
 
@@ -172,7 +172,7 @@ impl Reader {
         key(&mut self.terms, term, &mut self.keys)
     }
 
-    fn read(&mut self, text: &str) -> Reading {
+    fn read(&mut self, text: &str) -> TermOccurrences {
         let mut found = vec![Vec::new(); self.keys];
         let mut position = 0;
         let mut note = |key: Key, position: usize, range: Range<usize>| {
@@ -180,7 +180,7 @@ impl Reader {
                 found.push((position, range));
             }
         };
-        for run in runs(text) {
+        for run in segments(text) {
             let raw = text.get(run.range.clone()).unwrap_or_default();
             if run.is_word {
                 if !self.known.contains_key(raw) {
@@ -210,11 +210,11 @@ impl Reader {
                 position += raw.chars().filter(|c| !is_combining_mark(*c)).count();
             }
         }
-        Reading { found, length: position }
+        TermOccurrences { found, length: position }
     }
 
     fn known(&self, raw: &str) -> Known {
-        let terms: Vec<_> = self.analysis.word(raw).collect();
+        let terms: Vec<_> = self.analyzer.word(raw).collect();
         let keys = terms
             .iter()
             .enumerate()
@@ -229,15 +229,15 @@ impl Reader {
         self.terms.get(term).copied().into_iter().chain(begun)
     }
 
-    fn has_phrases(&self, reading: &Reading) -> bool {
+    fn has_phrases(&self, reading: &TermOccurrences) -> bool {
         self.phrases.iter().all(|phrase| reading.times(phrase) > 0)
     }
 
-    fn excludes(&self, reading: &Reading) -> bool {
-        self.without.iter().any(|word| reading.times(word) > 0)
+    fn excludes(&self, reading: &TermOccurrences) -> bool {
+        self.excluded.iter().any(|word| reading.times(word) > 0)
     }
 
-    fn score(&self, reading: &Reading, weights: &[f64], average: f64) -> f64 {
+    fn score(&self, reading: &TermOccurrences, weights: &[f64], average: f64) -> f64 {
         let long = count(reading.length) / average.max(1.0);
         let of = |(word, weight): (&Sought, &f64)| {
             let times = count(reading.times(word));
@@ -256,10 +256,10 @@ fn key(known: &mut HashMap<String, Key>, text: &str, keys: &mut usize) -> Key {
 }
 
 fn is_paired(text: &str) -> bool {
-    runs(text).any(|run| !run.is_word)
+    segments(text).any(|run| !run.is_word)
 }
 
-impl Reading {
+impl TermOccurrences {
     fn of(&self, key: Key) -> &[Occurrence] {
         self.found.get(key).map(Vec::as_slice).unwrap_or_default()
     }
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     fn hits(query: &str, texts: &[&str]) -> Vec<usize> {
-        let query = Query::parse(Analysis::default(), query).expect("a query");
+        let query = Query::parse(Analyzer::default(), query).expect("a query");
         let at = |seq: i64| OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seq);
         let all: Vec<Candidate<'_>> = (1..)
             .step_by(2)
@@ -293,7 +293,7 @@ mod tests {
             .map(|(seq, text)| Candidate { session: "s", seq, created_at: at(seq), text })
             .collect();
         let weights = vec![1.0; query.words.len()];
-        rank(Analysis::default(), &query, &weights, &all).into_iter().map(|(at, _)| at).collect()
+        rank(Analyzer::default(), &query, &weights, &all).into_iter().map(|(at, _)| at).collect()
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_neighbour_counts_but_is_no_hit_by_itself() {
-        let query = Query::parse(Analysis::default(), "ferry").expect("a query");
+        let query = Query::parse(Analyzer::default(), "ferry").expect("a query");
         let candidate =
             |session, seq, text| Candidate { session, seq, created_at: OffsetDateTime::UNIX_EPOCH, text };
         let all = [
@@ -326,17 +326,17 @@ mod tests {
             candidate("c", 3, "ferry"),
         ];
         let ranked: Vec<usize> =
-            rank(Analysis::default(), &query, &[1.0], &all).into_iter().map(|(at, _)| at).collect();
+            rank(Analyzer::default(), &query, &[1.0], &all).into_iter().map(|(at, _)| at).collect();
         assert_eq!(ranked, [3, 2, 4, 0]);
         // Nor does it count where the query leaves it out: of `b`, 3 is as good as `c`'s.
-        let query = Query::parse(Analysis::default(), "ferry -\"two ferries\"").expect("a query");
+        let query = Query::parse(Analyzer::default(), "ferry -\"two ferries\"").expect("a query");
         let all = [
             candidate("a", 1, "one ferry"),
             candidate("b", 1, "one ferry"),
             candidate("b", 2, "two ferries"),
         ];
         let ranked: Vec<f64> =
-            rank(Analysis::default(), &query, &[1.0], &all).into_iter().map(|(_, score)| score).collect();
+            rank(Analyzer::default(), &query, &[1.0], &all).into_iter().map(|(_, score)| score).collect();
         assert!(ranked.len() == 2 && ranked.first() == ranked.last(), "{ranked:?}");
     }
 

@@ -1,6 +1,6 @@
 //! What of a hit is shown: the part of it that has most of what was asked for, and where in it the words found stand.
 
-use super::analysis::Analysis;
+use super::analyzer::Analyzer;
 use super::query::Query;
 use super::rank::matches;
 use std::ops::Range;
@@ -33,8 +33,8 @@ impl Snippet {
 
 /// The snippet of a text that was found.
 #[must_use]
-pub fn snippet(analysis: Analysis, query: &Query, text: &str) -> Snippet {
-    let marks = joined(matches(analysis, query, text));
+pub fn snippet(analyzer: Analyzer, query: &Query, text: &str) -> Snippet {
+    let marks = joined(matches(analyzer, query, text));
     let shown = window(text, &marks);
     let cut = |is_cut: bool| if is_cut { "…" } else { "" };
     let (before, after) = (cut(shown.start > 0), cut(shown.end < text.len()));
@@ -90,8 +90,8 @@ mod tests {
 
     /// Marks in brackets.
     fn of(query: &str, text: &str) -> String {
-        let query = Query::parse(Analysis::default(), query).expect("a query");
-        let shown = snippet(Analysis::default(), &query, text);
+        let query = Query::parse(Analyzer::default(), query).expect("a query");
+        let shown = snippet(Analyzer::default(), &query, text);
         let piece = |(text, is_mark)| if is_mark { format!("[{text}]") } else { String::from(text) };
         shown.pieces().map(piece).collect()
     }

@@ -4,11 +4,11 @@ use crate::domain::message::{Message, Role};
 
 /// Bytes of a message that are searched; of a longer one, its beginning: little enough for the index, be it a term for
 /// each pair of characters.
-pub const SEARCHED: usize = 128 * 1024;
+pub const MAX_INDEXED_BYTES: usize = 128 * 1024;
 
 /// The text that is searched, and that snippets are cut from.
 #[must_use]
-pub fn of(message: &Message) -> String {
+pub fn searchable_text(message: &Message) -> String {
     let mut text = String::new();
     add(&mut text, message.name().unwrap_or_default(), false);
     // What a tool answers is JSON as a rule; what people write is not, though it begins with a bracket.
@@ -24,7 +24,7 @@ fn add(text: &mut String, part: &str, may_be_json: bool) {
     if !text.is_empty() && !part.is_empty() {
         text.push('\n');
     }
-    let room = SEARCHED.saturating_sub(text.len());
+    let room = MAX_INDEXED_BYTES.saturating_sub(text.len());
     let part = part.get(..part.floor_char_boundary(room)).unwrap_or_default();
     if may_be_json && part.trim_ascii_start().starts_with(['{', '[']) {
         unescape(text, part);
@@ -72,7 +72,7 @@ mod tests {
     use serde_json::json;
 
     fn searched(message: &serde_json::Value) -> String {
-        of(&Message::from_stored(message.to_string()).expect("valid"))
+        searchable_text(&Message::from_stored(message.to_string()).expect("valid"))
     }
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn of_a_long_message_its_beginning() {
-        let long = "é".repeat(SEARCHED);
-        assert_eq!(searched(&json!({"role": "user", "content": long})).len(), SEARCHED);
+        let long = "é".repeat(MAX_INDEXED_BYTES);
+        assert_eq!(searched(&json!({"role": "user", "content": long})).len(), MAX_INDEXED_BYTES);
     }
 }

@@ -8,7 +8,7 @@ use crate::blocking;
 use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
 use crate::domain::message::Invalid;
-use crate::domain::tool::{Call, Mistake, Tool};
+use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::http::error::{FieldError, Problem};
 use crate::http::extract::{self, decoded};
 use crate::http::json;
@@ -16,7 +16,7 @@ use crate::http::limits::Limits;
 use crate::http::routes::tools;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Caller;
-use crate::service::tools::{Asking, Outcome};
+use crate::service::tools::{Outcome, ToolContext};
 use axum::Extension;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
@@ -64,7 +64,7 @@ pub(crate) async fn serve(
     if !extract::is_json(request.headers()) {
         return Err(Problem::media_type());
     }
-    let server = Server { service, caller, asking: asking(request.headers())? };
+    let server = Server { service, caller, context: context(request.headers())? };
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::broken_off())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
@@ -107,7 +107,7 @@ async fn refused(answer: Response) -> Result<Response, Problem> {
 }
 
 /// Who calls, as far as the connection says.
-fn asking(headers: &HeaderMap) -> Result<Asking, Problem> {
+fn context(headers: &HeaderMap) -> Result<ToolContext, Problem> {
     fn id<T>(
         headers: &HeaderMap,
         name: &HeaderName,
@@ -125,7 +125,10 @@ fn asking(headers: &HeaderMap) -> Result<Asking, Problem> {
         let text = text.ok_or_else(|| wrong("must be percent-encoded UTF-8, as in a path".to_owned()))?;
         new(text).map(Some).map_err(|error| wrong(error.to_string()))
     }
-    Ok(Asking { session: id(headers, &SESSION, SessionId::new)?, user: id(headers, &USER, UserId::new)? })
+    Ok(ToolContext {
+        session: id(headers, &SESSION, SessionId::new)?,
+        user: id(headers, &USER, UserId::new)?,
+    })
 }
 
 /// The tools for one caller.
@@ -133,7 +136,7 @@ fn asking(headers: &HeaderMap) -> Result<Asking, Problem> {
 struct Server {
     service: MemoryService,
     caller: Caller,
-    asking: Asking,
+    context: ToolContext,
 }
 
 impl ServerHandler for Server {
@@ -203,27 +206,27 @@ fn wrong<P: DeserializeOwned>(params: Option<Value>) -> String {
 }
 
 impl Server {
-    async fn call(&self, name: &str, mut arguments: Map<String, Value>) -> Result<Outcome, Mistake> {
-        let told = |problem: Problem| Mistake(problem.detail().to_owned());
+    async fn call(&self, name: &str, mut arguments: Map<String, Value>) -> Result<Outcome, ToolError> {
+        let told = |problem: Problem| ToolError(problem.detail().to_owned());
         let tool = Tool::parse(name)
-            .ok_or_else(|| Mistake::no_such_tool(tools::allowed(&self.service, &self.caller)))?;
+            .ok_or_else(|| ToolError::no_such_tool(tools::allowed(&self.service, &self.caller)))?;
         tools::allow(tool, &self.caller).map_err(told)?;
-        let asking = if self.is_fixed() {
-            self.asking.clone()
+        let context = if self.is_fixed() {
+            self.context.clone()
         } else {
-            Asking {
+            ToolContext {
                 session: id(&mut arguments, SESSION_ID, SessionId::new)?,
                 user: id(&mut arguments, USER_ID, UserId::new)?,
             }
         };
-        let call = Call::read(tool, arguments)?;
-        let called = self.service.call_tool(&self.caller.tenant, &asking, call).await;
+        let call = ToolCall::read(tool, arguments)?;
+        let called = self.service.call_tool(&self.caller.tenant, &context, call).await;
         called.map_err(|error| told(Problem::from(error)))
     }
 
     /// Whether the connection says who calls. The model has no say in it then, and no arguments for it.
     fn is_fixed(&self) -> bool {
-        self.asking.session.is_some() || self.asking.user.is_some()
+        self.context.session.is_some() || self.context.user.is_some()
     }
 
     fn definition(&self, tool: Tool) -> rmcp::model::Tool {
@@ -250,16 +253,17 @@ fn id<T>(
     arguments: &mut Map<String, Value>,
     name: &str,
     new: impl Fn(String) -> Result<T, InvalidId>,
-) -> Result<Option<T>, Mistake> {
+) -> Result<Option<T>, ToolError> {
     match arguments.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => {
-            let wrong =
-                |error| Mistake(format!("Nothing was done: `{name}` {error}. Correct it, or leave it out."));
+            let wrong = |error| {
+                ToolError(format!("Nothing was done: `{name}` {error}. Correct it, or leave it out."))
+            };
             new(text).map(Some).map_err(wrong)
         }
-        Some(_) => {
-            Err(Mistake(format!("Nothing was done: `{name}` must be a string. Correct it, or leave it out.")))
-        }
+        Some(_) => Err(ToolError(format!(
+            "Nothing was done: `{name}` must be a string. Correct it, or leave it out."
+        ))),
     }
 }

@@ -222,16 +222,16 @@ fn html(snippet: &Snippet) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::search::analysis::Analysis;
+    use crate::domain::search::analyzer::Analyzer;
     use crate::domain::search::query::Query;
     use crate::domain::search::snippet::snippet;
 
     #[test]
     fn nothing_but_what_was_found_can_pass_for_a_mark() {
-        let query = Query::parse(Analysis::default(), "ferry ada").expect("a query");
+        let query = Query::parse(Analyzer::default(), "ferry ada").expect("a query");
         let text = "<mark>Ferries</mark> & \"boats\"\nof Ada's ferry";
         let shown = "&lt;mark&gt;<mark>Ferries</mark>&lt;/mark&gt; &amp; &quot;boats&quot; of <mark>Ada&#39;s</mark> \
                      <mark>ferry</mark>";
-        assert_eq!(html(&snippet(Analysis::default(), &query, text)), shown);
+        assert_eq!(html(&snippet(Analyzer::default(), &query, text)), shown);
     }
 }

@@ -6,7 +6,7 @@ use crate::domain::api_key::Scope;
 use crate::domain::format::Format;
 use crate::domain::message::Invalid;
 use crate::domain::tool::call;
-use crate::domain::tool::{Call, Tool};
+use crate::domain::tool::{Tool, ToolCall};
 use crate::http::error::{Problem, at};
 use crate::http::extract::{JsonText, NamedTool, Params, Session, Tenant, user_id};
 use crate::http::format::RequestFormat;
@@ -15,7 +15,7 @@ use crate::http::openapi::refusals::{NoTool, OtherUser};
 use crate::http::openapi::written::written;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Caller;
-use crate::service::tools::{Asking, Outcome};
+use crate::service::tools::{Outcome, ToolContext};
 use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -164,7 +164,7 @@ pub(crate) async fn call(
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let (given, call) = blocking::sized(body.len(), move || {
         let given = call::read(&body)?;
-        let call = Call::parse(tool, &given.arguments);
+        let call = ToolCall::parse(tool, &given.arguments);
         Ok((given, call))
     })
     .await
@@ -178,7 +178,7 @@ pub(crate) async fn call(
         return Err(Problem::invalid_field(field, detail));
     }
     let outcome = match call {
-        Ok(call) => service.call_tool(&tenant, &Asking { session: Some(session), user }, call).await?,
+        Ok(call) => service.call_tool(&tenant, &ToolContext { session: Some(session), user }, call).await?,
         Err(mistake) => mistake.into(),
     };
     let Outcome { is_error, content, data } = outcome;

@@ -6,11 +6,11 @@
 
 use super::{RANKED, limit};
 use crate::domain::id::TenantId;
-use crate::domain::search::index::{Lexeme, Probe};
+use crate::domain::search::lexemes::{TermPattern, TermQuery};
 use crate::domain::search::query::{Query, Word};
 use crate::domain::search::rank;
 use crate::service::{Error, MemoryService};
-use crate::storage::search::{Place, Sample, Scope};
+use crate::storage::search::{MessageRef, SearchFilter, TermStatistics};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::slice::from_ref;
 
@@ -30,7 +30,7 @@ const WALKED: i64 = 30_000;
 /// What may be a hit.
 pub(super) struct Candidates {
     /// The most promising first.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<MessageRef>,
     /// What each word of the query weighs.
     pub(super) weights: Vec<f64>,
 }
@@ -40,37 +40,39 @@ impl MemoryService {
     pub(super) async fn candidates(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
+        scope: &SearchFilter,
         query: &Query,
         wanted: usize,
     ) -> Result<Candidates, Error> {
-        let words: Vec<Probe> = query.words.iter().map(Word::probe).collect();
+        let words: Vec<TermQuery> = query.words.iter().map(Word::probe).collect();
         let must: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.probe().0).collect();
-        let must = (!must.is_empty()).then_some(Probe(must));
-        let probes: Vec<Probe> = words.iter().chain(&must).cloned().collect();
-        let sample = self.store.sample(tenant, scope, &probes, SAMPLE).await?;
-        let mut drawn: BTreeMap<usize, Vec<Place>> = BTreeMap::new();
+        let must = (!must.is_empty()).then_some(TermQuery(must));
+        let probes: Vec<TermQuery> = words.iter().chain(&must).cloned().collect();
+        let sample = self.store.term_statistics(tenant, scope, &probes, SAMPLE).await?;
+        let mut drawn: BTreeMap<usize, Vec<MessageRef>> = BTreeMap::new();
         let places = if let Some(must) = must {
             // What a hit must have narrows it down the most.
             if is_rare(&sample, words.len()) {
-                self.store.draw(tenant, scope, from_ref(&must), limit(DRAWN)).await?.concat()
+                self.store.lookup_terms(tenant, scope, from_ref(&must), limit(DRAWN)).await?.concat()
             } else {
-                self.store.walk(tenant, scope, &must, WALKED, limit(DRAWN)).await?
+                self.store.scan_recent(tenant, scope, &must, WALKED, limit(DRAWN)).await?
             }
         } else {
             let (rare, common): (Vec<usize>, Vec<usize>) =
                 (0..words.len()).partition(|word| is_rare(&sample, *word));
             if !rare.is_empty() {
-                let by: Vec<Probe> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
-                drawn.extend(rare.into_iter().zip(self.store.draw(tenant, scope, &by, limit(DRAWN)).await?));
+                let by: Vec<TermQuery> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
+                drawn.extend(
+                    rare.into_iter().zip(self.store.lookup_terms(tenant, scope, &by, limit(DRAWN)).await?),
+                );
             }
-            let found: HashSet<&Place> = drawn.values().flatten().collect();
+            let found: HashSet<&MessageRef> = drawn.values().flatten().collect();
             if found.len() >= wanted || common.is_empty() {
                 Vec::new()
             } else {
                 // Few have the rare ones: one that nobody ever said must not hide what there is of the others.
-                let any = Probe(vec![alike(&sample, &words, &common).flatten().cloned().collect()]);
-                self.store.walk(tenant, scope, &any, WALKED, limit(RANKED)).await?
+                let any = TermQuery(vec![alike(&sample, &words, &common).flatten().cloned().collect()]);
+                self.store.scan_recent(tenant, scope, &any, WALKED, limit(RANKED)).await?
             }
         };
         let weight = |word| {
@@ -86,30 +88,34 @@ impl MemoryService {
 }
 
 /// How many messages there are, if so many of the sample are of the kind.
-fn of_all(sample: &Sample, with: i64) -> i64 {
+fn of_all(sample: &TermStatistics, with: i64) -> i64 {
     let all = i128::from(with) * i128::from(sample.messages) / i128::from(sample.rows.max(1));
     i64::try_from(all).unwrap_or(i64::MAX)
 }
 
 /// Whether few messages in scope have what the probe asks for. Of somebody who has said nothing lately, all is rare.
-fn is_rare(sample: &Sample, probe: usize) -> bool {
+fn is_rare(sample: &TermStatistics, probe: usize) -> bool {
     let with = sample.in_scope.get(probe).copied().unwrap_or_default();
     sample.rows < SAMPLE || of_all(sample, with) <= limit(RANKED).max(sample.messages / COMMON)
 }
 
 /// Of common words, what those are looked for by that are not far more so than the rarest of them.
-fn alike<'a>(sample: &Sample, words: &'a [Probe], common: &[usize]) -> impl Iterator<Item = &'a Vec<Lexeme>> {
+fn alike<'a>(
+    sample: &TermStatistics,
+    words: &'a [TermQuery],
+    common: &[usize],
+) -> impl Iterator<Item = &'a Vec<TermPattern>> {
     let with = |word: &usize| sample.in_scope.get(*word).copied().unwrap_or_default();
     let most = ALIKE * common.iter().map(with).min().unwrap_or_default();
-    let alike: Vec<&Probe> =
+    let alike: Vec<&TermQuery> =
         common.iter().filter(|word| with(word) <= most).filter_map(|word| words.get(*word)).collect();
-    alike.into_iter().flat_map(|Probe(groups)| groups)
+    alike.into_iter().flat_map(|TermQuery(groups)| groups)
 }
 
 /// How many messages have a word: counted, where all that have it were drawn, else out of the sample.
-fn frequency(sample: &Sample, scope: &Scope, word: usize, drawn: Option<usize>) -> i64 {
+fn frequency(sample: &TermStatistics, scope: &SearchFilter, word: usize, drawn: Option<usize>) -> i64 {
     let estimated = of_all(sample, sample.with.get(word).copied().unwrap_or_default());
-    let is_all = *scope == Scope { session: scope.session.clone(), ..Scope::default() };
+    let is_all = *scope == SearchFilter { session: scope.session.clone(), ..SearchFilter::default() };
     match drawn {
         _ if sample.messages <= sample.rows => estimated,
         Some(drawn) if is_all && drawn < DRAWN => limit(drawn),
@@ -119,14 +125,15 @@ fn frequency(sample: &Sample, scope: &Scope, word: usize, drawn: Option<usize>) 
 }
 
 /// Those on most lists, by what the lists weigh; the newest among equals.
-fn best(lists: impl Iterator<Item = (Vec<Place>, f64)>) -> Vec<Place> {
-    let mut weights: HashMap<Place, f64> = HashMap::new();
+fn best(lists: impl Iterator<Item = (Vec<MessageRef>, f64)>) -> Vec<MessageRef> {
+    let mut weights: HashMap<MessageRef, f64> = HashMap::new();
     for (list, weight) in lists {
         for place in list {
             *weights.entry(place).or_default() += weight;
         }
     }
-    let mut places: Vec<(f64, Place)> = weights.into_iter().map(|(place, weight)| (weight, place)).collect();
+    let mut places: Vec<(f64, MessageRef)> =
+        weights.into_iter().map(|(place, weight)| (weight, place)).collect();
     places.sort_by(|(better, one), (worse, other)| worse.total_cmp(better).then_with(|| other.cmp(one)));
     places.truncate(DRAWN);
     places.into_iter().map(|(_, place)| place).collect()

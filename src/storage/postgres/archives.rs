@@ -1,6 +1,6 @@
 //! Exporting and importing whole sessions, on Postgres.
 
-use super::search_index::{INDEX, index};
+use super::search_index::{INSERT_ENTRIES, insert_entries};
 use super::{Postgres, begin, time};
 use crate::domain::archive::{Archive, Imported};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -9,7 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
-use crate::storage::search_index::{self, RULES, entries, rules_of_import};
+use crate::storage::search_index::{self, SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries};
 use async_trait::async_trait;
 use sqlx::{PgConnection, Row as _};
 
@@ -97,20 +97,24 @@ impl Archives for Postgres {
         if created.rows_affected() == 0 {
             return Ok(Import::Exists);
         }
-        let label = sqlx::query(RULES).fetch_one(&mut *transaction).await?;
-        let rules = rules_of_import(label.try_get("label")?, self.search);
+        let label = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
+        let analyzer = analyzer_for_import(label.try_get("label")?, self.search);
         let mut tally = Tally::default();
         while let Some(batch) = batches.recv().await {
             tally.add(&batch);
             match batch {
                 Batch::Messages(rows) => {
-                    let lexemes =
-                        search_index::lexemes(rules, tenant, session, rows.iter().map(|row| &row.message));
+                    let lexemes = search_index::lexemes_of_messages(
+                        analyzer,
+                        tenant,
+                        session,
+                        rows.iter().map(|row| &row.message),
+                    );
                     let lexemes = lexemes.await;
                     store(&mut transaction, tenant, session, &rows).await?;
                     let places = rows.iter().map(|row| (row.seq, row.created_at));
-                    let entries = entries(tenant, session, user, places, &lexemes);
-                    index(&mut transaction, INDEX, entries).await?;
+                    let entries = index_entries(tenant, session, user, places, &lexemes);
+                    insert_entries(&mut transaction, INSERT_ENTRIES, entries).await?;
                 }
                 Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
             }

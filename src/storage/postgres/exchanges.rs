@@ -7,7 +7,7 @@ use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::pool;
 use crate::storage::row::{limit, tool_columns};
-use crate::storage::search_index::runs;
+use crate::storage::search_index::pending_spans;
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -90,7 +90,7 @@ impl Postgres {
         key: Option<&IdempotencyKey>,
     ) -> Result<Append, StoreError> {
         let messages = &exchange.messages;
-        let runs = runs(self.search, exchange);
+        let runs = pending_spans(self.search, exchange);
         let (opens, answers): (Vec<_>, Vec<_>) =
             messages.iter().map(|(message, _)| tool_columns(message)).unzip();
         let row = self

@@ -7,15 +7,17 @@
 
 use super::{Postgres, begin, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::search::index::Probe;
+use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::row::read_place;
-use crate::storage::search::{Dialect, Found, LARGE, Newest, Place, Sample, Scope, Search};
+use crate::storage::row::read_message_ref;
+use crate::storage::search::{
+    FtsSyntax, LARGE, MessageRef, SampleRange, Search, SearchFilter, StoredHit, TermStatistics,
+};
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, Row as _};
 
-const DIALECT: Dialect = Dialect { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
+const DIALECT: FtsSyntax = FtsSyntax { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
 
 const SAMPLE: &str = "\
     WITH newest AS MATERIALIZED (
@@ -125,14 +127,14 @@ impl Postgres {
 
 #[async_trait]
 impl Search for Postgres {
-    async fn sample(
+    async fn term_statistics(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probes: &[Probe],
+        scope: &SearchFilter,
+        probes: &[TermQuery],
         most: i64,
-    ) -> Result<Sample, StoreError> {
-        let mut asked = queries(tenant, &Scope::default(), probes);
+    ) -> Result<TermStatistics, StoreError> {
+        let mut asked = queries(tenant, &SearchFilter::default(), probes);
         if scope.narrows() {
             asked.extend(queries(tenant, scope, probes));
         }
@@ -144,7 +146,7 @@ impl Search for Postgres {
             }
         };
         let row = self.read(tenant, query).await?.ok_or(sqlx::Error::RowNotFound)?;
-        let newest = Newest {
+        let newest = SampleRange {
             rows: row.try_get("rows")?,
             first: row.try_get("first")?,
             last: row.try_get("last")?,
@@ -153,16 +155,16 @@ impl Search for Postgres {
         };
         let mut with: Vec<i64> = row.try_get("found")?;
         let in_scope = if scope.narrows() { with.split_off(probes.len()) } else { with.clone() };
-        Ok(Sample { rows: newest.rows, messages: newest.messages(most), with, in_scope })
+        Ok(TermStatistics { rows: newest.rows, messages: newest.messages(most), with, in_scope })
     }
 
-    async fn draw(
+    async fn lookup_terms(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probes: &[Probe],
+        scope: &SearchFilter,
+        probes: &[TermQuery],
         most: i64,
-    ) -> Result<Vec<Vec<Place>>, StoreError> {
+    ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
         let query = sqlx::query(DRAW)
             .bind(tenant.as_str())
             .bind(queries(tenant, scope, probes))
@@ -179,14 +181,14 @@ impl Search for Postgres {
         Ok(drawn)
     }
 
-    async fn walk(
+    async fn scan_recent(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probe: &Probe,
+        scope: &SearchFilter,
+        probe: &TermQuery,
         rows: i64,
         most: i64,
-    ) -> Result<Vec<Place>, StoreError> {
+    ) -> Result<Vec<MessageRef>, StoreError> {
         let query = sqlx::query(if scope.session.is_some() { WALK_SESSION } else { WALK })
             .bind(tenant.as_str())
             .bind(DIALECT.query(tenant, scope, probe))
@@ -201,13 +203,13 @@ impl Search for Postgres {
         self.planned(tenant, WALK_BY_INDEX, query).await?.iter().map(place).collect()
     }
 
-    async fn at(
+    async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        places: &[Place],
+        places: &[MessageRef],
         max_bytes: i64,
-    ) -> Result<Vec<Found>, StoreError> {
+    ) -> Result<Vec<StoredHit>, StoreError> {
         let query = sqlx::query(AT)
             .bind(tenant.as_str())
             .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
@@ -218,13 +220,13 @@ impl Search for Postgres {
         self.read_all(tenant, query).await?.iter().map(found).collect()
     }
 
-    async fn beside(
+    async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
-        places: &[Place],
+        places: &[MessageRef],
         distance: i64,
         max_bytes: i64,
-    ) -> Result<Vec<Found>, StoreError> {
+    ) -> Result<Vec<StoredHit>, StoreError> {
         let query = sqlx::query(BESIDE)
             .bind(tenant.as_str())
             .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
@@ -236,14 +238,14 @@ impl Search for Postgres {
     }
 }
 
-fn queries(tenant: &TenantId, scope: &Scope, probes: &[Probe]) -> Vec<String> {
+fn queries(tenant: &TenantId, scope: &SearchFilter, probes: &[TermQuery]) -> Vec<String> {
     probes.iter().map(|probe| DIALECT.query(tenant, scope, probe)).collect()
 }
 
-fn place(row: &PgRow) -> Result<Place, StoreError> {
-    Ok(read_place!(row, time))
+fn place(row: &PgRow) -> Result<MessageRef, StoreError> {
+    Ok(read_message_ref!(row, time))
 }
 
-fn found(row: &PgRow) -> Result<Found, StoreError> {
-    Ok(Found { place: place(row)?, json: row.try_get("message")? })
+fn found(row: &PgRow) -> Result<StoredHit, StoreError> {
+    Ok(StoredHit { place: place(row)?, json: row.try_get("message")? })
 }

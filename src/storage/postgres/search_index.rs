@@ -3,13 +3,14 @@
 use super::{Postgres, Query, begin, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
-use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
-use crate::storage::search::Place;
+use crate::storage::row::{corrupt, read_pending_message, read_pending_range, read_reindex_range};
+use crate::storage::search::MessageRef;
 use crate::storage::search_index::{
-    Backlog, Entry, IndexState, OfWaiting, RULES, SearchIndex, UNTIL, Unindexed, Waiting, entries,
-    entries_of, has_patience, lexemes, of_waiting, piece, rules, take_waiting,
+    IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements, ReindexRange,
+    SELECT_ANALYZER_VERSION, SELECT_NEWEST_PENDING, SearchIndex, analyzer_for, check_deadline, claim_pending,
+    entries_of_pending, index_entries, lexemes_of_messages, next_batch, pending_statements,
 };
 use async_trait::async_trait;
 use sqlx::{Connection as _, PgConnection, Row as _};
@@ -32,164 +33,177 @@ macro_rules! index {
     };
 }
 /// What is there already was indexed anew while it waited.
-pub(super) const INDEX: &str = index!("DO NOTHING");
-const REINDEX: &str = index!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
+pub(super) const INSERT_ENTRIES: &str = index!("DO NOTHING");
+const UPSERT_ENTRIES: &str = index!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
 
-const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
+const INSERT_ANALYZER_VERSION: &str =
+    "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
-const STATE: &str = "\
+const SELECT_INDEX_STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
 /// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
 /// can wait for each other.
-const TAKE: OfWaiting = take_waiting!(" FOR UPDATE SKIP LOCKED");
+const CLAIM_PENDING: PendingStatements = claim_pending!(" FOR UPDATE SKIP LOCK_NOT_AVAILABLE");
 /// What others are at.
-const LEFT: OfWaiting = of_waiting!("SELECT session_id, first_seq", "");
-const FOREVER: OffsetDateTime = datetime!(9999-12-31 0:00 UTC);
+const SELECT_REMAINING: PendingStatements = pending_statements!("SELECT session_id, first_seq", "");
+const END_OF_TIME: OffsetDateTime = datetime!(9999-12-31 0:00 UTC);
 /// How often they are looked after; meanwhile no connection is held.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What is lost in a crash waits again. Of a client that has gone without a word the rows are free before long.
 const BEGIN_LAZILY: &str =
     "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL idle_in_transaction_session_timeout = '4s'";
 
-const UNINDEXED: &str = "\
+const SELECT_PENDING_MESSAGES: &str = "\
     SELECT place - 1 AS place, seq, created_at, user_id, message
     FROM search_unindexed($1::text[], $2::text[], $3::bigint[], $4::bigint[]) ORDER BY place, seq";
 
-const NO_LONGER_WAITING: &str = "\
+const DELETE_PENDING: &str = "\
     DELETE FROM search_waiting AS w USING unnest($1::text[], $2::text[], $3::bigint[]) AS i (tenant_id, session_id, first_seq)
     WHERE w.tenant_id = i.tenant_id AND w.session_id = i.session_id AND w.first_seq = i.first_seq";
 
 /// Puts into the full-text index what waits beside that.
-const PUT_IN: &str = "SELECT settle_search()";
+const FLUSH_GIN_PENDING_LIST: &str = "SELECT settle_search()";
 /// Somebody else has the lock.
-const LOCKED: &str = "55P03";
+const LOCK_NOT_AVAILABLE: &str = "55P03";
 
-const SUSPEND: &str = "\
+const DISABLE_INDEX: &str = "\
     INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
 
-const OTHER_RULES: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
+const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
 
 /// For all tenants at once: the work of whoever runs the service. The policies hold the owner of a table, too, unless it
 /// says that they don't; nobody else gets at the table until the transaction ends, with the policies in force again.
 const LIFT_POLICY: &str = "ALTER TABLE sessions NO FORCE ROW LEVEL SECURITY";
 const RESTORE_POLICY: &str = "ALTER TABLE sessions FORCE ROW LEVEL SECURITY";
 
-const ANEW: &str = "\
+const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
     INSERT INTO search_backlog (tenant_id, session_id, through_seq)
     SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
-const BACKLOG: &str = "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
+const SELECT_REINDEX_RANGE: &str =
+    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
 
 /// Takes the lock of the session, so that whoever erases it comes before or after.
-const OWNER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR NO KEY UPDATE";
+const SELECT_SESSION_USER: &str =
+    "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR NO KEY UPDATE";
 
-const ADVANCE: &str = "\
+const ADVANCE_REINDEX: &str = "\
     UPDATE search_backlog SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
 
-const FINISH: &str =
+const DELETE_FINISHED_REINDEX: &str =
     "DELETE FROM search_backlog WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
 
-const UNINDEX: &str = "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3)";
+const DELETE_ENTRIES: &str = "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3)";
 
 #[async_trait]
 impl SearchIndex for Postgres {
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
-        let mut row = sqlx::query(STATE).fetch_one(&self.pool).await?;
+        let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
         if row.try_get::<&str, _>("label")?.is_empty() {
-            sqlx::query(FIRST_RULES).bind(label).execute(&self.pool).await?;
-            row = sqlx::query(STATE).fetch_one(&self.pool).await?;
+            sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&self.pool).await?;
+            row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
         }
         Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
     }
 
-    async fn settle_index(&self) -> Result<bool, StoreError> {
-        let Some(analysis) = self.search else { return Ok(false) };
-        if self.settle(analysis, sqlx::query(TAKE.all)).await? {
+    async fn index_batch(&self) -> Result<bool, StoreError> {
+        let Some(analyzer) = self.search else { return Ok(false) };
+        if self.index_claimed(analyzer, sqlx::query(CLAIM_PENDING.all)).await? {
             return Ok(true);
         }
-        match sqlx::query(PUT_IN).fetch_one(&self.pool).await {
+        match sqlx::query(FLUSH_GIN_PENDING_LIST).fetch_one(&self.pool).await {
             Ok(_) => Ok(false),
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCKED) => Ok(false),
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => {
+                Ok(false)
+            }
             Err(error) => Err(error.into()),
         }
     }
 
-    async fn settle_index_of(
+    async fn index_pending_for(
         &self,
         tenant: &TenantId,
         session: Option<&SessionId>,
     ) -> Result<(), StoreError> {
-        let Some(analysis) = self.search else { return Ok(()) };
-        let waits = of(&UNTIL, tenant, session, FOREVER).fetch_one(&self.pool).await?;
+        let Some(analyzer) = self.search else { return Ok(()) };
+        let waits = of(&SELECT_NEWEST_PENDING, tenant, session, END_OF_TIME).fetch_one(&self.pool).await?;
         let Some(until) = waits.try_get("until")? else { return Ok(()) };
         let (began, mut held) = (Instant::now(), None);
         loop {
-            if !self.settle(analysis, of(&TAKE, tenant, session, until)).await? {
+            if !self.index_claimed(analyzer, of(&CLAIM_PENDING, tenant, session, until)).await? {
                 // What others were at once all else was indexed; not what has come since.
-                let left = of(&LEFT, tenant, session, until).fetch_all(&self.pool).await?;
+                let left = of(&SELECT_REMAINING, tenant, session, until).fetch_all(&self.pool).await?;
                 let left = left.iter().map(|row| Ok((row.try_get("session_id")?, row.try_get("first_seq")?)));
                 let left: HashSet<(String, i64)> = left.collect::<Result<_, sqlx::Error>>()?;
                 let still = held.map_or(left.clone(), |held: HashSet<_>| &held & &left);
-                if still.is_empty() || self.indexes_otherwise(analysis).await? {
+                if still.is_empty() || self.indexes_otherwise(analyzer).await? {
                     return Ok(());
                 }
                 held = Some(still);
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
-            has_patience(began)?;
+            check_deadline(began)?;
         }
     }
 
-    async fn suspend_index(&self) -> Result<(), StoreError> {
-        sqlx::query(SUSPEND).execute(&self.pool).await?;
+    async fn disable_index(&self) -> Result<(), StoreError> {
+        sqlx::query(DISABLE_INDEX).execute(&self.pool).await?;
         Ok(())
     }
 
-    async fn begin_index(&self, label: &str) -> Result<(), StoreError> {
+    async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
         let mut transaction = self.pool.begin().await?;
-        sqlx::query(FIRST_RULES).bind(label).execute(&mut *transaction).await?;
-        if sqlx::query(OTHER_RULES).bind(label).execute(&mut *transaction).await?.rows_affected() > 0 {
-            for statement in [LIFT_POLICY, ANEW, RESTORE_POLICY] {
+        sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?;
+        if sqlx::query(UPDATE_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?.rows_affected()
+            > 0
+        {
+            for statement in [LIFT_POLICY, INSERT_REINDEX_OF_ALL_SESSIONS, RESTORE_POLICY] {
                 sqlx::query(statement).execute(&mut *transaction).await?;
             }
         }
         Ok(transaction.commit().await?)
     }
 
-    async fn backlog(&self) -> Result<Option<Backlog>, StoreError> {
-        let row = sqlx::query(BACKLOG).fetch_optional(&self.pool).await?;
-        row.map(|row| Ok(read_backlog!(&row))).transpose()
+    async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
+        let row = sqlx::query(SELECT_REINDEX_RANGE).fetch_optional(&self.pool).await?;
+        row.map(|row| Ok(read_reindex_range!(&row))).transpose()
     }
 
-    async fn index(
+    async fn reindex_messages(
         &self,
-        piece: &Backlog,
-        messages: &[(Place, Message)],
+        piece: &ReindexRange,
+        messages: &[(MessageRef, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError> {
-        let Backlog { tenant, session, .. } = piece;
+        let ReindexRange { tenant, session, .. } = piece;
         let all = messages.iter().map(|(_, message)| message);
-        let lexemes = lexemes(self.search, tenant, session, all).await;
+        let lexemes = lexemes_of_messages(self.search, tenant, session, all).await;
         let mut transaction = self.pool.begin_with(begin(tenant)).await?;
-        let query = sqlx::query(OWNER).bind(tenant.as_str()).bind(session.as_str());
+        let query = sqlx::query(SELECT_SESSION_USER).bind(tenant.as_str()).bind(session.as_str());
         let Some(row) = query.fetch_optional(&mut *transaction).await? else {
             return Ok(());
         };
         let user: String = row.try_get("user_id")?;
         let user = UserId::new(user).map_err(corrupt("a user id"))?;
-        let query = sqlx::query(ADVANCE).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
+        let query =
+            sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
         if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(());
         }
         let seqs: Vec<i64> = messages.iter().map(|(place, _)| place.seq).collect();
-        let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
+        let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
         let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
-        index(&mut transaction, REINDEX, entries(tenant, session, &user, places, &lexemes)).await?;
-        let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
+        insert_entries(
+            &mut transaction,
+            UPSERT_ENTRIES,
+            index_entries(tenant, session, &user, places, &lexemes),
+        )
+        .await?;
+        let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
     }
@@ -197,23 +211,24 @@ impl SearchIndex for Postgres {
 
 impl Postgres {
     /// Whether the index goes by rules of another version, and whoever knows them indexes.
-    async fn indexes_otherwise(&self, analysis: Analysis) -> Result<bool, StoreError> {
-        let row = sqlx::query(RULES).fetch_one(&self.pool).await?;
-        Ok(rules(row.try_get("label")?, analysis).is_none())
+    async fn indexes_otherwise(&self, analyzer: Analyzer) -> Result<bool, StoreError> {
+        let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&self.pool).await?;
+        Ok(analyzer_for(row.try_get("label")?, analyzer).is_none())
     }
 
     /// Indexes what a statement takes of what waits. Returns whether more may wait.
-    async fn settle(&self, analysis: Analysis, take: Query<'_>) -> Result<bool, StoreError> {
+    async fn index_claimed(&self, analyzer: Analyzer, take: Query<'_>) -> Result<bool, StoreError> {
         let settled = self.pool.ask(async |connection| {
             let mut transaction = connection.begin_with(BEGIN_LAZILY).await?;
             let rows = take.fetch_all(&mut *transaction).await?;
-            let waiting = rows.iter().map(|row| Ok(read_waiting!(row, time)));
-            let (piece, more) = piece(waiting.collect::<Result<_, sqlx::Error>>()?);
+            let waiting = rows.iter().map(|row| Ok(read_pending_range!(row, time)));
+            let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
             let Some(first) = rows.first() else { return Ok(false) };
-            let Some(analysis) = rules(first.try_get("label")?, analysis) else { return Ok(false) };
+            let Some(analyzer) = analyzer_for(first.try_get("label")?, analyzer) else { return Ok(false) };
             let messages = unindexed(&mut transaction, &piece).await?;
-            index(&mut transaction, INDEX, entries_of(analysis, messages).await).await?;
-            sqlx::query(NO_LONGER_WAITING)
+            insert_entries(&mut transaction, INSERT_ENTRIES, entries_of_pending(analyzer, messages).await)
+                .await?;
+            sqlx::query(DELETE_PENDING)
                 .bind(column(&piece, |run| run.tenant.as_str()))
                 .bind(column(&piece, |run| run.session.as_str()))
                 .bind(column(&piece, |run| run.first_seq))
@@ -227,21 +242,24 @@ impl Postgres {
 }
 
 /// The messages of runs that wait, in their order.
-async fn unindexed(connection: &mut PgConnection, piece: &[Waiting]) -> Result<Vec<Unindexed>, sqlx::Error> {
-    let query = sqlx::query(UNINDEXED)
+async fn unindexed(
+    connection: &mut PgConnection,
+    piece: &[PendingRange],
+) -> Result<Vec<PendingMessage>, sqlx::Error> {
+    let query = sqlx::query(SELECT_PENDING_MESSAGES)
         .bind(column(piece, |run| run.tenant.as_str()))
         .bind(column(piece, |run| run.session.as_str()))
         .bind(column(piece, |run| run.first_seq))
         .bind(column(piece, |run| run.last_seq));
     let rows = query.fetch_all(connection).await?;
-    rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
+    rows.iter().map(|row| Ok(read_pending_message!(row, time, piece))).collect()
 }
 
 /// Writes rows of the index, in their order.
-pub(super) async fn index(
+pub(super) async fn insert_entries(
     connection: &mut PgConnection,
     statement: &'static str,
-    entries: Vec<Entry>,
+    entries: Vec<IndexEntry>,
 ) -> Result<(), sqlx::Error> {
     if entries.is_empty() {
         return Ok(());
@@ -259,7 +277,7 @@ pub(super) async fn index(
 
 /// Of a tenant, or of one of its sessions.
 fn of<'q>(
-    statement: &OfWaiting,
+    statement: &PendingStatements,
     tenant: &'q TenantId,
     session: Option<&'q SessionId>,
     until: OffsetDateTime,

@@ -1,6 +1,6 @@
 //! Exporting and importing whole sessions, on SQLite.
 
-use super::search_index::index;
+use super::search_index::insert_entries;
 use super::{Sqlite, micros, now, time};
 use crate::domain::archive::{Archive, Imported};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -9,7 +9,7 @@ use crate::storage::StoreError;
 use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
 use crate::storage::messages::StoredMessage;
 use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
-use crate::storage::search_index::{self, RULES, entries, rules_of_import};
+use crate::storage::search_index::{self, SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries};
 use async_trait::async_trait;
 use serde_json::json;
 use sqlx::{Row as _, SqliteConnection};
@@ -100,20 +100,24 @@ impl Archives for Sqlite {
         if created.rows_affected() == 0 {
             return Ok(Import::Exists);
         }
-        let label = sqlx::query(RULES).fetch_one(&mut *transaction).await?;
-        let rules = rules_of_import(label.try_get("label")?, self.search);
+        let label = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
+        let analyzer = analyzer_for_import(label.try_get("label")?, self.search);
         let mut tally = Tally::default();
         while let Some(batch) = batches.recv().await {
             tally.add(&batch);
             match batch {
                 Batch::Messages(rows) => {
-                    let lexemes =
-                        search_index::lexemes(rules, tenant, session, rows.iter().map(|row| &row.message));
+                    let lexemes = search_index::lexemes_of_messages(
+                        analyzer,
+                        tenant,
+                        session,
+                        rows.iter().map(|row| &row.message),
+                    );
                     let lexemes = lexemes.await;
                     store(&mut transaction, tenant, session, &rows, now).await?;
                     let places = rows.iter().map(|row| (row.seq, row.created_at));
-                    let entries = entries(tenant, session, user, places, &lexemes);
-                    index(&mut transaction, entries, now).await?;
+                    let entries = index_entries(tenant, session, user, places, &lexemes);
+                    insert_entries(&mut transaction, entries, now).await?;
                 }
                 Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
             }

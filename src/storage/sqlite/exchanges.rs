@@ -6,7 +6,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::StoreError;
 use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::row::{limit, tool_columns};
-use crate::storage::search_index::{Run, runs};
+use crate::storage::search_index::{ExchangeSpan, pending_spans};
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use sqlx::Row as _;
@@ -92,8 +92,8 @@ impl Exchanges for Sqlite {
             let (opens, answers) = tool_columns(message);
             json!([message.role().as_str(), opens, answers, tokens, message.json()])
         });
-        let runs = runs(self.search, exchange).into_iter();
-        let runs = runs.map(|Run { first, last, bytes }| json!([first, last, bytes]));
+        let runs = pending_spans(self.search, exchange).into_iter();
+        let runs = runs.map(|ExchangeSpan { first, last, bytes }| json!([first, last, bytes]));
         sqlx::query(STORE)
             .bind(tenant.as_str())
             .bind(session.as_str())

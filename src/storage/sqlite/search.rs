@@ -6,10 +6,12 @@
 
 use super::{Sqlite, micros, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::search::index::Probe;
+use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::row::{limit, read_place};
-use crate::storage::search::{Dialect, Found, LARGE, Newest, Place, Sample, Scope, Search};
+use crate::storage::row::{limit, read_message_ref};
+use crate::storage::search::{
+    FtsSyntax, LARGE, MessageRef, SampleRange, Search, SearchFilter, StoredHit, TermStatistics,
+};
 use async_trait::async_trait;
 use rows::{Sought, rows};
 use serde_json::{Value, json};
@@ -20,7 +22,7 @@ use std::slice::from_ref;
 
 mod rows;
 
-const DIALECT: Dialect = Dialect { and: " AND ", or: " OR ", and_not: " NOT ", quote: "\"", prefix: "*" };
+const DIALECT: FtsSyntax = FtsSyntax { and: " AND ", or: " OR ", and_not: " NOT ", quote: "\"", prefix: "*" };
 
 /// For [`rows()`], of a table or subquery with the columns of `search`.
 macro_rules! rows {
@@ -75,7 +77,7 @@ const REACH_OF_SESSION: &str = "\
         SELECT id FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $3
     )";
 
-/// Newest rows that a walk goes over before all that it may.
+/// SampleRange rows that a walk goes over before all that it may.
 const FEW: i64 = 2000;
 
 /// Places come as one JSON text: lists of session and `seq`. What is too much is not read: SQLite knows the length of a text
@@ -112,13 +114,13 @@ const BESIDE: &str = "\
 
 #[async_trait]
 impl Search for Sqlite {
-    async fn sample(
+    async fn term_statistics(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probes: &[Probe],
+        scope: &SearchFilter,
+        probes: &[TermQuery],
         most: i64,
-    ) -> Result<Sample, StoreError> {
+    ) -> Result<TermStatistics, StoreError> {
         let query = sqlx::query(if scope.session.is_some() { NEWEST_OF_SESSION } else { NEWEST });
         let query = query.bind(tenant.as_str()).bind(most);
         let query = match &scope.session {
@@ -129,43 +131,43 @@ impl Search for Sqlite {
         let (text, oldest): (Option<String>, Option<i64>) = (row.try_get("rows")?, row.try_get("oldest")?);
         let text = text.unwrap_or_default();
         let newest: Vec<_> = rows(&text).collect();
-        let counts = |scope: &Scope| {
+        let counts = |scope: &SearchFilter| {
             let sought = probes.iter().map(|probe| Sought::new(tenant, scope, probe));
             sought.map(|sought| limit(newest.iter().filter(|row| sought.is_in(row)).count())).collect()
         };
         let ids = || newest.iter().map(|row| row.id);
-        let figures = Newest {
+        let figures = SampleRange {
             rows: limit(newest.len()),
             first: ids().min().unwrap_or_default(),
             last: ids().max().unwrap_or_default(),
             oldest: oldest.unwrap_or_default(),
             last_seq: scope.session.as_ref().and_then(|_| newest.iter().map(|row| row.seq).max()),
         };
-        let with: Vec<i64> = counts(&Scope::default());
+        let with: Vec<i64> = counts(&SearchFilter::default());
         let in_scope = if scope.narrows() { counts(scope) } else { with.clone() };
-        Ok(Sample { rows: figures.rows, messages: figures.messages(most), with, in_scope })
+        Ok(TermStatistics { rows: figures.rows, messages: figures.messages(most), with, in_scope })
     }
 
-    async fn draw(
+    async fn lookup_terms(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probes: &[Probe],
+        scope: &SearchFilter,
+        probes: &[TermQuery],
         most: i64,
-    ) -> Result<Vec<Vec<Place>>, StoreError> {
+    ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
         self.drawn(tenant, scope, 0..=i64::MAX, probes, most).await
     }
 
     /// By the index all the same: it comes by the newest first. How far back the newest go takes longer to tell than what
     /// is found there, and of what most messages have, enough is found among few.
-    async fn walk(
+    async fn scan_recent(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probe: &Probe,
+        scope: &SearchFilter,
+        probe: &TermQuery,
         rows: i64,
         most: i64,
-    ) -> Result<Vec<Place>, StoreError> {
+    ) -> Result<Vec<MessageRef>, StoreError> {
         let found = self.walked(tenant, scope, probe, rows.min(FEW), most).await?;
         if rows <= FEW || found.len() >= count(most) {
             return Ok(found);
@@ -173,13 +175,13 @@ impl Search for Sqlite {
         self.walked(tenant, scope, probe, rows, most).await
     }
 
-    async fn at(
+    async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        places: &[Place],
+        places: &[MessageRef],
         max_bytes: i64,
-    ) -> Result<Vec<Found>, StoreError> {
+    ) -> Result<Vec<StoredHit>, StoreError> {
         let query = sqlx::query(AT)
             .bind(tenant.as_str())
             .bind(listed(places))
@@ -189,13 +191,13 @@ impl Search for Sqlite {
         query.fetch_all(&self.readers).await?.iter().map(found).collect()
     }
 
-    async fn beside(
+    async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
-        places: &[Place],
+        places: &[MessageRef],
         distance: i64,
         max_bytes: i64,
-    ) -> Result<Vec<Found>, StoreError> {
+    ) -> Result<Vec<StoredHit>, StoreError> {
         let query =
             sqlx::query(BESIDE).bind(tenant.as_str()).bind(listed(places)).bind(distance).bind(max_bytes);
         query.fetch_all(&self.readers).await?.iter().map(found).collect()
@@ -206,11 +208,11 @@ impl Sqlite {
     async fn walked(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
-        probe: &Probe,
+        scope: &SearchFilter,
+        probe: &TermQuery,
         rows: i64,
         most: i64,
-    ) -> Result<Vec<Place>, StoreError> {
+    ) -> Result<Vec<MessageRef>, StoreError> {
         let query = sqlx::query(if scope.session.is_some() { REACH_OF_SESSION } else { REACH });
         let query = query.bind(tenant.as_str()).bind(micros(scope.from())).bind(rows);
         let query = match &scope.session {
@@ -221,7 +223,7 @@ impl Sqlite {
         let (Some(first), Some(last)) = (reach.try_get("first")?, reach.try_get("last")?) else {
             return Ok(Vec::new());
         };
-        let scope = Scope { since: Some(time(&reach, "since")?), ..scope.clone() };
+        let scope = SearchFilter { since: Some(time(&reach, "since")?), ..scope.clone() };
         let drawn = self.drawn(tenant, &scope, first..=last, from_ref(probe), most).await?;
         Ok(drawn.into_iter().flatten().collect())
     }
@@ -230,11 +232,11 @@ impl Sqlite {
     async fn drawn(
         &self,
         tenant: &TenantId,
-        scope: &Scope,
+        scope: &SearchFilter,
         ids: RangeInclusive<i64>,
-        probes: &[Probe],
+        probes: &[TermQuery],
         most: i64,
-    ) -> Result<Vec<Vec<Place>>, StoreError> {
+    ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
         let bounded = |statement| {
             let query = sqlx::query(statement).bind(tenant.as_str()).bind(*ids.start()).bind(*ids.end());
             query.bind(micros(scope.from())).bind(micros(scope.to()))
@@ -247,7 +249,7 @@ impl Sqlite {
         for probe in probes {
             let sought = Sought::new(tenant, scope, probe);
             let found = rows(&waiting).filter(|row| sought.is_in(row)).take(count(most));
-            let mut places: Vec<Place> = found.map(|row| row.place()).collect::<Result<_, _>>()?;
+            let mut places: Vec<MessageRef> = found.map(|row| row.place()).collect::<Result<_, _>>()?;
             let query = bounded(DRAW)
                 .bind(DIALECT.query(tenant, scope, probe))
                 .bind(scope.session.as_ref().map(SessionId::as_str))
@@ -265,14 +267,14 @@ fn count(most: i64) -> usize {
     usize::try_from(most).unwrap_or_default()
 }
 
-fn listed(places: &[Place]) -> String {
+fn listed(places: &[MessageRef]) -> String {
     places.iter().map(|place| json!([place.session.as_str(), place.seq])).collect::<Value>().to_string()
 }
 
-fn place(row: &SqliteRow) -> Result<Place, StoreError> {
-    Ok(read_place!(row, time))
+fn place(row: &SqliteRow) -> Result<MessageRef, StoreError> {
+    Ok(read_message_ref!(row, time))
 }
 
-fn found(row: &SqliteRow) -> Result<Found, StoreError> {
-    Ok(Found { place: place(row)?, json: row.try_get("message")? })
+fn found(row: &SqliteRow) -> Result<StoredHit, StoreError> {
+    Ok(StoredHit { place: place(row)?, json: row.try_get("message")? })
 }

@@ -3,13 +3,14 @@
 use super::{Query, Sqlite, micros, now, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
-use crate::domain::search::analysis::Analysis;
+use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
-use crate::storage::row::{corrupt, read_backlog, read_unindexed, read_waiting};
-use crate::storage::search::Place;
+use crate::storage::row::{corrupt, read_pending_message, read_pending_range, read_reindex_range};
+use crate::storage::search::MessageRef;
 use crate::storage::search_index::{
-    Backlog, Entry, IndexState, OfWaiting, SearchIndex, UNTIL, Unindexed, Waiting, entries, entries_of,
-    has_patience, lexemes, piece, rules, take_waiting,
+    IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements, ReindexRange,
+    SELECT_NEWEST_PENDING, SearchIndex, analyzer_for, check_deadline, claim_pending, entries_of_pending,
+    index_entries, lexemes_of_messages, next_batch,
 };
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -19,20 +20,21 @@ use time::OffsetDateTime;
 
 /// Many rows as one JSON text, as for the messages of an import; in this order: a higher id was stored later. What is there
 /// already was indexed anew meanwhile.
-const INDEX: &str = "\
+const INSERT_ENTRIES: &str = "\
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each($1) WHERE true ORDER BY key
     ON CONFLICT DO NOTHING";
 
-const FIRST_RULES: &str = "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
+const INSERT_ANALYZER_VERSION: &str =
+    "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
-const STATE: &str = "\
+const SELECT_INDEX_STATE: &str = "\
     SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
 
-const TAKE: OfWaiting = take_waiting!("");
+const CLAIM_PENDING: PendingStatements = claim_pending!("");
 
 /// Runs come as one JSON text: lists of tenant, session, first and last `seq`, and time.
-const UNINDEXED: &str = "\
+const SELECT_PENDING_MESSAGES: &str = "\
     SELECT w.key AS place, m.seq, m.created_at, s.user_id, m.message
     FROM json_each($1) AS w
         CROSS JOIN sessions AS s ON s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1
@@ -41,110 +43,115 @@ const UNINDEXED: &str = "\
     ORDER BY w.key, m.seq";
 
 /// By the time as well: a session of the same id may have begun anew.
-const NO_LONGER_WAITING: &str = "\
+const DELETE_PENDING: &str = "\
     DELETE FROM search_waiting WHERE (tenant_id, session_id, first_seq, created_at) IN
         (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 4 FROM json_each($1))";
 
-const SUSPEND: &str = "\
+const DISABLE_INDEX: &str = "\
     INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
 
-const OTHER_RULES: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
+const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
 
 /// For all tenants at once: the work of whoever runs the service.
-const ANEW: &str = "\
+const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
     INSERT INTO search_backlog (tenant_id, session_id, through_seq)
     SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
-const BACKLOG: &str = "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
+const SELECT_REINDEX_RANGE: &str =
+    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
 
-const OWNER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+const SELECT_SESSION_USER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2";
 
-const ADVANCE: &str = "\
+const ADVANCE_REINDEX: &str = "\
     UPDATE search_backlog SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
 
-const FINISH: &str =
+const DELETE_FINISHED_REINDEX: &str =
     "DELETE FROM search_backlog WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
 
-const UNINDEX: &str = "\
+const DELETE_ENTRIES: &str = "\
     DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq IN (SELECT value FROM json_each($3))";
 
 #[async_trait]
 impl SearchIndex for Sqlite {
     async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
-        let mut row = sqlx::query(STATE).fetch_one(&self.readers).await?;
+        let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
         if row.try_get::<&str, _>("label")?.is_empty() {
-            sqlx::query(FIRST_RULES).bind(label).execute(&self.writer).await?;
-            row = sqlx::query(STATE).fetch_one(&self.readers).await?;
+            sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&self.writer).await?;
+            row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
         }
         Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
     }
 
-    async fn settle_index(&self) -> Result<bool, StoreError> {
-        let Some(analysis) = self.search else { return Ok(false) };
-        self.settle(analysis, sqlx::query(TAKE.all)).await
+    async fn index_batch(&self) -> Result<bool, StoreError> {
+        let Some(analyzer) = self.search else { return Ok(false) };
+        self.index_claimed(analyzer, sqlx::query(CLAIM_PENDING.all)).await
     }
 
-    async fn settle_index_of(
+    async fn index_pending_for(
         &self,
         tenant: &TenantId,
         session: Option<&SessionId>,
     ) -> Result<(), StoreError> {
-        let Some(analysis) = self.search else { return Ok(()) };
+        let Some(analyzer) = self.search else { return Ok(()) };
         let began = Instant::now();
-        let waits = of(&UNTIL, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
+        let waits = of(&SELECT_NEWEST_PENDING, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
         let Some(until) = waits.try_get("until")? else { return Ok(()) };
-        while self.settle(analysis, of(&TAKE, tenant, session, until)).await? {
-            has_patience(began)?;
+        while self.index_claimed(analyzer, of(&CLAIM_PENDING, tenant, session, until)).await? {
+            check_deadline(began)?;
         }
         Ok(())
     }
 
-    async fn suspend_index(&self) -> Result<(), StoreError> {
-        sqlx::query(SUSPEND).execute(&self.writer).await?;
+    async fn disable_index(&self) -> Result<(), StoreError> {
+        sqlx::query(DISABLE_INDEX).execute(&self.writer).await?;
         Ok(())
     }
 
-    async fn begin_index(&self, label: &str) -> Result<(), StoreError> {
+    async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
         let mut transaction = self.write().await?;
-        sqlx::query(FIRST_RULES).bind(label).execute(&mut *transaction).await?;
-        if sqlx::query(OTHER_RULES).bind(label).execute(&mut *transaction).await?.rows_affected() > 0 {
-            sqlx::query(ANEW).execute(&mut *transaction).await?;
+        sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?;
+        if sqlx::query(UPDATE_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?.rows_affected()
+            > 0
+        {
+            sqlx::query(INSERT_REINDEX_OF_ALL_SESSIONS).execute(&mut *transaction).await?;
         }
         Ok(transaction.commit().await?)
     }
 
-    async fn backlog(&self) -> Result<Option<Backlog>, StoreError> {
-        let row = sqlx::query(BACKLOG).fetch_optional(&self.readers).await?;
-        row.map(|row| Ok(read_backlog!(&row))).transpose()
+    async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
+        let row = sqlx::query(SELECT_REINDEX_RANGE).fetch_optional(&self.readers).await?;
+        row.map(|row| Ok(read_reindex_range!(&row))).transpose()
     }
 
-    async fn index(
+    async fn reindex_messages(
         &self,
-        piece: &Backlog,
-        messages: &[(Place, Message)],
+        piece: &ReindexRange,
+        messages: &[(MessageRef, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError> {
-        let Backlog { tenant, session, .. } = piece;
+        let ReindexRange { tenant, session, .. } = piece;
         let all = messages.iter().map(|(_, message)| message);
-        let lexemes = lexemes(self.search, tenant, session, all).await;
+        let lexemes = lexemes_of_messages(self.search, tenant, session, all).await;
         let mut transaction = self.write().await?;
-        let query = sqlx::query(OWNER).bind(tenant.as_str()).bind(session.as_str());
+        let query = sqlx::query(SELECT_SESSION_USER).bind(tenant.as_str()).bind(session.as_str());
         let Some(row) = query.fetch_optional(&mut *transaction).await? else {
             return Ok(());
         };
         let user: String = row.try_get("user_id")?;
         let user = UserId::new(user).map_err(corrupt("a user id"))?;
-        let query = sqlx::query(ADVANCE).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
+        let query =
+            sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
         if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(());
         }
         let seqs = messages.iter().map(|(place, _)| place.seq).collect::<Value>().to_string();
-        let query = sqlx::query(UNINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
+        let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
         let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
-        index(&mut transaction, entries(tenant, session, &user, places, &lexemes), now()).await?;
-        let query = sqlx::query(FINISH).bind(tenant.as_str()).bind(session.as_str());
+        insert_entries(&mut transaction, index_entries(tenant, session, &user, places, &lexemes), now())
+            .await?;
+        let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
     }
@@ -152,59 +159,63 @@ impl SearchIndex for Sqlite {
 
 impl Sqlite {
     /// Indexes what a statement takes of what waits. Returns whether more may wait.
-    async fn settle(&self, analysis: Analysis, take: Query<'_>) -> Result<bool, StoreError> {
+    async fn index_claimed(&self, analyzer: Analyzer, take: Query<'_>) -> Result<bool, StoreError> {
         // Others wait until it is indexed, and don't do it twice. But whoever is at it may wait for the writer.
         let patience = self.writer.options().get_acquire_timeout();
         let turn = tokio::time::timeout(patience, self.settling.lock()).await;
         let _turn = turn.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let rows = take.fetch_all(&self.readers).await?;
-        let waiting = rows.iter().map(|row| Ok(read_waiting!(row, time)));
-        let (piece, more) = piece(waiting.collect::<Result<_, sqlx::Error>>()?);
+        let waiting = rows.iter().map(|row| Ok(read_pending_range!(row, time)));
+        let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
         let Some(first) = rows.first() else { return Ok(false) };
-        let Some(analysis) = rules(first.try_get("label")?, analysis) else { return Ok(false) };
+        let Some(analyzer) = analyzer_for(first.try_get("label")?, analyzer) else { return Ok(false) };
         let listed = piece.iter().map(|run| {
-            let Waiting { tenant, session, first_seq, last_seq, created_at, .. } = run;
+            let PendingRange { tenant, session, first_seq, last_seq, created_at, .. } = run;
             json!([tenant, session, first_seq, last_seq, micros(*created_at)])
         });
         let listed = listed.collect::<Value>().to_string();
-        let entries = entries_of(analysis, self.unindexed(&piece, &listed).await?).await;
+        let entries = entries_of_pending(analyzer, self.unindexed(&piece, &listed).await?).await;
         let mut transaction = self.write().await?;
-        let indexed = sqlx::query(NO_LONGER_WAITING).bind(listed).execute(&mut *transaction).await?;
+        let indexed = sqlx::query(DELETE_PENDING).bind(listed).execute(&mut *transaction).await?;
         if indexed.rows_affected() < u64::try_from(piece.len()).unwrap_or_default() {
             // Some of it was erased meanwhile, and must not come back.
             return Ok(true);
         }
-        index(&mut transaction, entries, now()).await?;
+        insert_entries(&mut transaction, entries, now()).await?;
         transaction.commit().await?;
         Ok(more)
     }
 
     /// The messages of runs that wait, in their order.
-    async fn unindexed(&self, piece: &[Waiting], listed: &str) -> Result<Vec<Unindexed>, sqlx::Error> {
-        let rows = sqlx::query(UNINDEXED).bind(listed).fetch_all(&self.readers).await?;
-        rows.iter().map(|row| Ok(read_unindexed!(row, time, piece))).collect()
+    async fn unindexed(
+        &self,
+        piece: &[PendingRange],
+        listed: &str,
+    ) -> Result<Vec<PendingMessage>, sqlx::Error> {
+        let rows = sqlx::query(SELECT_PENDING_MESSAGES).bind(listed).fetch_all(&self.readers).await?;
+        rows.iter().map(|row| Ok(read_pending_message!(row, time, piece))).collect()
     }
 }
 
 /// Writes rows of the index, in their order.
-pub(super) async fn index(
+pub(super) async fn insert_entries(
     connection: &mut SqliteConnection,
-    entries: Vec<Entry>,
+    entries: Vec<IndexEntry>,
     now: OffsetDateTime,
 ) -> Result<(), sqlx::Error> {
     if entries.is_empty() {
         return Ok(());
     }
-    let rows = entries.into_iter().map(|Entry { tenant, session, seq, created_at, lexemes }| {
+    let rows = entries.into_iter().map(|IndexEntry { tenant, session, seq, created_at, lexemes }| {
         json!([tenant, session, seq, micros(created_at.unwrap_or(now)), lexemes])
     });
-    sqlx::query(INDEX).bind(rows.collect::<Value>().to_string()).execute(connection).await?;
+    sqlx::query(INSERT_ENTRIES).bind(rows.collect::<Value>().to_string()).execute(connection).await?;
     Ok(())
 }
 
 /// Of a tenant, or of one of its sessions.
 fn of<'q>(
-    statement: &OfWaiting,
+    statement: &PendingStatements,
     tenant: &'q TenantId,
     session: Option<&'q SessionId>,
     until: i64,

@@ -4,10 +4,10 @@
 
 use super::super::from_micros;
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::search::index::{self, Probe};
+use crate::domain::search::lexemes::{self, TermQuery};
 use crate::storage::StoreError;
 use crate::storage::row::corrupt;
-use crate::storage::search::{Place, Scope};
+use crate::storage::search::{MessageRef, SearchFilter};
 
 /// A row of the index.
 pub(super) struct Row<'a> {
@@ -20,9 +20,9 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    pub(super) fn place(&self) -> Result<Place, StoreError> {
+    pub(super) fn place(&self) -> Result<MessageRef, StoreError> {
         let session = SessionId::new(self.session).map_err(corrupt("a session id"))?;
-        Ok(Place { created_at: from_micros(self.created_at)?, seq: self.seq, session })
+        Ok(MessageRef { created_at: from_micros(self.created_at)?, seq: self.seq, session })
     }
 }
 
@@ -45,10 +45,10 @@ pub(super) struct Sought {
 }
 
 impl Sought {
-    pub(super) fn new(tenant: &TenantId, scope: &Scope, probe: &Probe) -> Self {
-        let tag = index::tag(tenant);
+    pub(super) fn new(tenant: &TenantId, scope: &SearchFilter, probe: &TermQuery) -> Self {
+        let tag = lexemes::tenant_prefix(tenant);
         let lexeme = |term: &str, is_prefix: bool| format!(" {term}{}", if is_prefix { "" } else { " " });
-        let any = |group: &Vec<index::Lexeme>| {
+        let any = |group: &Vec<lexemes::TermPattern>| {
             group.iter().map(|sought| lexeme(&format!("{tag}{}", sought.term), sought.is_prefix)).collect()
         };
         let within = scope.all(&tag).into_iter().map(|all| vec![lexeme(&all, false)]);

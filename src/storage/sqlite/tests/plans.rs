@@ -6,12 +6,12 @@ use super::super::Sqlite;
 use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
-use crate::domain::search::analysis::Analysis;
-use crate::domain::search::index::{self, Lexeme, Probe};
+use crate::domain::search::analyzer::Analyzer;
+use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
 use crate::storage::exchanges::Exchanges as _;
 use crate::storage::messages::{Messages as _, Page};
 use crate::storage::recall::Recall as _;
-use crate::storage::search::{Place, Scope, Search as _};
+use crate::storage::search::{MessageRef, Search as _, SearchFilter};
 use crate::storage::search_index::SearchIndex as _;
 use crate::storage::sessions::{After, Sessions as _};
 use crate::storage::{Options, Store as _};
@@ -83,15 +83,15 @@ impl Filled {
             max_connections: 1,
             acquire_timeout: Duration::from_secs(20),
             statement_timeout: Duration::from_secs(30),
-            search: Some(Analysis::default()),
+            search: Some(Analyzer::default()),
         };
         let url = format!("sqlite://{}", folder.path().join("precis.db").display());
         let store = Sqlite::connect(&url, &options).await.unwrap();
         store.migrate().await.unwrap();
         let now = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
-        let (tag, session) = (index::tag(&TenantId::default()), demo());
+        let (tag, session) = (lexemes::tenant_prefix(&TenantId::default()), demo());
         let fill = FILL
-            .replace("SESSION", &index::session(&tag, &session))
+            .replace("SESSION", &lexemes::session_lexeme(&tag, &session))
             .replace("TAG", &tag)
             .replace("SIZE", &sessions.to_string())
             .replace("NOW", "1800000000000000");
@@ -125,7 +125,7 @@ impl Filled {
         let (store, tenant, session) = (&self.store, &TenantId::default(), &demo());
         let ada = UserId::new("u1".to_owned()).unwrap();
         let within = if what.ends_with("session") { Some(session.clone()) } else { None };
-        let scope = Scope { session: within, ..Scope::default() };
+        let scope = SearchFilter { session: within, ..SearchFilter::default() };
         let far = After {
             updated_at: self.now - time::Duration::minutes(self.sessions + 20),
             session_id: SessionId::new("x".to_owned()).unwrap(),
@@ -133,8 +133,8 @@ impl Filled {
         let page = Page { after_seq: 100, before_seq: i64::MAX, descending: false, limit: 50 };
         let messages = async |page| store.messages(tenant, session, page).await.unwrap().unwrap().len();
         let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();
-        let places: Vec<Place> = (1..=20)
-            .map(|n| Place { created_at: self.now, seq: n * 200, session: session.clone() })
+        let places: Vec<MessageRef> = (1..=20)
+            .map(|n| MessageRef { created_at: self.now, seq: n * 200, session: session.clone() })
             .collect();
         let (found, expected) = match what {
             "recall" => (store.recall(tenant, session, &ada, 200).await.unwrap().window.len(), 200),
@@ -147,25 +147,27 @@ impl Filled {
             "sessions of a user, far down" => (sessions(Some(&ada), Some(&far)).await, 51),
             "sample" | "sample of a session" => {
                 let probes = [probe("common"), probe("few7")];
-                let sample = store.sample(tenant, &scope, &probes, 1000).await.unwrap();
+                let sample = store.term_statistics(tenant, &scope, &probes, 1000).await.unwrap();
                 (usize::try_from(sample.with[0]).unwrap(), 1000)
             }
             "draw" | "draw of a session" => {
-                (store.draw(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20)
+                (store.lookup_terms(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20)
             }
             "walk" | "walk of a session" => {
-                (store.walk(tenant, &scope, &probe("common"), 4000, 50).await.unwrap().len(), 50)
+                (store.scan_recent(tenant, &scope, &probe("common"), 4000, 50).await.unwrap().len(), 50)
             }
             "walk in vain" | "walk in vain in a session" => {
-                (store.walk(tenant, &scope, &probe("no"), 4000, 50).await.unwrap().len(), 0)
+                (store.scan_recent(tenant, &scope, &probe("no"), 4000, 50).await.unwrap().len(), 0)
             }
-            "at" => (store.at(tenant, None, &places, i64::MAX).await.unwrap().len(), 20),
-            "at, of a user" => (store.at(tenant, Some(&ada), &places, i64::MAX).await.unwrap().len(), 20),
-            "beside" => (store.beside(tenant, &places, 1, i64::MAX).await.unwrap().len(), 40),
+            "at" => (store.fetch_hits(tenant, None, &places, i64::MAX).await.unwrap().len(), 20),
+            "at, of a user" => {
+                (store.fetch_hits(tenant, Some(&ada), &places, i64::MAX).await.unwrap().len(), 20)
+            }
+            "beside" => (store.fetch_neighbours(tenant, &places, 1, i64::MAX).await.unwrap().len(), 40),
             "settle" => {
                 let exchange = Exchange::new(vec![Message::text(Role::User, "a"); 2], None, None);
                 store.append(tenant, session, &exchange, None).await.unwrap();
-                store.settle_index_of(tenant, None).await.unwrap();
+                store.index_pending_for(tenant, None).await.unwrap();
                 (self.waiting().await, 0)
             }
             other => panic!("{other}"),
@@ -178,8 +180,8 @@ fn demo() -> SessionId {
     SessionId::new("demo".to_owned()).unwrap()
 }
 
-fn probe(term: &str) -> Probe {
-    Probe(vec![vec![Lexeme::exact(term)]])
+fn probe(term: &str) -> TermQuery {
+    TermQuery(vec![vec![TermPattern::exact(term)]])
 }
 
 #[tokio::test]

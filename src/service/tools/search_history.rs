@@ -8,7 +8,7 @@ use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
-use crate::domain::tool::Mistake;
+use crate::domain::tool::ToolError;
 use crate::domain::transcript::{Entry, encode_text};
 use crate::service::search::{Hit, Query};
 use crate::service::{Error, MemoryService, StoredMessage, stored_message};
@@ -51,11 +51,11 @@ impl MemoryService {
                 blocking::sized(bytes, move || found(&hits, session.as_ref())).await
             }
             Err(Error::InvalidQuery(why)) => {
-                Ok(Mistake(format!("Nothing was searched: `query` {why}.")).into())
+                Ok(ToolError(format!("Nothing was searched: `query` {why}.")).into())
             }
             Err(Error::NoSearch) => {
                 let told = "Nothing was searched: search is switched off here. Go on without it.";
-                Ok(Mistake(told.to_owned()).into())
+                Ok(ToolError(told.to_owned()).into())
             }
             Err(error) => Err(error),
         }
@@ -167,12 +167,12 @@ fn marked(snippet: &Snippet, marks: Option<[&str; 2]>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::search::analysis::Analysis;
+    use crate::domain::search::analyzer::Analyzer;
     use crate::domain::search::query::Query as Parsed;
     use crate::domain::search::snippet::snippet;
 
     fn hit(session: &str, text: &str) -> Hit {
-        let query = Parsed::parse(Analysis::default(), "tea").expect("a query");
+        let query = Parsed::parse(Analyzer::default(), "tea").expect("a query");
         Hit {
             session_id: SessionId::new(session.to_owned()).expect("an id"),
             seq: 1,
@@ -180,7 +180,7 @@ mod tests {
             score: 1.0,
             message: String::new(),
             role: Role::User,
-            snippet: snippet(Analysis::default(), &query, text),
+            snippet: snippet(Analyzer::default(), &query, text),
             before: Vec::new(),
             after: Vec::new(),
         }

@@ -2,7 +2,7 @@
 //!
 //! Letters are compared without case, accents and compatibility forms; a word is reduced to its stem by Snowball's rules
 //! for one language. Scripts that put no spaces between words, and Hangul, which puts them between phrases, come in
-//! pairs of neighbouring characters, as search engines have them, and in single ones for queries of one character.
+//! pairs of neighbouring characters, as search engines have them, and in is_unigram ones for queries of one character.
 
 use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
@@ -13,7 +13,7 @@ use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
 
 /// Characters of a term; the rest of a longer word is not looked at.
-const LONGEST: usize = 40;
+const MAX_TERM_CHARS: usize = 40;
 
 /// How the name of the rules ends. To be counted up with whatever changes them.
 const VERSION: &str = "-1";
@@ -75,13 +75,13 @@ impl Language {
 
 /// The rules by which texts and queries come down to terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Analysis {
+pub struct Analyzer {
     language: Language,
 }
 
 /// A stretch of a text in one way of writing, without spaces or punctuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct Segment {
     /// Where it stands.
     pub range: Range<usize>,
     /// Whether it is a word. If not, it is characters of a script without spaces.
@@ -94,16 +94,16 @@ pub struct Token {
     /// As it is compared: letters and digits only.
     pub term: String,
     /// The word before it was reduced to its stem; of a prefix, this is what begins with it.
-    pub whole: String,
+    pub unstemmed: String,
     /// Where it stands in the text.
     pub range: Range<usize>,
     /// The how-many-eth word or character it is.
     pub position: usize,
     /// Whether it is one character of a longer run: part of a pair as well.
-    pub single: bool,
+    pub is_unigram: bool,
 }
 
-impl Analysis {
+impl Analyzer {
     /// By the rules of this language.
     #[must_use]
     pub fn new(language: Language) -> Self {
@@ -112,13 +112,13 @@ impl Analysis {
 
     /// Names the rules: an index that was made by others has other terms.
     #[must_use]
-    pub fn label(self) -> String {
+    pub fn version(self) -> String {
         format!("{:?}{VERSION}", self.language).to_lowercase()
     }
 
     /// The rules of this name. `None`: they are of another version, or there is no such language.
     #[must_use]
-    pub fn named(label: &str) -> Option<Self> {
+    pub fn parse_version(label: &str) -> Option<Self> {
         let language: StrDeserializer<'_, Error> = label.strip_suffix(VERSION)?.into_deserializer();
         Language::deserialize(language).ok().map(Self::new)
     }
@@ -127,11 +127,17 @@ impl Analysis {
     #[must_use]
     pub fn tokens(self, text: &str) -> Vec<Token> {
         let (mut tokens, mut position) = (Vec::new(), 0);
-        for run in runs(text) {
+        for run in segments(text) {
             let raw = text.get(run.range.clone()).unwrap_or_default();
             if run.is_word {
-                for (term, whole) in self.word(raw) {
-                    tokens.push(Token { term, whole, range: run.range.clone(), position, single: false });
+                for (term, unstemmed) in self.word(raw) {
+                    tokens.push(Token {
+                        term,
+                        unstemmed,
+                        range: run.range.clone(),
+                        position,
+                        is_unigram: false,
+                    });
                     position += 1;
                 }
                 continue;
@@ -142,10 +148,16 @@ impl Analysis {
                 if let Some((next, end)) = characters.get(at + 1) {
                     let pair = format!("{character}{next}");
                     let range = range.start..end.end;
-                    tokens.push(Token { whole: pair.clone(), term: pair, range, position, single: false });
+                    tokens.push(Token {
+                        unstemmed: pair.clone(),
+                        term: pair,
+                        range,
+                        position,
+                        is_unigram: false,
+                    });
                 }
                 let (term, range) = (character.clone(), range.clone());
-                tokens.push(Token { whole: term.clone(), term, range, position, single: !alone });
+                tokens.push(Token { unstemmed: term.clone(), term, range, position, is_unigram: !alone });
                 position += 1;
             }
         }
@@ -157,13 +169,13 @@ impl Analysis {
     #[must_use]
     pub fn terms(self, text: &str) -> Vec<String> {
         let mut words = Vec::with_capacity(text.len() / 5);
-        words.extend(runs(text).map(|run| (text.get(run.range).unwrap_or_default(), run.is_word)));
+        words.extend(segments(text).map(|run| (text.get(run.range).unwrap_or_default(), run.is_word)));
         words.sort_unstable();
         words.dedup();
         let mut terms = Vec::with_capacity(words.len());
         for (raw, is_word) in words {
             if is_word {
-                terms.extend(parts(raw).filter_map(|part| self.stem(fold(part))));
+                terms.extend(parts(raw).filter_map(|part| self.stem(normalize(part))));
             } else {
                 terms.extend(self.tokens(raw).into_iter().map(|token| token.term));
             }
@@ -177,16 +189,16 @@ impl Analysis {
     /// nothing but marks, several for one with apostrophes.
     pub fn word(self, raw: &str) -> impl Iterator<Item = (String, String)> {
         parts(raw).filter_map(move |part| {
-            let whole = fold(part);
-            Some((self.stem(whole.clone())?, whole))
+            let unstemmed = normalize(part);
+            Some((self.stem(unstemmed.clone())?, unstemmed))
         })
     }
 
     /// What a word comes down to, given as it is compared.
-    fn stem(self, whole: String) -> Option<String> {
-        let algorithm = self.language.algorithm().filter(|_| !whole.contains(char::is_numeric));
-        let stem = algorithm.map(|algorithm| Stemmer::new(algorithm).stem(&whole).into_owned());
-        Some(stem.filter(|stem| !stem.is_empty()).unwrap_or(whole)).filter(|term| !term.is_empty())
+    fn stem(self, unstemmed: String) -> Option<String> {
+        let algorithm = self.language.algorithm().filter(|_| !unstemmed.contains(char::is_numeric));
+        let stem = algorithm.map(|algorithm| Stemmer::new(algorithm).stem(&unstemmed).into_owned());
+        Some(stem.filter(|stem| !stem.is_empty()).unwrap_or(unstemmed)).filter(|term| !term.is_empty())
     }
 }
 
@@ -199,15 +211,15 @@ fn parts(raw: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The stretches of a text that have terms.
-pub fn runs(text: &str) -> impl Iterator<Item = Run> + '_ {
+pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     let mut characters = text.char_indices().peekable();
     std::iter::from_fn(move || {
         let (start, first) = characters.find(|(_, c)| c.is_alphanumeric())?;
-        let is_word = !without_spaces(first);
+        let is_word = !is_unspaced_script(first);
         let mut end = start + first.len_utf8();
         while let Some(&(at, c)) = characters.peek() {
             let goes_on = is_combining_mark_of_run(c)
-                || (c.is_alphanumeric() && without_spaces(c) != is_word)
+                || (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
                 || (is_word
                     && APOSTROPHES.contains(&c)
                     && text.get(at + c.len_utf8()..).is_some_and(begins_word));
@@ -217,12 +229,12 @@ pub fn runs(text: &str) -> impl Iterator<Item = Run> + '_ {
             end = at + c.len_utf8();
             characters.next();
         }
-        Some(Run { range: start..end, is_word })
+        Some(Segment { range: start..end, is_word })
     })
 }
 
 fn begins_word(text: &str) -> bool {
-    text.chars().next().is_some_and(|c| c.is_alphanumeric() && !without_spaces(c))
+    text.chars().next().is_some_and(|c| c.is_alphanumeric() && !is_unspaced_script(c))
 }
 
 fn is_combining_mark_of_run(c: char) -> bool {
@@ -242,7 +254,7 @@ pub fn characters(run: &str, offset: usize) -> Vec<(String, Range<usize>)> {
     }
     let folded = ranges.into_iter().map(|range| {
         let raw = run.get(range.start - offset..range.end - offset).unwrap_or_default();
-        (fold(raw), range)
+        (normalize(raw), range)
     });
     folded.filter(|(folded, _)| !folded.is_empty()).collect()
 }
@@ -252,10 +264,10 @@ fn is_half_width_mark(c: char) -> bool {
     matches!(c, '\u{ff9e}' | '\u{ff9f}')
 }
 
-/// A word as it is compared: lower case, compatibility forms as what they stand for, no accents; cut at [`LONGEST`].
-fn fold(word: &str) -> String {
+/// A word as it is compared: lower case, compatibility forms as what they stand for, no accents; cut at [`MAX_TERM_CHARS`].
+fn normalize(word: &str) -> String {
     if word.is_ascii() {
-        return word.get(..LONGEST).unwrap_or(word).to_ascii_lowercase();
+        return word.get(..MAX_TERM_CHARS).unwrap_or(word).to_ascii_lowercase();
     }
     let lower = word.chars().flat_map(char::to_lowercase).nfkd().flat_map(char::to_lowercase);
     let plain = lower.filter(|c| !is_accent(*c) && (c.is_alphanumeric() || is_combining_mark(*c)));
@@ -273,7 +285,7 @@ fn fold(word: &str) -> String {
             c => folded.push(c),
         }
     }
-    folded.nfc().take(LONGEST).collect()
+    folded.nfc().take(MAX_TERM_CHARS).collect()
 }
 
 /// Marks that are left out: accents of Latin, Greek and Cyrillic, vowel points of Hebrew and Arabic. Others, such as the
@@ -283,7 +295,7 @@ fn is_accent(c: char) -> bool {
 }
 
 /// Whether words of this script don't stand between spaces.
-fn without_spaces(c: char) -> bool {
+fn is_unspaced_script(c: char) -> bool {
     matches!(c,
         '\u{e00}'..='\u{eff}' // Thai, Lao
         | '\u{f00}'..='\u{fff}' // Tibetan
@@ -308,8 +320,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn terms(text: &str) -> Vec<String> {
-        let tokens = Analysis::default().tokens(text);
-        tokens.into_iter().filter(|token| !token.single).map(|token| token.term).collect()
+        let tokens = Analyzer::default().tokens(text);
+        tokens.into_iter().filter(|token| !token.is_unigram).map(|token| token.term).collect()
     }
 
     #[test]
@@ -339,9 +351,9 @@ mod tests {
     fn the_terms_of_a_text_are_those_of_its_tokens() {
         for text in ["", "Ada's ferries, ferries and Ada", "数据 the 数据库 THE 東", "ｶﾞ ガ it's they're"]
         {
-            let tokens = Analysis::default().tokens(text).into_iter();
+            let tokens = Analyzer::default().tokens(text).into_iter();
             let expected: BTreeSet<String> = tokens.map(|token| token.term).collect();
-            assert_eq!(Analysis::default().terms(text), Vec::from_iter(expected), "{text}");
+            assert_eq!(Analyzer::default().terms(text), Vec::from_iter(expected), "{text}");
         }
     }
 
@@ -352,7 +364,7 @@ mod tests {
             ["what", "up", "c", "x", "user", "id", "3", "14", "they", "eau"]
         );
         assert_eq!(terms("?! 😀 '' -"), [""; 0]);
-        assert_eq!(terms(&"x".repeat(1000)), ["x".repeat(LONGEST)]);
+        assert_eq!(terms(&"x".repeat(1000)), ["x".repeat(MAX_TERM_CHARS)]);
     }
 
     #[test]
@@ -363,15 +375,15 @@ mod tests {
         assert_eq!(terms("ที่นี่"), ["ที่นี่"]);
         assert_eq!(terms("학교에서"), ["학교", "교에", "에서"]);
         let singles: Vec<String> =
-            Analysis::default().tokens("数据").into_iter().map(|token| token.term).collect();
+            Analyzer::default().tokens("数据").into_iter().map(|token| token.term).collect();
         assert_eq!(singles, ["数据", "数", "据"]);
     }
 
     #[test]
     fn a_token_says_where_it_stands() {
         let text = "Der Café-Besuch in 東京";
-        for token in Analysis::new(Language::None).tokens(text) {
-            assert_eq!(fold(&text[token.range.clone()]), token.whole);
+        for token in Analyzer::new(Language::None).tokens(text) {
+            assert_eq!(normalize(&text[token.range.clone()]), token.unstemmed);
         }
     }
 
@@ -384,14 +396,14 @@ mod tests {
             terms(words).join(" "),
             "generous happili connect relat die universiti organis sky news box"
         );
-        assert_eq!(Analysis::default().label(), "english-1");
+        assert_eq!(Analyzer::default().version(), "english-1");
         for language in [Language::None, Language::English, Language::Turkish] {
-            let analysis = Analysis::new(language);
-            assert_eq!(Analysis::named(&analysis.label()), Some(analysis));
+            let analyzer = Analyzer::new(language);
+            assert_eq!(Analyzer::parse_version(&analyzer.version()), Some(analyzer));
         }
-        assert_eq!(Analysis::new(Language::None).label(), "none-1");
+        assert_eq!(Analyzer::new(Language::None).version(), "none-1");
         for label in ["", "off", "english", "english-2", "klingon-1", "English-1"] {
-            assert_eq!(Analysis::named(label), None, "{label}");
+            assert_eq!(Analyzer::parse_version(label), None, "{label}");
         }
     }
 }
