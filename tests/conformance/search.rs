@@ -78,7 +78,7 @@ async fn check_draws(demo: &Conversation) {
     }
     let found = demo
         .store
-        .at(&demo.tenant, None, &demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, 999)
+        .fetch_hits(&demo.tenant, None, &demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, 999)
         .await
         .unwrap();
     assert_eq!(found.len(), 1);
@@ -126,7 +126,8 @@ async fn check_scopes(demo: &Conversation) {
         let drawn = demo.lookup_terms(&scope, &plum, 9).await;
         assert_eq!(drawn.len(), expected, "{scope:?}");
         assert_eq!(demo.scan_recent(&scope, &plum, 9, 9).await.len(), expected, "{scope:?}");
-        let of_bob = demo.store.at(&demo.tenant, Some(&user_id("bob")), &drawn, i64::MAX).await.unwrap();
+        let of_bob =
+            demo.store.fetch_hits(&demo.tenant, Some(&user_id("bob")), &drawn, i64::MAX).await.unwrap();
         assert_eq!(of_bob.len(), drawn.iter().filter(|place| place.session.as_str() == "other").count());
     }
 }
@@ -177,7 +178,7 @@ async fn what_is_read_is_bounded(backend: Backend) {
     assert_eq!(seqs(&demo.scan_recent(&all, &plum, 3, 9).await), [9, 7]);
     let drawn = demo.lookup_terms(&all, &plum, 9).await;
     let bytes = demo.history().await[0].json.len() as i64;
-    let at = async |most| demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap().len();
+    let at = async |most| demo.store.fetch_hits(&demo.tenant, None, &drawn, most).await.unwrap().len();
     assert_eq!((at(bytes * 2).await, at(bytes * 2 + 1).await, at(1).await, at(0).await), (2, 3, 1, 0));
     let beside = async |places, most| {
         let beside = demo.store.fetch_neighbours(&demo.tenant, places, 2, most).await.unwrap();
@@ -198,7 +199,7 @@ async fn what_is_read_is_bounded(backend: Backend) {
     let drawn = demo.lookup_terms(&all, &plum, 3).await;
     assert_eq!(seqs(&drawn), [11, 10, 9]);
     let at = async |most| {
-        let found = demo.store.at(&demo.tenant, None, &drawn, most).await.unwrap();
+        let found = demo.store.fetch_hits(&demo.tenant, None, &drawn, most).await.unwrap();
         found.iter().map(|found| found.place.seq).collect::<Vec<_>>()
     };
     let history = demo.history().await;
