@@ -12,7 +12,7 @@
 #![expect(clippy::print_stdout, reason = "its results are its purpose")]
 
 use precis::domain::message::Role;
-use precis::domain::transcript::Entry;
+use precis::domain::transcript::TranscriptEntry;
 use precis::llm::extractive::consolidate;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ use unicode_segmentation::UnicodeSegmentation;
 
 /// One session: who said what, and what it should come down to.
 struct Session {
-    entries: Vec<Entry>,
+    entries: Vec<TranscriptEntry>,
     reference: String,
     sentences: usize,
 }
@@ -113,7 +113,7 @@ fn read(conversation: &Value) -> Result<Vec<Session>, Box<dyn Error>> {
             .map(|turn| {
                 let speaker = turn.get("speaker").and_then(Value::as_str).ok_or("turn without speaker")?;
                 let text = turn.get("text").and_then(Value::as_str).ok_or("turn without text")?;
-                Ok(Entry {
+                Ok(TranscriptEntry {
                     role: if Some(speaker) == first_speaker { Role::User } else { Role::Assistant },
                     name: Some(speaker.to_owned()),
                     text: text.to_owned(),
@@ -133,8 +133,8 @@ fn read(conversation: &Value) -> Result<Vec<Session>, Box<dyn Error>> {
 /// ROUGE-1 F of all summarisers: with names, then without.
 fn score(session: &Session) -> Vec<f64> {
     let sentences = split(&session.entries);
-    let nameless: Vec<Entry> =
-        session.entries.iter().map(|entry| Entry { name: None, ..entry.clone() }).collect();
+    let nameless: Vec<TranscriptEntry> =
+        session.entries.iter().map(|entry| TranscriptEntry { name: None, ..entry.clone() }).collect();
     let mut scores = Vec::new();
     for (entries, labels) in [(&session.entries, true), (&nameless, false)] {
         scores.push(rouge(&consolidate(entries, session.sentences), &session.reference));
@@ -162,7 +162,7 @@ fn score(session: &Session) -> Vec<f64> {
     scores
 }
 
-fn split(entries: &[Entry]) -> Vec<Sentence> {
+fn split(entries: &[TranscriptEntry]) -> Vec<Sentence> {
     let mut sentences = Vec::new();
     for (turn, entry) in entries.iter().enumerate() {
         for text in entry.text.split_sentence_bounds().map(str::trim) {
@@ -300,7 +300,7 @@ fn chinese(word: u32, before: usize, text: &mut String) {
 }
 
 /// 5,000 messages of made-up words in sentences of ten: a vocabulary of 20,000 words, the frequent ones frequent.
-fn long_conversation(characters: usize, write: Write) -> Vec<Entry> {
+fn long_conversation(characters: usize, write: Write) -> Vec<TranscriptEntry> {
     let mut state: u64 = 42;
     let mut next = |below: u32| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -317,7 +317,7 @@ fn long_conversation(characters: usize, write: Write) -> Vec<Entry> {
                 words += 1;
             }
             let role = if number % 2 == 0 { Role::User } else { Role::Assistant };
-            Entry { role, name: None, text, calls: Vec::new() }
+            TranscriptEntry { role, name: None, text, calls: Vec::new() }
         })
         .collect()
 }

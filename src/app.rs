@@ -8,7 +8,7 @@ use crate::http::{self, server};
 use crate::llm::check::{self, Report};
 use crate::service::keys::Keys;
 use crate::service::keys::authenticator::Authenticator;
-use crate::service::{MemoryService, Pools as PoolNames, Rules};
+use crate::service::{MemoryService, PoolNames, ServiceConfig};
 use crate::storage::{self, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
@@ -84,7 +84,7 @@ impl App {
             server.allow_unauthenticated || server.bind.ip().to_canonical().is_loopback();
         let authenticator = Authenticator::new(Arc::clone(&store), allow_unauthenticated, KEYS_REMEMBERED);
         let keys = Keys::new(Arc::clone(&store));
-        let service = MemoryService::new(store, llm, rules(settings));
+        let service = MemoryService::new(store, llm, service_config(settings));
         let meters = http::Meters::new(metrics.recorder());
         let interface = interface(settings);
         let router = http::router(service.clone(), authenticator, metrics.handle(), meters, &interface);
@@ -230,10 +230,10 @@ fn sizes(set: &config::Limits) -> Sizes {
     Sizes { max_message_bytes: set.max_message_bytes, max_metadata_bytes: set.max_metadata_bytes }
 }
 
-fn rules(settings: &Settings) -> Rules {
+fn service_config(settings: &Settings) -> ServiceConfig {
     let set = &settings.consolidation;
     let pools = settings.consolidation_pool().zip(settings.meta_pool());
-    Rules {
+    ServiceConfig {
         policy: Policy {
             threshold: i64::try_from(set.threshold).unwrap_or(i64::MAX),
             // Policies are about what is stored.

@@ -3,7 +3,7 @@
 //! | question | file |
 //! | --- | --- |
 //! | when is consolidation due, what is asked for, how long to wait after a failure | [`consolidation`] |
-//! | where may a conversation be cut | [`cut`] |
+//! | where may a conversation be cut | [`split_points`] |
 //! | what does the model get to see | [`context`] |
 //! | what is said of skills in it | [`skill`] |
 //! | what covers which messages | [`coverage`] |
@@ -16,13 +16,12 @@
 
 pub mod api_key;
 pub mod archive;
+pub mod batching;
 pub mod budget;
 pub mod chain;
-pub mod chunk;
 pub mod consolidation;
 pub mod context;
 pub mod coverage;
-pub mod cut;
 pub mod exchange;
 pub mod format;
 pub mod id;
@@ -30,13 +29,14 @@ pub(crate) mod json;
 pub mod limits;
 pub mod memory;
 pub mod message;
+pub mod message_metadata;
 pub mod revision;
 pub mod search;
 pub mod session;
 pub mod skill;
 pub(crate) mod sound;
+pub mod split_points;
 pub mod summary;
 pub mod tokens;
 pub mod tool;
 pub mod transcript;
-pub mod window;

@@ -6,7 +6,7 @@
 //! built-in [`extractive`] summariser, or a [`remote`] server that speaks a dialect, such as [`openai`] or
 //! [`anthropic`]. [`prompt`] has the words, [`error`] what each failure means.
 
-use crate::domain::transcript::Entry;
+use crate::domain::transcript::TranscriptEntry;
 use async_trait::async_trait;
 use std::fmt;
 use std::ops::AddAssign;
@@ -34,7 +34,7 @@ pub enum Task<'a> {
     /// Summarise a part of the conversation in about `sentences` sentences.
     Consolidate {
         /// The messages, oldest first.
-        entries: &'a [Entry],
+        entries: &'a [TranscriptEntry],
         /// How many sentences are asked for.
         sentences: usize,
     },
@@ -116,7 +116,7 @@ pub trait Llm: Send + Sync + fmt::Debug {
     /// Dropping the future ends the call.
     async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError>;
 
-    /// How many tokens of encoded entries ([`Entry::encode`] and a line feed each) one [`Task::Consolidate`] may
+    /// How many tokens of encoded entries ([`TranscriptEntry::encode`] and a line feed each) one [`Task::Consolidate`] may
     /// hold so that the whole prompt is within the input limit of *every* model of the pool: whichever of them is
     /// asked can answer. It shrinks when a model turns out to
     /// take less than its settings say: after [`LlmError::is_too_long`], smaller parts may pass.

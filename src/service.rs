@@ -21,31 +21,31 @@ pub use crate::storage::StoreError;
 pub use crate::storage::messages::{Page, StoredMessage};
 pub use crate::storage::sessions::After;
 
-mod consolidate;
+mod consolidation;
+pub mod contexts;
 pub mod export;
 pub mod import;
 pub mod indexer;
 pub mod keys;
 mod memory;
-pub mod recall;
 mod record;
 pub mod reindex;
 pub mod search;
 mod sessions;
 pub mod tools;
-pub mod turn;
+pub mod work_permit;
 
 /// What the settings say about the service's ways.
 #[derive(Clone, Debug)]
-pub struct Rules {
-    /// The rules of consolidation.
+pub struct ServiceConfig {
+    /// The config of consolidation.
     pub policy: Policy,
     /// When consolidation happens, where a request doesn't say.
     pub mode: Mode,
     /// What is sent when consolidation was due and failed: the last messages only, instead of the whole tail.
     pub recent_on_failure: bool,
     /// The pools; `None`: consolidation is disabled.
-    pub pools: Option<Pools>,
+    pub pools: Option<PoolNames>,
     /// How long a request waits for its own consolidation.
     pub inline_wait: Duration,
     /// How many tokens the consolidations of one tenant may take in a day of UTC; `None`: as many as they do. It is
@@ -61,18 +61,18 @@ pub struct Rules {
 }
 
 /// A message out of the store.
-fn stored_message(json: String) -> Result<Message, StoreError> {
-    Message::from_stored(json).map_err(no_message)
+fn decode_message(json: String) -> Result<Message, StoreError> {
+    Message::from_stored(json).map_err(corrupt_message)
 }
 
 /// What was wrong with the text goes nowhere: it may quote the message.
-fn no_message(_: Vec<Invalid>) -> StoreError {
+fn corrupt_message(_: Vec<Invalid>) -> StoreError {
     StoreError::Corrupt { what: "a message", why: "it is no message of the chat format".to_owned() }
 }
 
 /// The names of the pools that do the work.
 #[derive(Clone, Debug)]
-pub struct Pools {
+pub struct PoolNames {
     /// For consolidation.
     pub consolidation: String,
     /// For meta-consolidation.
@@ -84,22 +84,22 @@ pub struct Pools {
 pub enum Error {
     /// There is no such session; or it is somebody else's.
     #[error("no such session")]
-    NoSession,
+    SessionNotFound,
     /// The session has no such revision.
     #[error("no such revision")]
-    NoRevision,
+    RevisionNotFound,
     /// Nothing is known of the user.
     #[error("no such user")]
-    NoUser,
+    UserNotFound,
     /// The session belongs to another user.
     #[error("the session belongs to another user")]
-    OtherUser,
+    SessionUserMismatch,
     /// The idempotency key was used for another exchange.
     #[error("the idempotency key was used for another exchange")]
-    KeyReused,
+    IdempotencyKeyReused,
     /// The memory document is at another version than the one named.
     #[error("the memory document is at another version")]
-    OtherVersion,
+    VersionMismatch,
     /// The memory document is too large.
     #[error("the memory document has {bytes} bytes, at most {most} are allowed")]
     MemoryTooLarge {
@@ -123,13 +123,13 @@ pub enum Error {
     InvalidQuery(#[from] InvalidQuery),
     /// Messages are not indexed.
     #[error("search is disabled")]
-    NoSearch,
+    SearchDisabled,
     /// There is no pool of models.
     #[error("consolidation is disabled")]
-    Disabled,
+    ConsolidationDisabled,
     /// Another consolidation of the session runs.
     #[error("another consolidation of the session is running")]
-    InProgress,
+    ConsolidationInProgress,
     /// Consolidation was asked for and failed.
     #[error("consolidation failed: {0}")]
     ConsolidationFailed(String),
@@ -144,7 +144,7 @@ pub enum Error {
     },
     /// There is another session of the id that is imported to.
     #[error("there is another session of this id")]
-    OtherSession,
+    SessionExists,
     /// What is imported can't be put down in the folder for temporary files.
     #[error("the folder for temporary files can't be used")]
     Spool(#[source] std::io::Error),
@@ -154,14 +154,14 @@ pub enum Error {
 }
 
 /// How long the end of the service waits for the statements that are still to be done, and for the connections.
-const LAST_STATEMENTS: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The memory service.
 #[derive(Clone, Debug)]
 pub struct MemoryService {
     store: Arc<dyn Store>,
     llm: Arc<dyn Llm>,
-    rules: Arc<Rules>,
+    config: Arc<ServiceConfig>,
     /// Every consolidation runs as a task of its own, so that it ends in good order when its client goes away.
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -171,9 +171,9 @@ pub struct MemoryService {
 impl MemoryService {
     /// A service over this store and these models.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, llm: Arc<dyn Llm>, rules: Rules) -> Self {
+    pub fn new(store: Arc<dyn Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
-        Self { store, llm, rules: Arc::new(rules), tasks, stop, index_wakeup }
+        Self { store, llm, config: Arc::new(config), tasks, stop, index_wakeup }
     }
 
     /// Whether it can work.
@@ -187,18 +187,18 @@ impl MemoryService {
         self.stop.cancel();
     }
 
-    /// Waits until running consolidations have ended, for `patience` at most; those that have not are stopped.
-    pub async fn shut_down(&self, patience: Duration) {
+    /// Waits until running consolidations have ended, for `timeout` at most; those that have not are stopped.
+    pub async fn shut_down(&self, timeout: Duration) {
         self.tasks.close();
-        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
+        if tokio::time::timeout(timeout, self.tasks.wait()).await.is_err() {
             self.stop_consolidations();
         }
         // What is left to do is one statement per session.
-        if tokio::time::timeout(LAST_STATEMENTS, self.tasks.wait()).await.is_err() {
+        if tokio::time::timeout(CLOSE_TIMEOUT, self.tasks.wait()).await.is_err() {
             tracing::warn!(tasks = self.tasks.len(), "consolidations did not end; their leases will expire");
         }
         // A connection in use is waited for, and a database that hangs keeps it in use.
-        if tokio::time::timeout(LAST_STATEMENTS, self.store.close()).await.is_err() {
+        if tokio::time::timeout(CLOSE_TIMEOUT, self.store.close()).await.is_err() {
             tracing::warn!("the database did not let go; its connections are cut");
         }
     }

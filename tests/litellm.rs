@@ -27,7 +27,7 @@
 #![cfg(test)]
 
 use precis::domain::message::Role;
-use precis::domain::transcript::Entry;
+use precis::domain::transcript::TranscriptEntry;
 use precis::llm::check::check;
 use precis::llm::circuit_breaker::CircuitBreakerPolicy;
 use precis::llm::error::TimeoutPhase;
@@ -115,8 +115,9 @@ fn pools(models: Vec<ModelSpec>) -> ModelPools {
     ModelPools::new(models, vec![pool], prompts()).expect("valid")
 }
 
-fn conversation() -> [Entry; 2] {
-    let entry = |role, text: &str| Entry { role, name: None, text: text.to_owned(), calls: Vec::new() };
+fn conversation() -> [TranscriptEntry; 2] {
+    let entry =
+        |role, text: &str| TranscriptEntry { role, name: None, text: text.to_owned(), calls: Vec::new() };
     [
         entry(Role::User, "I am Ada. I live in Berlin, and I fly to Zürich on 3 May."),
         entry(Role::Assistant, "Noted. Bo still wants the 東京 numbers."),

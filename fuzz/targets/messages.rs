@@ -8,7 +8,7 @@
 use libfuzzer_sys::fuzz_target;
 use precis::domain::message::{Invalid, Message, Role};
 use precis::domain::tokens;
-use precis::domain::transcript::Entry;
+use precis::domain::transcript::TranscriptEntry;
 use precis_fuzz::quoted;
 use serde_json::Value;
 use serde_json::value::RawValue;

@@ -75,7 +75,7 @@ pub async fn export(
     let store = store(settings, false).await?;
     store.ready().await.map_err(|error| TransferError::Schema(database(), error))?;
     let mut export = match Export::begin(store.clone(), tenant, session).await {
-        Err(Error::NoSession) => {
+        Err(Error::SessionNotFound) => {
             let (tenant, session) = (tenant.clone(), session.to_string());
             return Err(TransferError::NoSession { tenant, session, database: database() });
         }
@@ -87,7 +87,7 @@ pub async fn export(
         match export.next().await {
             Ok(Some(lines)) => output.write(&lines)?,
             Ok(None) => break,
-            Err(Error::NoSession) => return Err(TransferError::Erased),
+            Err(Error::SessionNotFound) => return Err(TransferError::Erased),
             Err(error) => return Err(TransferError::Failed(error)),
         }
         bar.set_position(count(export.messages_read()));
@@ -112,7 +112,7 @@ pub async fn import(
     let store = store(settings, true).await?;
     let name = file.map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
     let refused = |error| match error {
-        Error::OtherSession => TransferError::OtherSession(session.to_string()),
+        Error::SessionExists => TransferError::OtherSession(session.to_string()),
         Error::Spool(error) => TransferError::Spool(error),
         error @ Error::Import(_) => TransferError::Refused { name: name.clone(), error },
         error => TransferError::Failed(error),

@@ -1,7 +1,8 @@
 //! When consolidation is due, what is asked for, and how long to wait after a failure.
 
-use super::cut::{self, Mark, Unanswered};
+use super::message_metadata::MessageMetadata;
 use super::session::Session;
+use super::split_points::{self, UnansweredCalls};
 use std::time::Duration;
 use time::OffsetDateTime;
 
@@ -80,20 +81,20 @@ impl Policy {
     }
 
     /// How many messages of a tail of `tail_len` are to be summarised, and where such a summary may be committed in
-    /// parts. `marks` are the first messages of the tail: all of it, or as many as are looked at in one go.
+    /// parts. `messages` are the first messages of the tail: all of it, or as many as are looked at in one go.
     #[must_use]
-    pub fn plan(&self, marks: &[Mark], tail_len: usize) -> Option<Plan> {
-        let limit = tail_len.saturating_sub(self.keep_recent).min(marks.len());
+    pub fn plan(&self, messages: &[MessageMetadata], tail_len: usize) -> Option<Plan> {
+        let limit = tail_len.saturating_sub(self.keep_recent).min(messages.len());
         // A call that never gets its result would hold the cursor for ever. It does so until messages would have to
         // be left out of the context; from then on, a call that the user has gone on from is taken as given up, and
         // any call where there is none of these: an agent may work for long without a user.
-        let mut waiting = vec![Unanswered::Open];
+        let mut waiting = vec![UnansweredCalls::Block];
         if tail_len > self.max_history_messages {
-            waiting.extend([Unanswered::OpenUntilUser, Unanswered::Closed]);
+            waiting.extend([UnansweredCalls::BlockUntilUserMessage, UnansweredCalls::Ignore]);
         }
         waiting.into_iter().find_map(|unanswered| {
-            let end = cut::latest(marks, limit, unanswered)?;
-            Some(Plan { end, parts: cut::all_until(marks, end, unanswered) })
+            let end = split_points::last_at_or_before(messages, limit, unanswered)?;
+            Some(Plan { end, parts: split_points::all_up_to(messages, end, unanswered) })
         })
     }
 
@@ -144,11 +145,13 @@ mod tests {
         }
     }
 
-    fn turns(messages: usize) -> Vec<Mark> {
+    fn turns(messages: usize) -> Vec<MessageMetadata> {
         let role = |at: usize| {
             if at.is_multiple_of(2) { Role::User } else { Role::Assistant }
         };
-        (0..messages).map(|at| Mark { role: role(at), opens: Vec::new(), answers: None }).collect()
+        (0..messages)
+            .map(|at| MessageMetadata { role: role(at), calls: Vec::new(), result_of: None, tokens: 0 })
+            .collect()
     }
 
     #[test]
@@ -182,10 +185,10 @@ mod tests {
 
     #[test]
     fn a_call_without_a_result_holds_the_cut_until_messages_would_be_left_out() {
-        let mut marks = turns(200);
-        marks[1].opens.push("lost".to_owned());
-        assert_eq!(policy().plan(&marks, 200).map(|plan| plan.end), Some(1));
-        let rest = |from: usize| marks.get(from..).expect("in range").to_vec();
+        let mut messages = turns(200);
+        messages[1].calls.push("lost".to_owned());
+        assert_eq!(policy().plan(&messages, 200).map(|plan| plan.end), Some(1));
+        let rest = |from: usize| messages.get(from..).expect("in range").to_vec();
         assert_eq!(policy().plan(&rest(1), 199), None);
         let mut longer = rest(1);
         longer.extend(turns(200));
@@ -194,11 +197,12 @@ mod tests {
 
     #[test]
     fn a_call_that_no_user_has_gone_on_from_holds_it_no_longer() {
-        let said = |_| Mark { role: Role::Assistant, opens: Vec::new(), answers: None };
-        let mut marks: Vec<Mark> = (0..201).map(said).collect();
-        marks[0].opens.push("lost".to_owned());
-        assert_eq!(policy().plan(&marks[..200], 200), None);
-        assert_eq!(policy().plan(&marks, 201).map(|plan| plan.end), Some(181));
+        let said =
+            |_| MessageMetadata { role: Role::Assistant, calls: Vec::new(), result_of: None, tokens: 0 };
+        let mut messages: Vec<MessageMetadata> = (0..201).map(said).collect();
+        messages[0].calls.push("lost".to_owned());
+        assert_eq!(policy().plan(&messages[..200], 200), None);
+        assert_eq!(policy().plan(&messages, 201).map(|plan| plan.end), Some(181));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! function here.
 
 use super::message::Invalid;
+use super::message_metadata::ContextMessage;
 use super::tokens::Tokenizer;
-use super::window::WindowMessage;
 use pairs::Inserts;
 
 mod anthropic;
@@ -100,11 +100,11 @@ pub struct Draft {
 impl Format {
     /// How many bytes [`Self::pieces`] reads and writes for these messages, at most about: the measure of how long it takes.
     #[must_use]
-    pub fn work(self, window: &[WindowMessage]) -> usize {
+    pub fn work(self, window: &[ContextMessage]) -> usize {
         match self {
             // Stored messages go out as they are; results that have to be put in are written.
             Self::OpenAi => {
-                let calls = window.iter().flat_map(|message| &message.mark.opens);
+                let calls = window.iter().flat_map(|message| &message.metadata.calls);
                 calls.map(|id| id.len() + pairs::NO_RESULT.len()).sum()
             }
             Self::Anthropic => window.iter().map(|message| message.json.len()).sum(),
@@ -115,8 +115,8 @@ impl Format {
     ///
     /// # Errors
     /// A stored text is no message.
-    pub fn pieces(self, window: Vec<WindowMessage>) -> Result<Vec<Piece>, Vec<Invalid>> {
-        let inserts = pairs::inserts(window.iter().map(|message| &message.mark));
+    pub fn pieces(self, window: Vec<ContextMessage>) -> Result<Vec<Piece>, Vec<Invalid>> {
+        let inserts = pairs::inserts(window.iter().map(|message| &message.metadata));
         let messages = window.into_iter().zip(inserts);
         match self {
             Self::OpenAi => Ok(messages.map(|(message, inserts)| openai::piece(message, &inserts)).collect()),

@@ -45,16 +45,16 @@ pub struct Revision {
     /// What the model wrote for the range; empty where the range held no text, and for a restore.
     pub added: String,
     /// The compression that followed, where the summary had grown too long.
-    pub meta: Option<Meta>,
+    pub meta: Option<MetaConsolidation>,
     /// The model's part; `None` where no model was asked.
-    pub source: Option<Source>,
+    pub source: Option<Provenance>,
     /// When it was committed.
     pub created_at: OffsetDateTime,
 }
 
 /// Which model wrote a text, and what that took.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct Provenance {
     /// The model's name in the settings.
     pub model: String,
     /// The pool that was asked.
@@ -77,9 +77,9 @@ pub struct Source {
 
 /// A meta-consolidation: what it started from and who did it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meta {
+pub struct MetaConsolidation {
     /// The summary before it was compressed.
     pub text_before: String,
     /// The model's part.
-    pub source: Source,
+    pub source: Provenance,
 }

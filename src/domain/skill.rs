@@ -3,7 +3,7 @@
 //! What a skill's writer says stays inside its place: the list is XML that no text can end, and no line of a list or of a
 //! body can pass for one of our headings.
 
-use super::context::{guard, is_line_break};
+use super::context::{escape_headings, is_line_break};
 use super::message::Invalid;
 use std::collections::HashSet;
 
@@ -68,11 +68,11 @@ pub fn memory_guide(searches: bool) -> String {
 pub fn text(memory_guide: Option<&str>, skills: &[Skill]) -> String {
     let mut parts: Vec<String> = memory_guide.map(|guide| guide.trim_end().to_owned()).into_iter().collect();
     if !skills.is_empty() {
-        parts.push(format!("{SKILLS_HEADING}\n\n{}", guard(&list(skills))));
+        parts.push(format!("{SKILLS_HEADING}\n\n{}", escape_headings(&list(skills))));
     }
     for skill in skills {
         if let Some(body) = &skill.body {
-            parts.push(format!("{SKILL_BODY_HEADING} {}\n\n{}", skill.name, guard(body)));
+            parts.push(format!("{SKILL_BODY_HEADING} {}\n\n{}", skill.name, escape_headings(body)));
         }
     }
     parts.join("\n\n")

@@ -1,7 +1,7 @@
 //! The part of a conversation that a summariser reads: messages reduced to who said what.
 //!
 //! Tool calls and results appear in short form: enough to tell what was done and what came out, without pages of
-//! machine output. [`Entry::encode`] writes an entry as data that no content can break out of; it is what models
+//! machine output. [`TranscriptEntry::encode`] writes an entry as data that no content can break out of; it is what models
 //! get to see, and what their input limits are measured on.
 
 use super::message::{Message, Role};
@@ -16,7 +16,7 @@ const RESULT_CHARS: usize = 1000;
 
 /// One message, as a summariser sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TranscriptEntry {
     /// Who speaks.
     pub role: Role,
     /// The participant's name, where the client gave one.
@@ -27,7 +27,7 @@ pub struct Entry {
     pub calls: Vec<String>,
 }
 
-impl Entry {
+impl TranscriptEntry {
     /// The short form of a message.
     #[must_use]
     pub fn of(message: &Message) -> Self {
@@ -116,7 +116,7 @@ impl Entry {
     }
 }
 
-/// A text as one JSON string that can end no data block: see [`Entry::encode`].
+/// A text as one JSON string that can end no data block: see [`TranscriptEntry::encode`].
 #[must_use]
 pub fn encode_text(text: &str) -> String {
     encode(&text)
@@ -156,8 +156,8 @@ fn shorten(text: &str, chars: usize) -> String {
 mod tests {
     use super::*;
 
-    fn entry(text: &str) -> Entry {
-        Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
+    fn entry(text: &str) -> TranscriptEntry {
+        TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
     }
 
     #[test]
@@ -175,11 +175,11 @@ mod tests {
         let call = serde_json::json!({"role": "assistant", "content": null, "tool_calls": [
             {"id": "c", "type": "function", "function": {"name": "read", "arguments": long}}]});
         let raw = serde_json::value::to_raw_value(&call).expect("JSON");
-        let call = Entry::of(&Message::parse(&raw).expect("valid"));
+        let call = TranscriptEntry::of(&Message::parse(&raw).expect("valid"));
         assert!(call.calls[0].starts_with("read(xxx") && call.calls[0].len() < 400);
         let result = serde_json::json!({"role": "tool", "tool_call_id": "c", "content": long});
         let raw = serde_json::value::to_raw_value(&result).expect("JSON");
-        let result = Entry::of(&Message::parse(&raw).expect("valid"));
+        let result = TranscriptEntry::of(&Message::parse(&raw).expect("valid"));
         assert!(result.text.contains("[… 4001 characters …]") && result.text.len() < 1100, "{}", result.text);
     }
 
@@ -189,7 +189,7 @@ mod tests {
         let message = serde_json::json!({"role": "assistant", "name": long, "content": "hi", "tool_calls": [
             {"id": "c", "type": "function", "function": {"name": long, "arguments": "{}"}}]});
         let raw = serde_json::value::to_raw_value(&message).expect("JSON");
-        let entry = Entry::of(&Message::parse(&raw).expect("valid"));
+        let entry = TranscriptEntry::of(&Message::parse(&raw).expect("valid"));
         assert!(entry.encode().len() < 500, "{}", entry.encode().len());
     }
 

@@ -183,29 +183,29 @@ impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         use StatusCode as S;
         match error {
-            Error::NoSession => {
+            Error::SessionNotFound => {
                 let detail = "There is no session of this id. A session begins with its first exchange.";
                 Self::new(S::NOT_FOUND, "session-not-found", "Session not found", detail)
             }
-            Error::NoRevision => {
+            Error::RevisionNotFound => {
                 let detail = "The session has no such revision. GET its revisions for those that it has.";
                 Self::new(S::NOT_FOUND, "revision-not-found", "Revision not found", detail)
             }
-            Error::NoUser => {
+            Error::UserNotFound => {
                 let detail = "The user has no memory document and no session.";
                 Self::new(S::NOT_FOUND, "user-not-found", "User not found", detail)
             }
-            Error::OtherUser => {
+            Error::SessionUserMismatch => {
                 let detail = "The session belongs to another user, and that can't change. \
                     Leave user_id out, or use another session.";
                 Self::new(S::CONFLICT, "other-user", "The session belongs to another user", detail)
             }
-            Error::KeyReused => {
+            Error::IdempotencyKeyReused => {
                 let detail =
                     "This Idempotency-Key came with another body before. Make a new key for each exchange.";
                 Self::new(S::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
             }
-            Error::OtherVersion => {
+            Error::VersionMismatch => {
                 let detail = "The memory document has changed since the version that If-Match names. \
                     GET it, merge, and PUT it with its new ETag.";
                 Self::new(S::PRECONDITION_FAILED, "other-version", "The memory document has changed", detail)
@@ -220,16 +220,16 @@ impl From<Error> for Problem {
                 Self::budget_too_small(most, needed, tokenizer)
             }
             Error::InvalidQuery(error) => Self::invalid_field("q", error.to_string()),
-            Error::NoSearch => {
+            Error::SearchDisabled => {
                 let detail = "Messages are not indexed here: search.enabled is false.";
                 Self::new(S::CONFLICT, "search-disabled", "Search is disabled", detail)
             }
-            Error::Disabled => {
+            Error::ConsolidationDisabled => {
                 let detail = "No pool of models is set (consolidation.pool, llm.default_pool), \
                     so there is nobody to write a summary.";
                 Self::new(S::CONFLICT, "consolidation-disabled", "Consolidation is disabled", detail)
             }
-            Error::InProgress => {
+            Error::ConsolidationInProgress => {
                 let detail = "Another consolidation of this session is running. Try again when it has ended.";
                 Self::new(S::CONFLICT, "consolidation-in-progress", "Consolidation in progress", detail)
                     .retry_after(RETRY_SECONDS)
@@ -243,7 +243,7 @@ impl From<Error> for Problem {
             }
             Error::Import(error) => Self::invalid_line(error),
             Error::ImportTooLarge { most } => Self::import_too_large(most),
-            Error::OtherSession => {
+            Error::SessionExists => {
                 let detail = "There is another session of this id, and an import makes a new one. \
                     Import under another id, or erase that session first.";
                 Self::new(S::CONFLICT, "session-exists", "The session exists", detail)

@@ -6,7 +6,7 @@ use super::prompt::{PromptTemplates, Prompts};
 use super::provider::{Completion, Request};
 use super::{ModelError, Task, reasoning, response_check};
 use crate::domain::message::Role;
-use crate::domain::transcript::Entry;
+use crate::domain::transcript::TranscriptEntry;
 use futures_util::future::join_all;
 use std::fmt;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn prompts() -> Result<Prompts, ModelError> {
 
 async fn ask(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelError> {
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
-    let entries = [Entry { role: Role::User, name: None, text, calls: Vec::new() }];
+    let entries = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }];
     let task = Task::Consolidate { entries: &entries, sentences: 1 };
     let request = Request {
         model: &spec.model,

@@ -9,7 +9,7 @@
 //! Pure functions: the same input gives the same bytes, on every machine.
 
 use crate::domain::message::Role;
-use crate::domain::transcript::Entry;
+use crate::domain::transcript::TranscriptEntry;
 use passage::Neighbour;
 use plain_text::Statement;
 use selection::{Part, pick};
@@ -56,9 +56,9 @@ struct Found<'a> {
 ///
 /// Each is a sentence of a message or up to three neighbouring ones, with semicolons between them; verbatim but for
 /// white space, markup, punctuation that could be taken for an end, and colons that could be taken for a speaker's.
-/// The result is empty only if the entries are ([`Entry::is_empty`]).
+/// The result is empty only if the entries are ([`TranscriptEntry::is_empty`]).
 #[must_use]
-pub fn consolidate(entries: &[Entry], sentences: usize) -> String {
+pub fn consolidate(entries: &[TranscriptEntry], sentences: usize) -> String {
     let labels: Vec<String> = entries.iter().map(plain_text::label).collect();
     let mut terms = Terms::default();
     let (mut found, mut parts, mut neighbours) = (Vec::new(), Vec::new(), Vec::new());
@@ -88,7 +88,7 @@ pub fn consolidate(entries: &[Entry], sentences: usize) -> String {
 }
 
 /// Stands in for a summary where nobody said a word: the longest of the emoji, or of the punctuation.
-fn wordless(entries: &[Entry]) -> String {
+fn wordless(entries: &[TranscriptEntry]) -> String {
     let longest = entries
         .iter()
         .rev() // of equals, `max_by_key` takes the last

@@ -1,12 +1,12 @@
 //! What models are asked: the wording for both tasks, ours or the user's, and how a conversation is put into it.
 //!
 //! The conversation goes in as data that can't get out: JSON lines inside a block whose end no content can spell
-//! ([`Entry::encode`] escapes angle brackets). PromptTemplates are cut up when they are read, so a conversation that talks
+//! ([`TranscriptEntry::encode`] escapes angle brackets). PromptTemplates are cut up when they are read, so a conversation that talks
 //! about `{summary}` is never itself taken for a template.
 
 use super::Task;
 use crate::domain::tokens;
-use crate::domain::transcript::{Entry, encode_text};
+use crate::domain::transcript::{TranscriptEntry, encode_text};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
@@ -211,7 +211,7 @@ impl Prompts {
     }
 }
 
-fn conversation(entries: &[Entry]) -> String {
+fn conversation(entries: &[TranscriptEntry]) -> String {
     let mut block = "<conversation>\n".to_owned();
     for entry in entries {
         block.push_str(&entry.encode());

@@ -48,7 +48,7 @@ impl MemoryService {
 impl Export {
     /// Takes note of how far the session goes.
     pub async fn begin(store: Arc<dyn Store>, tenant: &TenantId, session: &SessionId) -> Result<Self, Error> {
-        let session = store.session(tenant, session).await?.ok_or(Error::NoSession)?;
+        let session = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
         Ok(Self { store, tenant: tenant.clone(), session, writer: Writer::default(), next: Next::Header })
     }
 
@@ -71,7 +71,7 @@ impl Export {
     /// The next lines; `None` behind the last.
     ///
     /// # Errors
-    /// [`Error::NoSession`]: it was erased meanwhile.
+    /// [`Error::SessionNotFound`]: it was erased meanwhile.
     pub async fn next(&mut self) -> Result<Option<String>, Error> {
         let (id, store) = (&self.session.session_id, &self.store);
         let (lines, next) = match self.next {
@@ -79,7 +79,7 @@ impl Export {
             Next::MessagesAfter(after_seq) => {
                 let part = Part { after_seq, last_seq: self.session.last_seq, limit: ROWS, max_bytes: BYTES };
                 let page = store.part(&self.tenant, id, part).await?;
-                let last = page.last().ok_or(Error::NoSession)?.seq;
+                let last = page.last().ok_or(Error::SessionNotFound)?.seq;
                 let mut lines = String::new();
                 for message in page {
                     let line = self.writer.message(message.seq, message.created_at, &message.json);
@@ -98,9 +98,9 @@ impl Export {
                 (lines, Next::RevisionsAfter(last))
             }
             Next::RevisionsAfter(_) => {
-                let now = store.session(&self.tenant, id).await?.ok_or(Error::NoSession)?;
+                let now = store.session(&self.tenant, id).await?.ok_or(Error::SessionNotFound)?;
                 if now.created_at != self.session.created_at || now.last_seq < self.session.last_seq {
-                    return Err(Error::NoSession);
+                    return Err(Error::SessionNotFound);
                 }
                 (std::mem::take(&mut self.writer).end().map_err(corrupt)?, Next::Nothing)
             }

@@ -189,12 +189,12 @@ pub async fn import(
         let short = || std::io::Error::other("a temporary file is shorter than it was");
         return Err(Error::Spool(why.err().unwrap_or_else(short)));
     }
-    let state = store.session(tenant, session).await?.ok_or(Error::NoSession)?;
+    let state = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
     let created = outcome == Import::Imported;
     let its_own = owner.is_none_or(|owner| owner == state.user_id);
     if !created {
         let same = its_own && begins_with(store, tenant, &state, &archive).await?;
-        same.then_some(()).ok_or(Error::OtherSession)?;
+        same.then_some(()).ok_or(Error::SessionExists)?;
     }
     Ok(Imported { created, messages: archive.last_seq, revisions: archive.revision, session: state })
 }

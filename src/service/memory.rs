@@ -20,13 +20,13 @@ impl MemoryService {
         content: &str,
         expected: Option<i64>,
     ) -> Result<MemoryDocument, Error> {
-        let (bytes, most) = (content.len(), self.rules.memory_max_bytes);
+        let (bytes, most) = (content.len(), self.config.memory_max_bytes);
         if bytes > most {
             return Err(Error::MemoryTooLarge { bytes, most });
         }
         let words = i64::try_from(summary::words(content)).unwrap_or(i64::MAX);
         let new = NewMemory { content, words, tokens: tokens::of_text(content) };
-        self.store.write_memory(tenant, user, new, expected).await?.ok_or(Error::OtherVersion)
+        self.store.write_memory(tenant, user, new, expected).await?.ok_or(Error::VersionMismatch)
     }
 
     /// At most `limit` versions before the one given, newest first.
@@ -42,6 +42,6 @@ impl MemoryService {
 
     /// Erases the user: memory and all sessions.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
-        if self.store.erase_user(tenant, user).await? { Ok(()) } else { Err(Error::NoUser) }
+        if self.store.erase_user(tenant, user).await? { Ok(()) } else { Err(Error::UserNotFound) }
     }
 }

@@ -26,8 +26,8 @@ impl MemoryService {
         let write = tokio::spawn(write.in_current_span());
         match write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))? {
             Append::Recorded(recorded) => Ok(recorded),
-            Append::OtherUser => Err(Error::OtherUser),
-            Append::KeyReused => Err(Error::KeyReused),
+            Append::OtherUser => Err(Error::SessionUserMismatch),
+            Append::KeyReused => Err(Error::IdempotencyKeyReused),
         }
     }
 }

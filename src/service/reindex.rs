@@ -3,7 +3,7 @@
 //! Piece by piece, beside a running service: a piece is one transaction that also says how far the work is, so that it
 //! may be stopped at any time and goes on where it was.
 
-use super::{Error, stored_message};
+use super::{Error, decode_message};
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::archives::Part;
 use crate::storage::search::MessageRef;
@@ -34,7 +34,7 @@ pub async fn reindex(
             Part { after_seq: piece.done_seq, last_seq: piece.through_seq, limit: ROWS, max_bytes: BYTES };
         let mut messages = Vec::new();
         for stored in store.part(&piece.tenant, &piece.session, part).await? {
-            let message = stored_message(stored.json)?;
+            let message = decode_message(stored.json)?;
             let place =
                 MessageRef { created_at: stored.created_at, seq: stored.seq, session: piece.session.clone() };
             messages.push((place, message));

@@ -2,7 +2,7 @@
 //!
 //! The store draws candidates by its index, and they are read and ranked here by `domain::search`.
 
-use super::{Error, MemoryService, StoredMessage, stored_message};
+use super::{Error, MemoryService, StoredMessage, decode_message};
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
@@ -80,9 +80,9 @@ impl MemoryService {
     /// The best hits, best first, the newest first among equals.
     ///
     /// # Errors
-    /// [`Error::NoSearch`], [`Error::InvalidQuery`]
+    /// [`Error::SearchDisabled`], [`Error::InvalidQuery`]
     pub async fn search(&self, tenant: &TenantId, query: Query) -> Result<Vec<Hit>, Error> {
-        let analyzer = self.rules.search.ok_or(Error::NoSearch)?;
+        let analyzer = self.config.search.ok_or(Error::SearchDisabled)?;
         let parsed = Parsed::parse(analyzer, &query.text)?;
         let scope = SearchFilter {
             session: query.session_id.clone(),
@@ -167,7 +167,7 @@ struct Read {
 
 impl Read {
     fn new(StoredHit { place, json }: StoredHit) -> Result<Self, Error> {
-        let message = stored_message(json)?;
+        let message = decode_message(json)?;
         Ok(Self { place, text: text::searchable_text(&message), message })
     }
 }

@@ -10,7 +10,7 @@ use crate::storage::sessions::After;
 impl MemoryService {
     /// The state of a session.
     pub async fn session(&self, tenant: &TenantId, session: &SessionId) -> Result<Session, Error> {
-        self.store.session(tenant, session).await?.ok_or(Error::NoSession)
+        self.store.session(tenant, session).await?.ok_or(Error::SessionNotFound)
     }
 
     /// At most `limit` sessions, newest activity first.
@@ -31,12 +31,12 @@ impl MemoryService {
         session: &SessionId,
         metadata: &str,
     ) -> Result<Session, Error> {
-        self.store.set_metadata(tenant, session, metadata).await?.ok_or(Error::NoSession)
+        self.store.set_metadata(tenant, session, metadata).await?.ok_or(Error::SessionNotFound)
     }
 
     /// Erases a session.
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
-        if self.store.erase_session(tenant, session).await? { Ok(()) } else { Err(Error::NoSession) }
+        if self.store.erase_session(tenant, session).await? { Ok(()) } else { Err(Error::SessionNotFound) }
     }
 
     /// A page of the history.
@@ -46,7 +46,7 @@ impl MemoryService {
         session: &SessionId,
         page: Page,
     ) -> Result<Vec<StoredMessage>, Error> {
-        self.store.messages(tenant, session, page).await?.ok_or(Error::NoSession)
+        self.store.messages(tenant, session, page).await?.ok_or(Error::SessionNotFound)
     }
 
     /// At most `limit` revisions before the one given, newest first.
@@ -57,7 +57,7 @@ impl MemoryService {
         before: i64,
         limit: i64,
     ) -> Result<Vec<Revision>, Error> {
-        self.store.revisions(tenant, session, before, limit).await?.ok_or(Error::NoSession)
+        self.store.revisions(tenant, session, before, limit).await?.ok_or(Error::SessionNotFound)
     }
 
     /// One revision.
@@ -89,6 +89,6 @@ impl MemoryService {
     /// Which of the two is missing.
     async fn no_revision(&self, tenant: &TenantId, session: &SessionId) -> Result<Error, Error> {
         let known = self.store.session(tenant, session).await?.is_some();
-        Ok(if known { Error::NoRevision } else { Error::NoSession })
+        Ok(if known { Error::RevisionNotFound } else { Error::SessionNotFound })
     }
 }

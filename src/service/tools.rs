@@ -42,14 +42,14 @@ impl From<ToolError> for Outcome {
 impl MemoryService {
     /// The tools that a model should be offered: without an index there is nothing to search.
     pub fn tools(&self) -> impl Iterator<Item = Tool> {
-        let searches = self.rules.search.is_some();
+        let searches = self.config.search.is_some();
         Tool::ALL.into_iter().filter(move |tool| searches || *tool != Tool::SearchHistory)
     }
 
     /// What an agent should know of its memory.
     #[must_use]
     pub fn memory_guide(&self) -> String {
-        skill::memory_guide(self.rules.search.is_some())
+        skill::memory_guide(self.config.search.is_some())
     }
 
     /// Does what the model asks.
@@ -84,7 +84,7 @@ impl MemoryService {
             None => None,
         };
         match (session, &context.user) {
-            (Some(session), Some(user)) if session.user_id != *user => Err(Error::OtherUser),
+            (Some(session), Some(user)) if session.user_id != *user => Err(Error::SessionUserMismatch),
             (Some(session), _) => Ok(session.user_id),
             (None, user) => Ok(user.clone().unwrap_or_default()),
         }

@@ -2,7 +2,7 @@
 
 use super::StoreError;
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::revision::{Meta, Revision, Source};
+use crate::domain::revision::{MetaConsolidation, Provenance, Revision};
 use crate::domain::session::{Session, Summary};
 use async_trait::async_trait;
 use std::time::Duration;
@@ -11,29 +11,29 @@ use uuid::Uuid;
 
 /// When a lease may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum LeaseCondition {
     /// Only if the session is still at this revision and need not wait after a failure.
-    Due {
+    IfDue {
         /// The revision that the decision was made on.
         revision: i64,
     },
     /// Somebody asked for it: whatever the revision, and without waiting.
-    Asked,
+    Force,
 }
 
-impl Claim {
+impl LeaseCondition {
     /// The revision that the session must still be at, if any.
     pub(super) fn revision(self) -> Option<i64> {
         match self {
-            Self::Due { revision } => Some(revision),
-            Self::Asked => None,
+            Self::IfDue { revision } => Some(revision),
+            Self::Force => None,
         }
     }
 }
 
 /// One step of a consolidation: a range of messages and the summary that covers it.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct NewRevision {
     /// The revision that it builds on.
     pub base_revision: i64,
     /// The cursor that it builds on.
@@ -47,9 +47,9 @@ pub struct Step {
     /// What was written for the range.
     pub added: String,
     /// Who wrote it; `None` where the range held no text.
-    pub source: Option<Source>,
+    pub source: Option<Provenance>,
     /// The compression that followed.
-    pub meta: Option<Meta>,
+    pub meta: Option<MetaConsolidation>,
 }
 
 /// Consolidating a session.
@@ -58,13 +58,13 @@ pub trait Consolidations {
     /// Takes the lease: nobody else can until it is released or `ttl` is over. One that has more than twice `ttl` left
     /// is over as well: a clock that has been put back since it was taken must not make it last. Returns the session as
     /// it is then;
-    /// `None`: no such session, or the claim does not hold, or another has it.
+    /// `None`: no such session, or the condition does not hold, or another has it.
     async fn take_lease(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         token: Uuid,
-        claim: Claim,
+        condition: LeaseCondition,
         ttl: Duration,
     ) -> Result<Option<Session>, StoreError>;
 
@@ -93,7 +93,7 @@ pub trait Consolidations {
         tenant: &TenantId,
         session: &SessionId,
         token: Uuid,
-        step: &Step,
+        step: &NewRevision,
     ) -> Result<Option<Revision>, StoreError>;
 
     /// Notes a failure, gives the lease back, and returns the time before which the next attempt must not be made.

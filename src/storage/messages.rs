@@ -1,8 +1,8 @@
 //! Reading the history.
 
 use super::StoreError;
-use crate::domain::cut::Mark;
 use crate::domain::id::{SessionId, TenantId};
+use crate::domain::message_metadata::MessageMetadata;
 use async_trait::async_trait;
 use time::OffsetDateTime;
 
@@ -30,15 +30,6 @@ pub struct StoredMessage {
     pub json: String,
 }
 
-/// A message without its text: what planning a consolidation needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outline {
-    /// What a cut needs to know.
-    pub mark: Mark,
-    /// Tokens, counted when it was stored.
-    pub tokens: i64,
-}
-
 /// Reading the history.
 #[async_trait]
 pub trait Messages {
@@ -50,12 +41,12 @@ pub trait Messages {
         page: Page,
     ) -> Result<Option<Vec<StoredMessage>>, StoreError>;
 
-    /// The outlines of at most `limit` messages behind `after_seq`, in order.
-    async fn outlines(
+    /// The metadata of at most `limit` messages behind `after_seq`, in order.
+    async fn message_metadata(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         after_seq: i64,
         limit: i64,
-    ) -> Result<Vec<Outline>, StoreError>;
+    ) -> Result<Vec<MessageMetadata>, StoreError>;
 }

@@ -1,9 +1,9 @@
 //! Values as rows hold them: what both stores read and write alike.
 
 use super::StoreError;
-use crate::domain::cut::Mark;
 use crate::domain::message::{Message, Role};
-use crate::domain::revision::{Meta, Source};
+use crate::domain::message_metadata::MessageMetadata;
+use crate::domain::revision::{MetaConsolidation, Provenance};
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Serializer};
 
@@ -19,18 +19,23 @@ pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>
     (opens, message.tool_call_id().map(|id| json(|out| id.serialize(out))))
 }
 
-/// The mark of a message, out of its columns.
-pub(super) fn mark(role: &str, opens: Option<&str>, answers: Option<&str>) -> Result<Mark, StoreError> {
+/// Decodes the metadata columns of a message.
+pub(super) fn message_metadata(
+    role: &str,
+    opens: Option<&str>,
+    answers: Option<&str>,
+    tokens: i64,
+) -> Result<MessageMetadata, StoreError> {
     let role = Role::parse(role).ok_or_else(|| corrupt("a role")(role))?;
     let opens = opens.map(serde_json::from_str).transpose().map_err(corrupt("a list of tool calls"))?;
     let answers = answers.map(serde_json::from_str).transpose().map_err(corrupt("the id of a tool call"))?;
-    Ok(Mark { role, opens: opens.unwrap_or_default(), answers })
+    Ok(MessageMetadata { role, tokens, calls: opens.unwrap_or_default(), result_of: answers })
 }
 
 /// The column `source` of a revision. A revision is never changed, so what is added here later must be left out where
 /// it isn't known.
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Source")]
+#[serde(remote = "Provenance")]
 struct SourceColumn {
     model: String,
     pool: String,
@@ -45,27 +50,27 @@ struct SourceColumn {
 
 /// The column `meta` of a revision.
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Meta")]
+#[serde(remote = "MetaConsolidation")]
 struct MetaColumn {
     text_before: String,
     #[serde(with = "SourceColumn")]
-    source: Source,
+    source: Provenance,
 }
 
-pub(super) fn source_column(source: Option<&Source>) -> Option<String> {
+pub(super) fn source_column(source: Option<&Provenance>) -> Option<String> {
     source.map(|source| json(|out| SourceColumn::serialize(source, out)))
 }
 
-pub(super) fn read_source(column: Option<&str>) -> Result<Option<Source>, StoreError> {
+pub(super) fn read_source(column: Option<&str>) -> Result<Option<Provenance>, StoreError> {
     let read = |column| SourceColumn::deserialize(&mut Deserializer::from_str(column));
     column.map(read).transpose().map_err(corrupt("a revision's source"))
 }
 
-pub(super) fn meta_column(meta: Option<&Meta>) -> Option<String> {
+pub(super) fn meta_column(meta: Option<&MetaConsolidation>) -> Option<String> {
     meta.map(|meta| json(|out| MetaColumn::serialize(meta, out)))
 }
 
-pub(super) fn read_meta(column: Option<&str>) -> Result<Option<Meta>, StoreError> {
+pub(super) fn read_meta(column: Option<&str>) -> Result<Option<MetaConsolidation>, StoreError> {
     let read = |column| MetaColumn::deserialize(&mut Deserializer::from_str(column));
     column.map(read).transpose().map_err(corrupt("a revision's meta"))
 }

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 #[async_trait]
 pub trait TokenUsage {
     /// Adds to what the tenant has spent today. The sum stops at `i64::MAX` instead of failing.
-    async fn spend(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError>;
+    async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError>;
 
     /// What the tenant has spent today; 0 = nothing yet.
-    async fn tokens_spent_today(&self, tenant: &TenantId) -> Result<i64, StoreError>;
+    async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError>;
 }

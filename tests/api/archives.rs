@@ -243,7 +243,7 @@ async fn an_export_of_an_erased_session_has_no_last_line(backend: Backend) {
                 }
             };
             // The first line was read at the beginning.
-            assert!(matches!(ended, Err(Error::NoSession)), "{ended:?}");
+            assert!(matches!(ended, Err(Error::SessionNotFound)), "{ended:?}");
             delete(&app, "/sessions/s").await;
         }
     }

@@ -230,11 +230,11 @@ async fn what_is_no_message_is_a_problem() {
         ["body"]
     );
     post(&app, "/mcp", format!("{:1001}", "{}")).await.problem(413, "body-too-large");
-    for no_message in [
+    for corrupt_message in [
         r#"{"method":"tools/list"}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":["memory_read"]}"#,
     ] {
-        let told = post(&app, "/mcp", no_message).await.problem(400, "bad-request");
+        let told = post(&app, "/mcp", corrupt_message).await.problem(400, "bad-request");
         assert!(told.contains("JSON-RPC"), "{told}");
     }
     let text = app.request(Method::POST, "/mcp").header("content-type", "text/plain").body("{}");

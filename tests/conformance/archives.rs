@@ -144,11 +144,8 @@ async fn an_imported_session_is_as_any_other(backend: Backend) {
     revisions.reverse();
     assert_eq!(demo.revisions().await, Some(revisions));
     // The marks that a cut needs, and the place in the list of sessions.
-    let outlines = demo.store.outlines(&demo.tenant, &demo.session, 1, 9).await.unwrap();
-    assert_eq!(
-        (&outlines[0].mark.opens[0], outlines[1].mark.answers.as_deref()),
-        (&"a\0".to_owned(), Some("a\0"))
-    );
+    let metadata = demo.store.message_metadata(&demo.tenant, &demo.session, 1, 9).await.unwrap();
+    assert_eq!((&metadata[0].calls[0], metadata[1].result_of.as_deref()), (&"a\0".to_owned(), Some("a\0")));
     let hour = Sql::on(&backend).await.figure("SELECT activity_hour FROM sessions").await;
     assert_eq!(hour, BEGAN.unix_timestamp() / 3600 + 1);
     // And it goes on.

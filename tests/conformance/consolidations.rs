@@ -5,7 +5,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::session::{ConsolidationState, Session};
 use precis::storage::StoreError;
-use precis::storage::consolidations::{Claim, Step};
+use precis::storage::consolidations::{LeaseCondition, NewRevision};
 use std::sync::Arc;
 use std::time::Duration;
 use test_case::test_case;
@@ -40,14 +40,14 @@ async fn a_lease_has_one_holder(backend: Backend) {
     const TAKERS: usize = 30;
     let demo = demo(&backend).await;
     let replicas = [demo.clone(), Conversation::on(&backend).await];
-    for claim in [Claim::Asked, Claim::Due { revision: 0 }] {
+    for condition in [LeaseCondition::Force, LeaseCondition::IfDue { revision: 0 }] {
         let barrier = Arc::new(Barrier::new(TAKERS));
         let mut takers = JoinSet::new();
         for at in 0..TAKERS {
             let (demo, barrier, token) = (replicas[at % 2].clone(), barrier.clone(), Uuid::new_v4());
             takers.spawn(async move {
                 barrier.wait().await;
-                demo.take(token, claim, LONG).await.map(|session| (token, session))
+                demo.take(token, condition, LONG).await.map(|session| (token, session))
             });
         }
         let holders: Vec<_> = takers.join_all().await.into_iter().flatten().collect();
@@ -55,12 +55,12 @@ async fn a_lease_has_one_holder(backend: Backend) {
         assert_eq!(*session, demo.state().await);
         assert!(about(session.consolidation.lease_until.unwrap(), OffsetDateTime::now_utc() + LONG));
         // Not even the holder takes it twice.
-        assert_eq!(demo.take(*token, Claim::Asked, LONG).await, None);
+        assert_eq!(demo.take(*token, LeaseCondition::Force, LONG).await, None);
         demo.release(*token).await;
         assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
     }
     let other = demo.session("other");
-    assert_eq!(other.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+    assert_eq!(other.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
     assert_eq!(other.find().await, None);
 }
 
@@ -70,19 +70,19 @@ async fn a_lease_has_one_holder(backend: Backend) {
 async fn a_lease_ends_by_itself(backend: Backend) {
     let demo = demo(&backend).await;
     let (first, second) = (Uuid::new_v4(), Uuid::new_v4());
-    assert!(demo.take(first, Claim::Asked, Duration::ZERO).await.is_some());
-    assert!(demo.take(second, Claim::Due { revision: 0 }, LONG).await.is_some());
+    assert!(demo.take(first, LeaseCondition::Force, Duration::ZERO).await.is_some());
+    assert!(demo.take(second, LeaseCondition::IfDue { revision: 0 }, LONG).await.is_some());
     let step = demo.step(5, "late").await;
     assert!(!renew(&demo, first, LONG).await);
     assert_eq!(fail(&demo, first, LONG, "late").await, None);
     assert_eq!(demo.commit(first, &step).await, None);
     demo.release(first).await;
-    assert_eq!(demo.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+    assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
 
     let mut sql = Sql::on(&backend).await;
     let past = sql.time(OffsetDateTime::now_utc() - time::Duration::seconds(1));
     sql.run(&format!("UPDATE sessions SET lease_until = {past}")).await;
-    assert!(demo.take(first, Claim::Asked, LONG).await.is_some());
+    assert!(demo.take(first, LeaseCondition::Force, LONG).await.is_some());
     assert_eq!(demo.commit(second, &step).await, None);
     assert!(demo.commit(first, &step).await.is_some());
 }
@@ -96,7 +96,7 @@ async fn only_the_holder_renews_and_releases(backend: Backend) {
     assert!(!renew(&demo, holder, LONG).await);
     demo.release(holder).await;
     assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
-    demo.take(holder, Claim::Asked, LONG).await.unwrap();
+    demo.take(holder, LeaseCondition::Force, LONG).await.unwrap();
     let before = demo.state().await;
     assert!(!renew(&demo, other, LONG * 2).await);
     assert_eq!(fail(&demo, other, LONG, "not mine").await, None);
@@ -106,7 +106,7 @@ async fn only_the_holder_renews_and_releases(backend: Backend) {
     let until = demo.state().await.consolidation.lease_until.unwrap();
     assert!(about(until, OffsetDateTime::now_utc() + LONG * 2));
     assert!(renew(&demo, holder, Duration::ZERO).await);
-    assert!(demo.take(other, Claim::Asked, LONG).await.is_some());
+    assert!(demo.take(other, LeaseCondition::Force, LONG).await.is_some());
     let elsewhere = demo.session("other");
     assert!(!renew(&elsewhere, other, LONG).await);
     elsewhere.release(other).await;
@@ -120,19 +120,19 @@ async fn a_due_claim_needs_its_revision_and_has_to_wait(backend: Backend) {
     let demo = demo(&backend).await;
     demo.consolidate(2, "two").await;
     for revision in [0, 2, -1] {
-        assert_eq!(demo.take(Uuid::new_v4(), Claim::Due { revision }, LONG).await, None);
+        assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::IfDue { revision }, LONG).await, None);
     }
     let token = Uuid::new_v4();
-    assert!(demo.take(token, Claim::Due { revision: 1 }, LONG).await.is_some());
+    assert!(demo.take(token, LeaseCondition::IfDue { revision: 1 }, LONG).await.is_some());
     fail(&demo, token, LONG, "down").await.unwrap();
-    assert_eq!(demo.take(token, Claim::Due { revision: 1 }, LONG).await, None);
-    assert!(demo.take(token, Claim::Asked, LONG).await.is_some());
+    assert_eq!(demo.take(token, LeaseCondition::IfDue { revision: 1 }, LONG).await, None);
+    assert!(demo.take(token, LeaseCondition::Force, LONG).await.is_some());
     demo.release(token).await;
     let mut sql = Sql::on(&backend).await;
     let past = sql.time(OffsetDateTime::now_utc() - time::Duration::seconds(1));
     sql.run(&format!("UPDATE sessions SET retry_at = {past}")).await;
-    assert_eq!(demo.take(token, Claim::Due { revision: 0 }, LONG).await, None);
-    assert!(demo.take(token, Claim::Due { revision: 1 }, LONG).await.is_some());
+    assert_eq!(demo.take(token, LeaseCondition::IfDue { revision: 0 }, LONG).await, None);
+    assert!(demo.take(token, LeaseCondition::IfDue { revision: 1 }, LONG).await.is_some());
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -177,7 +177,7 @@ async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
     let rows = sql.rows().await;
     assert_eq!(demo.commit(Uuid::new_v4(), &step).await, None);
     for (base_revision, base_cursor) in [(0, 2), (2, 2), (1, 0), (1, 3)] {
-        let stale = Step { base_revision, base_cursor, ..step.clone() };
+        let stale = NewRevision { base_revision, base_cursor, ..step.clone() };
         assert_eq!(demo.commit(token, &stale).await, None);
     }
     assert_eq!(demo.session("other").commit(token, &step).await, None);
@@ -197,13 +197,13 @@ async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
 async fn a_commit_beyond_the_history_is_refused(backend: Backend) {
     let demo = demo(&backend).await;
     let token = demo.lease().await;
-    let step = Step { cursor: 11, ..demo.step(10, "ten").await };
+    let step = NewRevision { cursor: 11, ..demo.step(10, "ten").await };
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
     let error = demo.store.commit(&demo.tenant, &demo.session, token, &step).await.unwrap_err();
     assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
     assert_eq!(sql.rows().await, rows);
-    assert!(demo.commit(token, &Step { cursor: 10, ..step }).await.is_some());
+    assert!(demo.commit(token, &NewRevision { cursor: 10, ..step }).await.is_some());
 }
 
 /// Also where the restore leads to the very cursor that the step builds on.
@@ -261,7 +261,7 @@ async fn steps_follow_each_other_under_one_lease(backend: Backend) {
         let step = demo.step(cursor, &cursor.to_string()).await;
         let revision = demo.commit(token, &step).await.unwrap();
         assert_eq!((revision.revision, revision.range), (at as i64 + 1, Some((from, cursor))));
-        assert_eq!(demo.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+        assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
         from = cursor + 1;
     }
     let state = demo.state().await;

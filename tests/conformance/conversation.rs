@@ -7,7 +7,7 @@ use precis::domain::message::{Message, Role};
 use precis::domain::revision::Revision;
 use precis::domain::session::{Session, Summary};
 use precis::storage::Store;
-use precis::storage::consolidations::{Claim, Step};
+use precis::storage::consolidations::{LeaseCondition, NewRevision};
 use precis::storage::exchanges::Append;
 use precis::storage::memory::NewMemory;
 use precis::storage::messages::{Page, StoredMessage};
@@ -83,27 +83,32 @@ impl Conversation {
         self.page(ALL).await.expect("the session exists")
     }
 
-    pub(crate) async fn take(&self, token: Uuid, claim: Claim, ttl: Duration) -> Option<Session> {
-        self.store.take_lease(&self.tenant, &self.session, token, claim, ttl).await.unwrap()
+    pub(crate) async fn take(
+        &self,
+        token: Uuid,
+        condition: LeaseCondition,
+        ttl: Duration,
+    ) -> Option<Session> {
+        self.store.take_lease(&self.tenant, &self.session, token, condition, ttl).await.unwrap()
     }
 
     /// A lease that nobody else holds.
     pub(crate) async fn lease(&self) -> Uuid {
         let token = Uuid::new_v4();
-        self.take(token, Claim::Asked, LONG).await.expect("the lease is free");
+        self.take(token, LeaseCondition::Force, LONG).await.expect("the lease is free");
         token
     }
 
     /// The step from here to that cursor.
-    pub(crate) async fn step(&self, cursor: i64, text: &str) -> Step {
+    pub(crate) async fn step(&self, cursor: i64, text: &str) -> NewRevision {
         let state = self.state().await;
         let count = (cursor - state.cursor).max(0);
-        let all = self.store.outlines(&self.tenant, &self.session, state.cursor, count);
-        Step {
+        let all = self.store.message_metadata(&self.tenant, &self.session, state.cursor, count);
+        NewRevision {
             base_revision: state.revision,
             base_cursor: state.cursor,
             cursor,
-            range_tokens: all.await.unwrap().iter().map(|outline| outline.tokens).sum(),
+            range_tokens: all.await.unwrap().iter().map(|metadata| metadata.tokens).sum(),
             summary: summary(text),
             added: format!("+{text}"),
             source: None,
@@ -111,7 +116,7 @@ impl Conversation {
         }
     }
 
-    pub(crate) async fn commit(&self, token: Uuid, step: &Step) -> Option<Revision> {
+    pub(crate) async fn commit(&self, token: Uuid, step: &NewRevision) -> Option<Revision> {
         self.store.commit(&self.tenant, &self.session, token, step).await.unwrap()
     }
 

@@ -10,8 +10,8 @@ use crate::conversation::{
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
-use precis::domain::revision::{Meta, Source};
-use precis::storage::consolidations::Step;
+use precis::domain::revision::{MetaConsolidation, Provenance};
+use precis::storage::consolidations::NewRevision;
 use std::collections::BTreeSet;
 use test_case::test_case;
 use uuid::Uuid;
@@ -62,8 +62,8 @@ async fn markable(sql: &mut Sql) -> BTreeSet<String> {
     all
 }
 
-fn source() -> Source {
-    Source {
+fn source() -> Provenance {
+    Provenance {
         model: PLUGH.to_owned(),
         pool: PLUGH.to_owned(),
         prompt_version: PLUGH.to_owned(),
@@ -90,8 +90,8 @@ async fn fill(demo: &Conversation) -> Uuid {
     recorded(demo.append(&exchange, Some(&key("key-plugh", &exchange))).await);
     let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
     let token = demo.lease().await;
-    let meta = Meta { text_before: PLUGH.to_owned(), source: source() };
-    let step = Step { source: Some(source()), meta: Some(meta), ..demo.step(2, PLUGH).await };
+    let meta = MetaConsolidation { text_before: PLUGH.to_owned(), source: source() };
+    let step = NewRevision { source: Some(source()), meta: Some(meta), ..demo.step(2, PLUGH).await };
     demo.commit(token, &step).await.expect("committed");
     store.fail(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
     demo.remember(&user_id(PLUGH), "plugh one").await;
@@ -183,7 +183,10 @@ async fn whoever_holds_a_lease_brings_nothing_back(backend: Backend) {
             let rows = sql.rows().await;
             assert!(!store.renew_lease(tenant, &session, token, LONG).await.unwrap());
             assert_eq!(plugh.commit(token, &step).await, None);
-            assert_eq!(plugh.commit(token, &Step { summary: summary(""), ..step.clone() }).await, None);
+            assert_eq!(
+                plugh.commit(token, &NewRevision { summary: summary(""), ..step.clone() }).await,
+                None
+            );
             assert_eq!(store.fail(tenant, &session, token, LONG, PLUGH).await.unwrap(), None);
             plugh.release(token).await;
             assert_eq!(plugh.restore(1).await, None);

@@ -251,8 +251,9 @@ async fn messages_come_back_byte_for_byte(backend: Backend) {
     demo.record(&Exchange { messages, user_id: None, metadata: None }).await;
     let history = demo.history().await;
     assert!(history.iter().map(|stored| stored.json.as_str()).eq(texts));
-    let recalled = demo.store.recall(&demo.tenant, &demo.session, &UserId::default(), 100).await.unwrap();
-    assert!(recalled.window.iter().map(|message| message.json.as_str()).eq(texts));
+    let snapshot =
+        demo.store.load_context(&demo.tenant, &demo.session, &UserId::default(), 100).await.unwrap();
+    assert!(snapshot.tail.iter().map(|message| message.json.as_str()).eq(texts));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -3,10 +3,10 @@
 use crate::conversation::{ALL, Conversation, counted, exchange, message};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::cut::Mark;
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Role;
-use precis::storage::messages::{Outline, Page};
+use precis::domain::message_metadata::MessageMetadata;
+use precis::storage::messages::Page;
 use test_case::test_case;
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -97,22 +97,20 @@ async fn outlines_say_what_a_cut_needs(backend: Backend) {
         r#"{"role":"assistant","content":"Done"}"#,
     ];
     let messages: Vec<_> = texts.iter().map(|text| counted(message(text))).collect();
-    let expected: Vec<_> = messages
-        .iter()
-        .map(|(message, tokens)| Outline { mark: Mark::of(message), tokens: *tokens })
-        .collect();
-    assert_eq!(expected[1].mark.opens, ["a\"b,[]", "é\0"]);
-    assert_eq!(expected[2].mark.answers.as_deref(), Some("é\0"));
+    let expected: Vec<_> =
+        messages.iter().map(|(message, tokens)| MessageMetadata::new(message, *tokens)).collect();
+    assert_eq!(expected[1].calls, ["a\"b,[]", "é\0"]);
+    assert_eq!(expected[2].result_of.as_deref(), Some("é\0"));
     let demo = Conversation::on(&backend).await;
     demo.record(&Exchange { messages, user_id: None, metadata: None }).await;
     for (after, limit) in [(0, 100), (0, 5), (0, 2), (1, 3), (4, 9), (5, 9), (9, 9), (0, 0)] {
-        let outlines = demo.store.outlines(&demo.tenant, &demo.session, after, limit).await.unwrap();
+        let metadata = demo.store.message_metadata(&demo.tenant, &demo.session, after, limit).await.unwrap();
         let (skip, take) = (usize::try_from(after).unwrap(), usize::try_from(limit).unwrap());
-        assert!(outlines.iter().eq(expected.iter().skip(skip).take(take)), "{after} {limit} {outlines:?}");
+        assert!(metadata.iter().eq(expected.iter().skip(skip).take(take)), "{after} {limit} {metadata:?}");
     }
     let other = demo.session("other");
-    assert_eq!(other.store.outlines(&other.tenant, &other.session, 0, 9).await.unwrap(), []);
-    assert_eq!(expected[0].mark.role, Role::User);
+    assert_eq!(other.store.message_metadata(&other.tenant, &other.session, 0, 9).await.unwrap(), []);
+    assert_eq!(expected[0].role, Role::User);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

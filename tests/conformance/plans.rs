@@ -80,7 +80,7 @@ const CALLS: &[(&str, &str, i64)] = &[
     ("recall", "memories", 1),
     ("messages", "messages", 50),
     ("messages, newest first", "messages", 50),
-    ("outlines", "messages", 50),
+    ("message_metadata", "messages", 50),
     ("sessions", "sessions", 130),
     ("sessions, far down", "sessions", 190),
     ("sessions of a user", "sessions", 130),
@@ -124,14 +124,16 @@ async fn call(demo: &Conversation, what: &str) {
     };
     match what {
         "recall" => {
-            let recalled = store.recall(tenant, session, &UserId::default(), 200).await.unwrap();
-            assert_eq!((recalled.window.len(), recalled.memory.unwrap().version), (200, 1));
+            let snapshot = store.load_context(tenant, session, &UserId::default(), 200).await.unwrap();
+            assert_eq!((snapshot.tail.len(), snapshot.memory.unwrap().version), (200, 1));
         }
         "messages" => assert_eq!(demo.page(page).await.unwrap().len(), 50),
         "messages, newest first" => {
             assert_eq!(demo.page(Page { descending: true, ..page }).await.unwrap().len(), 50);
         }
-        "outlines" => assert_eq!(store.outlines(tenant, session, 100_000, 50).await.unwrap().len(), 50),
+        "message_metadata" => {
+            assert_eq!(store.message_metadata(tenant, session, 100_000, 50).await.unwrap().len(), 50)
+        }
         "sessions" => sessions(None, None).await,
         "sessions, far down" => sessions(None, Some(&far)).await,
         "sessions of a user" => sessions(Some(&ada), None).await,

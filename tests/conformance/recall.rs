@@ -3,18 +3,18 @@
 use crate::conversation::{Conversation, exchange_of, user_id};
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
-use precis::storage::recall::Recalled;
+use precis::storage::recall::ContextSnapshot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use test_case::test_case;
 use time::OffsetDateTime;
 
-async fn recall(conversation: &Conversation, user: &UserId, most: usize) -> Recalled {
-    conversation.store.recall(&conversation.tenant, &conversation.session, user, most).await.unwrap()
+async fn recall(conversation: &Conversation, user: &UserId, most: usize) -> ContextSnapshot {
+    conversation.store.load_context(&conversation.tenant, &conversation.session, user, most).await.unwrap()
 }
 
-fn seqs(recalled: &Recalled) -> Vec<i64> {
-    recalled.window.iter().map(|message| message.seq).collect()
+fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
+    snapshot.tail.iter().map(|message| message.seq).collect()
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -22,9 +22,9 @@ fn seqs(recalled: &Recalled) -> Vec<i64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unknown_session_is_empty_and_is_not_created(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let recalled = recall(&demo, &UserId::default(), 200).await;
-    assert!(recalled.session.is_none() && recalled.memory.is_none() && recalled.window.is_empty());
-    assert!((OffsetDateTime::now_utc() - recalled.now).abs() < time::Duration::minutes(1));
+    let snapshot = recall(&demo, &UserId::default(), 200).await;
+    assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
+    assert!((OffsetDateTime::now_utc() - snapshot.now).abs() < time::Duration::minutes(1));
     assert_eq!(demo.find().await, None);
 }
 
@@ -63,15 +63,15 @@ async fn the_window_is_the_newest_of_the_tail(backend: Backend) {
             demo.consolidate(cursor, summary).await;
         }
         for most in [0, 1, 5, 22, 23, 24, 30, 31, 1000, usize::MAX] {
-            let recalled = recall(&demo, &UserId::default(), most).await;
+            let snapshot = recall(&demo, &UserId::default(), most).await;
             let first = (cursor + 1).max(31_i64.saturating_sub_unsigned(most as u64));
-            assert_eq!(seqs(&recalled), (first..=30).collect::<Vec<_>>(), "{cursor} {most}");
-            let session = recalled.session.unwrap();
+            assert_eq!(seqs(&snapshot), (first..=30).collect::<Vec<_>>(), "{cursor} {most}");
+            let session = snapshot.session.unwrap();
             assert_eq!(session, demo.state().await);
             assert_eq!((session.cursor, session.summary.text.as_str()), (cursor, summary));
-            for message in &recalled.window {
+            for message in &snapshot.tail {
                 assert_eq!(message.json, history[usize::try_from(message.seq).unwrap() - 1].json);
-                assert_eq!(message.tokens, message.json.len() as i64);
+                assert_eq!(message.metadata.tokens, message.json.len() as i64);
             }
         }
     }
@@ -91,11 +91,11 @@ async fn state_and_window_are_of_one_moment(backend: Backend) {
             tokio::spawn(async move {
                 let mut seen = std::collections::BTreeSet::new();
                 while !written.load(Ordering::Relaxed) {
-                    let recalled = recall(&demo, &UserId::default(), 1000).await;
-                    let session = recalled.session.as_ref().unwrap();
+                    let snapshot = recall(&demo, &UserId::default(), 1000).await;
+                    let session = snapshot.session.as_ref().unwrap();
                     let expected: Vec<_> = (session.cursor + 1..=session.last_seq).collect();
-                    assert_eq!(seqs(&recalled), expected);
-                    let tokens: i64 = recalled.window.iter().map(|message| message.tokens).sum();
+                    assert_eq!(seqs(&snapshot), expected);
+                    let tokens: i64 = snapshot.tail.iter().map(|message| message.metadata.tokens).sum();
                     assert_eq!(session.tail_tokens(), tokens);
                     assert_eq!(
                         session.summary.text,

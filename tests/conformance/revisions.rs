@@ -3,9 +3,9 @@
 use crate::conversation::{Conversation, summary};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::revision::{Meta, Revision, RevisionKind, Source};
+use precis::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
 use precis::domain::session::Summary;
-use precis::storage::consolidations::Step;
+use precis::storage::consolidations::NewRevision;
 use test_case::test_case;
 use time::OffsetDateTime;
 
@@ -32,8 +32,8 @@ async fn no_session_and_no_revisions_are_told_apart(backend: Backend) {
     assert_eq!(demo.session("other").revisions().await, None);
 }
 
-fn source(model: &str, tokens: Option<i64>) -> Source {
-    Source {
+fn source(model: &str, tokens: Option<i64>) -> Provenance {
+    Provenance {
         model: model.to_owned(),
         pool: "default é\"".to_owned(),
         prompt_version: "consolidate-1".to_owned(),
@@ -53,7 +53,8 @@ async fn every_field_comes_back(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 9]).await;
     let texts = ["## Not a heading\n\n\"quotes\" \\ 茶 🍵\r\n\t", "", "  "];
-    let meta = |text: &str| Meta { text_before: format!("long {text}"), source: source("meta", None) };
+    let meta =
+        |text: &str| MetaConsolidation { text_before: format!("long {text}"), source: source("meta", None) };
     let variants = [
         (Some(source("small", Some(1234))), Some(meta(texts[0]))),
         (Some(source("", None)), None),
@@ -66,10 +67,11 @@ async fn every_field_comes_back(backend: Backend) {
         let at = i64::try_from(at).unwrap();
         let text = texts[usize::try_from(at).unwrap() % 3];
         let summary = Summary { text: text.to_owned(), words: 1 << 40, tokens: at };
-        let step = Step { summary, added: text.to_owned(), source, meta, ..demo.step(at * 2 + 2, "").await };
+        let step =
+            NewRevision { summary, added: text.to_owned(), source, meta, ..demo.step(at * 2 + 2, "").await };
         let revision = demo.commit(token, &step).await.unwrap();
         assert!((OffsetDateTime::now_utc() - revision.created_at).abs() < time::Duration::minutes(1));
-        let Step { cursor, summary, added, source, meta, .. } = step;
+        let NewRevision { cursor, summary, added, source, meta, .. } = step;
         let created_at = revision.created_at;
         let (kind, range) = (RevisionKind::Consolidation, Some((at * 2 + 1, at * 2 + 2)));
         let whole =
@@ -98,7 +100,7 @@ async fn a_revision_of_an_older_version_can_be_read(backend: Backend) {
                 '{{\"text_before\":\"long\",\"source\":{older}}}', '{older}', created_at FROM sessions"
         ))
         .await;
-    let source = Source {
+    let source = Provenance {
         model: "small".to_owned(),
         pool: "p".to_owned(),
         prompt_version: "1".to_owned(),
@@ -111,7 +113,7 @@ async fn a_revision_of_an_older_version_can_be_read(backend: Backend) {
     };
     let revision = get(&demo, 1).await.unwrap();
     assert_eq!(revision.source.as_ref(), Some(&source));
-    assert_eq!(revision.meta, Some(Meta { text_before: "long".to_owned(), source }));
+    assert_eq!(revision.meta, Some(MetaConsolidation { text_before: "long".to_owned(), source }));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

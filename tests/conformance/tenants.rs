@@ -8,7 +8,7 @@ use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::search::lexemes::{TermPattern, TermQuery};
 use precis::storage::archives::Part;
-use precis::storage::consolidations::{Claim, Step};
+use precis::storage::consolidations::{LeaseCondition, NewRevision};
 use precis::storage::search::{MessageRef, SearchFilter};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use std::slice::from_ref;
@@ -26,7 +26,7 @@ async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
     let backend = Backend::postgres().await;
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     fill(&acme, &ada).await;
-    acme.store.spend(&acme.tenant, 7).await.unwrap();
+    acme.store.add_token_usage(&acme.tenant, 7).await.unwrap();
     let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
@@ -59,7 +59,7 @@ async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
 const WITHOUT_WALL: [&str; 4] = ["api_keys", "search", "search_backlog", "search_waiting"];
 
 /// A session with a held lease and a memory document; the token, and a step that could be committed.
-async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, Step) {
+async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, NewRevision) {
     let exchange = exchange_of(user.as_str(), &["a", "b", "c", "d"]);
     recorded(demo.append(&exchange, Some(&key("k", &exchange))).await);
     demo.consolidate(1, "one").await;
@@ -74,7 +74,7 @@ async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, Step) {
 async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     let (token, step) = fill(&acme, &ada).await;
-    acme.store.spend(&acme.tenant, 7).await.unwrap();
+    acme.store.add_token_usage(&acme.tenant, 7).await.unwrap();
     acme.store.create_api_key(&new_key("acme", 1)).await.unwrap().unwrap();
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
@@ -84,11 +84,11 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         // Reading.
         assert_eq!(other.find().await, None);
         assert_eq!(other.page(ALL).await, None);
-        assert_eq!(store.outlines(tenant, session, 0, 9).await.unwrap(), []);
+        assert_eq!(store.message_metadata(tenant, session, 0, 9).await.unwrap(), []);
         let part = Part { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 999 };
         assert_eq!(store.part(tenant, session, part).await.unwrap(), []);
-        let recalled = store.recall(tenant, session, &ada, 9).await.unwrap();
-        assert!(recalled.session.is_none() && recalled.memory.is_none() && recalled.window.is_empty());
+        let snapshot = store.load_context(tenant, session, &ada, 9).await.unwrap();
+        assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
         for user in [None, Some(&ada)] {
             assert_eq!(store.sessions(tenant, user, None, 9).await.unwrap(), []);
         }
@@ -106,13 +106,13 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         let place = MessageRef { created_at: OffsetDateTime::UNIX_EPOCH, seq: 1, session: session.clone() };
         assert_eq!(store.fetch_hits(tenant, None, from_ref(&place), 999).await.unwrap(), []);
         assert_eq!(store.fetch_neighbours(tenant, &[place], 1, i64::MAX).await.unwrap(), []);
-        assert_eq!(store.tokens_spent_today(tenant).await.unwrap(), 0);
+        assert_eq!(store.tokens_used_today(tenant).await.unwrap(), 0);
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);
         assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9).await.unwrap(), []);
         // Writing to what it doesn't have.
         assert_eq!(store.set_metadata(tenant, session, r#"{"x":1}"#).await.unwrap(), None);
-        assert_eq!(other.take(Uuid::new_v4(), Claim::Asked, LONG).await, None);
+        assert_eq!(other.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
         assert!(!store.renew_lease(tenant, session, token, LONG).await.unwrap());
         other.release(token).await;
         assert_eq!(other.commit(token, &step).await, None);

@@ -7,11 +7,11 @@ use futures_util::future::join_all;
 use test_case::test_case;
 
 async fn spend(demo: &Conversation, tokens: u64) {
-    demo.store.spend(&demo.tenant, tokens).await.unwrap();
+    demo.store.add_token_usage(&demo.tenant, tokens).await.unwrap();
 }
 
 async fn spent(demo: &Conversation) -> i64 {
-    demo.store.tokens_spent_today(&demo.tenant).await.unwrap()
+    demo.store.tokens_used_today(&demo.tenant).await.unwrap()
 }
 
 /// The days of the account, as days from today, and what was spent on each.

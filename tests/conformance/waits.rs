@@ -6,7 +6,7 @@
 use crate::conversation::{Conversation, LONG, exchange, key, recorded, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::storage::consolidations::Claim;
+use precis::storage::consolidations::LeaseCondition;
 use precis::storage::memory::NewMemory;
 use std::time::Duration;
 use uuid::Uuid;
@@ -153,14 +153,14 @@ async fn a_lease_that_somebody_took_meanwhile_is_not_taken() {
     let demo = scene.demo.clone();
     let other =
         "UPDATE sessions SET lease_token = gen_random_uuid(), lease_until = now() + interval '1 minute'";
-    assert_eq!(scene.meet(other, demo.take(Uuid::new_v4(), Claim::Asked, LONG)).await, None);
+    assert_eq!(scene.meet(other, demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG)).await, None);
 }
 
 #[tokio::test]
 async fn a_lease_for_a_decision_that_no_longer_holds_is_not_taken() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
-    let due = Claim::Due { revision: 1 };
+    let due = LeaseCondition::IfDue { revision: 1 };
     let other = "UPDATE sessions SET revision = revision + 1";
     assert_eq!(scene.meet(other, demo.take(Uuid::new_v4(), due, LONG)).await, None);
 }

@@ -1,7 +1,7 @@
 //! A model that misbehaves: the request is answered all the same, nothing is lost, and nothing is summarised twice.
 
 use crate::harness::{
-    Answer, PATIENCE, consolidate, covering, is_meta, named, plain, record, revisions, rules, seen, sent,
+    Answer, PATIENCE, config, consolidate, covering, is_meta, named, plain, record, revisions, seen, sent,
     start, state, turns, until,
 };
 use crate::support::app::TestApp;
@@ -11,7 +11,7 @@ use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
 use precis::llm::{self, Llm, LlmError, Task};
-use precis::service::recall::{Outcome, Request};
+use precis::service::contexts::{ContextOptions, Outcome};
 use precis::service::{Error, MemoryService};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -307,17 +307,17 @@ impl Llm for Bug {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
-    let service = MemoryService::new(backend.store().await, Arc::new(Bug), rules());
+    let service = MemoryService::new(backend.store().await, Arc::new(Bug), config());
     let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());
     let messages = (0..6).map(|_| Message::text(Role::User, "hi")).collect();
     service.record(&tenant, &session, Exchange::new(messages, None, None), None).await.unwrap();
     for _ in 0..2 {
-        let context = service.context(&tenant, &session, Request::default()).await.unwrap();
+        let context = service.build_context(&tenant, &session, ContextOptions::default()).await.unwrap();
         assert_eq!((context.consolidation.outcome, sent(&context)), (Outcome::Failed, 6));
         assert!(context.consolidation.retry_at.is_some());
         assert_eq!(context.consolidation.reason.as_deref(), Some("a bug in precis: a step panicked"));
     }
-    let asked = service.consolidate_now(&tenant, &session).await;
+    let asked = service.consolidate_session(&tenant, &session).await;
     assert!(matches!(asked, Err(Error::ConsolidationFailed(_))), "{asked:?}");
     let state = service.session(&tenant, &session).await.unwrap().consolidation;
     assert_eq!((state.failures, state.lease_until), (2, None), "nobody waits for a lease to expire");

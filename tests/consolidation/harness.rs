@@ -7,8 +7,8 @@ use crate::support::backend::Backend;
 use crate::support::model_server::{Call, ModelServer};
 use precis::domain::consolidation::{Mode, Policy};
 use precis::domain::tokens::Tokenizer;
-use precis::service::recall::Context;
-use precis::service::{Pools, Rules};
+use precis::service::contexts::Context;
+use precis::service::{PoolNames, ServiceConfig};
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -114,9 +114,9 @@ impl Answer {
     }
 }
 
-/// The rules of a service that a test puts together itself: due with 5 messages, of which 2 stay.
-pub(crate) fn rules() -> Rules {
-    Rules {
+/// The config of a service that a test puts together itself: due with 5 messages, of which 2 stay.
+pub(crate) fn config() -> ServiceConfig {
+    ServiceConfig {
         policy: Policy {
             threshold: 4,
             max_tail_tokens: None,
@@ -129,7 +129,7 @@ pub(crate) fn rules() -> Rules {
         },
         mode: Mode::Inline,
         recent_on_failure: false,
-        pools: Some(Pools { consolidation: "p".to_owned(), meta: "p".to_owned() }),
+        pools: Some(PoolNames { consolidation: "p".to_owned(), meta: "p".to_owned() }),
         inline_wait: PATIENCE,
         daily_token_limit: None,
         tokenizer: Tokenizer::default(),

@@ -6,7 +6,7 @@ use crate::harness::{
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use precis::domain::id::{SessionId, TenantId};
-use precis::storage::consolidations::Claim;
+use precis::storage::consolidations::LeaseCondition;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -251,7 +251,8 @@ async fn a_lease_whose_holder_is_gone_expires(backend: Backend) {
     let store = backend.store().await;
     let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());
     let ttl = Duration::from_secs(1);
-    let taken = store.take_lease(&tenant, &session, Uuid::new_v4(), Claim::Asked, ttl).await.unwrap();
+    let taken =
+        store.take_lease(&tenant, &session, Uuid::new_v4(), LeaseCondition::Force, ttl).await.unwrap();
     assert!(taken.is_some());
     assert_eq!(plain(&app, "s", &given).await.outcome(), "in_progress");
     assert_eq!(consolidate(&app, "s").await.0, StatusCode::CONFLICT);

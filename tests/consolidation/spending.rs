@@ -1,14 +1,14 @@
 //! What models take is put on the tenant's account, and nothing is asked of them beyond the daily limit.
 
-use crate::harness::{PATIENCE, rules, sent};
+use crate::harness::{PATIENCE, config, sent};
 use crate::support::backend::Backend;
 use precis::domain::consolidation::Policy;
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
 use precis::llm::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task, Usage};
-use precis::service::recall::{Context, Outcome, Request};
-use precis::service::{Error, MemoryService, Rules};
+use precis::service::contexts::{Context, ContextOptions, Outcome};
+use precis::service::{Error, MemoryService, ServiceConfig};
 use precis::storage::Store;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -87,9 +87,9 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(backend: &Backend, models: &Arc<Models>, rules: Rules) -> Self {
+    async fn new(backend: &Backend, models: &Arc<Models>, config: ServiceConfig) -> Self {
         let store = backend.store().await;
-        let service = MemoryService::new(Arc::clone(&store), Arc::clone(models) as Arc<dyn Llm>, rules);
+        let service = MemoryService::new(Arc::clone(&store), Arc::clone(models) as Arc<dyn Llm>, config);
         Self { store, service, tenant: TenantId::default(), session: SessionId::new("s").unwrap() }
     }
 
@@ -100,11 +100,11 @@ impl Scene {
     }
 
     async fn context(&self) -> Context {
-        self.service.context(&self.tenant, &self.session, Request::default()).await.unwrap()
+        self.service.build_context(&self.tenant, &self.session, ContextOptions::default()).await.unwrap()
     }
 
     async fn spent(&self) -> u64 {
-        self.store.tokens_spent_today(&self.tenant).await.unwrap().try_into().unwrap()
+        self.store.tokens_used_today(&self.tenant).await.unwrap().try_into().unwrap()
     }
 }
 
@@ -113,8 +113,8 @@ fn long() -> String {
     "hi ".repeat(40)
 }
 
-fn limited(limit: u64) -> Rules {
-    Rules { daily_token_limit: Some(limit), ..rules() }
+fn limited(limit: u64) -> ServiceConfig {
+    ServiceConfig { daily_token_limit: Some(limit), ..config() }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -122,7 +122,7 @@ fn limited(limit: u64) -> Rules {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_question_is_on_the_account(backend: Backend) {
     let models = Models::new();
-    let scene = Scene::new(&backend, &models, rules()).await;
+    let scene = Scene::new(&backend, &models, config()).await;
     scene.say(&["hi"; 5]).await;
     assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated);
     assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
@@ -131,7 +131,7 @@ async fn each_question_is_on_the_account(backend: Backend) {
     assert!(models.asked() > 3, "in parts");
     assert_eq!(scene.spent().await, models.asked() as u64 * TOKENS);
     let other = TenantId::new("other").unwrap();
-    assert_eq!(scene.store.tokens_spent_today(&other).await.unwrap(), 0);
+    assert_eq!(scene.store.tokens_used_today(&other).await.unwrap(), 0);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -139,7 +139,7 @@ async fn each_question_is_on_the_account(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn questions_that_failed_are_on_the_account(backend: Backend) {
     let models = Arc::new(Models { fail: true, ..Arc::into_inner(Models::new()).unwrap() });
-    let scene = Scene::new(&backend, &models, rules()).await;
+    let scene = Scene::new(&backend, &models, config()).await;
     scene.say(&["hi"; 5]).await;
     assert_eq!(scene.context().await.consolidation.outcome, Outcome::Failed);
     assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
@@ -150,7 +150,7 @@ async fn questions_that_failed_are_on_the_account(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_discarded_is_on_the_account(backend: Backend) {
     let models = Arc::new(Models { allowed: Semaphore::new(0), ..Arc::into_inner(Models::new()).unwrap() });
-    let scene = Scene::new(&backend, &models, rules()).await;
+    let scene = Scene::new(&backend, &models, config()).await;
     scene.say(&["hi"; 5]).await;
     let restore = async {
         while models.asked() == 0 {
@@ -159,9 +159,9 @@ async fn what_was_discarded_is_on_the_account(backend: Backend) {
         scene.service.restore(&scene.tenant, &scene.session, 0).await.unwrap();
         models.allowed.add_permits(1);
     };
-    let run = scene.service.consolidate_now(&scene.tenant, &scene.session);
+    let run = scene.service.consolidate_session(&scene.tenant, &scene.session);
     let ended = tokio::time::timeout(PATIENCE, async { tokio::join!(run, restore).0 }).await.unwrap();
-    assert!(matches!(ended, Err(Error::InProgress)), "{ended:?}");
+    assert!(matches!(ended, Err(Error::ConsolidationInProgress)), "{ended:?}");
     let session = scene.service.session(&scene.tenant, &scene.session).await.unwrap();
     assert_eq!((session.cursor, session.revision), (0, 1), "the restore alone");
     assert_eq!((models.asked(), scene.spent().await), (1, TOKENS));
@@ -171,7 +171,7 @@ async fn what_was_discarded_is_on_the_account(backend: Backend) {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_account_that_cannot_be_kept_fails_nothing(backend: Backend) {
-    let scene = Scene::new(&backend, &Models::new(), rules()).await;
+    let scene = Scene::new(&backend, &Models::new(), config()).await;
     scene.say(&["hi"; 5]).await;
     crate::saving::run(&backend, "DROP TABLE token_usage", &["DROP TABLE token_usage"]).await;
     assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated);
@@ -183,7 +183,7 @@ async fn an_account_that_cannot_be_kept_fails_nothing(backend: Backend) {
 async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
     let models = Models::new();
     let scene = Scene::new(&backend, &models, limited(TOKENS)).await;
-    scene.store.spend(&scene.tenant, TOKENS - 1).await.unwrap();
+    scene.store.add_token_usage(&scene.tenant, TOKENS - 1).await.unwrap();
     scene.say(&["hi"; 5]).await;
     assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated, "up to the limit");
     scene.say(&["hi"; 5]).await;
@@ -201,7 +201,7 @@ async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
         assert!(report.retry_at.is_some());
         assert_eq!((context.coverage.verbatim_from, sent(&context)), (4, 7), "nothing is lost");
     }
-    let asked = scene.service.consolidate_now(&scene.tenant, &scene.session).await;
+    let asked = scene.service.consolidate_session(&scene.tenant, &scene.session).await;
     assert!(matches!(&asked, Err(Error::ConsolidationFailed(why)) if *why == reason), "{asked:?}");
     let state = scene.service.session(&scene.tenant, &scene.session).await.unwrap().consolidation;
     assert_eq!((state.failures, state.lease_until), (2, None), "the lease is given back");
@@ -213,7 +213,7 @@ async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
     assert_eq!(other.context().await.consolidation.outcome, Outcome::Consolidated);
     let next_day = "UPDATE token_usage SET day = day - 1";
     crate::saving::run(&backend, next_day, &[next_day]).await;
-    assert!(scene.service.consolidate_now(&scene.tenant, &scene.session).await.unwrap().is_some());
+    assert!(scene.service.consolidate_session(&scene.tenant, &scene.session).await.unwrap().is_some());
     assert_eq!(scene.spent().await, TOKENS);
 }
 
@@ -237,9 +237,9 @@ async fn what_was_committed_before_the_limit_stands(backend: Backend) {
 async fn a_compression_beyond_the_limit_leaves_the_summary_long(backend: Backend) {
     for (limit, meta) in [(TOKENS + 1, true), (TOKENS, false)] {
         let models = Models::new();
-        let rules = limited(limit);
-        let policy = Policy { summary_word_limit: 1, ..rules.policy };
-        let scene = Scene::new(&backend, &models, Rules { policy, ..rules }).await;
+        let config = limited(limit);
+        let policy = Policy { summary_word_limit: 1, ..config.policy };
+        let scene = Scene::new(&backend, &models, ServiceConfig { policy, ..config }).await;
         let scene = Scene { tenant: TenantId::new(limit.to_string()).unwrap(), ..scene };
         scene.say(&["hi"; 5]).await;
         let report = scene.context().await.consolidation;
@@ -255,12 +255,12 @@ async fn a_compression_beyond_the_limit_leaves_the_summary_long(backend: Backend
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revision_has_what_its_pieces_took(backend: Backend) {
     let models = Models::new();
-    let rules = rules();
-    let policy = Policy { summary_word_limit: 1, ..rules.policy };
-    let scene = Scene::new(&backend, &models, Rules { policy, ..rules }).await;
+    let config = config();
+    let policy = Policy { summary_word_limit: 1, ..config.policy };
+    let scene = Scene::new(&backend, &models, ServiceConfig { policy, ..config }).await;
     let larger_than_a_model = long().repeat(4);
     scene.say(&[&larger_than_a_model, "hi", "hi"]).await;
-    let revision = scene.service.consolidate_now(&scene.tenant, &scene.session).await.unwrap().unwrap();
+    let revision = scene.service.consolidate_session(&scene.tenant, &scene.session).await.unwrap().unwrap();
     let pieces = i64::try_from(models.asked()).unwrap() - 1;
     assert!(pieces > 1, "{pieces}");
     for (source, times) in [(revision.source.unwrap(), pieces), (revision.meta.unwrap().source, 1)] {

@@ -2,7 +2,7 @@
 
 use crate::model_server::{ModelServer, Protocol};
 use precis::domain::message::Role;
-use precis::domain::transcript::Entry;
+use precis::domain::transcript::TranscriptEntry;
 use precis::llm::circuit_breaker::CircuitBreakerPolicy;
 use precis::llm::http::anthropic::Anthropic;
 use precis::llm::http::openai::OpenAi;
@@ -90,8 +90,8 @@ pub(crate) fn pool(protocol: Protocol, servers: &[&ModelServer]) -> ModelPools {
     pool_of(models.collect(), PoolStrategy::Fallback, DEADLINE)
 }
 
-pub(crate) fn entry(text: &str) -> Entry {
-    Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
+pub(crate) fn entry(text: &str) -> TranscriptEntry {
+    TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
 }
 
 pub(crate) async fn consolidate(pools: &ModelPools) -> Result<PoolResponse, LlmError> {

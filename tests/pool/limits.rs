@@ -2,12 +2,12 @@
 
 use crate::harness::{DEADLINE, GOOD, PROTOCOLS, entry, model, names, pool_of};
 use crate::model_server::{Behaviour, ModelServer};
-use precis::domain::transcript::Entry;
+use precis::domain::transcript::TranscriptEntry;
 use precis::llm::model::ModelSpec;
 use precis::llm::pool::PoolStrategy;
 use precis::llm::{Llm as _, Task};
 
-fn long() -> Vec<Entry> {
+fn long() -> Vec<TranscriptEntry> {
     (0..200).map(|seq| entry(&format!("Message {seq}: Ada moves the meeting to {seq} o'clock."))).collect()
 }
 

@@ -1,7 +1,7 @@
 //! The line of a revision: all of it, so that how a summary came to be can be told after an import as before.
 
 use super::super::message::Invalid;
-use super::super::revision::{Meta, Revision, RevisionKind, Source};
+use super::super::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
 use super::super::session::Summary;
 use super::super::{summary, tokens};
 use serde::{Deserialize, Serialize};
@@ -46,8 +46,8 @@ struct SourcePart {
     queued_ms: Option<i64>,
 }
 
-impl From<&Source> for SourcePart {
-    fn from(source: &Source) -> Self {
+impl From<&Provenance> for SourcePart {
+    fn from(source: &Provenance) -> Self {
         let source = source.clone();
         Self {
             model: source.model,
@@ -64,7 +64,7 @@ impl From<&Source> for SourcePart {
 }
 
 impl SourcePart {
-    fn read(self, path: &str, wrong: &mut Vec<Invalid>) -> Source {
+    fn read(self, path: &str, wrong: &mut Vec<Invalid>) -> Provenance {
         let counts = [
             ("input_tokens", self.input_tokens),
             ("output_tokens", self.output_tokens),
@@ -79,7 +79,7 @@ impl SourcePart {
                     .push(Invalid { field: format!("{path}.{name}"), detail: "must not be negative".into() });
             }
         }
-        Source {
+        Provenance {
             model: self.model,
             pool: self.pool,
             prompt_version: self.prompt_version,
@@ -132,7 +132,7 @@ impl RevisionLine {
             }
         }
         let source = self.source.map(|source| source.read("source", &mut wrong));
-        let meta = self.meta.map(|meta| Meta {
+        let meta = self.meta.map(|meta| MetaConsolidation {
             text_before: meta.text_before,
             source: meta.source.read("meta.source", &mut wrong),
         });

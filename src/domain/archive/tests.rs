@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::domain::id::{SessionId, UserId};
-use crate::domain::revision::{Meta, RevisionKind, Source};
+use crate::domain::revision::{MetaConsolidation, Provenance, RevisionKind};
 use crate::domain::session::{ConsolidationState, Summary};
 use crate::domain::{summary, tokens};
 use proptest::prelude::*;
@@ -15,8 +15,8 @@ fn summary(text: &str) -> Summary {
     Summary { text: text.to_owned(), words, tokens: tokens::of_text(text) }
 }
 
-fn source() -> Source {
-    Source {
+fn source() -> Provenance {
+    Provenance {
         model: "small".to_owned(),
         pool: "default".to_owned(),
         prompt_version: "1".to_owned(),
@@ -41,7 +41,7 @@ fn revisions() -> Vec<Revision> {
         source: range.map(|_| source()),
         created_at: BEGAN,
     };
-    let meta = Meta { text_before: "long".to_owned(), source: source() };
+    let meta = MetaConsolidation { text_before: "long".to_owned(), source: source() };
     vec![
         revision(1, RevisionKind::Consolidation, Some((1, 1)), 1, "one"),
         Revision {

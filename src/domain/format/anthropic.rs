@@ -4,8 +4,8 @@
 use super::pairs::{EARLIER_CALL, Inserts, NO_RESULT, tokens_of_call, tokens_of_result};
 use super::{Draft, List, Part, Piece, Stable, Voice};
 use crate::domain::message::{Invalid, Message, Role};
+use crate::domain::message_metadata::ContextMessage;
 use crate::domain::tokens;
-use crate::domain::window::WindowMessage;
 use block::Block;
 pub(super) use ids::Ids;
 use serde::Serialize;
@@ -24,20 +24,24 @@ static EMPTY_TOKENS: LazyLock<i64> = LazyLock::new(|| tokens::of_text(EMPTY));
 static OPENING_TOKENS: LazyLock<i64> = LazyLock::new(|| tokens::of_text(OPENING));
 
 /// What a message becomes.
-pub(super) fn piece(message: WindowMessage, inserts: &Inserts, ids: &mut Ids) -> Result<Piece, Vec<Invalid>> {
-    let WindowMessage { seq, tokens, mark, json } = message;
+pub(super) fn piece(
+    message: ContextMessage,
+    inserts: &Inserts,
+    ids: &mut Ids,
+) -> Result<Piece, Vec<Invalid>> {
+    let ContextMessage { seq, metadata, json } = message;
     let mut piece = Piece::default();
-    if let (true, Some(id)) = (inserts.call, mark.answers.as_deref()) {
+    if let (true, Some(id)) = (inserts.call, metadata.result_of.as_deref()) {
         let id = ids.open(id, seq);
         let tokens = tokens_of_call(&id);
         let call = Block::ToolUse { id, name: EARLIER_CALL.to_owned(), input: block::no_input() };
         piece.insert(part(Voice::Assistant, &call), tokens);
     }
-    for id in &mark.opens {
+    for id in &metadata.calls {
         ids.open(id, seq);
     }
     let read = Message::from_stored(json)?;
-    let converted = content::convert(&read, tokens, ids);
+    let converted = content::convert(&read, metadata.tokens, ids);
     let voice = if read.role() == Role::Assistant { Voice::Assistant } else { Voice::User };
     piece.parts.extend(converted.blocks.iter().map(|block| part(voice, block)));
     piece.tokens += converted.tokens;

@@ -3,8 +3,8 @@
 use super::pairs::{EARLIER_CALL, Inserts, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result};
 use super::{Draft, List, Part, Piece, Stable, Voice};
 use crate::domain::message::Role;
+use crate::domain::message_metadata::ContextMessage;
 use crate::domain::tokens;
-use crate::domain::window::WindowMessage;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -41,16 +41,16 @@ struct ToolResult<'a> {
     content: &'static str,
 }
 
-pub(super) fn piece(message: WindowMessage, inserts: &Inserts) -> Piece {
+pub(super) fn piece(message: ContextMessage, inserts: &Inserts) -> Piece {
     let mut piece = Piece::default();
     if inserts.call {
-        let (call, tokens) = call(message.mark.answers.as_deref().unwrap_or_default());
+        let (call, tokens) = call(message.metadata.result_of.as_deref().unwrap_or_default());
         piece.insert(call, tokens);
     }
-    let voice = if message.mark.role == Role::Assistant { Voice::Assistant } else { Voice::User };
+    let voice = if message.metadata.role == Role::Assistant { Voice::Assistant } else { Voice::User };
     let json = without_empty_calls(&message.json).unwrap_or(message.json);
     piece.parts.push(Part { voice, json });
-    piece.tokens += message.tokens;
+    piece.tokens += message.metadata.tokens;
     piece.insert_results(inserts, result);
     piece
 }

@@ -2,8 +2,8 @@
 //! no call right before it; a history has such calls and results: given up, late, said twice, or cut off from the
 //! other half by a summary. What is missing is put in. Nothing that was stored is moved, changed or left out.
 
-use crate::domain::cut::Mark;
 use crate::domain::message::Role;
+use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::tokens;
 use std::sync::LazyLock;
 
@@ -31,7 +31,7 @@ pub(super) fn tokens_of_call(id: &str) -> i64 {
 /// What is put in around a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Inserts {
-    /// Before it, the call that it answers.
+    /// Before it, the call that it result_of.
     pub(super) call: bool,
     /// Behind it, results of the calls with these ids.
     pub(super) results: Vec<String>,
@@ -40,7 +40,7 @@ pub(super) struct Inserts {
 }
 
 /// What is put in around each message. It depends on what stands before the message, and on the one that follows.
-pub(super) fn inserts<'a>(marks: impl Iterator<Item = &'a Mark>) -> Vec<Inserts> {
+pub(super) fn inserts<'a>(messages: impl Iterator<Item = &'a MessageMetadata>) -> Vec<Inserts> {
     let mut all: Vec<Inserts> = Vec::new();
     // Calls of the assistant message before, as long as only results of them have followed.
     let mut open: Vec<String> = Vec::new();
@@ -49,15 +49,15 @@ pub(super) fn inserts<'a>(marks: impl Iterator<Item = &'a Mark>) -> Vec<Inserts>
             before.results.append(open);
         }
     };
-    for mark in marks {
+    for message in messages {
         let mut inserts = Inserts::default();
-        let answered = mark.answers.as_ref().and_then(|id| open.iter().position(|call| call == id));
+        let answered = message.result_of.as_ref().and_then(|id| open.iter().position(|call| call == id));
         if let Some(at) = answered {
             open.remove(at);
         } else {
             close(&mut all, &mut open);
-            inserts.call = mark.role == Role::Tool;
-            open.clone_from(&mark.opens);
+            inserts.call = message.role == Role::Tool;
+            open.clone_from(&message.calls);
         }
         all.push(inserts);
     }
@@ -74,21 +74,33 @@ mod tests {
 
     /// `u`, `a` plain messages; `Axy` calls, `tx` a result. Back comes the list with what was put in, in brackets.
     fn completed(script: &str) -> String {
-        let marks: Vec<Mark> = script
+        let messages: Vec<MessageMetadata> = script
             .split(' ')
             .map(|word| {
                 let ids = || word.chars().skip(1).map(String::from);
                 match &word[..1] {
-                    "u" => Mark { role: Role::User, opens: Vec::new(), answers: None },
-                    "t" => Mark { role: Role::Tool, opens: Vec::new(), answers: ids().next() },
-                    _ => Mark { role: Role::Assistant, opens: ids().collect(), answers: None },
+                    "u" => {
+                        MessageMetadata { role: Role::User, calls: Vec::new(), result_of: None, tokens: 0 }
+                    }
+                    "t" => MessageMetadata {
+                        role: Role::Tool,
+                        calls: Vec::new(),
+                        result_of: ids().next(),
+                        tokens: 0,
+                    },
+                    _ => MessageMetadata {
+                        role: Role::Assistant,
+                        calls: ids().collect(),
+                        result_of: None,
+                        tokens: 0,
+                    },
                 }
             })
             .collect();
         let mut out = Vec::new();
-        for ((word, mark), inserts) in script.split(' ').zip(&marks).zip(inserts(marks.iter())) {
+        for ((word, message), inserts) in script.split(' ').zip(&messages).zip(inserts(messages.iter())) {
             if inserts.call {
-                out.push(format!("(A{})", mark.answers.as_deref().unwrap_or_default()));
+                out.push(format!("(A{})", message.result_of.as_deref().unwrap_or_default()));
             }
             out.push(word.to_owned());
             out.extend(inserts.results.iter().map(|id| format!("(t{id})")));

@@ -12,7 +12,7 @@ use crate::http::error::Problem;
 use crate::http::limits::Limits;
 use crate::http::middleware::body_limits;
 use crate::service::keys::authenticator::Caller;
-use crate::service::turn::Turn;
+use crate::service::work_permit::WorkPermit;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::middleware::Next;
@@ -69,18 +69,18 @@ impl Admission {
     }
 
     /// A turn to work; `None` where there is more to do than can be done.
-    async fn turn(&self) -> Option<Turn> {
+    async fn turn(&self) -> Option<WorkPermit> {
         let turns = || Arc::clone(&self.turns);
         // A turn that is given back goes to those who wait; one is free only if nobody does.
         if let Ok(free) = turns().try_acquire_owned() {
             self.load().free_at = Instant::now();
-            return Some(Turn::new(free));
+            return Some(WorkPermit::new(free));
         }
         let most = self.limits.queue_timeout;
         let patience = if self.is_overloaded() { most.min(OVERLOADED_WAIT) } else { most };
         let _one_more = Waiting::among(&self.waiting);
         if let Ok(Ok(given)) = timeout(patience, turns().acquire_owned()).await {
-            return Some(Turn::new(given));
+            return Some(WorkPermit::new(given));
         }
         self.load().refused_at = Some(Instant::now());
         None
@@ -186,7 +186,7 @@ pub(crate) async fn turn(
 }
 
 /// The request's own.
-impl<S: Send + Sync> FromRequestParts<S> for Turn {
+impl<S: Send + Sync> FromRequestParts<S> for WorkPermit {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {

@@ -5,7 +5,7 @@ use crate::http::extract::{Nothing, Session, Tenant};
 use crate::http::openapi::refusals::{ConsolidationFailed, NoSession, NotNow};
 use crate::http::routes::revisions::RevisionBody;
 use crate::service::MemoryService;
-use crate::service::turn::Turn;
+use crate::service::work_permit::WorkPermit;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -26,10 +26,10 @@ pub(crate) async fn consolidate(
     State(service): State<MemoryService>,
     Tenant(tenant): Tenant,
     Session(session): Session,
-    turn: Turn,
+    permit: WorkPermit,
     _: Nothing,
 ) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {
-    let revision = turn.idle(service.consolidate_now(&tenant, &session)).await?;
+    let revision = permit.release_while(service.consolidate_session(&tenant, &session)).await?;
     let status = if revision.is_some() { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(revision.map(RevisionBody::from))))
 }

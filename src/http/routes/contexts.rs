@@ -15,8 +15,8 @@ use crate::http::openapi::parameters::Id;
 use crate::http::openapi::refusals::OtherUser;
 use crate::http::routes::skills::{SkillBody, skills};
 use crate::service::MemoryService;
-use crate::service::recall::Request;
-use crate::service::turn::Turn;
+use crate::service::contexts::ContextOptions;
+use crate::service::work_permit::WorkPermit;
 use answer::{ContextResponse, respond};
 use axum::Extension;
 use axum::extract::State;
@@ -110,13 +110,13 @@ pub(crate) async fn build(
     Tenant(tenant): Tenant,
     Session(session): Session,
     Extension(limits): Extension<Limits>,
-    turn: Turn,
+    permit: WorkPermit,
     OptionalJson(request): OptionalJson<ContextRequest>,
 ) -> Result<axum::Json<ContextResponse>, Problem> {
     let bytes = request.bytes();
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
-    let request = blocking::sized(bytes, move || request.into_request(&limits, guide.as_deref())).await?;
-    let context = service.context(&tenant, &session, Request { turn, ..request }).await?;
+    let request = blocking::sized(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
+    let context = service.build_context(&tenant, &session, ContextOptions { permit, ..request }).await?;
     let bytes = context.list.messages.iter().map(String::len).sum();
     Ok(axum::Json(blocking::sized(bytes, move || respond(session.as_str(), context)).await?))
 }
@@ -128,7 +128,7 @@ impl ContextRequest {
         self.user_message.as_ref().map_or(0, |content| content.get().len()) + skills.sum::<usize>()
     }
 
-    fn into_request(self, limits: &Limits, memory_guide: Option<&str>) -> Result<Request, Problem> {
+    fn into_options(self, limits: &Limits, memory_guide: Option<&str>) -> Result<ContextOptions, Problem> {
         let mut wrong = Vec::new();
         let user_message = self.user_message.and_then(|content| {
             let message = Message::of_content(Role::User, &content);
@@ -152,7 +152,7 @@ impl ContextRequest {
         if !wrong.is_empty() {
             return Err(Problem::invalid(wrong));
         }
-        Ok(Request {
+        Ok(ContextOptions {
             system_prompt: self.system_prompt,
             user_message,
             user_id,
@@ -165,7 +165,7 @@ impl ContextRequest {
             max_tokens: self.max_tokens.map(|MaxTokens(most)| most),
             format,
             cache_control,
-            turn: Turn::default(),
+            permit: WorkPermit::default(),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! `/sessions/{session_id}/revisions`
 
-use crate::domain::revision::{Meta, Revision, Source};
+use crate::domain::revision::{MetaConsolidation, Provenance, Revision};
 use crate::http::error::Problem;
 use crate::http::extract::{NoParams, Nothing, Params, RevisionNumber, Session, Tenant};
 use crate::http::openapi::refusals::{NoRevision, NoSession};
@@ -74,8 +74,8 @@ struct UsageBody {
     queued_ms: Option<i64>,
 }
 
-impl From<&Source> for UsageBody {
-    fn from(source: &Source) -> Self {
+impl From<&Provenance> for UsageBody {
+    fn from(source: &Provenance) -> Self {
         Self {
             input_tokens: source.input_tokens,
             output_tokens: source.output_tokens,
@@ -86,8 +86,8 @@ impl From<&Source> for UsageBody {
     }
 }
 
-impl From<Meta> for MetaBody {
-    fn from(meta: Meta) -> Self {
+impl From<MetaConsolidation> for MetaBody {
+    fn from(meta: MetaConsolidation) -> Self {
         Self {
             text_before: meta.text_before,
             usage: UsageBody::from(&meta.source),

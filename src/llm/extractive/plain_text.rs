@@ -7,7 +7,7 @@
 
 use super::sentences::{closes, is_abbreviation};
 use crate::domain::message::Role;
-use crate::domain::transcript::Entry;
+use crate::domain::transcript::TranscriptEntry;
 
 /// The longest label: what chat APIs allow for a participant's name.
 const LABEL_CHARS: usize = 64;
@@ -45,7 +45,7 @@ pub(super) fn join<'a>(statements: impl IntoIterator<Item = Statement<'a>>) -> S
 }
 
 /// The speaker of an entry: its name, or its role.
-pub(super) fn label(entry: &Entry) -> String {
+pub(super) fn label(entry: &TranscriptEntry) -> String {
     let role = match entry.role {
         Role::User => "User",
         Role::Assistant => "Assistant",
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_name_can_not_forge() {
-        let entry = |name: &str| Entry {
+        let entry = |name: &str| TranscriptEntry {
             role: Role::User,
             name: Some(name.to_owned()),
             text: String::new(),

@@ -2,16 +2,16 @@
 
 use super::*;
 
-fn said(role: Role, name: Option<&str>, text: &str) -> Entry {
-    Entry { role, name: name.map(str::to_owned), text: text.to_owned(), calls: Vec::new() }
+fn said(role: Role, name: Option<&str>, text: &str) -> TranscriptEntry {
+    TranscriptEntry { role, name: name.map(str::to_owned), text: text.to_owned(), calls: Vec::new() }
 }
 
-fn user(text: &str) -> Entry {
+fn user(text: &str) -> TranscriptEntry {
     said(Role::User, None, text)
 }
 
 /// Thirty different statements, none of them long.
-fn statements() -> Vec<Entry> {
+fn statements() -> Vec<TranscriptEntry> {
     let subjects = ["harbour", "orchard", "library", "workshop", "observatory", "bakery"];
     let events = ["reopened", "flooded", "expanded", "closed", "moved"];
     let mut entries = Vec::new();
@@ -55,7 +55,7 @@ fn nobody_counts_more_sentences_than_asked_for() {
         "- milk\n- 3 eggs\n2. bread. and butter\n```\nlet a = b? c! d. e;\n```\nWe need:\n- rice",
     ];
     for name in [None, Some("ada"), Some("Grace H.")] {
-        let entries: Vec<Entry> = (0..30)
+        let entries: Vec<TranscriptEntry> = (0..30)
             .map(|number| {
                 let text = texts.iter().cycle().skip(number).take(3).copied().collect::<Vec<_>>().join(" ");
                 said(Role::User, name, &format!("In year{number} it was so. {text}"))

@@ -6,7 +6,7 @@ mod random;
 use super::*;
 use crate::domain::message::Role;
 use crate::domain::tokens;
-use crate::domain::transcript::Entry;
+use crate::domain::transcript::TranscriptEntry;
 use crate::llm::circuit_breaker::CircuitBreakerPolicy;
 use crate::llm::extractive;
 use crate::llm::model::{QueuePolicy, RetryPolicy};
@@ -48,8 +48,8 @@ fn pool(name: &str, models: &[&str]) -> PoolSpec {
     }
 }
 
-fn entry(text: &str) -> Entry {
-    Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
+fn entry(text: &str) -> TranscriptEntry {
+    TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
 }
 
 #[test]

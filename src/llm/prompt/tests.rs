@@ -3,8 +3,8 @@
 use super::*;
 use crate::domain::message::Role;
 
-fn entry(text: &str) -> Entry {
-    Entry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
+fn entry(text: &str) -> TranscriptEntry {
+    TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
 }
 
 fn built_in() -> Prompts {

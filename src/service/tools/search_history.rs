@@ -9,9 +9,9 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
 use crate::domain::tool::ToolError;
-use crate::domain::transcript::{Entry, encode_text};
+use crate::domain::transcript::{TranscriptEntry, encode_text};
 use crate::service::search::{Hit, Query};
-use crate::service::{Error, MemoryService, StoredMessage, stored_message};
+use crate::service::{Error, MemoryService, StoredMessage, decode_message};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use time::format_description::well_known::Rfc3339;
@@ -53,7 +53,7 @@ impl MemoryService {
             Err(Error::InvalidQuery(why)) => {
                 Ok(ToolError(format!("Nothing was searched: `query` {why}.")).into())
             }
-            Err(Error::NoSearch) => {
+            Err(Error::SearchDisabled) => {
                 let told = "Nothing was searched: search is switched off here. Go on without it.";
                 Ok(ToolError(told.to_owned()).into())
             }
@@ -126,7 +126,7 @@ impl Neighbour {
 
 fn neighbours(messages: &[StoredMessage]) -> Result<Vec<Neighbour>, Error> {
     let neighbour = |message: &StoredMessage| {
-        let Entry { role, text, calls, .. } = entry(&message.json)?;
+        let TranscriptEntry { role, text, calls, .. } = entry(&message.json)?;
         let mut text = one_line(&text);
         for call in calls {
             text.push_str(if text.is_empty() { "calls " } else { "; calls " });
@@ -141,8 +141,8 @@ fn neighbours(messages: &[StoredMessage]) -> Result<Vec<Neighbour>, Error> {
     messages.iter().map(neighbour).collect()
 }
 
-fn entry(json: &str) -> Result<Entry, Error> {
-    Ok(Entry::of(&stored_message(json.to_owned())?))
+fn entry(json: &str) -> Result<TranscriptEntry, Error> {
+    Ok(TranscriptEntry::of(&decode_message(json.to_owned())?))
 }
 
 fn one_line(text: &str) -> String {

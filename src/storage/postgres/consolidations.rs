@@ -5,7 +5,7 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{Revision, RevisionKind};
 use crate::domain::session::Session;
 use crate::storage::StoreError;
-use crate::storage::consolidations::{Claim, Consolidations, Step};
+use crate::storage::consolidations::{Consolidations, LeaseCondition, NewRevision};
 use crate::storage::row::{
     meta_column, read_revision, read_session, revision_columns, session_columns, source_column,
 };
@@ -59,7 +59,7 @@ impl Consolidations for Postgres {
         tenant: &TenantId,
         session: &SessionId,
         token: Uuid,
-        claim: Claim,
+        condition: LeaseCondition,
         ttl: Duration,
     ) -> Result<Option<Session>, StoreError> {
         let row = self
@@ -70,7 +70,7 @@ impl Consolidations for Postgres {
                     .bind(session.as_str())
                     .bind(token)
                     .bind(micros(ttl))
-                    .bind(claim.revision()),
+                    .bind(condition.revision()),
             )
             .await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
@@ -104,7 +104,7 @@ impl Consolidations for Postgres {
         tenant: &TenantId,
         session: &SessionId,
         token: Uuid,
-        step: &Step,
+        step: &NewRevision,
     ) -> Result<Option<Revision>, StoreError> {
         let row = self
             .write(

@@ -2,11 +2,11 @@
 
 use super::{Postgres, maybe_time, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::window::WindowMessage;
+use crate::domain::message_metadata::ContextMessage;
 use crate::storage::StoreError;
 use crate::storage::pool::again;
-use crate::storage::recall::{Recall, Recalled};
-use crate::storage::row::{limit, mark, read_memory, read_session};
+use crate::storage::recall::{ContextSnapshot, Recall};
+use crate::storage::row::{limit, message_metadata, read_memory, read_session};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -36,34 +36,38 @@ const RECALL: &str = "\
 
 #[async_trait]
 impl Recall for Postgres {
-    async fn recall(
+    async fn load_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
         most: usize,
-    ) -> Result<Recalled, StoreError> {
+    ) -> Result<ContextSnapshot, StoreError> {
         let rows = again(async || {
             let query = sqlx::query(RECALL).bind(tenant.as_str()).bind(session.as_str());
             Ok(self.read_all(tenant, query.bind(user.as_str()).bind(limit(most))).await?)
         });
         let rows = rows.await?;
-        let mut window = Vec::with_capacity(rows.len());
+        let mut tail = Vec::with_capacity(rows.len());
         let mut state = None;
         for row in &rows {
             let seq: i64 = row.try_get("m_seq")?;
             if seq == 0 {
                 state = Some(row);
             } else {
-                window.push(WindowMessage {
+                tail.push(ContextMessage {
                     seq,
-                    tokens: row.try_get("m_tokens")?,
-                    mark: mark(row.try_get("m_role")?, row.try_get("m_opens")?, row.try_get("m_answers")?)?,
+                    metadata: message_metadata(
+                        row.try_get("m_role")?,
+                        row.try_get("m_opens")?,
+                        row.try_get("m_answers")?,
+                        row.try_get("m_tokens")?,
+                    )?,
                     json: row.try_get("m_message")?,
                 });
             }
         }
-        window.sort_unstable_by_key(|message| message.seq);
+        tail.sort_unstable_by_key(|message| message.seq);
         let row = state.ok_or(sqlx::Error::RowNotFound)?;
         let session = match row.try_get::<Option<&str>, _>("session_id")? {
             Some(_) => Some(read_session!(row, time, maybe_time)),
@@ -73,6 +77,6 @@ impl Recall for Postgres {
             Some(_) => Some(read_memory!(row, "d_", time)),
             None => None,
         };
-        Ok(Recalled { now: time(row, "now")?, session, memory, window })
+        Ok(ContextSnapshot { now: time(row, "now")?, session, memory, tail })
     }
 }

@@ -19,13 +19,13 @@ const SPENT: &str = "\
 
 #[async_trait]
 impl TokenUsage for Postgres {
-    async fn spend(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
+    async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
         let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
         self.execute(tenant, sqlx::query(SPEND).bind(tenant.as_str()).bind(tokens)).await?;
         Ok(())
     }
 
-    async fn tokens_spent_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
+    async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
         let row = self.read(tenant, sqlx::query(SPENT).bind(tenant.as_str())).await?;
         row.map_or(Ok(0), |row| Ok(row.try_get("tokens")?))
     }

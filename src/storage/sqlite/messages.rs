@@ -2,9 +2,10 @@
 
 use super::{Sqlite, time};
 use crate::domain::id::{SessionId, TenantId};
+use crate::domain::message_metadata::MessageMetadata;
 use crate::storage::StoreError;
-use crate::storage::messages::{Messages, Outline, Page, StoredMessage};
-use crate::storage::row::{mark, read_message};
+use crate::storage::messages::{Messages, Page, StoredMessage};
+use crate::storage::row::{message_metadata, read_message};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -58,20 +59,24 @@ impl Messages for Sqlite {
         Ok(known.then_some(messages))
     }
 
-    async fn outlines(
+    async fn message_metadata(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         after_seq: i64,
         limit: i64,
-    ) -> Result<Vec<Outline>, StoreError> {
+    ) -> Result<Vec<MessageMetadata>, StoreError> {
         let query =
             sqlx::query(OUTLINES).bind(tenant.as_str()).bind(session.as_str()).bind(after_seq).bind(limit);
         let rows = query.fetch_all(&self.readers).await?;
         rows.iter()
             .map(|row| {
-                let mark = mark(row.try_get("role")?, row.try_get("opens")?, row.try_get("answers")?)?;
-                Ok(Outline { mark, tokens: row.try_get("tokens")? })
+                message_metadata(
+                    row.try_get("role")?,
+                    row.try_get("opens")?,
+                    row.try_get("answers")?,
+                    row.try_get("tokens")?,
+                )
             })
             .collect()
     }

@@ -2,10 +2,10 @@
 
 use super::{Sqlite, maybe_time, now, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::window::WindowMessage;
+use crate::domain::message_metadata::ContextMessage;
 use crate::storage::StoreError;
-use crate::storage::recall::{Recall, Recalled};
-use crate::storage::row::{limit, mark, read_memory, read_session};
+use crate::storage::recall::{ContextSnapshot, Recall};
+use crate::storage::row::{limit, message_metadata, read_memory, read_session};
 use async_trait::async_trait;
 use sqlx::Row as _;
 
@@ -30,13 +30,13 @@ const RECALL: &str = "\
 
 #[async_trait]
 impl Recall for Sqlite {
-    async fn recall(
+    async fn load_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
         most: usize,
-    ) -> Result<Recalled, StoreError> {
+    ) -> Result<ContextSnapshot, StoreError> {
         let rows = sqlx::query(RECALL)
             .bind(tenant.as_str())
             .bind(session.as_str())
@@ -44,22 +44,26 @@ impl Recall for Sqlite {
             .bind(limit(most))
             .fetch_all(&self.readers)
             .await?;
-        let mut window = Vec::with_capacity(rows.len());
+        let mut tail = Vec::with_capacity(rows.len());
         let mut state = None;
         for row in &rows {
             let seq: i64 = row.try_get("m_seq")?;
             if seq == 0 {
                 state = Some(row);
             } else {
-                window.push(WindowMessage {
+                tail.push(ContextMessage {
                     seq,
-                    tokens: row.try_get("m_tokens")?,
-                    mark: mark(row.try_get("m_role")?, row.try_get("m_opens")?, row.try_get("m_answers")?)?,
+                    metadata: message_metadata(
+                        row.try_get("m_role")?,
+                        row.try_get("m_opens")?,
+                        row.try_get("m_answers")?,
+                        row.try_get("m_tokens")?,
+                    )?,
                     json: row.try_get("m_message")?,
                 });
             }
         }
-        window.sort_unstable_by_key(|message| message.seq);
+        tail.sort_unstable_by_key(|message| message.seq);
         let row = state.ok_or(sqlx::Error::RowNotFound)?;
         let session = match row.try_get::<Option<&str>, _>("session_id")? {
             Some(_) => Some(read_session!(row, time, maybe_time)),
@@ -69,6 +73,6 @@ impl Recall for Sqlite {
             Some(_) => Some(read_memory!(row, "d_", time)),
             None => None,
         };
-        Ok(Recalled { now: now(), session, memory, window })
+        Ok(ContextSnapshot { now: now(), session, memory, tail })
     }
 }

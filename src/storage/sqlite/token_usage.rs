@@ -16,14 +16,14 @@ const SPENT: &str = "SELECT tokens FROM token_usage WHERE tenant_id = $1 AND day
 
 #[async_trait]
 impl TokenUsage for Sqlite {
-    async fn spend(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
+    async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
         let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
         let query = sqlx::query(SPEND).bind(tenant.as_str()).bind(micros(now())).bind(tokens);
         query.execute(&self.writer).await?;
         Ok(())
     }
 
-    async fn tokens_spent_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
+    async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
         let query = sqlx::query(SPENT).bind(tenant.as_str()).bind(micros(now()));
         let row = query.fetch_optional(&self.readers).await?;
         row.map_or(Ok(0), |row| Ok(row.try_get("tokens")?))

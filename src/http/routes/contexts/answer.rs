@@ -2,7 +2,7 @@
 
 use crate::http::json::stored;
 use crate::service::Error;
-use crate::service::recall::Context;
+use crate::service::contexts::Context;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;

@@ -47,7 +47,7 @@ const CALLS: &[&str] = &[
     "recall",
     "messages",
     "messages, newest first",
-    "outlines",
+    "message_metadata",
     "sessions",
     "sessions, far down",
     "sessions of a user",
@@ -137,10 +137,10 @@ impl Filled {
             .map(|n| MessageRef { created_at: self.now, seq: n * 200, session: session.clone() })
             .collect();
         let (found, expected) = match what {
-            "recall" => (store.recall(tenant, session, &ada, 200).await.unwrap().window.len(), 200),
+            "recall" => (store.load_context(tenant, session, &ada, 200).await.unwrap().tail.len(), 200),
             "messages" => (messages(page).await, 50),
             "messages, newest first" => (messages(Page { descending: true, ..page }).await, 50),
-            "outlines" => (store.outlines(tenant, session, 100, 50).await.unwrap().len(), 50),
+            "message_metadata" => (store.message_metadata(tenant, session, 100, 50).await.unwrap().len(), 50),
             "sessions" => (sessions(None, None).await, 51),
             "sessions, far down" => (sessions(None, Some(&far)).await, 51),
             "sessions of a user" => (sessions(Some(&ada), None).await, 51),

@@ -1,32 +1,32 @@
 //! One step: a range of messages and what models make of it. Nothing is written here.
 
-use super::{Failure, Run, clean};
-use crate::domain::revision::{Meta, Source};
+use super::{ConsolidationRun, Failure, clean};
+use crate::domain::revision::{MetaConsolidation, Provenance};
 use crate::domain::session::{Session, Summary};
-use crate::domain::transcript::{self, Entry};
-use crate::domain::{chunk, consolidation, summary, tokens};
+use crate::domain::transcript::{self, TranscriptEntry};
+use crate::domain::{batching, consolidation, summary, tokens};
 use crate::llm::{PoolResponse, Task};
-use crate::storage::consolidations::Step;
+use crate::storage::consolidations::NewRevision;
 use std::time::Duration;
 
-impl Run<'_> {
+impl ConsolidationRun<'_> {
     /// Has the entries summarised, and the summary compressed where it has grown too long.
     pub(super) async fn step(
         &self,
         state: &Session,
-        entries: Vec<Entry>,
+        entries: Vec<TranscriptEntry>,
         range_tokens: i64,
         capacity: usize,
-    ) -> Result<Step, Failure> {
+    ) -> Result<NewRevision, Failure> {
         let count = entries.len();
-        let entries: Vec<Entry> = entries.into_iter().filter(|entry| !entry.is_empty()).collect();
+        let entries: Vec<TranscriptEntry> = entries.into_iter().filter(|entry| !entry.is_empty()).collect();
         let mut added = String::new();
-        let mut source: Option<Source> = None;
+        let mut source: Option<Provenance> = None;
         if !entries.is_empty() {
             let pool = &self.pools.consolidation;
             // The budget is for the messages of the range, those without text included.
             let whole = entries.len();
-            for piece in chunk::pieces(entries, capacity) {
+            for piece in batching::split_to_fit(entries, capacity) {
                 let sentences =
                     consolidation::sentences(if piece.len() == whole { count } else { piece.len() });
                 let answer = self.complete(pool, Task::Consolidate { entries: &piece, sentences }).await?;
@@ -37,17 +37,17 @@ impl Run<'_> {
         let mut text = summary::append(&state.summary.text, &added);
         let mut words = summary::words(&text);
         let mut meta = None;
-        let policy = &self.service.rules.policy;
+        let policy = &self.service.config.policy;
         if !added.is_empty()
             && policy.needs_meta(words)
             && let Some((compressed, source)) = self.compress(&text).await?
         {
-            meta = Some(Meta { text_before: std::mem::replace(&mut text, compressed), source });
+            meta = Some(MetaConsolidation { text_before: std::mem::replace(&mut text, compressed), source });
             words = summary::words(&text);
         }
         let words = i64::try_from(words).unwrap_or(i64::MAX);
         let tokens = if text == state.summary.text { state.summary.tokens } else { tokens::of_text(&text) };
-        Ok(Step {
+        Ok(NewRevision {
             base_revision: state.revision,
             base_cursor: state.cursor,
             cursor: state.cursor + i64::try_from(count).unwrap_or(0),
@@ -60,7 +60,7 @@ impl Run<'_> {
     }
 
     /// Compresses a summary. `None`: no model did, and the summary stays as long as it is; large beats lost.
-    async fn compress(&self, text: &str) -> Result<Option<(String, Source)>, Failure> {
+    async fn compress(&self, text: &str) -> Result<Option<(String, Provenance)>, Failure> {
         let pool = &self.pools.meta;
         let size = tokens::count(&transcript::encode_text(text));
         let capacity = self.service.llm.capacity(pool);
@@ -72,7 +72,7 @@ impl Run<'_> {
             );
             return Ok(None);
         }
-        let sentences = self.service.rules.policy.summary_sentences;
+        let sentences = self.service.config.policy.summary_sentences;
         match self.complete(pool, Task::MetaConsolidate { summary: text, sentences }).await {
             Ok(answer) => Ok(Some((clean(&answer.text), joined(None, pool, &answer)))),
             Err(failure @ (Failure::Llm(_) | Failure::Limit { .. })) => {
@@ -90,26 +90,27 @@ impl Run<'_> {
         if !service.store.renew_lease(self.tenant, self.session, self.token, self.ttl).await? {
             return Err(Failure::Superseded);
         }
-        self.hold_to_limit().await?;
+        self.ensure_within_budget().await?;
         let asked = tokio::select! {
             asked = service.llm.complete(pool, task) => asked,
             () = service.stop.cancelled() => return Err(Failure::Stopped),
         };
-        self.record_spending(asked.as_ref().map_or_else(|error| &error.cost, |answer| &answer.cost)).await;
+        self.record_usage(asked.as_ref().map_or_else(|error| &error.cost, |answer| &answer.cost)).await;
         Ok(asked?)
     }
 }
 
 /// The model's part of a step, with that of an earlier piece of the same step.
-fn joined(earlier: Option<&Source>, pool: &str, answer: &PoolResponse) -> Source {
+fn joined(earlier: Option<&Provenance>, pool: &str, answer: &PoolResponse) -> Provenance {
     let cost = &answer.cost;
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-    let sum = |before: fn(&Source) -> Option<i64>, now: Option<i64>| match (earlier.and_then(before), now) {
+    let sum = |before: fn(&Provenance) -> Option<i64>, now: Option<i64>| match (earlier.and_then(before), now)
+    {
         (Some(before), Some(now)) => Some(before.saturating_add(now)),
         (before, now) => before.or(now),
     };
     let tokens = |counted: Option<u64>| counted.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
-    Source {
+    Provenance {
         model: answer.model.clone(),
         pool: pool.to_owned(),
         prompt_version: answer.prompt_version.clone(),

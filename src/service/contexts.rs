@@ -1,26 +1,26 @@
 //! Building a context: what should this agent send to its model now?
 
-use super::consolidate::{Ended, Progress};
-use super::turn::Turn;
-use super::{Error, MemoryService, Pools};
+use super::consolidation::{Ended, Progress};
+use super::work_permit::WorkPermit;
+use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::coverage::Coverage;
-use crate::domain::cut::Mark;
 use crate::domain::format::{Format, List};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
+use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::session::Session;
 use crate::domain::tokens::Tokenizer;
-use crate::storage::consolidations::Claim;
-use crate::storage::recall::Recalled;
+use crate::storage::consolidations::LeaseCondition;
+use crate::storage::recall::ContextSnapshot;
 use time::OffsetDateTime;
 
 mod assemble;
 
 /// What a request for a context says. All of it may be left out.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
+pub struct ContextOptions {
     /// Comes first in the system message.
     pub system_prompt: Option<String>,
     /// Comes last in the list; it is not persisted.
@@ -38,7 +38,7 @@ pub struct Request {
     /// Whether the stable part is marked for the provider's cache.
     pub cache_control: bool,
     /// Given back while the request waits for its consolidation.
-    pub turn: Turn,
+    pub permit: WorkPermit,
 }
 
 /// A context, ready to be sent, with what it is made of.
@@ -59,12 +59,12 @@ pub struct Context {
     /// What became of consolidation.
     pub consolidation: Report,
     /// What it weighs.
-    pub tokens: Tokens,
+    pub tokens: ContextTokens,
 }
 
-/// Tokens of a context's parts.
+/// ContextTokens of a context's parts.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens {
+pub struct ContextTokens {
     /// The system message.
     pub system: i64,
     /// The verbatim part.
@@ -142,31 +142,34 @@ impl Report {
 impl MemoryService {
     /// Builds the context of a session, and consolidates it where that is due. Whatever becomes of that, the
     /// request is answered: with the summary as it is and the messages that it doesn't cover.
-    pub async fn context(
+    pub async fn build_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        request: Request,
+        request: ContextOptions,
     ) -> Result<Context, Error> {
         let user = request.user_id.as_ref();
-        let mut recalled = self.recall(tenant, session, user).await?;
-        let report = match self.decide(&recalled, request.mode) {
+        let mut snapshot = self.load_context(tenant, session, user).await?;
+        let report = match self.decide(&snapshot, request.mode) {
             Decision::Reported(report) => report,
-            Decision::Due { claim, pools, mode } => {
-                let run = self.start(tenant, session, claim, &pools);
+            Decision::Due { condition, pools, mode } => {
+                let run = self.start(tenant, session, condition, &pools);
                 if mode == Mode::Background {
                     Outcome::Scheduled.into()
                 } else {
-                    let ended = request.turn.idle(tokio::time::timeout(self.rules.inline_wait, run)).await;
+                    let ended = request
+                        .permit
+                        .release_while(tokio::time::timeout(self.config.inline_wait, run))
+                        .await;
                     // The state has changed, if only by a failure. What was read before is complete as well.
-                    match self.recall(tenant, session, user).await {
-                        Ok(now) => recalled = now,
+                    match self.load_context(tenant, session, user).await {
+                        Ok(now) => snapshot = now,
                         Err(Error::Store(error)) => {
                             tracing::warn!(%error, "answering with what was read before consolidation");
                         }
                         Err(error) => return Err(error),
                     }
-                    self.report(ended, &recalled, request.mode)
+                    self.report(ended, &snapshot, request.mode)
                 }
             }
         };
@@ -174,36 +177,36 @@ impl MemoryService {
         let brought = request.system_prompt.as_ref().map_or(0, String::len)
             + request.skills.len()
             + request.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = brought + request.format.work(&recalled.window);
+        let bytes = brought + request.format.work(&snapshot.tail);
         let service = self.clone();
-        blocking::sized(bytes, move || service.assemble(recalled, request, report)).await
+        blocking::sized(bytes, move || service.assemble(snapshot, request, report)).await
     }
 
     /// Reads what a context is made of, for the session's own user only.
-    async fn recall(
+    async fn load_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         user: Option<&UserId>,
-    ) -> Result<Recalled, Error> {
-        let most = self.rules.policy.max_history_messages;
+    ) -> Result<ContextSnapshot, Error> {
+        let most = self.config.policy.max_history_messages;
         let asking = user.cloned().unwrap_or_default();
-        let recalled = self.store.recall(tenant, session, &asking, most).await?;
-        match (user, &recalled.session) {
-            (Some(asked), Some(session)) if *asked != session.user_id => Err(Error::OtherUser),
-            _ => Ok(recalled),
+        let snapshot = self.store.load_context(tenant, session, &asking, most).await?;
+        match (user, &snapshot.session) {
+            (Some(asked), Some(session)) if *asked != session.user_id => Err(Error::SessionUserMismatch),
+            _ => Ok(snapshot),
         }
     }
 
-    fn decide(&self, recalled: &Recalled, mode: Option<Mode>) -> Decision {
-        let mode = mode.unwrap_or(self.rules.mode);
-        let (Some(pools), Mode::Inline | Mode::Background) = (&self.rules.pools, mode) else {
+    fn decide(&self, snapshot: &ContextSnapshot, mode: Option<Mode>) -> Decision {
+        let mode = mode.unwrap_or(self.config.mode);
+        let (Some(pools), Mode::Inline | Mode::Background) = (&self.config.pools, mode) else {
             return Decision::Reported(Outcome::Disabled.into());
         };
-        let Some(session) = &recalled.session else {
+        let Some(session) = &snapshot.session else {
             return Decision::Reported(Outcome::NotDue.into());
         };
-        match self.rules.policy.due(session, recalled.now, self.lease(pools)) {
+        match self.config.policy.due(session, snapshot.now, self.lease(pools)) {
             Due::No => Decision::Reported(Outcome::NotDue.into()),
             Due::InProgress => Decision::Reported(Outcome::InProgress.into()),
             Due::NotBefore(retry_at) => Decision::Reported(Report {
@@ -211,29 +214,34 @@ impl MemoryService {
                 reason: session.consolidation.last_failure.clone(),
                 ..Outcome::Failed.into()
             }),
-            Due::Yes if !self.can_cut(session, recalled) => Decision::Reported(Outcome::NotDue.into()),
+            Due::Yes if !self.can_cut(session, snapshot) => Decision::Reported(Outcome::NotDue.into()),
             Due::Yes => {
-                // A wait that does not count must not be in the way of the claim either.
-                let waits = session.consolidation.retry_at.is_some_and(|retry_at| retry_at > recalled.now);
-                let claim = if waits { Claim::Asked } else { Claim::Due { revision: session.revision } };
-                Decision::Due { claim, pools: pools.clone(), mode }
+                // A wait that does not count must not be in the way of the condition either.
+                let waits = session.consolidation.retry_at.is_some_and(|retry_at| retry_at > snapshot.now);
+                let condition = if waits {
+                    LeaseCondition::Force
+                } else {
+                    LeaseCondition::IfDue { revision: session.revision }
+                };
+                Decision::Due { condition, pools: pools.clone(), mode }
             }
         }
     }
 
     /// Whether there is anything to summarise in a tail that is due: while a tool call holds the cursor, there isn't,
     /// and no request should take the lease to find that out.
-    fn can_cut(&self, session: &Session, recalled: &Recalled) -> bool {
+    fn can_cut(&self, session: &Session, snapshot: &ContextSnapshot) -> bool {
         let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
-        if tail_len > recalled.window.len() {
+        if tail_len > snapshot.tail.len() {
             return true;
         }
-        let marks: Vec<Mark> = recalled.window.iter().map(|message| message.mark.clone()).collect();
-        self.rules.policy.plan(&marks, tail_len).is_some()
+        let marks: Vec<MessageMetadata> =
+            snapshot.tail.iter().map(|message| message.metadata.clone()).collect();
+        self.config.policy.plan(&marks, tail_len).is_some()
     }
 
     /// What to say of a run that this request waited for.
-    fn report(&self, ended: Waited, recalled: &Recalled, mode: Option<Mode>) -> Report {
+    fn report(&self, ended: Waited, snapshot: &ContextSnapshot, mode: Option<Mode>) -> Report {
         match ended {
             Ok(Ok(Ended::Done(progress))) if progress.revision.is_some() => {
                 Report::of(Outcome::Consolidated, progress)
@@ -243,7 +251,7 @@ impl MemoryService {
             Ok(Ok(Ended::Failed { progress, retry_at, why })) => {
                 Report { retry_at, reason: Some(why), ..Report::of(Outcome::Failed, progress) }
             }
-            Ok(Ok(Ended::NotTaken)) => match self.decide(recalled, mode) {
+            Ok(Ok(Ended::NotTaken)) => match self.decide(snapshot, mode) {
                 Decision::Reported(report) => report,
                 Decision::Due { .. } => Outcome::InProgress.into(),
             },
@@ -264,5 +272,5 @@ enum Decision {
     /// Nothing; and this is what to say of it.
     Reported(Report),
     /// Do it.
-    Due { claim: Claim, pools: Pools, mode: Mode },
+    Due { condition: LeaseCondition, pools: PoolNames, mode: Mode },
 }

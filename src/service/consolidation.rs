@@ -3,21 +3,22 @@
 //! A run works in steps. Each step takes the next part of the tail that a model can read at once, has it summarised,
 //! and commits summary, cursor and revision together; what was committed stands, whatever becomes of the next step.
 
-use super::{Error, MemoryService, Pools};
+use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::api_key::without_secrets;
+use crate::domain::batching;
 use crate::domain::chain::Chain;
-use crate::domain::chunk;
 use crate::domain::consolidation::Plan;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
+use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::revision::Revision;
 use crate::domain::session::Session;
-use crate::domain::transcript::Entry;
+use crate::domain::transcript::TranscriptEntry;
 use crate::llm::LlmError;
 use crate::storage::StoreError;
-use crate::storage::consolidations::Claim;
-use crate::storage::messages::{Outline, Page};
+use crate::storage::consolidations::LeaseCondition;
+use crate::storage::messages::Page;
 use futures_util::FutureExt as _;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -25,8 +26,8 @@ use time::OffsetDateTime;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-mod spending;
 mod step;
+mod token_budget;
 
 /// Messages that are planned in one go; a longer tail is planned again from where the first plan ends.
 const PLANNED: i64 = 10_000;
@@ -52,7 +53,7 @@ pub(super) struct Progress {
 pub(super) enum Ended {
     /// All that was due is done.
     Done(Progress),
-    /// It was not this run's turn: another has the lease, or what the decision was made on has changed.
+    /// It was not this run's permit: another has the lease, or what the decision was made on has changed.
     NotTaken,
     /// A step failed; what was committed before stands.
     Failed { progress: Progress, retry_at: Option<OffsetDateTime>, why: String },
@@ -95,9 +96,9 @@ impl Failure {
 }
 
 /// One run, with all that its steps need.
-struct Run<'a> {
+struct ConsolidationRun<'a> {
     service: &'a MemoryService,
-    pools: &'a Pools,
+    pools: &'a PoolNames,
     tenant: &'a TenantId,
     session: &'a SessionId,
     token: Uuid,
@@ -110,31 +111,31 @@ impl MemoryService {
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        claim: Claim,
-        pools: &Pools,
+        condition: LeaseCondition,
+        pools: &PoolNames,
     ) -> tokio::task::JoinHandle<Ended> {
         let (service, tenant, session, pools) =
             (self.clone(), tenant.clone(), session.clone(), pools.clone());
         let span = tracing::info_span!("consolidation", session = &*without_secrets(session.as_str()));
         self.tasks.spawn(
-            async move { service.consolidate(&tenant, &session, claim, &pools).await }.instrument(span),
+            async move { service.consolidate(&tenant, &session, condition, &pools).await }.instrument(span),
         )
     }
 
     /// Consolidates now, whatever threshold and mode. `None`: nothing to do.
-    pub async fn consolidate_now(
+    pub async fn consolidate_session(
         &self,
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<Option<Revision>, Error> {
-        let pools = self.rules.pools.clone().ok_or(Error::Disabled)?;
+        let pools = self.config.pools.clone().ok_or(Error::ConsolidationDisabled)?;
         self.session(tenant, session).await?;
-        let run = self.start(tenant, session, Claim::Asked, &pools);
+        let run = self.start(tenant, session, LeaseCondition::Force, &pools);
         match run.await {
             Ok(Ended::Done(progress)) => Ok(progress.revision),
             Ok(Ended::NotTaken) => {
                 self.session(tenant, session).await?;
-                Err(Error::InProgress)
+                Err(Error::ConsolidationInProgress)
             }
             Ok(Ended::Failed { why, .. }) => Err(Error::ConsolidationFailed(why)),
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -142,7 +143,7 @@ impl MemoryService {
     }
 
     /// What a lease is taken for.
-    pub(super) fn lease(&self, pools: &Pools) -> Duration {
+    pub(super) fn lease(&self, pools: &PoolNames) -> Duration {
         self.llm.deadline(&pools.consolidation).max(self.llm.deadline(&pools.meta)) + LEASE_MARGIN
     }
 
@@ -150,13 +151,13 @@ impl MemoryService {
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        claim: Claim,
-        pools: &Pools,
+        condition: LeaseCondition,
+        pools: &PoolNames,
     ) -> Ended {
         let ttl = self.lease(pools);
-        let run = Run { service: self, pools, tenant, session, token: Uuid::new_v4(), ttl };
-        match self.store.take_lease(tenant, session, run.token, claim, ttl).await {
-            Ok(Some(taken)) => run.all(taken, claim == Claim::Asked).await,
+        let run = ConsolidationRun { service: self, pools, tenant, session, token: Uuid::new_v4(), ttl };
+        match self.store.take_lease(tenant, session, run.token, condition, ttl).await {
+            Ok(Some(taken)) => run.all(taken, condition == LeaseCondition::Force).await,
             Ok(None) => Ended::NotTaken,
             Err(error) => {
                 let failure = Failure::from(error);
@@ -167,7 +168,7 @@ impl MemoryService {
     }
 }
 
-impl Run<'_> {
+impl ConsolidationRun<'_> {
     /// Takes steps until nothing is due, and gives the lease back, whatever happens.
     async fn all(&self, mut state: Session, asked: bool) -> Ended {
         let mut progress = Progress::default();
@@ -181,7 +182,7 @@ impl Run<'_> {
             Err(failure @ (Failure::Superseded | Failure::Stopped)) => {
                 tracing::info!(reason = %failure, "consolidation given up");
                 if progress.revision.is_none() {
-                    self.give_back().await;
+                    self.release_lease().await;
                     return Ended::NotTaken;
                 }
                 None
@@ -189,11 +190,11 @@ impl Run<'_> {
             Err(failure) => Some(failure),
         };
         let Some(failure) = failure else {
-            self.give_back().await;
+            self.release_lease().await;
             return Ended::Done(progress);
         };
         let failures = u32::try_from(state.consolidation.failures).unwrap_or(0).saturating_add(1);
-        let retry_in = self.service.rules.policy.retry_in(failures);
+        let retry_in = self.service.config.policy.retry_in(failures);
         failure.log(failures, retry_in);
         let why = clean(&failure.to_string());
         let noted = store.fail(self.tenant, self.session, self.token, retry_in, &why).await;
@@ -205,7 +206,7 @@ impl Run<'_> {
         Ended::Failed { progress, retry_at, why }
     }
 
-    async fn give_back(&self) {
+    async fn release_lease(&self) {
         if let Err(error) = self.service.store.release_lease(self.tenant, self.session, self.token).await {
             tracing::warn!(error = %Chain(&error), "the lease could not be given back; it will expire");
         }
@@ -217,18 +218,17 @@ impl Run<'_> {
         mut asked: bool,
         progress: &mut Progress,
     ) -> Result<(), Failure> {
-        let policy = &self.service.rules.policy;
+        let policy = &self.service.config.policy;
         while asked || policy.is_due(state.tail_len(), state.tail_tokens()) {
             let store = &self.service.store;
-            let outlines = store.outlines(self.tenant, self.session, state.cursor, PLANNED).await?;
-            let marks: Vec<_> = outlines.iter().map(|outline| outline.mark.clone()).collect();
+            let metadata = store.message_metadata(self.tenant, self.session, state.cursor, PLANNED).await?;
             let tail_len = usize::try_from(state.tail_len()).unwrap_or(0);
-            let Some(plan) = policy.plan(&marks, tail_len) else {
+            let Some(plan) = policy.plan(&metadata, tail_len) else {
                 break;
             };
             // A request asks for one plan; more of them only where the tail is longer than a plan.
-            asked = asked && tail_len > marks.len();
-            self.carry_out(state, &plan, &outlines, progress).await?;
+            asked = asked && tail_len > metadata.len();
+            self.carry_out(state, &plan, &metadata, progress).await?;
         }
         Ok(())
     }
@@ -237,11 +237,11 @@ impl Run<'_> {
         &self,
         state: &mut Session,
         plan: &Plan,
-        outlines: &[Outline],
+        metadata: &[MessageMetadata],
         progress: &mut Progress,
     ) -> Result<(), Failure> {
         let stored: Vec<usize> =
-            outlines.iter().map(|outline| usize::try_from(outline.tokens).unwrap_or(usize::MAX)).collect();
+            metadata.iter().map(|metadata| usize::try_from(metadata.tokens).unwrap_or(usize::MAX)).collect();
         let mut from = 0;
         while from < plan.end {
             let capacity = self.capacity();
@@ -249,11 +249,12 @@ impl Run<'_> {
                 plan.parts.iter().filter(|end| **end > from).map(|end| end - from).collect();
             let rest = stored.get(from..).unwrap_or_default();
             let (entries, sizes) = self.fill(state.cursor, rest, &ends, capacity).await?;
-            let Some(count) = chunk::end(&sizes, &ends, capacity).map(|end| end.min(entries.len())) else {
+            let Some(count) = batching::batch_end(&sizes, &ends, capacity).map(|end| end.min(entries.len()))
+            else {
                 break;
             };
-            let entries: Vec<Entry> = entries.into_iter().take(count).collect();
-            let range_tokens = outlines.iter().skip(from).take(count).map(|outline| outline.tokens).sum();
+            let entries: Vec<TranscriptEntry> = entries.into_iter().take(count).collect();
+            let range_tokens = metadata.iter().skip(from).take(count).map(|metadata| metadata.tokens).sum();
             let step = match self.step(state, entries, range_tokens, capacity).await {
                 // A model has shown that it takes less than its settings say: again, with as much as it may take.
                 Err(Failure::Llm(error)) if error.is_too_long() && self.capacity() < capacity => continue,
@@ -286,7 +287,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Tokens that one question may hold.
+    /// ContextTokens that one question may hold.
     fn capacity(&self) -> usize {
         self.service.llm.capacity(&self.pools.consolidation)
     }
@@ -300,14 +301,14 @@ impl Run<'_> {
         stored: &[usize],
         ends: &[usize],
         capacity: usize,
-    ) -> Result<(Vec<Entry>, Vec<usize>), Failure> {
+    ) -> Result<(Vec<TranscriptEntry>, Vec<usize>), Failure> {
         let (mut entries, mut sizes) = (Vec::new(), Vec::new());
         let mut filled = 0;
         while filled < capacity {
             let had = entries.len();
             let ends: Vec<usize> = ends.iter().filter(|end| **end > had).map(|end| end - had).collect();
             let rest = stored.get(had..).unwrap_or_default();
-            let Some(load) = chunk::end(rest, &ends, capacity - filled) else {
+            let Some(load) = batching::batch_end(rest, &ends, capacity - filled) else {
                 break;
             };
             let from = cursor + i64::try_from(had).unwrap_or(i64::MAX);
@@ -320,7 +321,7 @@ impl Run<'_> {
     }
 
     /// Reads the messages behind the cursor, as a summariser sees them.
-    async fn load(&self, cursor: i64, count: usize) -> Result<Vec<Entry>, Failure> {
+    async fn load(&self, cursor: i64, count: usize) -> Result<Vec<TranscriptEntry>, Failure> {
         let limit = i64::try_from(count).unwrap_or(i64::MAX);
         let page = Page { after_seq: cursor, before_seq: i64::MAX, descending: false, limit };
         let messages = self.service.store.messages(self.tenant, self.session, page).await?;
@@ -330,16 +331,16 @@ impl Run<'_> {
         }
         messages
             .into_iter()
-            .map(|stored| Message::from_stored(stored.json).map(|message| Entry::of(&message)))
+            .map(|stored| Message::from_stored(stored.json).map(|message| TranscriptEntry::of(&message)))
             .collect::<Result<_, _>>()
             .map_err(|_| Failure::Message)
     }
 }
 
 /// Counting a megabyte of tokens takes some tens of milliseconds: not on a thread that serves requests.
-async fn measured(entries: Vec<Entry>) -> (Vec<Entry>, Vec<usize>) {
+async fn measured(entries: Vec<TranscriptEntry>) -> (Vec<TranscriptEntry>, Vec<usize>) {
     let count = move || {
-        let sizes = chunk::measure(&entries);
+        let sizes = batching::measure(&entries);
         (entries, sizes)
     };
     blocking::run(count).await

@@ -1,42 +1,43 @@
 //! A context out of what was read: what fits, what is left out, and what it weighs.
 
-use super::{Context, Outcome, Report, Request, Tokens};
-use crate::domain::budget::{self, Weight};
-use crate::domain::context::{self, Counted, System, SystemParts};
-use crate::domain::coverage::{self, Coverage, Reason, Verbatim};
-use crate::domain::cut::Mark;
+use super::{Context, ContextOptions, ContextTokens, Outcome, Report};
+use crate::domain::budget::{self, MessageCost};
+use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
+use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
 use crate::domain::format::{Draft, Format, Piece};
 use crate::domain::message::Message;
+use crate::domain::message_metadata::ContextMessage;
+use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::session::Session;
 use crate::domain::tokens::{self, Tokenizer};
-use crate::domain::window::WindowMessage;
-use crate::service::{Error, MemoryService, no_message};
-use crate::storage::recall::Recalled;
+use crate::service::{Error, MemoryService, corrupt_message};
+use crate::storage::recall::ContextSnapshot;
 
 impl MemoryService {
     /// What is sent: within the bound and the budget.
     pub(super) fn assemble(
         &self,
-        recalled: Recalled,
-        request: Request,
+        snapshot: ContextSnapshot,
+        request: ContextOptions,
         report: Report,
     ) -> Result<Context, Error> {
-        let tokenizer = self.rules.tokenizer;
-        let system = self.system(&recalled, &request);
-        let Recalled { session, memory, mut window, .. } = recalled;
-        let mut marks: Vec<Mark> = window.iter().map(|message| message.mark.clone()).collect();
-        let mut coverage = self.cover(session.as_ref(), &marks, &report);
-        let before = window.iter().take_while(|message| message.seq < coverage.verbatim_from).count();
-        marks.drain(..before);
-        window.drain(..before);
-        let mut history = request.format.pieces(window).map_err(no_message)?;
+        let tokenizer = self.config.tokenizer;
+        let system = self.system(&snapshot, &request);
+        let ContextSnapshot { session, memory, mut tail, .. } = snapshot;
+        let mut metadata: Vec<MessageMetadata> =
+            tail.iter().map(|message| message.metadata.clone()).collect();
+        let mut coverage = self.cover(session.as_ref(), &metadata, &report);
+        let before = tail.iter().take_while(|message| message.seq < coverage.verbatim_from).count();
+        metadata.drain(..before);
+        tail.drain(..before);
+        let mut history = request.format.pieces(tail).map_err(corrupt_message)?;
         let user_message =
             request.user_message.map(|message| new(request.format, coverage.last_seq, &message));
         let user_message = user_message.transpose()?;
         let mut weights = Weights::of(tokenizer, &system, &history, user_message.as_ref());
         if let Some(most) = request.max_tokens {
-            let first = weights.first_that_fits(&marks, most)?;
-            coverage.omit(first, Reason::MaxTokens);
+            let first = weights.first_that_fits(&metadata, most)?;
+            coverage.omit(first, OmissionReason::MaxTokens);
             history.drain(..first);
             weights.history.drain(..first);
         }
@@ -61,30 +62,31 @@ impl MemoryService {
         })
     }
 
-    fn system(&self, recalled: &Recalled, request: &Request) -> System {
-        let Recalled { session, memory, .. } = recalled;
-        let memory = memory.as_ref().map(|memory| Counted { text: &memory.content, tokens: memory.tokens });
+    fn system(&self, snapshot: &ContextSnapshot, request: &ContextOptions) -> SystemMessage {
+        let ContextSnapshot { session, memory, .. } = snapshot;
+        let memory =
+            memory.as_ref().map(|memory| CountedText { text: &memory.content, tokens: memory.tokens });
         let summary = session.as_ref().map(|session| &session.summary);
-        let summary = summary.map(|summary| Counted { text: &summary.text, tokens: summary.tokens });
+        let summary = summary.map(|summary| CountedText { text: &summary.text, tokens: summary.tokens });
         let tail_len = session.as_ref().map_or(0, Session::tail_len);
         context::system_message(&SystemParts {
             system_prompt: request.system_prompt.as_deref().unwrap_or_default(),
             memory: memory.unwrap_or_default(),
             summary: summary.unwrap_or_default(),
             skills: &request.skills,
-            notice: context::notice_due(tail_len, self.rules.policy.max_history_messages),
+            notice: context::notice_due(tail_len, self.config.policy.max_history_messages),
         })
     }
 
     /// What covers which messages, whatever they weigh.
-    fn cover(&self, session: Option<&Session>, marks: &[Mark], report: &Report) -> Coverage {
-        let policy = &self.rules.policy;
-        let verbatim = if self.rules.recent_on_failure && report.outcome == Outcome::Failed {
-            Verbatim::Recent { keep: policy.keep_recent }
+    fn cover(&self, session: Option<&Session>, metadata: &[MessageMetadata], report: &Report) -> Coverage {
+        let policy = &self.config.policy;
+        let verbatim = if self.config.recent_on_failure && report.outcome == Outcome::Failed {
+            TailSelection::Recent { keep: policy.keep_recent }
         } else {
-            Verbatim::Tail
+            TailSelection::Tail
         };
-        coverage::decide(session, policy.max_history_messages, verbatim, marks)
+        coverage::plan_coverage(session, policy.max_history_messages, verbatim, metadata)
     }
 }
 
@@ -92,15 +94,20 @@ impl MemoryService {
 struct Weights {
     tokenizer: Tokenizer,
     system: i64,
-    history: Vec<Weight>,
+    history: Vec<MessageCost>,
     user_message: i64,
 }
 
 impl Weights {
-    fn of(tokenizer: Tokenizer, system: &System, history: &[Piece], user_message: Option<&Piece>) -> Self {
-        let weight = |piece: &Piece| Weight {
+    fn of(
+        tokenizer: Tokenizer,
+        system: &SystemMessage,
+        history: &[Piece],
+        user_message: Option<&Piece>,
+    ) -> Self {
+        let weight = |piece: &Piece| MessageCost {
             tokens: tokenizer.scale(piece.tokens),
-            as_first: tokenizer.scale(piece.tokens_as_first),
+            tokens_if_first: tokenizer.scale(piece.tokens_as_first),
         };
         Self {
             tokenizer,
@@ -111,17 +118,17 @@ impl Weights {
     }
 
     /// The first message of the history that goes into a list of at most so many tokens.
-    fn first_that_fits(&self, marks: &[Mark], most: i64) -> Result<usize, Error> {
+    fn first_that_fits(&self, metadata: &[MessageMetadata], most: i64) -> Result<usize, Error> {
         let needed = tokens::PER_LIST + self.system + self.user_message;
         if needed > most {
             return Err(Error::BudgetTooSmall { most, needed, tokenizer: self.tokenizer });
         }
-        Ok(budget::first_that_fits(marks, &self.history, most - needed))
+        Ok(budget::first_that_fits(metadata, &self.history, most - needed))
     }
 
-    fn tokens(&self, stable: i64) -> Tokens {
-        let first = self.history.first().map_or(0, |weight| weight.as_first);
-        Tokens {
+    fn tokens(&self, stable: i64) -> ContextTokens {
+        let first = self.history.first().map_or(0, |weight| weight.tokens_if_first);
+        ContextTokens {
             system: self.system,
             history: first + self.history.iter().map(|weight| weight.tokens).sum::<i64>(),
             user_message: self.user_message,
@@ -133,11 +140,10 @@ impl Weights {
 
 /// The message that the request brought, as it stands in the list.
 fn new(format: Format, last_seq: i64, message: &Message) -> Result<Piece, Error> {
-    let window = WindowMessage {
+    let window = ContextMessage {
         seq: last_seq + 1,
-        tokens: tokens::of_message(message),
-        mark: Mark::of(message),
+        metadata: MessageMetadata::new(message, tokens::of_message(message)),
         json: message.json().to_owned(),
     };
-    Ok(format.pieces(vec![window]).map_err(no_message)?.pop().unwrap_or_default())
+    Ok(format.pieces(vec![window]).map_err(corrupt_message)?.pop().unwrap_or_default())
 }

@@ -1,0 +1,36 @@
+//! Facts about a message that are computed once, when it is stored, so that planning and token budgets need not parse it.
+
+use super::message::{Message, Role};
+
+/// Role, size and tool calls of a stored message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageMetadata {
+    pub role: Role,
+    pub tokens: i64,
+    /// Ids of the tool calls that the message makes.
+    pub calls: Vec<String>,
+    /// Id of the tool call whose result the message is.
+    pub result_of: Option<String>,
+}
+
+impl MessageMetadata {
+    /// Returns the metadata of `message`; `tokens` is the size of the message.
+    #[must_use]
+    pub fn new(message: &Message, tokens: i64) -> Self {
+        Self {
+            role: message.role(),
+            tokens,
+            calls: message.tool_calls().iter().map(|call| call.id.clone()).collect(),
+            result_of: message.tool_call_id().map(str::to_owned),
+        }
+    }
+}
+
+/// A stored message that can become part of a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextMessage {
+    pub seq: i64,
+    pub metadata: MessageMetadata,
+    /// The message exactly as the client sent it.
+    pub json: String,
+}
