@@ -179,7 +179,7 @@ impl App {
 pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>, AppError> {
     let database = &settings.database;
     let named = |error| AppError::Store(database.url.clone(), error);
-    let options = storage::Options {
+    let options = storage::StoreOptions {
         max_connections: database.max_connections,
         acquire_timeout: database.acquire_timeout,
         statement_timeout: database.statement_timeout,
@@ -188,7 +188,7 @@ pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>,
     let store = storage::connect(database.url.expose(), &options).await.map_err(named)?;
     if migrate {
         store.migrate().await.map_err(named)?;
-    } else if let Err(error) = store.ready().await {
+    } else if let Err(error) = store.check_ready().await {
         tracing::warn!(%error, "the database is not ready; requests are answered as soon as it is");
     }
     Ok(store)

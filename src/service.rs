@@ -17,9 +17,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use crate::storage::SessionPosition;
 pub use crate::storage::StoreError;
-pub use crate::storage::messages::{Page, StoredMessage};
-pub use crate::storage::sessions::After;
+pub use crate::storage::{MessageQuery, StoredMessage};
 
 mod consolidation;
 pub mod contexts;
@@ -178,7 +178,7 @@ impl MemoryService {
 
     /// Whether it can work.
     pub async fn ready(&self) -> Result<(), Error> {
-        Ok(self.store.ready().await?)
+        Ok(self.store.check_ready().await?)
     }
 
     /// Stops running consolidations: they give their leases back, so that another replica can begin at once, and the

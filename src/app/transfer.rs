@@ -73,7 +73,7 @@ pub async fn export(
 ) -> Result<(), TransferError> {
     let database = || settings.database.url.to_string();
     let store = store(settings, false).await?;
-    store.ready().await.map_err(|error| TransferError::Schema(database(), error))?;
+    store.check_ready().await.map_err(|error| TransferError::Schema(database(), error))?;
     let mut export = match Export::begin(store.clone(), tenant, session).await {
         Err(Error::SessionNotFound) => {
             let (tenant, session) = (tenant.clone(), session.to_string());

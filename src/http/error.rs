@@ -262,10 +262,10 @@ impl Problem {
     pub(crate) fn from_store(error: &StoreError) -> Self {
         let causes = Chain(error);
         match error {
-            StoreError::Schema { .. } | StoreError::Unmigrated(_) => {
+            StoreError::SchemaVersion { .. } | StoreError::SchemaIncomplete(_) => {
                 tracing::warn!(error = %causes, "the schema is another one");
                 let way_out = match error {
-                    StoreError::Schema { found, expected } if found > expected => {
+                    StoreError::SchemaVersion { found, expected } if found > expected => {
                         "It is newer: run that version of precis."
                     }
                     _ => "Run `precis migrate`.",
@@ -283,7 +283,7 @@ impl Problem {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "store-unavailable", "Store unavailable", detail).retry_after(RETRY_SECONDS)
             }
-            StoreError::Behind(_) => {
+            StoreError::IndexLagging(_) => {
                 tracing::warn!(error = %causes, "a search would not find all");
                 let detail = "What was stored last is still being put into the index: search again.";
                 let status = StatusCode::SERVICE_UNAVAILABLE;

@@ -16,9 +16,9 @@ use crate::domain::revision::Revision;
 use crate::domain::session::Session;
 use crate::domain::transcript::TranscriptEntry;
 use crate::llm::LlmError;
+use crate::storage::LeaseCondition;
+use crate::storage::MessageQuery;
 use crate::storage::StoreError;
-use crate::storage::consolidations::LeaseCondition;
-use crate::storage::messages::Page;
 use futures_util::FutureExt as _;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -197,7 +197,7 @@ impl ConsolidationRun<'_> {
         let retry_in = self.service.config.policy.retry_in(failures);
         failure.log(failures, retry_in);
         let why = clean(&failure.to_string());
-        let noted = store.fail(self.tenant, self.session, self.token, retry_in, &why).await;
+        let noted = store.record_failure(self.tenant, self.session, self.token, retry_in, &why).await;
         let retry_at = match noted {
             Ok(Some(retry_at)) => Some(retry_at),
             // The lease keeps others away until it expires; then it is tried again.
@@ -260,7 +260,8 @@ impl ConsolidationRun<'_> {
                 Err(Failure::Llm(error)) if error.is_too_long() && self.capacity() < capacity => continue,
                 step => step?,
             };
-            let committed = self.service.store.commit(self.tenant, self.session, self.token, &step).await?;
+            let committed =
+                self.service.store.commit_revision(self.tenant, self.session, self.token, &step).await?;
             let revision = committed.ok_or(Failure::Superseded)?;
             progress.messages += step.cursor - step.base_cursor;
             progress.meta |= step.meta.is_some();
@@ -323,7 +324,7 @@ impl ConsolidationRun<'_> {
     /// Reads the messages behind the cursor, as a summariser sees them.
     async fn load(&self, cursor: i64, count: usize) -> Result<Vec<TranscriptEntry>, Failure> {
         let limit = i64::try_from(count).unwrap_or(i64::MAX);
-        let page = Page { after_seq: cursor, before_seq: i64::MAX, descending: false, limit };
+        let page = MessageQuery { after_seq: cursor, before_seq: i64::MAX, descending: false, limit };
         let messages = self.service.store.messages(self.tenant, self.session, page).await?;
         let messages = messages.ok_or(Failure::Superseded)?;
         if messages.len() != count {

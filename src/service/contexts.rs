@@ -12,8 +12,8 @@ use crate::domain::message::Message;
 use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::session::Session;
 use crate::domain::tokens::Tokenizer;
-use crate::storage::consolidations::LeaseCondition;
-use crate::storage::recall::ContextSnapshot;
+use crate::storage::ContextSnapshot;
+use crate::storage::LeaseCondition;
 use time::OffsetDateTime;
 
 mod assemble;

@@ -9,7 +9,7 @@ use super::{Error, MemoryService};
 use crate::domain::archive::Writer;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::session::Session;
-use crate::storage::archives::Part;
+use crate::storage::MessageRange;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 
@@ -77,8 +77,13 @@ impl Export {
         let (lines, next) = match self.next {
             Next::Header => (self.writer.header(&self.session).map_err(corrupt)?, Next::MessagesAfter(0)),
             Next::MessagesAfter(after_seq) => {
-                let part = Part { after_seq, last_seq: self.session.last_seq, limit: ROWS, max_bytes: BYTES };
-                let page = store.part(&self.tenant, id, part).await?;
+                let part = MessageRange {
+                    after_seq,
+                    last_seq: self.session.last_seq,
+                    limit: ROWS,
+                    max_bytes: BYTES,
+                };
+                let page = store.message_range(&self.tenant, id, part).await?;
                 let last = page.last().ok_or(Error::SessionNotFound)?.seq;
                 let mut lines = String::new();
                 for message in page {

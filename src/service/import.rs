@@ -13,7 +13,7 @@ use crate::domain::limits::Sizes;
 use crate::domain::message::Invalid;
 use crate::domain::session::Session;
 use crate::storage::Store;
-use crate::storage::archives::{Import, Part};
+use crate::storage::{ImportOutcome, MessageRange};
 use spool::Spool;
 use std::sync::Arc;
 use tracing::Instrument as _;
@@ -183,14 +183,14 @@ pub async fn import(
     let owner = user.or(archive.user_id.as_ref()).cloned();
     let (batches, reading) = spool.read(progress);
     let new_owner = owner.clone().unwrap_or_default();
-    let outcome = store.import(tenant, session, &new_owner, &archive, batches).await?;
-    if outcome == Import::Incomplete {
+    let outcome = store.import_session(tenant, session, &new_owner, &archive, batches).await?;
+    if outcome == ImportOutcome::Incomplete {
         let why = reading.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let short = || std::io::Error::other("a temporary file is shorter than it was");
         return Err(Error::Spool(why.err().unwrap_or_else(short)));
     }
     let state = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
-    let created = outcome == Import::Imported;
+    let created = outcome == ImportOutcome::Imported;
     let its_own = owner.is_none_or(|owner| owner == state.user_id);
     if !created {
         let same = its_own && begins_with(store, tenant, &state, &archive).await?;
@@ -210,9 +210,9 @@ async fn begins_with(
         return Ok(false);
     }
     let mut fingerprint = Fingerprint::new(archive.bare);
-    let mut part = Part { after_seq: 0, last_seq: archive.last_seq, limit: ROWS, max_bytes: BYTES };
+    let mut part = MessageRange { after_seq: 0, last_seq: archive.last_seq, limit: ROWS, max_bytes: BYTES };
     while part.after_seq < part.last_seq {
-        let page = store.part(tenant, &session.session_id, part).await?;
+        let page = store.message_range(tenant, &session.session_id, part).await?;
         let Some(last) = page.last() else {
             return Ok(false);
         };

@@ -2,7 +2,7 @@
 
 use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, RANDOM_BYTES, Scope};
 use crate::domain::id::{KeyName, TenantId};
-use crate::storage::api_keys::NewKey;
+use crate::storage::NewApiKey;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl Keys {
             getrandom::fill(&mut random).map_err(CreateError::Random)?;
             let key = ApiKey::new(&random);
             let (id, hash) = (key.id().clone(), key.hash());
-            let new = NewKey { id, hash, tenant: tenant.clone(), name: name.cloned(), scope };
+            let new = NewApiKey { id, hash, tenant: tenant.clone(), name: name.cloned(), scope };
             // Ids are short, so one may be taken: with a million keys, one in a million is.
             if self.store.create_api_key(&new).await?.is_some() {
                 return Ok(key);

@@ -4,12 +4,12 @@ use super::{Error, MemoryService};
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::{summary, tokens};
-use crate::storage::memory::NewMemory;
+use crate::storage::NewMemoryDocument;
 
 impl MemoryService {
     /// The user's memory document. `None`: never written.
     pub async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, Error> {
-        Ok(self.store.memory(tenant, user).await?)
+        Ok(self.store.memory_document(tenant, user).await?)
     }
 
     /// Replaces the document, if it still is at the version `expected` (0 = never written).
@@ -25,8 +25,8 @@ impl MemoryService {
             return Err(Error::MemoryTooLarge { bytes, most });
         }
         let words = i64::try_from(summary::words(content)).unwrap_or(i64::MAX);
-        let new = NewMemory { content, words, tokens: tokens::of_text(content) };
-        self.store.write_memory(tenant, user, new, expected).await?.ok_or(Error::VersionMismatch)
+        let new = NewMemoryDocument { content, words, tokens: tokens::of_text(content) };
+        self.store.write_memory_document(tenant, user, new, expected).await?.ok_or(Error::VersionMismatch)
     }
 
     /// At most `limit` versions before the one given, newest first.

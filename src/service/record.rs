@@ -3,7 +3,7 @@
 use super::{Error, MemoryService};
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId};
-use crate::storage::exchanges::Append;
+use crate::storage::AppendOutcome;
 use tracing::Instrument as _;
 
 impl MemoryService {
@@ -19,15 +19,15 @@ impl MemoryService {
         let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let write = async move {
-            let appended = this.store.append(&tenant, &session, &exchange, key.as_ref()).await;
+            let appended = this.store.append_exchange(&tenant, &session, &exchange, key.as_ref()).await;
             this.index_wakeup.notify_one();
             appended
         };
         let write = tokio::spawn(write.in_current_span());
         match write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))? {
-            Append::Recorded(recorded) => Ok(recorded),
-            Append::OtherUser => Err(Error::SessionUserMismatch),
-            Append::KeyReused => Err(Error::IdempotencyKeyReused),
+            AppendOutcome::Appended(recorded) => Ok(recorded),
+            AppendOutcome::UserMismatch => Err(Error::SessionUserMismatch),
+            AppendOutcome::KeyReused => Err(Error::IdempotencyKeyReused),
         }
     }
 }

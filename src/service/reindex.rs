@@ -5,7 +5,7 @@
 
 use super::{Error, decode_message};
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::archives::Part;
+use crate::storage::MessageRange;
 use crate::storage::search::MessageRef;
 use crate::storage::search_index::IndexState;
 use crate::storage::{Store, StoreError};
@@ -30,10 +30,14 @@ pub async fn reindex(
     store.start_reindex(&analyzer.version()).await?;
     let mut indexed = 0;
     while let Some(piece) = store.next_reindex_range().await? {
-        let part =
-            Part { after_seq: piece.done_seq, last_seq: piece.through_seq, limit: ROWS, max_bytes: BYTES };
+        let part = MessageRange {
+            after_seq: piece.done_seq,
+            last_seq: piece.through_seq,
+            limit: ROWS,
+            max_bytes: BYTES,
+        };
         let mut messages = Vec::new();
-        for stored in store.part(&piece.tenant, &piece.session, part).await? {
+        for stored in store.message_range(&piece.tenant, &piece.session, part).await? {
             let message = decode_message(stored.json)?;
             let place =
                 MessageRef { created_at: stored.created_at, seq: stored.seq, session: piece.session.clone() };

@@ -4,8 +4,8 @@ use super::{Error, MemoryService};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::domain::session::Session;
-use crate::storage::messages::{Page, StoredMessage};
-use crate::storage::sessions::After;
+use crate::storage::SessionPosition;
+use crate::storage::{MessageQuery, StoredMessage};
 
 impl MemoryService {
     /// The state of a session.
@@ -18,7 +18,7 @@ impl MemoryService {
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        after: Option<&After>,
+        after: Option<&SessionPosition>,
         limit: i64,
     ) -> Result<Vec<Session>, Error> {
         Ok(self.store.sessions(tenant, user, after, limit).await?)
@@ -44,7 +44,7 @@ impl MemoryService {
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        page: Page,
+        page: MessageQuery,
     ) -> Result<Vec<StoredMessage>, Error> {
         self.store.messages(tenant, session, page).await?.ok_or(Error::SessionNotFound)
     }
@@ -80,7 +80,7 @@ impl MemoryService {
         session: &SessionId,
         revision: i64,
     ) -> Result<Revision, Error> {
-        match self.store.restore(tenant, session, revision).await? {
+        match self.store.restore_revision(tenant, session, revision).await? {
             Some(revision) => Ok(revision),
             None => Err(self.no_revision(tenant, session).await?),
         }

@@ -6,10 +6,9 @@
 //! from 1.21 on).
 
 use super::pool::Connections;
-use super::{Options, Store, StoreError, migrations};
+use super::{StoreError, StoreOptions, migrations};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
-use async_trait::async_trait;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgDatabaseError, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, SqlSafeStr as _, SqlStr};
@@ -22,10 +21,10 @@ use time::OffsetDateTime;
 mod api_keys;
 mod archives;
 mod consolidations;
+mod context_snapshot;
 mod exchanges;
 mod memory;
 mod messages;
-mod recall;
 mod revisions;
 mod search;
 mod search_index;
@@ -45,7 +44,7 @@ impl Postgres {
     ///
     /// # Errors
     /// The URL can't be read.
-    pub fn connect(url: &str, options: &Options) -> Result<Self, StoreError> {
+    pub fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
         let connect = PgConnectOptions::from_str(url)
             .map_err(|_| StoreError::Url("expected postgres://user:password@host:port/database".to_owned()))?
             .application_name("precis")
@@ -143,9 +142,8 @@ impl Postgres {
     }
 }
 
-#[async_trait]
-impl Store for Postgres {
-    async fn migrate(&self) -> Result<(), StoreError> {
+impl Postgres {
+    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
         /// Of the lock that lets one replica migrate at a time; any figure that nobody else uses.
         const LOCK: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
         const EXEMPT: &str =
@@ -167,17 +165,17 @@ impl Store for Postgres {
         Ok(transaction.commit().await?)
     }
 
-    async fn ready(&self) -> Result<(), StoreError> {
+    pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
         // Whoever asks wants to know it now.
         let limit = self.pool.options().get_acquire_timeout();
         let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
         let answered = tokio::time::timeout(limit, self.schema()).await;
         let found = answered.map_err(|_| sqlx::Error::from(silent()))??;
         let expected = migrations::newest(&migrations::postgres());
-        if found == expected { Ok(()) } else { Err(StoreError::Schema { found, expected }) }
+        if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
     }
 
-    async fn close(&self) {
+    pub(super) async fn close(&self) {
         self.pool.close().await;
     }
 }
@@ -192,7 +190,7 @@ pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
 }
 
 /// Whether a table, a column or a function is not there.
-pub(super) fn is_unmigrated(error: &dyn DatabaseError) -> bool {
+pub(super) fn is_schema_incomplete(error: &dyn DatabaseError) -> bool {
     let error = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
     error.is_some_and(|code| matches!(code, "42P01" | "42703" | "42883"))
 }

@@ -7,11 +7,6 @@ use crate::domain::revision::{MetaConsolidation, Provenance};
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Serializer};
 
-/// The error of a stored value that isn't what was written.
-pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> StoreError {
-    move |why| StoreError::Corrupt { what, why: why.to_string() }
-}
-
 /// The columns `opens` and `answers` of a message: JSON, because an id is any text, and Postgres can't store NUL.
 pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>) {
     let ids: Vec<&str> = message.tool_calls().iter().map(|call| call.id.as_str()).collect();
@@ -26,9 +21,13 @@ pub(super) fn message_metadata(
     answers: Option<&str>,
     tokens: i64,
 ) -> Result<MessageMetadata, StoreError> {
-    let role = Role::parse(role).ok_or_else(|| corrupt("a role")(role))?;
-    let opens = opens.map(serde_json::from_str).transpose().map_err(corrupt("a list of tool calls"))?;
-    let answers = answers.map(serde_json::from_str).transpose().map_err(corrupt("the id of a tool call"))?;
+    let role = Role::parse(role).ok_or_else(|| StoreError::corrupt("a role")(role))?;
+    let opens =
+        opens.map(serde_json::from_str).transpose().map_err(StoreError::corrupt("a list of tool calls"))?;
+    let answers = answers
+        .map(serde_json::from_str)
+        .transpose()
+        .map_err(StoreError::corrupt("the id of a tool call"))?;
     Ok(MessageMetadata { role, tokens, calls: opens.unwrap_or_default(), result_of: answers })
 }
 
@@ -63,7 +62,7 @@ pub(super) fn source_column(source: Option<&Provenance>) -> Option<String> {
 
 pub(super) fn read_source(column: Option<&str>) -> Result<Option<Provenance>, StoreError> {
     let read = |column| SourceColumn::deserialize(&mut Deserializer::from_str(column));
-    column.map(read).transpose().map_err(corrupt("a revision's source"))
+    column.map(read).transpose().map_err(StoreError::corrupt("a revision's source"))
 }
 
 pub(super) fn meta_column(meta: Option<&MetaConsolidation>) -> Option<String> {
@@ -72,7 +71,7 @@ pub(super) fn meta_column(meta: Option<&MetaConsolidation>) -> Option<String> {
 
 pub(super) fn read_meta(column: Option<&str>) -> Result<Option<MetaConsolidation>, StoreError> {
     let read = |column| MetaColumn::deserialize(&mut Deserializer::from_str(column));
-    column.map(read).transpose().map_err(corrupt("a revision's meta"))
+    column.map(read).transpose().map_err(StoreError::corrupt("a revision's meta"))
 }
 
 /// A page size as a count of rows.
@@ -91,13 +90,13 @@ macro_rules! read_session {
     ($row:expr, $time:path, $maybe_time:path) => {{
         use $crate::domain::id::{SessionId, UserId};
         use $crate::domain::session::{ConsolidationState, Session, Summary};
-        use $crate::storage::row::corrupt;
+        use $crate::storage::StoreError;
         let row = $row;
         let session_id: String = row.try_get("session_id")?;
         let user_id: String = row.try_get("user_id")?;
         Session {
-            session_id: SessionId::new(session_id).map_err(corrupt("a session id"))?,
-            user_id: UserId::new(user_id).map_err(corrupt("a user id"))?,
+            session_id: SessionId::new(session_id).map_err(StoreError::corrupt("a session id"))?,
+            user_id: UserId::new(user_id).map_err(StoreError::corrupt("a user id"))?,
             metadata: row.try_get("metadata")?,
             last_seq: row.try_get("last_seq")?,
             tokens: row.try_get("tokens")?,
@@ -126,7 +125,10 @@ macro_rules! read_revision {
     ($row:expr, $time:path) => {{
         use $crate::domain::revision::{Revision, RevisionKind};
         use $crate::domain::session::Summary;
-        use $crate::storage::row::{corrupt, read_meta, read_source};
+        use $crate::storage::{
+            StoreError,
+            row::{read_meta, read_source},
+        };
         let row = $row;
         let kind: String = row.try_get("kind")?;
         let (from_seq, to_seq): (Option<i64>, Option<i64>) =
@@ -135,7 +137,7 @@ macro_rules! read_revision {
         let source: Option<String> = row.try_get("source")?;
         Revision {
             revision: row.try_get("revision")?,
-            kind: RevisionKind::parse(&kind).ok_or(kind).map_err(corrupt("a revision's kind"))?,
+            kind: RevisionKind::parse(&kind).ok_or(kind).map_err(StoreError::corrupt("a revision's kind"))?,
             range: from_seq.zip(to_seq),
             cursor: row.try_get("cursor_seq")?,
             summary: Summary {
@@ -170,16 +172,16 @@ macro_rules! read_key {
     ($row:expr, $time:path, $maybe_time:path) => {{
         use $crate::domain::api_key::{KeyId, KeyRecord, Scope};
         use $crate::domain::id::{KeyName, TenantId};
-        use $crate::storage::row::corrupt;
+        use $crate::storage::StoreError;
         let row = $row;
         let (id, tenant, scope): (String, String, String) =
             (row.try_get("key_id")?, row.try_get("tenant_id")?, row.try_get("scope")?);
         let name: Option<String> = row.try_get("name")?;
         KeyRecord {
-            id: KeyId::parse(&id).map_err(corrupt("the id of a key"))?,
-            tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
-            name: name.map(KeyName::new).transpose().map_err(corrupt("the name of a key"))?,
-            scope: Scope::parse(&scope).ok_or(scope).map_err(corrupt("a scope"))?,
+            id: KeyId::parse(&id).map_err(StoreError::corrupt("the id of a key"))?,
+            tenant: TenantId::new(tenant).map_err(StoreError::corrupt("a tenant"))?,
+            name: name.map(KeyName::new).transpose().map_err(StoreError::corrupt("the name of a key"))?,
+            scope: Scope::parse(&scope).ok_or(scope).map_err(StoreError::corrupt("a scope"))?,
             created_at: $time(row, "created_at")?,
             revoked_at: $maybe_time(row, "revoked_at")?,
         }
@@ -190,7 +192,7 @@ macro_rules! read_key {
 macro_rules! read_message {
     ($row:expr, $time:path) => {{
         let row = $row;
-        $crate::storage::messages::StoredMessage {
+        $crate::storage::StoredMessage {
             seq: row.try_get("seq")?,
             created_at: $time(row, "created_at")?,
             json: row.try_get("message")?,
@@ -207,7 +209,7 @@ macro_rules! read_message_ref {
             created_at: $time(row, "created_at")?,
             seq: row.try_get("seq")?,
             session: $crate::domain::id::SessionId::new(session)
-                .map_err($crate::storage::row::corrupt("a session id"))?,
+                .map_err($crate::storage::StoreError::corrupt("a session id"))?,
         }
     }};
 }
@@ -216,12 +218,12 @@ macro_rules! read_message_ref {
 macro_rules! read_reindex_range {
     ($row:expr) => {{
         use $crate::domain::id::{SessionId, TenantId};
-        use $crate::storage::row::corrupt;
+        use $crate::storage::StoreError;
         let row = $row;
         let (tenant, session): (String, String) = (row.try_get("tenant_id")?, row.try_get("session_id")?);
         $crate::storage::search_index::ReindexRange {
-            tenant: TenantId::new(tenant).map_err(corrupt("a tenant"))?,
-            session: SessionId::new(session).map_err(corrupt("a session id"))?,
+            tenant: TenantId::new(tenant).map_err(StoreError::corrupt("a tenant"))?,
+            session: SessionId::new(session).map_err(StoreError::corrupt("a session id"))?,
             done_seq: row.try_get("done_seq")?,
             through_seq: row.try_get("through_seq")?,
         }

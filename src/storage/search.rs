@@ -2,11 +2,9 @@
 //!
 //! What a method reads is bounded: by the limit that it is given, by how rare a term is, or by both.
 
-use super::StoreError;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
-use async_trait::async_trait;
 use time::OffsetDateTime;
 use time::macros::datetime;
 
@@ -61,61 +59,6 @@ pub struct StoredHit {
     pub place: MessageRef,
     /// JSON, as the client gave it.
     pub json: String,
-}
-
-/// Finding messages.
-#[async_trait]
-pub trait Search {
-    /// Looks at the `most` newest messages, of the scope's session or else of the whole tenant: how many have what each
-    /// probe asks for.
-    async fn term_statistics(
-        &self,
-        tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
-    ) -> Result<TermStatistics, StoreError>;
-
-    /// By the index: for each probe, the `most` messages of the scope that have what it asks for and came into the index
-    /// last. What it reads grows with how many there are.
-    async fn lookup_terms(
-        &self,
-        tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
-    ) -> Result<Vec<Vec<MessageRef>>, StoreError>;
-
-    /// For what many messages have: of the `rows` newest messages of the scope's session and times, or else of its tenant and
-    /// times, the `most` newest that are in scope and have what the probe asks for. What it reads is bounded by `rows`.
-    async fn scan_recent(
-        &self,
-        tenant: &TenantId,
-        scope: &SearchFilter,
-        probe: &TermQuery,
-        rows: i64,
-        most: i64,
-    ) -> Result<Vec<MessageRef>, StoreError>;
-
-    /// The messages at these places, in their order, as far as they are the user's where one is named. They are taken, those
-    /// of more than [`LARGE`] last, until together they have `max_bytes` of JSON.
-    async fn fetch_hits(
-        &self,
-        tenant: &TenantId,
-        user: Option<&UserId>,
-        places: &[MessageRef],
-        max_bytes: i64,
-    ) -> Result<Vec<StoredHit>, StoreError>;
-
-    /// The messages beside these places, up to `distance` before and after each, each once, in no order. They are taken,
-    /// those beside the first places first and the nearest before others, until together they have `max_bytes` of JSON.
-    async fn fetch_neighbours(
-        &self,
-        tenant: &TenantId,
-        places: &[MessageRef],
-        distance: i64,
-        max_bytes: i64,
-    ) -> Result<Vec<StoredHit>, StoreError>;
 }
 
 /// What a sample's size tells of how many messages there are. Ids are 0 where there is no message.

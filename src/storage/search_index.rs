@@ -7,14 +7,12 @@
 
 use super::StoreError;
 use super::row::limit;
-use super::search::MessageRef;
 use crate::blocking;
 use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes;
-use async_trait::async_trait;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
@@ -39,44 +37,6 @@ pub struct ReindexRange {
     pub done_seq: i64,
     /// The last that is to be done.
     pub through_seq: i64,
-}
-
-/// Keeping the index.
-#[async_trait]
-pub trait SearchIndex {
-    /// How far the index is behind. An index without any rules gets those of this label.
-    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
-
-    /// Indexes messages that wait, as many as go together, those first that have waited longest; but for those that
-    /// another replica is at. Returns whether more may wait. Where none does, Postgres' full-text index gets the lexemes that
-    /// wait beside it for being put in together.
-    async fn index_batch(&self) -> Result<bool, StoreError>;
-
-    /// Indexes all that waits of a tenant, or of one of its sessions. When this returns, [`Search`](super::search::Search)
-    /// finds what was stored before. What others are at is waited for, but not for long.
-    async fn index_pending_for(
-        &self,
-        tenant: &TenantId,
-        session: Option<&SessionId>,
-    ) -> Result<(), StoreError>;
-
-    /// Says that messages are stored and not indexed from now on: the next rules begin a new index.
-    async fn disable_index(&self) -> Result<(), StoreError>;
-
-    /// Begins an index by the rules of this label: where it is by others, all messages there are are to be indexed anew.
-    async fn start_reindex(&self, label: &str) -> Result<(), StoreError>;
-
-    /// A piece of what is still to be indexed, of any tenant. `None`: nothing is.
-    async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError>;
-
-    /// Indexes messages, in place of what the index had of them; then the piece is done up to `done_seq`. Where the
-    /// session has gone or another process is at it as well, nothing is done twice or left behind.
-    async fn reindex_messages(
-        &self,
-        piece: &ReindexRange,
-        messages: &[(MessageRef, Message)],
-        done_seq: i64,
-    ) -> Result<(), StoreError>;
 }
 
 /// The rules that the index goes by.
@@ -131,7 +91,7 @@ const INDEXING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An error where a search has waited since then for longer than it may.
 pub(super) fn check_deadline(since: Instant) -> Result<(), StoreError> {
-    if since.elapsed() < INDEXING_TIMEOUT { Ok(()) } else { Err(StoreError::Behind(INDEXING_TIMEOUT)) }
+    if since.elapsed() < INDEXING_TIMEOUT { Ok(()) } else { Err(StoreError::IndexLagging(INDEXING_TIMEOUT)) }
 }
 
 /// Messages of an exchange that wait together: its first and its last by their places in it, and their bytes of JSON. All of
@@ -296,6 +256,6 @@ mod tests {
         let now = Instant::now();
         assert!(check_deadline(now).is_ok());
         let before = now.checked_sub(INDEXING_TIMEOUT).expect("the machine runs for longer");
-        assert!(matches!(check_deadline(before), Err(StoreError::Behind(INDEXING_TIMEOUT))));
+        assert!(matches!(check_deadline(before), Err(StoreError::IndexLagging(INDEXING_TIMEOUT))));
     }
 }

@@ -3,9 +3,8 @@
 //! One connection writes and several read: SQLite has one writer anyhow, and waiting for it in a queue of ours is
 //! fair and never ends in "database is locked". A write transaction begins as one (`BEGIN IMMEDIATE`).
 
-use super::{Options, Store, StoreError, migrations};
+use super::{StoreError, StoreOptions, migrations};
 use crate::domain::search::analyzer::Analyzer;
-use async_trait::async_trait;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
@@ -20,10 +19,10 @@ use tokio::sync::Mutex;
 mod api_keys;
 mod archives;
 mod consolidations;
+mod context_snapshot;
 mod exchanges;
 mod memory;
 mod messages;
-mod recall;
 mod revisions;
 mod search;
 mod search_index;
@@ -47,7 +46,7 @@ impl Sqlite {
     ///
     /// # Errors
     /// The URL can't be read, or the file can't be opened.
-    pub async fn connect(url: &str, options: &Options) -> Result<Self, StoreError> {
+    pub async fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
         if url.contains(":memory:") || url.contains("mode=memory") {
             return Err(StoreError::Url(
                 "an in-memory database would be another one on each connection".to_owned(),
@@ -105,13 +104,12 @@ impl Sqlite {
     }
 }
 
-#[async_trait]
-impl Store for Sqlite {
-    async fn migrate(&self) -> Result<(), StoreError> {
+impl Sqlite {
+    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
         migrations::sqlite().run(&self.writer).await.map_err(StoreError::Migration)
     }
 
-    async fn ready(&self) -> Result<(), StoreError> {
+    pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
         const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
         const TABLE: &str = "SELECT count(*) AS found FROM sqlite_schema WHERE name = '_sqlx_migrations'";
         let expected = migrations::newest(&migrations::sqlite());
@@ -121,10 +119,10 @@ impl Store for Sqlite {
         } else {
             0
         };
-        if found == expected { Ok(()) } else { Err(StoreError::Schema { found, expected }) }
+        if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
     }
 
-    async fn close(&self) {
+    pub(super) async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
     }
@@ -137,7 +135,7 @@ pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
 }
 
 /// Whether a table or a column is not there; SQLite has no code of its own for that.
-pub(super) fn is_unmigrated(error: &dyn DatabaseError) -> bool {
+pub(super) fn is_schema_incomplete(error: &dyn DatabaseError) -> bool {
     let error = error.try_downcast_ref::<SqliteError>().map(DatabaseError::message);
     error.is_some_and(|message| {
         ["no such table", "no such column"].iter().any(|lack| message.starts_with(lack))

@@ -330,7 +330,7 @@ async fn an_export_that_fails_breaks_the_connection() {
     for _ in 0..5 {
         let messages = vec![(Message::text(Role::User, &long), 1)];
         let exchange = Exchange { messages, user_id: None, metadata: None };
-        store.append(&TenantId::default(), &session, &exchange, None).await.expect("stored");
+        store.append_exchange(&TenantId::default(), &session, &exchange, None).await.expect("stored");
     }
     let response = app.request(Method::GET, "/sessions/s/export").send().await.expect("an answer");
     let mut body = response.bytes_stream();

@@ -8,7 +8,7 @@ use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
 use precis::domain::id::{KeyName, TenantId};
 use precis::service::keys::Keys;
 use precis::service::keys::authenticator::{Authenticator, Refused, Trust};
-use precis::storage::api_keys::NewKey;
+use precis::storage::NewApiKey;
 use precis::storage::{Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +18,14 @@ fn key(seed: u8) -> ApiKey {
     ApiKey::new(&[seed; RANDOM_BYTES])
 }
 
-pub(crate) fn new_key(tenant: &str, seed: u8) -> NewKey {
+pub(crate) fn new_key(tenant: &str, seed: u8) -> NewApiKey {
     let key = key(seed);
     let name = KeyName::new(format!("é {seed}")).unwrap();
     let tenant = TenantId::new(tenant).unwrap();
-    NewKey { id: key.id().clone(), hash: key.hash(), tenant, name: Some(name), scope: Scope::Write }
+    NewApiKey { id: key.id().clone(), hash: key.hash(), tenant, name: Some(name), scope: Scope::Write }
 }
 
-async fn create(store: &Arc<dyn Store>, new: &NewKey) -> KeyRecord {
+async fn create(store: &Arc<dyn Store>, new: &NewApiKey) -> KeyRecord {
     store.create_api_key(new).await.unwrap().expect("a new id")
 }
 
@@ -37,7 +37,7 @@ async fn a_key_is_found_by_its_id(backend: Backend) {
     assert!(!store.any_api_key().await.unwrap());
     assert!(store.api_key(key(1).id()).await.unwrap().is_none());
     for (seed, scope) in (1..).zip(Scope::ALL) {
-        let mut new = NewKey { scope, ..new_key("acme ü", seed) };
+        let mut new = NewApiKey { scope, ..new_key("acme ü", seed) };
         new.name = new.name.filter(|_| scope != Scope::Read);
         let record = create(&store, &new).await;
         assert_eq!((&record.id, &record.tenant, &record.name), (&new.id, &new.tenant, &new.name));
@@ -72,7 +72,7 @@ async fn a_key_is_kept_as_its_hash(backend: Backend) {
 async fn an_id_that_is_taken_is_told(backend: Backend) {
     let store = backend.store().await;
     let record = create(&store, &new_key("acme", 1)).await;
-    let other = NewKey { hash: key(2).hash(), ..new_key("other", 1) };
+    let other = NewApiKey { hash: key(2).hash(), ..new_key("other", 1) };
     assert_eq!(store.create_api_key(&other).await.unwrap(), None);
     let kept = store.api_key(&other.id).await.unwrap().unwrap();
     assert_eq!(kept.record, record);

@@ -8,8 +8,8 @@ use precis::domain::archive::{Archive, Imported};
 use precis::domain::revision::{Revision, RevisionKind};
 use precis::domain::session::{ConsolidationState, Session};
 use precis::storage::StoreError;
-use precis::storage::archives::{Batch, Batches, Import, Part};
-use precis::storage::messages::StoredMessage;
+use precis::storage::StoredMessage;
+use precis::storage::{ImportOutcome, MessageRange, RowBatch, RowBatches};
 use test_case::test_case;
 use time::OffsetDateTime;
 use time::macros::datetime;
@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 
 const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
 
-async fn part(demo: &Conversation, part: Part) -> Vec<i64> {
-    let read = demo.store.part(&demo.tenant, &demo.session, part).await.unwrap();
+async fn part(demo: &Conversation, part: MessageRange) -> Vec<i64> {
+    let read = demo.store.message_range(&demo.tenant, &demo.session, part).await.unwrap();
     read.iter().map(|message| message.seq).collect()
 }
 
@@ -27,26 +27,26 @@ async fn part(demo: &Conversation, part: Part) -> Vec<i64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_is_bounded_in_rows_and_bytes(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let all = Part { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 1 << 20 };
+    let all = MessageRange { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 1 << 20 };
     assert_eq!(part(&demo, all).await, [0; 0]);
     let long = "é".repeat(1000);
     demo.say(&["a", "b", "c", &long, "d", &long]).await;
     let bytes: Vec<_> = demo.history().await.iter().map(|message| message.json.len() as i64).collect();
     assert_eq!(part(&demo, all).await, [1, 2, 3, 4, 5, 6]);
-    assert_eq!(part(&demo, Part { limit: 2, ..all }).await, [1, 2]);
-    assert_eq!(part(&demo, Part { after_seq: 2, last_seq: 4, ..all }).await, [3, 4]);
-    assert_eq!(part(&demo, Part { after_seq: 6, ..all }).await, [0; 0]);
+    assert_eq!(part(&demo, MessageRange { limit: 2, ..all }).await, [1, 2]);
+    assert_eq!(part(&demo, MessageRange { after_seq: 2, last_seq: 4, ..all }).await, [3, 4]);
+    assert_eq!(part(&demo, MessageRange { after_seq: 6, ..all }).await, [0; 0]);
     for (sum, expected) in [(bytes[0] + bytes[1], vec![1, 2]), (bytes[0] + bytes[1] - 1, vec![1])] {
-        assert_eq!(part(&demo, Part { max_bytes: sum, ..all }).await, expected);
+        assert_eq!(part(&demo, MessageRange { max_bytes: sum, ..all }).await, expected);
     }
     // One message is read whatever it has.
-    assert_eq!(part(&demo, Part { after_seq: 3, max_bytes: 1, ..all }).await, [4]);
-    let read = demo.store.part(&demo.tenant, &demo.session, all).await.unwrap();
+    assert_eq!(part(&demo, MessageRange { after_seq: 3, max_bytes: 1, ..all }).await, [4]);
+    let read = demo.store.message_range(&demo.tenant, &demo.session, all).await.unwrap();
     assert_eq!(read, demo.history().await);
 }
 
 /// Rows of three messages and two revisions, and what names them.
-fn archive() -> (Archive, Vec<Batch>) {
+fn archive() -> (Archive, Vec<RowBatch>) {
     let texts = [
         r#"{"role":"user","content":"\u0000 ' \" $1 é","x":1.0}"#,
         r#"{"role":"assistant","tool_calls":[{"id":"a\u0000","function":{"name":"f","arguments":"{}"}}]}"#,
@@ -85,13 +85,16 @@ fn archive() -> (Archive, Vec<Batch>) {
         bare: false,
     };
     let (first, second) = messages.split_at(1);
-    let batches =
-        vec![Batch::Messages(first.to_vec()), Batch::Messages(second.to_vec()), Batch::Revisions(revisions)];
+    let batches = vec![
+        RowBatch::Messages(first.to_vec()),
+        RowBatch::Messages(second.to_vec()),
+        RowBatch::Revisions(revisions),
+    ];
     (archive, batches)
 }
 
 /// All batches, ready to be taken.
-fn ready(batches: Vec<Batch>) -> Batches {
+fn ready(batches: Vec<RowBatch>) -> RowBatches {
     let (sender, receiver) = mpsc::channel(batches.len().max(1));
     for batch in batches {
         sender.try_send(batch).expect("there is room");
@@ -99,8 +102,12 @@ fn ready(batches: Vec<Batch>) -> Batches {
     receiver
 }
 
-async fn import(demo: &Conversation, archive: &Archive, batches: Vec<Batch>) -> Result<Import, StoreError> {
-    demo.store.import(&demo.tenant, &demo.session, &user_id("ada"), archive, ready(batches)).await
+async fn import(
+    demo: &Conversation,
+    archive: &Archive,
+    batches: Vec<RowBatch>,
+) -> Result<ImportOutcome, StoreError> {
+    demo.store.import_session(&demo.tenant, &demo.session, &user_id("ada"), archive, ready(batches)).await
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -109,12 +116,12 @@ async fn import(demo: &Conversation, archive: &Archive, batches: Vec<Batch>) -> 
 async fn an_imported_session_is_as_any_other(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (archive, batches) = archive();
-    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), Import::Imported);
+    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), ImportOutcome::Imported);
     let (mut messages, mut revisions) = (Vec::new(), Vec::new());
     for batch in batches {
         match batch {
-            Batch::Messages(rows) => messages.extend(rows),
-            Batch::Revisions(rows) => revisions.extend(rows),
+            RowBatch::Messages(rows) => messages.extend(rows),
+            RowBatch::Revisions(rows) => revisions.extend(rows),
         }
     }
     let expected = Session {
@@ -175,7 +182,10 @@ async fn rows_without_a_time_get_the_stores(backend: Backend) {
         bare: true,
         ..archive().0
     };
-    assert_eq!(import(&demo, &archive, vec![Batch::Messages(vec![row])]).await.unwrap(), Import::Imported);
+    assert_eq!(
+        import(&demo, &archive, vec![RowBatch::Messages(vec![row])]).await.unwrap(),
+        ImportOutcome::Imported
+    );
     let (state, history) = (demo.state().await, demo.history().await);
     assert_eq!((state.created_at, state.metadata.as_str()), (state.updated_at, "{}"));
     assert_eq!(history[0].created_at, state.created_at);
@@ -192,14 +202,14 @@ async fn an_import_never_touches_a_session_that_is_there(backend: Backend) {
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
     let (archive, batches) = archive();
-    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), Import::Exists);
+    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), ImportOutcome::Exists);
     assert_eq!(sql.rows().await, rows);
     // Of many at once one makes it.
     let other = demo.session("other");
     let all = (0..8).map(|_| import(&other, &archive, batches.clone()));
     let outcomes = futures_util::future::join_all(all).await;
-    let made = outcomes.iter().filter(|outcome| matches!(outcome, Ok(Import::Imported))).count();
-    let found = outcomes.iter().filter(|outcome| matches!(outcome, Ok(Import::Exists))).count();
+    let made = outcomes.iter().filter(|outcome| matches!(outcome, Ok(ImportOutcome::Imported))).count();
+    let found = outcomes.iter().filter(|outcome| matches!(outcome, Ok(ImportOutcome::Exists))).count();
     assert_eq!((made, found), (1, 7), "{outcomes:?}");
     assert_eq!(other.history().await.len(), 3);
 }
@@ -214,13 +224,13 @@ async fn an_import_is_whole_or_not_at_all(backend: Backend) {
     let (archive, batches) = archive();
     for short in 0..batches.len() {
         let outcome = import(&demo, &archive, batches[..short].to_vec()).await.unwrap();
-        assert_eq!(outcome, Import::Incomplete);
+        assert_eq!(outcome, ImportOutcome::Incomplete);
         assert_eq!((sql.rows().await, demo.find().await), (Vec::new(), None));
     }
     let mut double = batches.clone();
     double.insert(1, batches[0].clone());
     let error = import(&demo, &archive, double).await.unwrap_err();
-    assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
+    assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
     let refuse = match backend {
         Backend::Sqlite(_) => {
             "CREATE TRIGGER refuse BEFORE INSERT ON revisions WHEN NEW.revision = 2
@@ -230,14 +240,14 @@ async fn an_import_is_whole_or_not_at_all(backend: Backend) {
     };
     sql.run(refuse).await;
     let error = import(&demo, &archive, batches.clone()).await.unwrap_err();
-    assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
+    assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
     assert_eq!((sql.rows().await, demo.find().await), (Vec::new(), None));
     let allow = match backend {
         Backend::Sqlite(_) => "DROP TRIGGER refuse",
         Backend::Postgres(_) => "ALTER TABLE revisions DROP CONSTRAINT refuse",
     };
     sql.run(allow).await;
-    assert_eq!(import(&demo, &archive, batches).await.unwrap(), Import::Imported);
+    assert_eq!(import(&demo, &archive, batches).await.unwrap(), ImportOutcome::Imported);
 }
 
 /// As it happens when a task is aborted: at every point at which the call waits.

@@ -5,7 +5,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::session::{ConsolidationState, Session};
 use precis::storage::StoreError;
-use precis::storage::consolidations::{LeaseCondition, NewRevision};
+use precis::storage::{LeaseCondition, NewRevision};
 use std::sync::Arc;
 use std::time::Duration;
 use test_case::test_case;
@@ -25,7 +25,7 @@ async fn renew(demo: &Conversation, token: Uuid, ttl: Duration) -> bool {
 }
 
 async fn fail(demo: &Conversation, token: Uuid, wait: Duration, why: &str) -> Option<OffsetDateTime> {
-    demo.store.fail(&demo.tenant, &demo.session, token, wait, why).await.unwrap()
+    demo.store.record_failure(&demo.tenant, &demo.session, token, wait, why).await.unwrap()
 }
 
 /// Within a minute: clocks of test machines are one, but busy.
@@ -200,8 +200,8 @@ async fn a_commit_beyond_the_history_is_refused(backend: Backend) {
     let step = NewRevision { cursor: 11, ..demo.step(10, "ten").await };
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
-    let error = demo.store.commit(&demo.tenant, &demo.session, token, &step).await.unwrap_err();
-    assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
+    let error = demo.store.commit_revision(&demo.tenant, &demo.session, token, &step).await.unwrap_err();
+    assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
     assert_eq!(sql.rows().await, rows);
     assert!(demo.commit(token, &NewRevision { cursor: 10, ..step }).await.is_some());
 }

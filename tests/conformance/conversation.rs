@@ -6,11 +6,11 @@ use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::message::{Message, Role};
 use precis::domain::revision::Revision;
 use precis::domain::session::{Session, Summary};
+use precis::storage::AppendOutcome;
+use precis::storage::NewMemoryDocument;
 use precis::storage::Store;
-use precis::storage::consolidations::{LeaseCondition, NewRevision};
-use precis::storage::exchanges::Append;
-use precis::storage::memory::NewMemory;
-use precis::storage::messages::{Page, StoredMessage};
+use precis::storage::{LeaseCondition, NewRevision};
+use precis::storage::{MessageQuery, StoredMessage};
 use serde_json::value::RawValue;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use uuid::Uuid;
 pub(crate) const LONG: Duration = Duration::from_hours(1);
 
 /// The whole history, oldest first.
-pub(crate) const ALL: Page = Page { after_seq: 0, before_seq: i64::MAX, descending: false, limit: i64::MAX };
+pub(crate) const ALL: MessageQuery =
+    MessageQuery { after_seq: 0, before_seq: i64::MAX, descending: false, limit: i64::MAX };
 
 #[derive(Clone)]
 pub(crate) struct Conversation {
@@ -45,8 +46,8 @@ impl Conversation {
         Self { tenant: TenantId::new(id).unwrap(), ..self.clone() }
     }
 
-    pub(crate) async fn append(&self, exchange: &Exchange, key: Option<&IdempotencyKey>) -> Append {
-        self.store.append(&self.tenant, &self.session, exchange, key).await.unwrap()
+    pub(crate) async fn append(&self, exchange: &Exchange, key: Option<&IdempotencyKey>) -> AppendOutcome {
+        self.store.append_exchange(&self.tenant, &self.session, exchange, key).await.unwrap()
     }
 
     pub(crate) async fn record(&self, exchange: &Exchange) -> Recorded {
@@ -75,7 +76,7 @@ impl Conversation {
         self.find().await.expect("the session exists")
     }
 
-    pub(crate) async fn page(&self, page: Page) -> Option<Vec<StoredMessage>> {
+    pub(crate) async fn page(&self, page: MessageQuery) -> Option<Vec<StoredMessage>> {
         self.store.messages(&self.tenant, &self.session, page).await.unwrap()
     }
 
@@ -117,7 +118,7 @@ impl Conversation {
     }
 
     pub(crate) async fn commit(&self, token: Uuid, step: &NewRevision) -> Option<Revision> {
-        self.store.commit(&self.tenant, &self.session, token, step).await.unwrap()
+        self.store.commit_revision(&self.tenant, &self.session, token, step).await.unwrap()
     }
 
     /// A whole consolidation, up to that cursor.
@@ -134,7 +135,7 @@ impl Conversation {
     }
 
     pub(crate) async fn restore(&self, revision: i64) -> Option<Revision> {
-        self.store.restore(&self.tenant, &self.session, revision).await.unwrap()
+        self.store.restore_revision(&self.tenant, &self.session, revision).await.unwrap()
     }
 
     /// All revisions, newest first.
@@ -147,8 +148,8 @@ impl Conversation {
     }
 
     pub(crate) async fn remember(&self, user: &UserId, content: &str) {
-        let new = NewMemory { content, words: 2, tokens: 3 };
-        self.store.write_memory(&self.tenant, user, new, None).await.unwrap().expect("written");
+        let new = NewMemoryDocument { content, words: 2, tokens: 3 };
+        self.store.write_memory_document(&self.tenant, user, new, None).await.unwrap().expect("written");
     }
 }
 
@@ -187,9 +188,9 @@ pub(crate) fn exchange_of(user: &str, texts: &[&str]) -> Exchange {
     Exchange { user_id: Some(user_id(user)), ..exchange(texts) }
 }
 
-pub(crate) fn recorded(append: Append) -> Recorded {
+pub(crate) fn recorded(append: AppendOutcome) -> Recorded {
     match append {
-        Append::Recorded(recorded) => recorded,
+        AppendOutcome::Appended(recorded) => recorded,
         other => panic!("not recorded: {other:?}"),
     }
 }

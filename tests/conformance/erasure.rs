@@ -11,7 +11,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::revision::{MetaConsolidation, Provenance};
-use precis::storage::consolidations::NewRevision;
+use precis::storage::NewRevision;
 use std::collections::BTreeSet;
 use test_case::test_case;
 use uuid::Uuid;
@@ -93,7 +93,7 @@ async fn fill(demo: &Conversation) -> Uuid {
     let meta = MetaConsolidation { text_before: PLUGH.to_owned(), source: source() };
     let step = NewRevision { source: Some(source()), meta: Some(meta), ..demo.step(2, PLUGH).await };
     demo.commit(token, &step).await.expect("committed");
-    store.fail(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
+    store.record_failure(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
     demo.remember(&user_id(PLUGH), "plugh one").await;
     demo.remember(&user_id(PLUGH), "plugh two").await;
     demo.settle_session().await;
@@ -187,7 +187,7 @@ async fn whoever_holds_a_lease_brings_nothing_back(backend: Backend) {
                 plugh.commit(token, &NewRevision { summary: summary(""), ..step.clone() }).await,
                 None
             );
-            assert_eq!(store.fail(tenant, &session, token, LONG, PLUGH).await.unwrap(), None);
+            assert_eq!(store.record_failure(tenant, &session, token, LONG, PLUGH).await.unwrap(), None);
             plugh.release(token).await;
             assert_eq!(plugh.restore(1).await, None);
             assert_eq!(sql.rows().await, rows);

@@ -7,8 +7,8 @@ use precis::domain::exchange::Exchange;
 use precis::domain::id::UserId;
 use precis::domain::message::Message;
 use precis::domain::session::{ConsolidationState, Session, Summary};
+use precis::storage::AppendOutcome;
 use precis::storage::StoreError;
-use precis::storage::exchanges::Append;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -142,8 +142,9 @@ async fn an_exchange_is_stored_whole_or_not_at_all(backend: Backend) {
             demo.record(&before).await;
         }
         let rows = sql.rows().await;
-        let error = demo.store.append(&demo.tenant, &demo.session, &unlucky, Some(&key)).await.unwrap_err();
-        assert!(matches!(error, StoreError::Refused(_)), "{error:?}");
+        let error =
+            demo.store.append_exchange(&demo.tenant, &demo.session, &unlucky, Some(&key)).await.unwrap_err();
+        assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
         assert_eq!(sql.rows().await, rows);
     }
     let allow = match backend {
@@ -204,9 +205,9 @@ async fn another_user_writes_nothing(backend: Backend) {
     let rows = sql.rows().await;
     let other = Exchange { metadata: Some(r#"{"mine":true}"#.to_owned()), ..exchange_of("bo", &["c"]) };
     let key = crate::conversation::key("k", &other);
-    assert_eq!(demo.append(&other, Some(&key)).await, Append::OtherUser);
-    assert_eq!(demo.append(&exchange_of("default", &["c"]), None).await, Append::OtherUser);
-    assert_eq!(demo.append(&exchange_of("Ada", &["c"]), None).await, Append::OtherUser);
+    assert_eq!(demo.append(&other, Some(&key)).await, AppendOutcome::UserMismatch);
+    assert_eq!(demo.append(&exchange_of("default", &["c"]), None).await, AppendOutcome::UserMismatch);
+    assert_eq!(demo.append(&exchange_of("Ada", &["c"]), None).await, AppendOutcome::UserMismatch);
     assert_eq!(sql.rows().await, rows);
     assert_eq!(demo.record(&exchange_of("ada", &["c"])).await.last_seq, 3);
     assert_eq!(demo.say(&["whose it is already"]).await.last_seq, 4);

@@ -4,7 +4,7 @@ use crate::conversation::{Conversation, exchange, exchange_of, key, recorded};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::{Exchange, Recorded};
-use precis::storage::exchanges::Append;
+use precis::storage::AppendOutcome;
 use std::sync::Arc;
 use test_case::test_case;
 use time::{Duration, OffsetDateTime};
@@ -45,7 +45,7 @@ async fn a_key_is_good_for_one_exchange(backend: Backend) {
     let rows = sql.rows().await;
     let with_metadata = Exchange { metadata: Some("{}".to_owned()), ..first.clone() };
     for other in [exchange(&["a"]), exchange(&["a", "c"]), exchange_of("bo", &["a", "b"]), with_metadata] {
-        assert_eq!(demo.append(&other, Some(&key("k", &other))).await, Append::KeyReused);
+        assert_eq!(demo.append(&other, Some(&key("k", &other))).await, AppendOutcome::KeyReused);
     }
     assert_eq!(sql.rows().await, rows);
     for other in ["K", "k ", " k", "kk"] {
@@ -99,7 +99,7 @@ async fn different_exchanges_with_one_key_at_once(backend: Backend) {
         });
     }
     let answers = requests.join_all().await;
-    assert_eq!(answers.iter().filter(|answer| **answer == Append::KeyReused).count(), AT_ONCE - 1);
+    assert_eq!(answers.iter().filter(|answer| **answer == AppendOutcome::KeyReused).count(), AT_ONCE - 1);
     assert_eq!(demo.state().await.last_seq, 1);
 }
 

@@ -4,7 +4,7 @@ use crate::conversation::{Conversation, user_id};
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::memory::MemoryDocument;
-use precis::storage::memory::NewMemory;
+use precis::storage::NewMemoryDocument;
 use std::sync::Arc;
 use test_case::test_case;
 use tokio::sync::Barrier;
@@ -17,12 +17,12 @@ async fn write(
     expected: Option<i64>,
 ) -> Option<MemoryDocument> {
     let words = i64::try_from(content.len()).unwrap();
-    let new = NewMemory { content, words, tokens: words * 2 };
-    demo.store.write_memory(&demo.tenant, user, new, expected).await.unwrap()
+    let new = NewMemoryDocument { content, words, tokens: words * 2 };
+    demo.store.write_memory_document(&demo.tenant, user, new, expected).await.unwrap()
 }
 
 async fn read(demo: &Conversation, user: &UserId) -> Option<MemoryDocument> {
-    demo.store.memory(&demo.tenant, user).await.unwrap()
+    demo.store.memory_document(&demo.tenant, user).await.unwrap()
 }
 
 /// All versions, newest first.

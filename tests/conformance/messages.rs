@@ -6,7 +6,7 @@ use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Role;
 use precis::domain::message_metadata::MessageMetadata;
-use precis::storage::messages::Page;
+use precis::storage::MessageQuery;
 use test_case::test_case;
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -16,9 +16,9 @@ async fn no_session_and_no_messages_are_told_apart(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!(demo.page(ALL).await, None);
     demo.say(&["a", "b"]).await;
-    assert_eq!(demo.page(Page { after_seq: 2, ..ALL }).await, Some(Vec::new()));
-    assert_eq!(demo.page(Page { before_seq: 1, descending: true, ..ALL }).await, Some(Vec::new()));
-    assert_eq!(demo.page(Page { limit: 0, ..ALL }).await, Some(Vec::new()));
+    assert_eq!(demo.page(MessageQuery { after_seq: 2, ..ALL }).await, Some(Vec::new()));
+    assert_eq!(demo.page(MessageQuery { before_seq: 1, descending: true, ..ALL }).await, Some(Vec::new()));
+    assert_eq!(demo.page(MessageQuery { limit: 0, ..ALL }).await, Some(Vec::new()));
     assert_eq!(demo.session("other").page(ALL).await, None);
 }
 
@@ -41,7 +41,7 @@ async fn pages_have_their_borders(backend: Backend) {
         let within = (after_seq + 1)..before_seq.min(13);
         let count = usize::try_from(limit).unwrap();
         for descending in [false, true] {
-            let page = Page { after_seq, before_seq, descending, limit };
+            let page = MessageQuery { after_seq, before_seq, descending, limit };
             let seqs: Vec<_> = demo.page(page).await.unwrap().iter().map(|stored| stored.seq).collect();
             let expected: Vec<_> = if descending {
                 within.clone().rev().take(count).collect()
@@ -62,7 +62,7 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
     let mut all = demo.history().await;
     for descending in [false, true] {
         let mut read = Vec::new();
-        let mut page = Page { limit: 5, descending, ..ALL };
+        let mut page = MessageQuery { limit: 5, descending, ..ALL };
         loop {
             let part = demo.page(page).await.unwrap();
             let Some(last) = part.last() else { break };

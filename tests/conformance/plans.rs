@@ -7,10 +7,10 @@ use crate::support::backend::Backend;
 use precis::domain::id::{TenantId, UserId};
 use precis::domain::search::analyzer::Analyzer;
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
-use precis::storage::messages::Page;
+use precis::storage::MessageQuery;
+use precis::storage::SessionPosition;
 use precis::storage::search::{MessageRef, SearchFilter};
-use precis::storage::sessions::After;
-use precis::storage::{self, Options};
+use precis::storage::{self, StoreOptions};
 use std::time::Duration;
 use time::OffsetDateTime;
 
@@ -61,7 +61,7 @@ async fn read(sql: &mut Sql, table: &str) -> (i64, i64) {
 
 /// The store over one connection, so that its statements come to be planned in each way that Postgres has.
 async fn connect(backend: &Backend) -> Conversation {
-    let options = Options {
+    let options = StoreOptions {
         max_connections: 1,
         acquire_timeout: Duration::from_secs(20),
         statement_timeout: Duration::from_secs(30),
@@ -114,11 +114,11 @@ fn places() -> Vec<MessageRef> {
 
 async fn call(demo: &Conversation, what: &str) {
     let (store, tenant, session, ada) = (&demo.store, &demo.tenant, &demo.session, user_id("u1"));
-    let far = After {
+    let far = SessionPosition {
         updated_at: OffsetDateTime::now_utc() - time::Duration::days(6),
         session_id: session_id("x"),
     };
-    let page = Page { after_seq: 100_000, before_seq: i64::MAX, descending: false, limit: 50 };
+    let page = MessageQuery { after_seq: 100_000, before_seq: i64::MAX, descending: false, limit: 50 };
     let sessions = async |user, after| {
         assert_eq!(store.sessions(tenant, user, after, 51).await.unwrap().len(), 51);
     };
@@ -129,7 +129,7 @@ async fn call(demo: &Conversation, what: &str) {
         }
         "messages" => assert_eq!(demo.page(page).await.unwrap().len(), 50),
         "messages, newest first" => {
-            assert_eq!(demo.page(Page { descending: true, ..page }).await.unwrap().len(), 50);
+            assert_eq!(demo.page(MessageQuery { descending: true, ..page }).await.unwrap().len(), 50);
         }
         "message_metadata" => {
             assert_eq!(store.message_metadata(tenant, session, 100_000, 50).await.unwrap().len(), 50)

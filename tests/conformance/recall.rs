@@ -3,7 +3,7 @@
 use crate::conversation::{Conversation, exchange_of, user_id};
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
-use precis::storage::recall::ContextSnapshot;
+use precis::storage::ContextSnapshot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use test_case::test_case;
@@ -42,7 +42,7 @@ async fn the_memory_is_the_sessions_users(backend: Backend) {
     demo.record(&exchange_of("ada", &["a", "b"])).await;
     for asking in [&ada, &bo, &cy] {
         let memory = recall(&demo, asking, 10).await.memory;
-        assert_eq!(memory, demo.store.memory(&demo.tenant, &ada).await.unwrap());
+        assert_eq!(memory, demo.store.memory_document(&demo.tenant, &ada).await.unwrap());
         assert_eq!(memory.unwrap().content, "# Ada's\n\nlikes tea 🍵");
     }
     let other = demo.session("other");

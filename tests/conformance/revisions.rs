@@ -5,7 +5,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
 use precis::domain::session::Summary;
-use precis::storage::consolidations::NewRevision;
+use precis::storage::NewRevision;
 use test_case::test_case;
 use time::OffsetDateTime;
 

@@ -5,7 +5,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use precis::domain::search::analyzer::Analyzer;
-use precis::storage::{self, Options, StoreError};
+use precis::storage::{self, StoreError, StoreOptions};
 use std::time::Duration;
 use test_case::test_case;
 
@@ -30,11 +30,11 @@ async fn empty(backend: Backend) -> Backend {
 async fn a_store_is_ready_once_it_is_migrated(backend: Backend) {
     let backend = empty(backend).await;
     let store = backend.store().await;
-    let error = store.ready().await.unwrap_err();
-    assert!(matches!(error, StoreError::Schema { found: 0, expected: 1.. }), "{error:?}");
+    let error = store.check_ready().await.unwrap_err();
+    assert!(matches!(error, StoreError::SchemaVersion { found: 0, expected: 1.. }), "{error:?}");
     store.migrate().await.unwrap();
-    store.ready().await.unwrap();
-    backend.store().await.ready().await.unwrap();
+    store.check_ready().await.unwrap();
+    backend.store().await.check_ready().await.unwrap();
     assert_eq!(Conversation::on(&backend).await.say(&["a", "b"]).await.last_seq, 2);
 }
 
@@ -52,7 +52,7 @@ async fn migrating_again_changes_nothing(backend: Backend) {
     demo.store.migrate().await.unwrap();
     backend.store().await.migrate().await.unwrap();
     assert_eq!((sql.figure(applied).await, sql.rows().await), (count, rows));
-    demo.store.ready().await.unwrap();
+    demo.store.check_ready().await.unwrap();
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -65,7 +65,7 @@ async fn replicas_may_migrate_at_once(backend: Backend) {
     let two = if matches!(backend, Backend::Sqlite(_)) { one.clone() } else { backend.store().await };
     let (first, second, third) = tokio::join!(one.migrate(), two.migrate(), one.migrate());
     first.and(second).and(third).unwrap();
-    two.ready().await.unwrap();
+    two.check_ready().await.unwrap();
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -76,15 +76,18 @@ async fn another_schema_than_this_versions_is_told(backend: Backend) {
     let mut sql = Sql::on(&backend).await;
     let newest = sql.figure("SELECT max(version) FROM _sqlx_migrations").await;
     sql.run(&format!("UPDATE _sqlx_migrations SET version = 999 WHERE version = {newest}")).await;
-    let error = store.ready().await.unwrap_err();
-    assert!(matches!(error, StoreError::Schema { found: 999, expected } if expected == newest), "{error:?}");
+    let error = store.check_ready().await.unwrap_err();
+    assert!(
+        matches!(error, StoreError::SchemaVersion { found: 999, expected } if expected == newest),
+        "{error:?}"
+    );
     // An old version leaves a newer schema alone.
     let error = store.migrate().await.unwrap_err();
     assert!(matches!(error, StoreError::Migration(_)), "{error:?}");
     sql.run(&format!("UPDATE _sqlx_migrations SET version = {newest}, success = false WHERE version = 999"))
         .await;
-    let error = store.ready().await.unwrap_err();
-    assert!(matches!(error, StoreError::Schema { found, .. } if found < newest), "{error:?}");
+    let error = store.check_ready().await.unwrap_err();
+    assert!(matches!(error, StoreError::SchemaVersion { found, .. } if found < newest), "{error:?}");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -96,14 +99,14 @@ async fn a_closed_store_is_unavailable(backend: Backend) {
     demo.store.close().await;
     let read = demo.store.session(&demo.tenant, &demo.session).await.map(|_| ());
     let written = demo.store.erase_session(&demo.tenant, &demo.session).await.map(|_| ());
-    for result in [read, written, demo.store.ready().await] {
+    for result in [read, written, demo.store.check_ready().await] {
         assert!(matches!(result, Err(StoreError::Unavailable(_))), "{result:?}");
     }
     assert_eq!(Conversation::on(&backend).await.history().await.len(), 2);
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> StoreOptions {
+    StoreOptions {
         max_connections: 2,
         acquire_timeout: Duration::from_secs(5),
         statement_timeout: Duration::from_secs(30),
@@ -131,9 +134,9 @@ async fn a_url_that_cannot_be_used_is_refused_without_its_password() {
 #[tokio::test]
 async fn a_server_that_does_not_answer_is_unavailable() {
     // Port 1 of the loopback: nobody listens there. A connection is tried again for as long as one may wait for it.
-    let hasty = Options { acquire_timeout: Duration::from_millis(50), ..options() };
+    let hasty = StoreOptions { acquire_timeout: Duration::from_millis(50), ..options() };
     let store = storage::connect("postgres://ada:hunter2@127.0.0.1:1/x", &hasty).await.unwrap();
-    let error = store.ready().await.unwrap_err();
+    let error = store.check_ready().await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     assert!(!format!("{error} {error:?} {store:?}").contains("hunter2"));
 }

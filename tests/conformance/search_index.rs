@@ -8,7 +8,7 @@ use precis::domain::exchange::Exchange;
 use precis::domain::search::analyzer::{Analyzer, Language};
 use precis::service::reindex::{reindex, state};
 use precis::storage::search::SearchFilter;
-use precis::storage::{self, Options, Store};
+use precis::storage::{self, Store, StoreOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 /// A store over it that indexes by these rules.
 async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<dyn Store> {
-    let options = Options { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
+    let options = StoreOptions { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
     storage::connect(&backend.url(), &options).await.unwrap()
 }
 

@@ -5,13 +5,18 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::session::Session;
-use precis::storage::sessions::After;
+use precis::storage::SessionPosition;
 use std::collections::BTreeSet;
 use test_case::test_case;
 use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 
-async fn list(demo: &Conversation, user: Option<&UserId>, after: Option<&After>, limit: i64) -> Vec<Session> {
+async fn list(
+    demo: &Conversation,
+    user: Option<&UserId>,
+    after: Option<&SessionPosition>,
+    limit: i64,
+) -> Vec<Session> {
     demo.store.sessions(&demo.tenant, user, after, limit).await.unwrap()
 }
 
@@ -19,8 +24,8 @@ fn ids(sessions: &[Session]) -> Vec<&str> {
     sessions.iter().map(|session| session.session_id.as_str()).collect()
 }
 
-fn after(session: &Session) -> After {
-    After { updated_at: session.updated_at, session_id: session.session_id.clone() }
+fn after(session: &Session) -> SessionPosition {
+    SessionPosition { updated_at: session.updated_at, session_id: session.session_id.clone() }
 }
 
 /// Sets the time of a session's last activity, as if it had been written to then.
@@ -181,7 +186,8 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
         read_in_pages(&demo, Some(&user_id("ada")), limit, &of_ada).await;
     }
     // A mark needs no session: it may have been erased meanwhile.
-    let mark = After { updated_at: start + Duration::microseconds(3), session_id: session_id("S999") };
+    let mark =
+        SessionPosition { updated_at: start + Duration::microseconds(3), session_id: session_id("S999") };
     let (rest, listed) = (
         expected.iter().filter(|(time, id)| (*time, id.as_str()) < (mark.updated_at, "S999")),
         list(&demo, None, Some(&mark), 99).await,

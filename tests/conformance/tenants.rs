@@ -7,9 +7,9 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::search::lexemes::{TermPattern, TermQuery};
-use precis::storage::archives::Part;
-use precis::storage::consolidations::{LeaseCondition, NewRevision};
+use precis::storage::MessageRange;
 use precis::storage::search::{MessageRef, SearchFilter};
+use precis::storage::{LeaseCondition, NewRevision};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use std::slice::from_ref;
 use test_case::test_case;
@@ -85,8 +85,8 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         assert_eq!(other.find().await, None);
         assert_eq!(other.page(ALL).await, None);
         assert_eq!(store.message_metadata(tenant, session, 0, 9).await.unwrap(), []);
-        let part = Part { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 999 };
-        assert_eq!(store.part(tenant, session, part).await.unwrap(), []);
+        let part = MessageRange { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 999 };
+        assert_eq!(store.message_range(tenant, session, part).await.unwrap(), []);
         let snapshot = store.load_context(tenant, session, &ada, 9).await.unwrap();
         assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
         for user in [None, Some(&ada)] {
@@ -108,7 +108,7 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         assert_eq!(store.fetch_neighbours(tenant, &[place], 1, i64::MAX).await.unwrap(), []);
         assert_eq!(store.tokens_used_today(tenant).await.unwrap(), 0);
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
-        assert_eq!(store.memory(tenant, &ada).await.unwrap(), None);
+        assert_eq!(store.memory_document(tenant, &ada).await.unwrap(), None);
         assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9).await.unwrap(), []);
         // Writing to what it doesn't have.
         assert_eq!(store.set_metadata(tenant, session, r#"{"x":1}"#).await.unwrap(), None);
@@ -116,7 +116,7 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         assert!(!store.renew_lease(tenant, session, token, LONG).await.unwrap());
         other.release(token).await;
         assert_eq!(other.commit(token, &step).await, None);
-        assert_eq!(store.fail(tenant, session, token, LONG, "why").await.unwrap(), None);
+        assert_eq!(store.record_failure(tenant, session, token, LONG, "why").await.unwrap(), None);
         assert_eq!((other.restore(0).await, other.restore(1).await), (None, None));
         assert!(!other.erase().await);
         assert!(!store.erase_user(tenant, &ada).await.unwrap());
@@ -139,7 +139,7 @@ async fn the_same_ids_are_another_tenants_own(backend: Backend) {
     let (token, step) = fill(&other, &ada).await;
     assert_eq!(other.commit(token, &step).await.unwrap().revision, 2);
     other.restore(0).await.unwrap();
-    other.store.fail(&other.tenant, &other.session, token, LONG, "why").await.unwrap().unwrap();
+    other.store.record_failure(&other.tenant, &other.session, token, LONG, "why").await.unwrap().unwrap();
     other.remember(&ada, "their own").await;
     other.store.set_metadata(&other.tenant, &other.session, r#"{"x":1}"#).await.unwrap().unwrap();
     assert_eq!(acme.state().await, state);

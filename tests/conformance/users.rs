@@ -72,7 +72,7 @@ async fn an_erased_user_starts_anew(backend: Backend) {
     let ada = user_id("ada");
     fill(&demo, &ada).await;
     assert!(erase(&demo, &ada).await);
-    assert_eq!(demo.store.memory(&demo.tenant, &ada).await.unwrap(), None);
+    assert_eq!(demo.store.memory_document(&demo.tenant, &ada).await.unwrap(), None);
     demo.remember(&ada, "anew").await;
     let versions = demo.store.memory_revisions(&demo.tenant, &ada, i64::MAX, 9).await.unwrap();
     assert_eq!(versions.iter().map(|version| version.version).collect::<Vec<_>>(), [1]);

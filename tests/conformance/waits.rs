@@ -6,8 +6,8 @@
 use crate::conversation::{Conversation, LONG, exchange, key, recorded, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::storage::consolidations::LeaseCondition;
-use precis::storage::memory::NewMemory;
+use precis::storage::LeaseCondition;
+use precis::storage::NewMemoryDocument;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -170,9 +170,9 @@ async fn a_document_that_is_erased_meanwhile_is_not_the_version_expected() {
     for (expected, version) in [(Some(1), None), (Some(0), Some(1)), (None, Some(1))] {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
-        let new = NewMemory { content: "second", words: 1, tokens: 1 };
+        let new = NewMemoryDocument { content: "second", words: 1, tokens: 1 };
         let ada = user_id("ada");
-        let write = demo.store.write_memory(&demo.tenant, &ada, new, expected);
+        let write = demo.store.write_memory_document(&demo.tenant, &ada, new, expected);
         let written = scene.meet("DELETE FROM memories", write).await.unwrap();
         assert_eq!(written.map(|document| document.version), version, "{expected:?}");
         let versions = demo.store.memory_revisions(&demo.tenant, &ada, i64::MAX, 9).await.unwrap();
@@ -187,10 +187,12 @@ async fn a_document_that_is_written_meanwhile_is_not_the_version_expected() {
     for (expected, version) in [(Some(1), None), (None, Some(3))] {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
-        let new = NewMemory { content: "mine", words: 1, tokens: 1 };
+        let new = NewMemoryDocument { content: "mine", words: 1, tokens: 1 };
         let ada = user_id("ada");
-        let written =
-            scene.meet(write, demo.store.write_memory(&demo.tenant, &ada, new, expected)).await.unwrap();
+        let written = scene
+            .meet(write, demo.store.write_memory_document(&demo.tenant, &ada, new, expected))
+            .await
+            .unwrap();
         assert_eq!(written.map(|document| document.version), version, "{expected:?}");
     }
 }

@@ -6,7 +6,7 @@ use crate::harness::{
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use precis::domain::id::{SessionId, TenantId};
-use precis::storage::consolidations::LeaseCondition;
+use precis::storage::LeaseCondition;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::sync::Arc;

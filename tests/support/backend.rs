@@ -4,7 +4,7 @@
 
 use super::postgres::TestDatabase;
 use precis::domain::search::analyzer::Analyzer;
-use precis::storage::{self, Options, Store};
+use precis::storage::{self, Store, StoreOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Backend {
 }
 
 async fn connect(url: &str) -> Arc<dyn Store> {
-    let options = Options {
+    let options = StoreOptions {
         max_connections: 8,
         acquire_timeout: Duration::from_secs(20),
         statement_timeout: Duration::from_secs(30),

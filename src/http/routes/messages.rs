@@ -86,7 +86,7 @@ pub(crate) async fn list(
             after_seq = after_seq.max(last);
         }
     }
-    let page = service::Page { after_seq, before_seq, descending, limit: limit + 1 };
+    let page = service::MessageQuery { after_seq, before_seq, descending, limit: limit + 1 };
     let page = service.messages(&tenant, &session, page).await?;
     let bytes = page.iter().map(|message| message.json.len()).sum();
     let body = move || page.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>();

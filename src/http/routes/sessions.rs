@@ -9,7 +9,7 @@ use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::refusals::NoSession;
 use crate::http::pagination::{self, Limit, Page};
-use crate::service::{After, MemoryService};
+use crate::service::{MemoryService, SessionPosition};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -153,11 +153,11 @@ pub(crate) async fn list(
     Ok(axum::Json(Page::new(sessions, limit, place, |session| SessionBody::new(session, now))))
 }
 
-fn after(micros: i64, session_id: String) -> Option<After> {
+fn after(micros: i64, session_id: String) -> Option<SessionPosition> {
     // Nothing is older than 1970; and Postgres' calendar does not reach as far back as ours.
     let micros = u64::try_from(micros).ok()?;
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
-    Some(After { updated_at, session_id: SessionId::new(session_id).ok()? })
+    Some(SessionPosition { updated_at, session_id: SessionId::new(session_id).ok()? })
 }
 
 /// The state of a session.

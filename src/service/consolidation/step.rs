@@ -6,7 +6,7 @@ use crate::domain::session::{Session, Summary};
 use crate::domain::transcript::{self, TranscriptEntry};
 use crate::domain::{batching, consolidation, summary, tokens};
 use crate::llm::{PoolResponse, Task};
-use crate::storage::consolidations::NewRevision;
+use crate::storage::NewRevision;
 use std::time::Duration;
 
 impl ConsolidationRun<'_> {

@@ -11,7 +11,7 @@ use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::session::Session;
 use crate::domain::tokens::{self, Tokenizer};
 use crate::service::{Error, MemoryService, corrupt_message};
-use crate::storage::recall::ContextSnapshot;
+use crate::storage::ContextSnapshot;
 
 impl MemoryService {
     /// What is sent: within the bound and the budget.

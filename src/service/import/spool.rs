@@ -3,7 +3,7 @@
 use crate::domain::archive::{Imported, read_revision, write_revision};
 use crate::domain::message::Message;
 use crate::domain::revision::Revision;
-use crate::storage::archives::{Batch, Batches};
+use crate::storage::{RowBatch, RowBatches};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _, Write as _};
 use time::OffsetDateTime;
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 const ROWS: usize = 500;
 /// Bytes of a batch, at most; but one row may have more.
 const BYTES: usize = 1024 * 1024;
-/// Batches that wait for the store.
+/// RowBatches that wait for the store.
 const AHEAD: usize = 2;
 
 /// One line for each row: its kind, what is not in the JSON, and the JSON, which has no line feed in it.
@@ -41,7 +41,7 @@ impl Spool {
     pub(super) fn read(
         self,
         progress: impl Fn(i64) + Send + 'static,
-    ) -> (Batches, JoinHandle<io::Result<()>>) {
+    ) -> (RowBatches, JoinHandle<io::Result<()>>) {
         let (sender, batches) = mpsc::channel(AHEAD);
         let reading = tokio::task::spawn_blocking(move || {
             let mut file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -53,7 +53,11 @@ impl Spool {
 }
 
 /// Returns early where nobody takes the batches any more.
-fn send(mut file: BufReader<File>, sender: &mpsc::Sender<Batch>, progress: impl Fn(i64)) -> io::Result<()> {
+fn send(
+    mut file: BufReader<File>,
+    sender: &mpsc::Sender<RowBatch>,
+    progress: impl Fn(i64),
+) -> io::Result<()> {
     let (mut messages, mut revisions, mut bytes) = (Vec::new(), Vec::new(), 0);
     let mut line = String::new();
     loop {
@@ -66,7 +70,7 @@ fn send(mut file: BufReader<File>, sender: &mpsc::Sender<Batch>, progress: impl 
             let (messages, revisions) = (std::mem::take(&mut messages), std::mem::take(&mut revisions));
             bytes = 0;
             let last = messages.last().map(|row: &Imported| row.seq);
-            let batches = [Batch::Messages(messages), Batch::Revisions(revisions)];
+            let batches = [RowBatch::Messages(messages), RowBatch::Revisions(revisions)];
             for batch in batches.into_iter().filter(|batch| !is_empty(batch)) {
                 if sender.blocking_send(batch).is_err() {
                     return Ok(());
@@ -87,10 +91,10 @@ fn send(mut file: BufReader<File>, sender: &mpsc::Sender<Batch>, progress: impl 
     }
 }
 
-fn is_empty(batch: &Batch) -> bool {
+fn is_empty(batch: &RowBatch) -> bool {
     match batch {
-        Batch::Messages(rows) => rows.is_empty(),
-        Batch::Revisions(rows) => rows.is_empty(),
+        RowBatch::Messages(rows) => rows.is_empty(),
+        RowBatch::Revisions(rows) => rows.is_empty(),
     }
 }
 

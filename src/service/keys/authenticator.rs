@@ -5,7 +5,7 @@
 
 use crate::domain::api_key::{ApiKey, KeyId, Scope};
 use crate::domain::id::TenantId;
-use crate::storage::api_keys::StoredKey;
+use crate::storage::StoredApiKey;
 use crate::storage::{Store, StoreError};
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -59,7 +59,7 @@ pub struct Authenticator {
 
 #[derive(Debug, Default)]
 struct Remembered {
-    known: HashMap<KeyId, (Instant, StoredKey)>,
+    known: HashMap<KeyId, (Instant, StoredApiKey)>,
     unknown: HashMap<KeyId, (Instant, ())>,
     any: Option<(Instant, bool)>,
 }
@@ -95,7 +95,7 @@ impl Authenticator {
         Ok(Caller { tenant: TenantId::default(), scope: Scope::Admin, key: None })
     }
 
-    async fn stored(&self, id: &KeyId, trust: Trust) -> Result<Option<StoredKey>, StoreError> {
+    async fn stored(&self, id: &KeyId, trust: Trust) -> Result<Option<StoredApiKey>, StoreError> {
         let last = self.last(id);
         let answer = self.answer(last, trust, self.store.api_key(id)).await?;
         let Answer::New(asked, stored) = answer else {
@@ -112,7 +112,7 @@ impl Authenticator {
         Ok(stored)
     }
 
-    fn last(&self, id: &KeyId) -> Option<(Instant, Option<StoredKey>)> {
+    fn last(&self, id: &KeyId) -> Option<(Instant, Option<StoredApiKey>)> {
         let memory = self.memory();
         let known = memory.known.get(id).map(|(asked, key)| (*asked, Some(key.clone())));
         known.or_else(|| memory.unknown.get(id).map(|(asked, ())| (*asked, None)))

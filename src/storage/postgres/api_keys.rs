@@ -4,10 +4,9 @@ use super::{Postgres, maybe_time, time};
 use crate::domain::api_key::{KeyHash, KeyId, KeyRecord};
 use crate::domain::id::{KeyName, TenantId};
 use crate::storage::StoreError;
-use crate::storage::api_keys::{ApiKeys, NewKey, StoredKey};
 use crate::storage::pool::again;
-use crate::storage::row::{corrupt, key_columns, read_key};
-use async_trait::async_trait;
+use crate::storage::row::{key_columns, read_key};
+use crate::storage::{NewApiKey, StoredApiKey};
 use sqlx::Row as _;
 
 const CREATE: &str = concat!(
@@ -28,9 +27,11 @@ const REVOKE: &str = "UPDATE api_keys SET revoked_at = coalesce(revoked_at, now(
 
 const ANY: &str = "SELECT EXISTS (SELECT 1 FROM api_keys) AS found";
 
-#[async_trait]
-impl ApiKeys for Postgres {
-    async fn create_api_key(&self, key: &NewKey) -> Result<Option<KeyRecord>, StoreError> {
+impl Postgres {
+    pub(in crate::storage) async fn create_api_key(
+        &self,
+        key: &NewApiKey,
+    ) -> Result<Option<KeyRecord>, StoreError> {
         let query = sqlx::query(CREATE)
             .bind(key.id.as_str())
             .bind(key.tenant.as_str())
@@ -41,28 +42,31 @@ impl ApiKeys for Postgres {
         row.as_ref().map(|row| Ok(read_key!(row, time, maybe_time))).transpose()
     }
 
-    async fn api_key(&self, id: &KeyId) -> Result<Option<StoredKey>, StoreError> {
+    pub(in crate::storage) async fn api_key(&self, id: &KeyId) -> Result<Option<StoredApiKey>, StoreError> {
         let get = async || Ok(sqlx::query(GET).bind(id.as_str()).fetch_optional(&self.pool).await?);
         let row = again(get).await?;
         let Some(row) = &row else {
             return Ok(None);
         };
         let hash = KeyHash::from_bytes(row.try_get("hash")?);
-        let hash = hash.ok_or("its length").map_err(corrupt("the hash of a key"))?;
-        Ok(Some(StoredKey { record: read_key!(row, time, maybe_time), hash }))
+        let hash = hash.ok_or("its length").map_err(StoreError::corrupt("the hash of a key"))?;
+        Ok(Some(StoredApiKey { record: read_key!(row, time, maybe_time), hash }))
     }
 
-    async fn api_keys(&self, tenant: Option<&TenantId>) -> Result<Vec<KeyRecord>, StoreError> {
+    pub(in crate::storage) async fn api_keys(
+        &self,
+        tenant: Option<&TenantId>,
+    ) -> Result<Vec<KeyRecord>, StoreError> {
         let rows = sqlx::query(LIST).bind(tenant.map(TenantId::as_str)).fetch_all(&self.pool).await?;
         rows.iter().map(|row| Ok(read_key!(row, time, maybe_time))).collect()
     }
 
-    async fn revoke_api_key(&self, id: &KeyId) -> Result<bool, StoreError> {
+    pub(in crate::storage) async fn revoke_api_key(&self, id: &KeyId) -> Result<bool, StoreError> {
         let query = sqlx::query(REVOKE).bind(id.as_str());
         Ok(query.execute(&self.pool).await?.rows_affected() > 0)
     }
 
-    async fn any_api_key(&self) -> Result<bool, StoreError> {
+    pub(in crate::storage) async fn any_api_key(&self) -> Result<bool, StoreError> {
         again(async || Ok(sqlx::query(ANY).fetch_one(&self.pool).await?.try_get("found")?)).await
     }
 }

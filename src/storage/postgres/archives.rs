@@ -6,11 +6,10 @@ use crate::domain::archive::{Archive, Imported};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::storage::StoreError;
-use crate::storage::archives::{Archives, Batch, Batches, Import, Part, Tally};
-use crate::storage::messages::StoredMessage;
+use crate::storage::archives::ImportCounts;
 use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
 use crate::storage::search_index::{self, SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries};
-use async_trait::async_trait;
+use crate::storage::{ImportOutcome, MessageRange, RowBatch, RowBatches, StoredMessage};
 use sqlx::{PgConnection, Row as _};
 
 /// The sizes are summed up first, so that no text is read that is not wanted. There is one upper bound, because of two
@@ -50,13 +49,12 @@ const COUNT_CURSOR: &str = "\
         WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
     WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
 
-#[async_trait]
-impl Archives for Postgres {
-    async fn part(
+impl Postgres {
+    pub(in crate::storage) async fn message_range(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        part: Part,
+        part: MessageRange,
     ) -> Result<Vec<StoredMessage>, StoreError> {
         let query = sqlx::query(PART)
             .bind(tenant.as_str())
@@ -69,14 +67,14 @@ impl Archives for Postgres {
         rows.iter().map(|row| Ok(read_message!(row, time))).collect()
     }
 
-    async fn import(
+    pub(in crate::storage) async fn import_session(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
         archive: &Archive,
-        mut batches: Batches,
-    ) -> Result<Import, StoreError> {
+        mut batches: RowBatches,
+    ) -> Result<ImportOutcome, StoreError> {
         let mut transaction = self.pool.begin_with(begin(tenant)).await?;
         let created = sqlx::query(CREATE)
             .bind(tenant.as_str())
@@ -95,15 +93,15 @@ impl Archives for Postgres {
             .execute(&mut *transaction)
             .await?;
         if created.rows_affected() == 0 {
-            return Ok(Import::Exists);
+            return Ok(ImportOutcome::Exists);
         }
         let label = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
         let analyzer = analyzer_for_import(label.try_get("label")?, self.search);
-        let mut tally = Tally::default();
+        let mut tally = ImportCounts::default();
         while let Some(batch) = batches.recv().await {
             tally.add(&batch);
             match batch {
-                Batch::Messages(rows) => {
+                RowBatch::Messages(rows) => {
                     let lexemes = search_index::lexemes_of_messages(
                         analyzer,
                         tenant,
@@ -116,16 +114,16 @@ impl Archives for Postgres {
                     let entries = index_entries(tenant, session, user, places, &lexemes);
                     insert_entries(&mut transaction, INSERT_ENTRIES, entries).await?;
                 }
-                Batch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
+                RowBatch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
             }
         }
-        if !tally.is_whole(archive) {
-            return Ok(Import::Incomplete);
+        if !tally.is_complete(archive) {
+            return Ok(ImportOutcome::Incomplete);
         }
         let query = sqlx::query(COUNT_CURSOR).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         transaction.commit().await?;
-        Ok(Import::Imported)
+        Ok(ImportOutcome::Imported)
     }
 }
 

@@ -5,11 +5,10 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{Revision, RevisionKind};
 use crate::domain::session::Session;
 use crate::storage::StoreError;
-use crate::storage::consolidations::{Consolidations, LeaseCondition, NewRevision};
 use crate::storage::row::{
     meta_column, read_revision, read_session, revision_columns, session_columns, source_column,
 };
-use async_trait::async_trait;
+use crate::storage::{LeaseCondition, NewRevision};
 use sqlx::Row as _;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -52,9 +51,8 @@ const FAIL: &str = "\
         lease_token = NULL, lease_until = NULL
     WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at";
 
-#[async_trait]
-impl Consolidations for Postgres {
-    async fn take_lease(
+impl Postgres {
+    pub(in crate::storage) async fn take_lease(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -76,7 +74,7 @@ impl Consolidations for Postgres {
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
-    async fn renew_lease(
+    pub(in crate::storage) async fn renew_lease(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -88,7 +86,7 @@ impl Consolidations for Postgres {
         Ok(self.execute(tenant, query).await? > 0)
     }
 
-    async fn release_lease(
+    pub(in crate::storage) async fn release_lease(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -99,7 +97,7 @@ impl Consolidations for Postgres {
         Ok(())
     }
 
-    async fn commit(
+    pub(in crate::storage) async fn commit_revision(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -129,7 +127,7 @@ impl Consolidations for Postgres {
         row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
     }
 
-    async fn fail(
+    pub(in crate::storage) async fn record_failure(
         &self,
         tenant: &TenantId,
         session: &SessionId,

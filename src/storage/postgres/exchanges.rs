@@ -3,12 +3,11 @@
 use super::Postgres;
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::storage::AppendOutcome;
 use crate::storage::StoreError;
-use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::pool;
 use crate::storage::row::{limit, tool_columns};
 use crate::storage::search_index::pending_spans;
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 /// One statement, so that one round trip does all of it or nothing. `known` finds an earlier request with the key;
@@ -58,18 +57,17 @@ const APPEND: &str = "\
     UNION ALL
     SELECT fingerprint, first_seq, last_seq, created_at FROM known";
 
-#[async_trait]
-impl Exchanges for Postgres {
-    async fn append(
+impl Postgres {
+    pub(in crate::storage) async fn append_exchange(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         exchange: &Exchange,
         key: Option<&IdempotencyKey>,
-    ) -> Result<Append, StoreError> {
+    ) -> Result<AppendOutcome, StoreError> {
         let once = async || match self.append_once(tenant, session, exchange, key).await {
             // The same key at the same time: the other one was first, so now there is something to find.
-            Err(StoreError::Refused(sqlx::Error::Database(error)))
+            Err(StoreError::Statement(sqlx::Error::Database(error)))
                 if error.is_unique_violation() && error.table() == Some("idempotency_keys") =>
             {
                 self.append_once(tenant, session, exchange, key).await
@@ -88,7 +86,7 @@ impl Postgres {
         session: &SessionId,
         exchange: &Exchange,
         key: Option<&IdempotencyKey>,
-    ) -> Result<Append, StoreError> {
+    ) -> Result<AppendOutcome, StoreError> {
         let messages = &exchange.messages;
         let runs = pending_spans(self.search, exchange);
         let (opens, answers): (Vec<_>, Vec<_>) =
@@ -117,14 +115,14 @@ impl Postgres {
             )
             .await?;
         let Some(row) = row else {
-            return Ok(Append::OtherUser);
+            return Ok(AppendOutcome::UserMismatch);
         };
         let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
         let replayed = fingerprint.is_some();
         if replayed && fingerprint.as_ref() != key.map(|key| &key.fingerprint) {
-            return Ok(Append::KeyReused);
+            return Ok(AppendOutcome::KeyReused);
         }
-        Ok(Append::Recorded(Recorded {
+        Ok(AppendOutcome::Appended(Recorded {
             first_seq: row.try_get("first_seq")?,
             last_seq: row.try_get("last_seq")?,
             created_at: row.try_get("created_at")?,

@@ -3,10 +3,9 @@
 use super::{Postgres, time};
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
+use crate::storage::NewMemoryDocument;
 use crate::storage::StoreError;
-use crate::storage::memory::{Memory, NewMemory};
 use crate::storage::row::read_memory;
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 const GET: &str = "\
@@ -37,19 +36,22 @@ const LIST: &str = "\
     SELECT version, content, words, tokens, created_at FROM memory_revisions
     WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4";
 
-#[async_trait]
-impl Memory for Postgres {
-    async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, StoreError> {
+impl Postgres {
+    pub(in crate::storage) async fn memory_document(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+    ) -> Result<Option<MemoryDocument>, StoreError> {
         let query = sqlx::query(GET).bind(tenant.as_str()).bind(user.as_str());
         let row = self.read(tenant, query).await?;
         row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
     }
 
-    async fn write_memory(
+    pub(in crate::storage) async fn write_memory_document(
         &self,
         tenant: &TenantId,
         user: &UserId,
-        new: NewMemory<'_>,
+        new: NewMemoryDocument<'_>,
         expected: Option<i64>,
     ) -> Result<Option<MemoryDocument>, StoreError> {
         let row = self
@@ -67,7 +69,7 @@ impl Memory for Postgres {
         row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
     }
 
-    async fn memory_revisions(
+    pub(in crate::storage) async fn memory_revisions(
         &self,
         tenant: &TenantId,
         user: &UserId,

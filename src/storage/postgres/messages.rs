@@ -4,9 +4,8 @@ use super::{Postgres, time};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message_metadata::MessageMetadata;
 use crate::storage::StoreError;
-use crate::storage::messages::{Messages, Page, StoredMessage};
 use crate::storage::row::{message_metadata, read_message};
-use async_trait::async_trait;
+use crate::storage::{MessageQuery, StoredMessage};
 use sqlx::Row as _;
 
 /// The first row says whether there is such a session, so that an empty page and no session are told apart.
@@ -30,13 +29,12 @@ const OUTLINES: &str = "\
     SELECT role, opens, answers, tokens FROM messages
     WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 ORDER BY seq LIMIT $4";
 
-#[async_trait]
-impl Messages for Postgres {
-    async fn messages(
+impl Postgres {
+    pub(in crate::storage) async fn messages(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        page: Page,
+        page: MessageQuery,
     ) -> Result<Option<Vec<StoredMessage>>, StoreError> {
         let rows = self
             .read_all(
@@ -62,7 +60,7 @@ impl Messages for Postgres {
         Ok(known.then_some(messages))
     }
 
-    async fn message_metadata(
+    pub(in crate::storage) async fn message_metadata(
         &self,
         tenant: &TenantId,
         session: &SessionId,

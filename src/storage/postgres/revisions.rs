@@ -4,9 +4,7 @@ use super::{Postgres, time};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{Revision, RevisionKind};
 use crate::storage::StoreError;
-use crate::storage::revisions::Revisions;
 use crate::storage::row::{read_revision, revision_columns};
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 const EXISTS: &str = "SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2";
@@ -44,9 +42,8 @@ const RESTORE: &str = concat!(
     revision_columns!()
 );
 
-#[async_trait]
-impl Revisions for Postgres {
-    async fn revisions(
+impl Postgres {
+    pub(in crate::storage) async fn revisions(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -62,7 +59,7 @@ impl Revisions for Postgres {
         rows.iter().map(|row| Ok(read_revision!(row, time))).collect::<Result<_, _>>().map(Some)
     }
 
-    async fn revision(
+    pub(in crate::storage) async fn revision(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -73,7 +70,7 @@ impl Revisions for Postgres {
         row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
     }
 
-    async fn restore(
+    pub(in crate::storage) async fn restore_revision(
         &self,
         tenant: &TenantId,
         session: &SessionId,

@@ -11,9 +11,8 @@ use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
 use crate::storage::row::read_message_ref;
 use crate::storage::search::{
-    FtsSyntax, LARGE, MessageRef, SampleRange, Search, SearchFilter, StoredHit, TermStatistics,
+    FtsSyntax, LARGE, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
-use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, Row as _};
 
@@ -125,9 +124,8 @@ impl Postgres {
     }
 }
 
-#[async_trait]
-impl Search for Postgres {
-    async fn term_statistics(
+impl Postgres {
+    pub(in crate::storage) async fn term_statistics(
         &self,
         tenant: &TenantId,
         scope: &SearchFilter,
@@ -158,7 +156,7 @@ impl Search for Postgres {
         Ok(TermStatistics { rows: newest.rows, messages: newest.messages(most), with, in_scope })
     }
 
-    async fn lookup_terms(
+    pub(in crate::storage) async fn lookup_terms(
         &self,
         tenant: &TenantId,
         scope: &SearchFilter,
@@ -181,7 +179,7 @@ impl Search for Postgres {
         Ok(drawn)
     }
 
-    async fn scan_recent(
+    pub(in crate::storage) async fn scan_recent(
         &self,
         tenant: &TenantId,
         scope: &SearchFilter,
@@ -203,7 +201,7 @@ impl Search for Postgres {
         self.planned(tenant, WALK_BY_INDEX, query).await?.iter().map(place).collect()
     }
 
-    async fn fetch_hits(
+    pub(in crate::storage) async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
@@ -220,7 +218,7 @@ impl Search for Postgres {
         self.read_all(tenant, query).await?.iter().map(found).collect()
     }
 
-    async fn fetch_neighbours(
+    pub(in crate::storage) async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
         places: &[MessageRef],

@@ -5,14 +5,13 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
-use crate::storage::row::{corrupt, read_pending_message, read_pending_range, read_reindex_range};
+use crate::storage::row::{read_pending_message, read_pending_range, read_reindex_range};
 use crate::storage::search::MessageRef;
 use crate::storage::search_index::{
     IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements, ReindexRange,
-    SELECT_ANALYZER_VERSION, SELECT_NEWEST_PENDING, SearchIndex, analyzer_for, check_deadline, claim_pending,
+    SELECT_ANALYZER_VERSION, SELECT_NEWEST_PENDING, analyzer_for, check_deadline, claim_pending,
     entries_of_pending, index_entries, lexemes_of_messages, next_batch, pending_statements,
 };
-use async_trait::async_trait;
 use sqlx::{Connection as _, PgConnection, Row as _};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -98,9 +97,8 @@ const DELETE_FINISHED_REINDEX: &str =
 
 const DELETE_ENTRIES: &str = "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3)";
 
-#[async_trait]
-impl SearchIndex for Postgres {
-    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
+impl Postgres {
+    pub(in crate::storage) async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
         let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
         if row.try_get::<&str, _>("label")?.is_empty() {
             sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&self.pool).await?;
@@ -109,7 +107,7 @@ impl SearchIndex for Postgres {
         Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
     }
 
-    async fn index_batch(&self) -> Result<bool, StoreError> {
+    pub(in crate::storage) async fn index_batch(&self) -> Result<bool, StoreError> {
         let Some(analyzer) = self.search else { return Ok(false) };
         if self.index_claimed(analyzer, sqlx::query(CLAIM_PENDING.all)).await? {
             return Ok(true);
@@ -123,7 +121,7 @@ impl SearchIndex for Postgres {
         }
     }
 
-    async fn index_pending_for(
+    pub(in crate::storage) async fn index_pending_for(
         &self,
         tenant: &TenantId,
         session: Option<&SessionId>,
@@ -149,12 +147,12 @@ impl SearchIndex for Postgres {
         }
     }
 
-    async fn disable_index(&self) -> Result<(), StoreError> {
+    pub(in crate::storage) async fn disable_index(&self) -> Result<(), StoreError> {
         sqlx::query(DISABLE_INDEX).execute(&self.pool).await?;
         Ok(())
     }
 
-    async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
+    pub(in crate::storage) async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
         let mut transaction = self.pool.begin().await?;
         sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?;
         if sqlx::query(UPDATE_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?.rows_affected()
@@ -167,12 +165,12 @@ impl SearchIndex for Postgres {
         Ok(transaction.commit().await?)
     }
 
-    async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
+    pub(in crate::storage) async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
         let row = sqlx::query(SELECT_REINDEX_RANGE).fetch_optional(&self.pool).await?;
         row.map(|row| Ok(read_reindex_range!(&row))).transpose()
     }
 
-    async fn reindex_messages(
+    pub(in crate::storage) async fn reindex_messages(
         &self,
         piece: &ReindexRange,
         messages: &[(MessageRef, Message)],
@@ -187,7 +185,7 @@ impl SearchIndex for Postgres {
             return Ok(());
         };
         let user: String = row.try_get("user_id")?;
-        let user = UserId::new(user).map_err(corrupt("a user id"))?;
+        let user = UserId::new(user).map_err(StoreError::corrupt("a user id"))?;
         let query =
             sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
         if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {

@@ -3,8 +3,6 @@
 use super::Postgres;
 use crate::domain::id::TenantId;
 use crate::storage::StoreError;
-use crate::storage::token_usage::TokenUsage;
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 const SPEND: &str = "\
@@ -17,15 +15,18 @@ const SPENT: &str = "\
     SELECT tokens FROM token_usage
     WHERE tenant_id = $1 AND day = floor(extract(epoch FROM now()) / 86400)::bigint";
 
-#[async_trait]
-impl TokenUsage for Postgres {
-    async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
+impl Postgres {
+    pub(in crate::storage) async fn add_token_usage(
+        &self,
+        tenant: &TenantId,
+        tokens: u64,
+    ) -> Result<(), StoreError> {
         let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
         self.execute(tenant, sqlx::query(SPEND).bind(tenant.as_str()).bind(tokens)).await?;
         Ok(())
     }
 
-    async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
+    pub(in crate::storage) async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
         let row = self.read(tenant, sqlx::query(SPENT).bind(tenant.as_str())).await?;
         row.map_or(Ok(0), |row| Ok(row.try_get("tokens")?))
     }

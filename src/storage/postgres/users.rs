@@ -3,8 +3,6 @@
 use super::Postgres;
 use crate::domain::id::{TenantId, UserId};
 use crate::storage::StoreError;
-use crate::storage::users::Users;
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 const ERASE: &str = "\
@@ -15,9 +13,12 @@ const ERASE: &str = "\
     )
     SELECT (SELECT count(*) FROM memory) + (SELECT count(*) FROM theirs) AS erased";
 
-#[async_trait]
-impl Users for Postgres {
-    async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
+impl Postgres {
+    pub(in crate::storage) async fn erase_user(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+    ) -> Result<bool, StoreError> {
         let row = self
             .write(tenant, sqlx::query(ERASE).bind(tenant.as_str()).bind(user.as_str()))
             .await?

@@ -3,11 +3,10 @@
 use super::{Sqlite, micros, now, time};
 use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::storage::AppendOutcome;
 use crate::storage::StoreError;
-use crate::storage::exchanges::{Append, Exchanges};
 use crate::storage::row::{limit, tool_columns};
 use crate::storage::search_index::{ExchangeSpan, pending_spans};
-use async_trait::async_trait;
 use serde_json::{Value, json};
 use sqlx::Row as _;
 
@@ -46,23 +45,22 @@ const PRUNE: &str =
 /// How long a key is kept, at least.
 const KEY_LIFE: time::Duration = time::Duration::hours(24);
 
-#[async_trait]
-impl Exchanges for Sqlite {
-    async fn append(
+impl Sqlite {
+    pub(in crate::storage) async fn append_exchange(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         exchange: &Exchange,
         key: Option<&IdempotencyKey>,
-    ) -> Result<Append, StoreError> {
+    ) -> Result<AppendOutcome, StoreError> {
         let mut transaction = self.write().await?;
         if let Some(key) = key {
             let query = sqlx::query(KNOWN).bind(tenant.as_str()).bind(session.as_str()).bind(&key.key);
             if let Some(row) = query.fetch_optional(&mut *transaction).await? {
                 if row.try_get::<Vec<u8>, _>("fingerprint")? != key.fingerprint {
-                    return Ok(Append::KeyReused);
+                    return Ok(AppendOutcome::KeyReused);
                 }
-                return Ok(Append::Recorded(Recorded {
+                return Ok(AppendOutcome::Appended(Recorded {
                     first_seq: row.try_get("first_seq")?,
                     last_seq: row.try_get("last_seq")?,
                     created_at: time(&row, "created_at")?,
@@ -83,7 +81,7 @@ impl Exchanges for Sqlite {
             .fetch_optional(&mut *transaction)
             .await?;
         let Some(row) = advanced else {
-            return Ok(Append::OtherUser);
+            return Ok(AppendOutcome::UserMismatch);
         };
         let last_seq: i64 = row.try_get("last_seq")?;
         let created_at = time(&row, "updated_at")?;
@@ -118,6 +116,6 @@ impl Exchanges for Sqlite {
                 .await?;
         }
         transaction.commit().await?;
-        Ok(Append::Recorded(Recorded { first_seq, last_seq, created_at, replayed: false }))
+        Ok(AppendOutcome::Appended(Recorded { first_seq, last_seq, created_at, replayed: false }))
     }
 }

@@ -10,9 +10,8 @@ use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
 use crate::storage::row::{limit, read_message_ref};
 use crate::storage::search::{
-    FtsSyntax, LARGE, MessageRef, SampleRange, Search, SearchFilter, StoredHit, TermStatistics,
+    FtsSyntax, LARGE, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
-use async_trait::async_trait;
 use rows::{Sought, rows};
 use serde_json::{Value, json};
 use sqlx::Row as _;
@@ -112,9 +111,8 @@ const BESIDE: &str = "\
     ) AS sized CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = sized.session_id AND m.seq = sized.seq
     WHERE before < $4";
 
-#[async_trait]
-impl Search for Sqlite {
-    async fn term_statistics(
+impl Sqlite {
+    pub(in crate::storage) async fn term_statistics(
         &self,
         tenant: &TenantId,
         scope: &SearchFilter,
@@ -148,7 +146,7 @@ impl Search for Sqlite {
         Ok(TermStatistics { rows: figures.rows, messages: figures.messages(most), with, in_scope })
     }
 
-    async fn lookup_terms(
+    pub(in crate::storage) async fn lookup_terms(
         &self,
         tenant: &TenantId,
         scope: &SearchFilter,
@@ -160,7 +158,7 @@ impl Search for Sqlite {
 
     /// By the index all the same: it comes by the newest first. How far back the newest go takes longer to tell than what
     /// is found there, and of what most messages have, enough is found among few.
-    async fn scan_recent(
+    pub(in crate::storage) async fn scan_recent(
         &self,
         tenant: &TenantId,
         scope: &SearchFilter,
@@ -175,7 +173,7 @@ impl Search for Sqlite {
         self.walked(tenant, scope, probe, rows, most).await
     }
 
-    async fn fetch_hits(
+    pub(in crate::storage) async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
@@ -191,7 +189,7 @@ impl Search for Sqlite {
         query.fetch_all(&self.readers).await?.iter().map(found).collect()
     }
 
-    async fn fetch_neighbours(
+    pub(in crate::storage) async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
         places: &[MessageRef],

@@ -3,10 +3,9 @@
 use super::{Sqlite, maybe_time, micros, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::session::Session;
+use crate::storage::SessionPosition;
 use crate::storage::StoreError;
 use crate::storage::row::{read_session, session_columns};
-use crate::storage::sessions::{After, Sessions};
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 const GET: &str =
@@ -40,19 +39,22 @@ const SET_METADATA: &str = concat!(
 
 const ERASE: &str = "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2";
 
-#[async_trait]
-impl Sessions for Sqlite {
-    async fn session(&self, tenant: &TenantId, session: &SessionId) -> Result<Option<Session>, StoreError> {
+impl Sqlite {
+    pub(in crate::storage) async fn session(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<Option<Session>, StoreError> {
         let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str());
         let row = query.fetch_optional(&self.readers).await?;
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
-    async fn sessions(
+    pub(in crate::storage) async fn sessions(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        after: Option<&After>,
+        after: Option<&SessionPosition>,
         limit: i64,
     ) -> Result<Vec<Session>, StoreError> {
         let query = sqlx::query(if user.is_some() { LIST_OF_USER } else { LIST })
@@ -65,7 +67,7 @@ impl Sessions for Sqlite {
         rows.iter().map(|row| Ok(read_session!(row, time, maybe_time))).collect()
     }
 
-    async fn set_metadata(
+    pub(in crate::storage) async fn set_metadata(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -76,7 +78,11 @@ impl Sessions for Sqlite {
         row.as_ref().map(|row| Ok(read_session!(row, time, maybe_time))).transpose()
     }
 
-    async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
+    pub(in crate::storage) async fn erase_session(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<bool, StoreError> {
         let query = sqlx::query(ERASE).bind(tenant.as_str()).bind(session.as_str());
         let erased = query.execute(&self.writer).await?.rows_affected() > 0;
         if erased {

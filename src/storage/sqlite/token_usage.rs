@@ -3,8 +3,6 @@
 use super::{Sqlite, micros, now};
 use crate::domain::id::TenantId;
 use crate::storage::StoreError;
-use crate::storage::token_usage::TokenUsage;
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 const SPEND: &str = "\
@@ -14,16 +12,19 @@ const SPEND: &str = "\
 
 const SPENT: &str = "SELECT tokens FROM token_usage WHERE tenant_id = $1 AND day = $2 / 86400000000";
 
-#[async_trait]
-impl TokenUsage for Sqlite {
-    async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
+impl Sqlite {
+    pub(in crate::storage) async fn add_token_usage(
+        &self,
+        tenant: &TenantId,
+        tokens: u64,
+    ) -> Result<(), StoreError> {
         let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
         let query = sqlx::query(SPEND).bind(tenant.as_str()).bind(micros(now())).bind(tokens);
         query.execute(&self.writer).await?;
         Ok(())
     }
 
-    async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
+    pub(in crate::storage) async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
         let query = sqlx::query(SPENT).bind(tenant.as_str()).bind(micros(now()));
         let row = query.fetch_optional(&self.readers).await?;
         row.map_or(Ok(0), |row| Ok(row.try_get("tokens")?))

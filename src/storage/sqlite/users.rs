@@ -3,16 +3,17 @@
 use super::Sqlite;
 use crate::domain::id::{TenantId, UserId};
 use crate::storage::StoreError;
-use crate::storage::users::Users;
-use async_trait::async_trait;
 
 const ERASE_MEMORY: &str = "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2";
 
 const ERASE_SESSIONS: &str = "DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2";
 
-#[async_trait]
-impl Users for Sqlite {
-    async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
+impl Sqlite {
+    pub(in crate::storage) async fn erase_user(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+    ) -> Result<bool, StoreError> {
         let mut transaction = self.write().await?;
         let mut erased = 0;
         for statement in [ERASE_MEMORY, ERASE_SESSIONS] {

@@ -6,7 +6,6 @@ use super::super::from_micros;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::search::lexemes::{self, TermQuery};
 use crate::storage::StoreError;
-use crate::storage::row::corrupt;
 use crate::storage::search::{MessageRef, SearchFilter};
 
 /// A row of the index.
@@ -21,7 +20,7 @@ pub(super) struct Row<'a> {
 
 impl Row<'_> {
     pub(super) fn place(&self) -> Result<MessageRef, StoreError> {
-        let session = SessionId::new(self.session).map_err(corrupt("a session id"))?;
+        let session = SessionId::new(self.session).map_err(StoreError::corrupt("a session id"))?;
         Ok(MessageRef { created_at: from_micros(self.created_at)?, seq: self.seq, session })
     }
 }

@@ -8,13 +8,10 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
-use crate::storage::exchanges::Exchanges as _;
-use crate::storage::messages::{Messages as _, Page};
-use crate::storage::recall::Recall as _;
-use crate::storage::search::{MessageRef, Search as _, SearchFilter};
-use crate::storage::search_index::SearchIndex as _;
-use crate::storage::sessions::{After, Sessions as _};
-use crate::storage::{Options, Store as _};
+use crate::storage::MessageQuery;
+use crate::storage::SessionPosition;
+use crate::storage::StoreOptions;
+use crate::storage::search::{MessageRef, SearchFilter};
 use sqlx::AssertSqlSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +76,7 @@ impl Filled {
     /// With so many sessions, a multiple of 256: so many messages are indexed at a time.
     async fn new(sessions: i64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let options = Options {
+        let options = StoreOptions {
             max_connections: 1,
             acquire_timeout: Duration::from_secs(20),
             statement_timeout: Duration::from_secs(30),
@@ -126,11 +123,11 @@ impl Filled {
         let ada = UserId::new("u1".to_owned()).unwrap();
         let within = if what.ends_with("session") { Some(session.clone()) } else { None };
         let scope = SearchFilter { session: within, ..SearchFilter::default() };
-        let far = After {
+        let far = SessionPosition {
             updated_at: self.now - time::Duration::minutes(self.sessions + 20),
             session_id: SessionId::new("x".to_owned()).unwrap(),
         };
-        let page = Page { after_seq: 100, before_seq: i64::MAX, descending: false, limit: 50 };
+        let page = MessageQuery { after_seq: 100, before_seq: i64::MAX, descending: false, limit: 50 };
         let messages = async |page| store.messages(tenant, session, page).await.unwrap().unwrap().len();
         let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();
         let places: Vec<MessageRef> = (1..=20)
@@ -139,7 +136,7 @@ impl Filled {
         let (found, expected) = match what {
             "recall" => (store.load_context(tenant, session, &ada, 200).await.unwrap().tail.len(), 200),
             "messages" => (messages(page).await, 50),
-            "messages, newest first" => (messages(Page { descending: true, ..page }).await, 50),
+            "messages, newest first" => (messages(MessageQuery { descending: true, ..page }).await, 50),
             "message_metadata" => (store.message_metadata(tenant, session, 100, 50).await.unwrap().len(), 50),
             "sessions" => (sessions(None, None).await, 51),
             "sessions, far down" => (sessions(None, Some(&far)).await, 51),
@@ -166,7 +163,7 @@ impl Filled {
             "beside" => (store.fetch_neighbours(tenant, &places, 1, i64::MAX).await.unwrap().len(), 40),
             "settle" => {
                 let exchange = Exchange::new(vec![Message::text(Role::User, "a"); 2], None, None);
-                store.append(tenant, session, &exchange, None).await.unwrap();
+                store.append_exchange(tenant, session, &exchange, None).await.unwrap();
                 store.index_pending_for(tenant, None).await.unwrap();
                 (self.waiting().await, 0)
             }

@@ -3,10 +3,9 @@
 use super::{Sqlite, maybe_time, now, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::ContextMessage;
+use crate::storage::ContextSnapshot;
 use crate::storage::StoreError;
-use crate::storage::recall::{ContextSnapshot, Recall};
 use crate::storage::row::{limit, message_metadata, read_memory, read_session};
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 /// One statement is one snapshot. The tail's border is a scalar subquery, known before the index is asked; as a join,
@@ -28,9 +27,8 @@ const RECALL: &str = "\
     FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
         AND m.seq > (SELECT max(cursor_seq, last_seq - $4) FROM session)";
 
-#[async_trait]
-impl Recall for Sqlite {
-    async fn load_context(
+impl Sqlite {
+    pub(in crate::storage) async fn load_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,

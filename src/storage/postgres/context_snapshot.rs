@@ -3,11 +3,10 @@
 use super::{Postgres, maybe_time, time};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::ContextMessage;
+use crate::storage::ContextSnapshot;
 use crate::storage::StoreError;
 use crate::storage::pool::again;
-use crate::storage::recall::{ContextSnapshot, Recall};
 use crate::storage::row::{limit, message_metadata, read_memory, read_session};
-use async_trait::async_trait;
 use sqlx::Row as _;
 
 /// One statement is one snapshot. The user and the borders of the tail are scalar subqueries, known before the index is
@@ -34,9 +33,8 @@ const RECALL: &str = "\
         AND m.seq > (SELECT greatest(cursor_seq, last_seq - $4) FROM session)
         AND m.seq <= (SELECT last_seq FROM session)";
 
-#[async_trait]
-impl Recall for Postgres {
-    async fn load_context(
+impl Postgres {
+    pub(in crate::storage) async fn load_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,

@@ -1,0 +1,65 @@
+//! Errors of a store.
+
+use super::{postgres, sqlite};
+use std::time::Duration;
+
+/// An error of a store. The texts are for the log; clients never see them.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no connection, the database shuts down, or it accepts no writes. A retry may succeed.
+    #[error("the database is not available")]
+    Unavailable(#[source] sqlx::Error),
+    /// Pending messages were not indexed within the time that a search waits for them. A retry may succeed.
+    #[error("pending messages were not indexed within {0:?}")]
+    IndexLagging(Duration),
+    #[error("the database rejected a statement")]
+    Statement(#[source] sqlx::Error),
+    #[error("a migration failed")]
+    Migration(#[source] sqlx::migrate::MigrateError),
+    /// A stored value can't be decoded.
+    #[error("the database holds an invalid value for {what}: {why}")]
+    Corrupt { what: &'static str, why: String },
+    #[error("invalid database URL: {0}")]
+    Url(String),
+    /// A statement names a table, a column or a function that does not exist.
+    #[error("a table, column or function is missing in the database: run `precis migrate`")]
+    SchemaIncomplete(#[source] sqlx::Error),
+    /// The schema is older or newer than this version of precis. `found` is 0 if there is no schema.
+    #[error("the schema is at migration {found}, this version of precis needs migration {expected}")]
+    SchemaVersion { found: i64, expected: i64 },
+}
+
+impl StoreError {
+    /// Returns a function that reports an undecodable value, for use with `map_err`.
+    pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> Self {
+        move |why| Self::Corrupt { what, why: why.to_string() }
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        use sqlx::Error as E;
+        match &error {
+            // A transaction fails to begin if its connection is broken.
+            E::Io(_)
+            | E::Tls(_)
+            | E::PoolTimedOut
+            | E::PoolClosed
+            | E::WorkerCrashed
+            | E::Protocol(_)
+            | E::BeginFailed => Self::Unavailable(error),
+            E::Database(database)
+                if postgres::is_unavailable(&**database) || sqlite::is_unavailable(&**database) =>
+            {
+                Self::Unavailable(error)
+            }
+            E::Database(database)
+                if postgres::is_schema_incomplete(&**database)
+                    || sqlite::is_schema_incomplete(&**database) =>
+            {
+                Self::SchemaIncomplete(error)
+            }
+            _ => Self::Statement(error),
+        }
+    }
+}
