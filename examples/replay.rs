@@ -124,7 +124,7 @@ impl Client {
     }
 
     /// Persists a turn: when this returns, it is durable.
-    async fn record(&self, messages: &[Value]) -> Result<Recorded> {
+    async fn record(&self, messages: &[Value]) -> Result<PersistedExchange> {
         let body = json!({ "messages": messages });
         Ok(self.call(Method::POST, &["exchanges"], Some(body)).await?.ok_or(NOT_PRECIS)?)
     }
@@ -189,7 +189,7 @@ struct Problem {
 }
 
 #[derive(Deserialize)]
-struct Recorded {
+struct PersistedExchange {
     last_seq: usize,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::{self, DatabaseUrl, Settings};
 use crate::domain::consolidation::{Mode, Policy};
-use crate::domain::limits::Sizes;
+use crate::domain::limits::SizeLimits;
 use crate::domain::tokens;
 use crate::http::{self, server};
 use crate::llm::check::{self, Report};
@@ -226,8 +226,8 @@ fn interface(settings: &Settings) -> http::Options {
     http::Options { limits, cors_origins, allowed_hosts }
 }
 
-fn sizes(set: &config::Limits) -> Sizes {
-    Sizes { max_message_bytes: set.max_message_bytes, max_metadata_bytes: set.max_metadata_bytes }
+fn sizes(set: &config::Limits) -> SizeLimits {
+    SizeLimits { max_message_bytes: set.max_message_bytes, max_metadata_bytes: set.max_metadata_bytes }
 }
 
 fn service_config(settings: &Settings) -> ServiceConfig {

@@ -11,21 +11,22 @@
 //! | what is sent in which format | [`format`] |
 //! | which messages does a search find, in which order | [`search`] |
 //! | what are the agent's tools, and what may a model ask of them | [`tool`] |
-//! | what is an export of a session, and a sound one | [`archive`] |
+//! | the export format of a session | [`export_format`] |
 //! | how large may a message be | [`limits`] |
 
 pub mod api_key;
-pub mod archive;
 pub mod batching;
 pub mod budget;
-pub mod chain;
 pub mod consolidation;
 pub mod context;
 pub mod coverage;
+pub mod error_chain;
 pub mod exchange;
+pub mod export_format;
 pub mod format;
 pub mod id;
 pub(crate) mod json;
+pub(crate) mod json_validation;
 pub mod limits;
 pub mod memory;
 pub mod message;
@@ -34,9 +35,9 @@ pub mod revision;
 pub mod search;
 pub mod session;
 pub mod skill;
-pub(crate) mod sound;
 pub mod split_points;
 pub mod summary;
 pub mod tokens;
 pub mod tool;
 pub mod transcript;
+pub mod validation;

@@ -7,7 +7,7 @@ use precis::app::keys::KeysError;
 use precis::app::{self, App, reindex, transfer};
 use precis::config::{Flag, Loaded, Settings, Sources};
 use precis::domain::api_key::Scope;
-use precis::domain::chain::Chain;
+use precis::domain::error_chain::ErrorChain;
 use precis::domain::id::{KeyName, SessionId, TenantId, UserId};
 use precis::{http, telemetry};
 use std::error::Error;
@@ -180,7 +180,7 @@ fn main() -> ExitCode {
         ended
     });
     ended.unwrap_or_else(|error| {
-        eprintln!("precis: {}", Chain(error.as_ref()));
+        eprintln!("precis: {}", ErrorChain(error.as_ref()));
         ExitCode::FAILURE
     })
 }

@@ -3,12 +3,13 @@
 //! It sees the traits [`Store`] and [`Llm`] only. Nothing in it waits on a model while it holds a connection, a
 //! transaction or a lock: what keeps others out during a consolidation is a lease in the store.
 
-use crate::domain::archive::LineError;
 use crate::domain::consolidation::{Mode, Policy};
-use crate::domain::message::{Invalid, Message};
+use crate::domain::export_format::LineError;
+use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::InvalidQuery;
 use crate::domain::tokens::Tokenizer;
+use crate::domain::validation::FieldError;
 use crate::llm::Llm;
 use crate::storage::Store;
 use std::sync::Arc;
@@ -23,12 +24,12 @@ pub use crate::storage::{MessageQuery, StoredMessage};
 
 mod consolidation;
 pub mod contexts;
+mod exchanges;
 pub mod export;
 pub mod import;
 pub mod indexer;
 pub mod keys;
 mod memory;
-mod record;
 pub mod reindex;
 pub mod search;
 mod sessions;
@@ -66,7 +67,7 @@ fn decode_message(json: String) -> Result<Message, StoreError> {
 }
 
 /// What was wrong with the text goes nowhere: it may quote the message.
-fn corrupt_message(_: Vec<Invalid>) -> StoreError {
+fn corrupt_message(_: Vec<FieldError>) -> StoreError {
     StoreError::Corrupt { what: "a message", why: "it is no message of the chat format".to_owned() }
 }
 
@@ -147,7 +148,7 @@ pub enum Error {
     SessionExists,
     /// What is imported can't be put down in the folder for temporary files.
     #[error("the folder for temporary files can't be used")]
-    Spool(#[source] std::io::Error),
+    StagingFile(#[source] std::io::Error),
     /// The store could not do its part.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -7,9 +7,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use precis::domain::archive::{Archive, Checker, Entry, LineError, Writer, read_revision, write_revision};
+use precis::domain::export_format::{ImportedSession, ExportReader, Entry, LineError, ExportWriter, read_revision, write_revision};
 use precis::domain::id::SessionId;
-use precis::domain::limits::Sizes;
+use precis::domain::limits::SizeLimits;
 use precis::domain::message::Message;
 use precis::domain::session::{ConsolidationState, Session};
 use precis::service::import::{Limits, Upload};
@@ -20,9 +20,9 @@ use std::fmt::Write as _;
 use time::OffsetDateTime;
 
 /// Small, so that they are reached.
-const SIZES: Sizes = Sizes { max_message_bytes: 400, max_metadata_bytes: 60 };
+const SIZES: SizeLimits = SizeLimits { max_message_bytes: 400, max_metadata_bytes: 60 };
 
-type Checked = Result<(Archive, Vec<Entry>), LineError>;
+type Checked = Result<(ImportedSession, Vec<Entry>), LineError>;
 
 fuzz_target!(|data: &[u8]| {
     let data = with_end(data);
@@ -43,7 +43,7 @@ fn with_end(data: &[u8]) -> Cow<'_, [u8]> {
         return data.into();
     };
     let (mut hash, mut messages, mut revisions) = (Sha256::new(), 0, 0);
-    let mut checker = Checker::new(SIZES);
+    let mut checker = ExportReader::new(SIZES);
     for line in lines.split(|byte| *byte == b'\n') {
         match checker.line(line) {
             Ok(Entry::Message(_)) => messages += 1,
@@ -63,7 +63,7 @@ fn with_end(data: &[u8]) -> Cow<'_, [u8]> {
 }
 
 fn check(data: &[u8]) -> Checked {
-    let (mut checker, mut entries) = (Checker::new(SIZES), Vec::new());
+    let (mut checker, mut entries) = (ExportReader::new(SIZES), Vec::new());
     let mut lines: Vec<&[u8]> = data.split(|byte| *byte == b'\n').collect();
     // Behind the last line feed there is no line.
     lines.pop_if(|line| line.is_empty());
@@ -80,7 +80,7 @@ fn check(data: &[u8]) -> Checked {
     Ok((checker.finish()?, entries))
 }
 
-fn is_discreet(before: &Checker, line: &[u8]) {
+fn is_discreet(before: &ExportReader, line: &[u8]) {
     let complain = |line: &str| before.clone().line(line.as_bytes()).err().map(|error| error.to_string());
     if let Ok(line) = std::str::from_utf8(line) {
         assert_eq!(quoted(line, complain), Vec::<String>::new());
@@ -96,7 +96,7 @@ fn upload(chunks: &[&[u8]]) -> Result<i64, String> {
 }
 
 /// As the store would have it, written by the exporter.
-fn is_exported_again(archive: &Archive, entries: &[Entry]) {
+fn is_exported_again(archive: &ImportedSession, entries: &[Entry]) {
     let (created_at, updated_at) =
         archive.times.unwrap_or((OffsetDateTime::UNIX_EPOCH, OffsetDateTime::UNIX_EPOCH));
     let session = Session {
@@ -113,7 +113,7 @@ fn is_exported_again(archive: &Archive, entries: &[Entry]) {
         created_at,
         updated_at,
     };
-    let mut writer = Writer::default();
+    let mut writer = ExportWriter::default();
     let mut lines = writer.header(&session).expect("JSON");
     for entry in entries {
         match entry {

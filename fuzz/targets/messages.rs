@@ -5,8 +5,9 @@
 
 #![no_main]
 
+use precis::domain::validation::FieldError;
 use libfuzzer_sys::fuzz_target;
-use precis::domain::message::{Invalid, Message, Role};
+use precis::domain::message::{Message, Role};
 use precis::domain::tokens;
 use precis::domain::transcript::TranscriptEntry;
 use precis_fuzz::quoted;
@@ -17,9 +18,9 @@ fuzz_target!(|text: &str| {
     let Ok(raw) = serde_json::from_str::<&RawValue>(text) else {
         return;
     };
-    let complain = |wrong: Vec<Invalid>| -> String {
+    let complain = |wrong: Vec<FieldError>| -> String {
         assert!(!wrong.is_empty(), "refused, and nothing is wrong");
-        wrong.into_iter().map(|Invalid { field, detail }| format!("{field}: {detail}; ")).collect()
+        wrong.into_iter().map(|FieldError { field, detail }| format!("{field}: {detail}; ")).collect()
     };
     match Message::parse(raw) {
         Ok(message) => {
@@ -35,7 +36,7 @@ fuzz_target!(|text: &str| {
     for role in [Role::User, Role::Assistant] {
         let whole = format!(r#"{{"role":"{role}","content":{}}}"#, raw.get());
         let whole = Message::parse(serde_json::from_str(&whole).expect("JSON"));
-        match Message::of_content(role, raw) {
+        match Message::from_content(role, raw) {
             Ok(message) => {
                 is_sound(&message);
                 assert_eq!(Ok(message), whole, "content alone is content of a message");
@@ -82,7 +83,7 @@ fn is_sound(message: &Message) {
     assert_eq!(Message::from_stored(message.json().to_owned()).as_ref(), Ok(message));
     assert_eq!(Message::parse(serde_json::from_str(message.json()).expect("JSON")).as_ref(), Ok(message));
     let most = tokens::PER_ATTACHMENT * i64::try_from(message.json().len()).expect("small");
-    assert!((tokens::PER_MESSAGE..=most).contains(&tokens::of_message(message)));
+    assert!((tokens::PER_MESSAGE..=most).contains(&tokens::count_message(message)));
     let line = Entry::of(message).encode();
     assert!(!line.contains(['\n', '\r', '<', '>', '\u{2028}', '\u{2029}', '\u{85}']), "{line}");
     serde_json::from_str::<Value>(&line).expect("JSON");

@@ -2,7 +2,7 @@
 
 use super::{AppError, store};
 use crate::config::Settings;
-use crate::domain::chain::Chain;
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::search::analyzer::Analyzer;
 use crate::service::Error;
 use crate::service::indexer::index_pending;
@@ -49,7 +49,7 @@ pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
 pub(super) async fn warn_if_stale(store: &Arc<dyn Store>, analyzer: Option<Analyzer>) {
     let Some(analyzer) = analyzer else {
         if let Err(error) = store.disable_index().await {
-            tracing::warn!(error = %Chain(&error), "that messages are not indexed any more can't be noted");
+            tracing::warn!(error = %ErrorChain(&error), "that messages are not indexed any more can't be noted");
         }
         return;
     };
@@ -65,6 +65,6 @@ pub(super) async fn warn_if_stale(store: &Arc<dyn Store>, analyzer: Option<Analy
         ),
         Ok(_) => {}
         // It has been told already, or will be: requests say what is wrong with the database.
-        Err(error) => tracing::debug!(error = %Chain(&error), "how far the index is can't be told"),
+        Err(error) => tracing::debug!(error = %ErrorChain(&error), "how far the index is can't be told"),
     }
 }

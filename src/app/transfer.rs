@@ -43,7 +43,7 @@ pub enum TransferError {
     OtherSession(String),
     /// The folder for temporary files can't be used.
     #[error("can't put the import down in {} (set TMPDIR to a folder with room for it)", std::env::temp_dir().display())]
-    Spool(#[source] io::Error),
+    StagingFile(#[source] io::Error),
     /// A file can't be read or written.
     #[error("{0}")]
     File(String, #[source] io::Error),
@@ -113,7 +113,7 @@ pub async fn import(
     let name = file.map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
     let refused = |error| match error {
         Error::SessionExists => TransferError::OtherSession(session.to_string()),
-        Error::Spool(error) => TransferError::Spool(error),
+        Error::StagingFile(error) => TransferError::StagingFile(error),
         error @ Error::Import(_) => TransferError::Refused { name: name.clone(), error },
         error => TransferError::Failed(error),
     };

@@ -1,7 +1,7 @@
 //! What the model gets to see: the system message, put together from its parts. The tail follows it as it was stored.
 
 use super::skill;
-use super::tokens::{self, Recount};
+use super::tokens::{self, IncrementalCount};
 
 /// The heading of the memory document.
 pub const MEMORY_HEADING: &str = "## Your Memory";
@@ -78,7 +78,7 @@ pub fn system_message(parts: &SystemParts<'_>) -> SystemMessage {
 #[derive(Default)]
 struct SystemMessageBuilder {
     text: String,
-    tokens: Recount,
+    tokens: IncrementalCount,
 }
 
 impl SystemMessageBuilder {
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     fn counted(text: &str) -> CountedText<'_> {
-        CountedText { text, tokens: tokens::of_text(text) }
+        CountedText { text, tokens: tokens::count_text(text) }
     }
 
     fn headings(text: &str) -> Vec<&str> {
@@ -239,7 +239,11 @@ mod tests {
                     notice: true,
                 };
                 let message = system_message(&parts);
-                assert_eq!(message.tokens, tokens::PER_MESSAGE + tokens::of_text(&message.text), "{parts:?}");
+                assert_eq!(
+                    message.tokens,
+                    tokens::PER_MESSAGE + tokens::count_text(&message.text),
+                    "{parts:?}"
+                );
             }
         }
     }

@@ -28,7 +28,7 @@ pub struct IdempotencyKey {
 
 /// The answer to a persisted exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recorded {
+pub struct PersistedExchange {
     /// The `seq` of its first message.
     pub first_seq: i64,
     /// The `seq` of its last message.
@@ -46,7 +46,7 @@ impl Exchange {
         let messages = messages
             .into_iter()
             .map(|message| {
-                let tokens = tokens::of_message(&message);
+                let tokens = tokens::count_message(&message);
                 (message, tokens)
             })
             .collect();

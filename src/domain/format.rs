@@ -1,18 +1,18 @@
 //! What is sent to a model, in the format that its interface takes. `docs/formats.md` has the rules.
 //!
-//! A stored message becomes a [`Piece`]: itself, and what has to stand before or behind it so that the interfaces take
-//! the list. Pieces don't depend on what follows them, with one exception that is said ([`Piece::open`]): so a list
+//! A stored message becomes a [`RenderedMessage`]: itself, and what has to stand before or behind it so that the interfaces take
+//! the list. Pieces don't depend on what follows them, with one exception that is said ([`RenderedMessage::open`]): so a list
 //! that grows has the one before it as its beginning. A format is a file beside `openai`, with an arm in each
 //! function here.
 
-use super::message::Invalid;
 use super::message_metadata::ContextMessage;
 use super::tokens::Tokenizer;
-use pairs::Inserts;
+use super::validation::FieldError;
+use tool_pairing::MissingHalves;
 
 mod anthropic;
 mod openai;
-mod pairs;
+mod tool_pairing;
 
 /// The formats that a context can be asked for in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum Format {
 
 /// Who speaks, as far as formats tell them apart in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Voice {
+enum Speaker {
     User,
     Assistant,
 }
@@ -34,19 +34,19 @@ enum Voice {
 /// A message of [`Format::OpenAi`], a content block of [`Format::Anthropic`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
-    voice: Voice,
+    speaker: Speaker,
     json: String,
 }
 
 /// What a message becomes in a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
+pub struct RenderedMessage {
     parts: Vec<Part>,
     /// Tokens of all its parts.
     pub tokens: i64,
     /// Tokens of what stands before it where the list begins with it.
     pub tokens_as_first: i64,
-    /// Parts that are no part of the history: see [`pairs`].
+    /// Parts that are no part of the history: see [`tool_pairing`].
     inserted: usize,
     /// How many of its last parts say that a call has no result, while nothing has followed yet: the result may still
     /// come in their place.
@@ -56,20 +56,20 @@ pub struct Piece {
 
 /// A list, ready to be sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct List {
+pub struct RenderedContext {
     /// JSON of what stands beside the messages; the format may have no such place.
     pub system: Option<String>,
     /// JSON of each message.
     pub messages: Vec<String>,
     /// What of it will be the same in the next list.
-    pub stable: Stable,
+    pub stable: StablePrefix,
     /// Calls and results in it that are no part of the history.
     pub inserted: usize,
 }
 
 /// The beginning of a list that will be the beginning of the next one, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stable {
+pub struct StablePrefix {
     /// So many messages.
     pub messages: usize,
     /// Of the last of them, so many content blocks, where the format has them: others may follow.
@@ -80,17 +80,17 @@ pub struct Stable {
 
 /// What a list is made of. Its tokens are not scaled.
 #[derive(Clone, Debug, Default)]
-pub struct Draft {
+pub struct RenderInput {
     /// The text of the system message; empty: there is none.
     pub system: String,
     /// Its tokens.
     pub system_tokens: i64,
     /// The messages that are sent of the history.
-    pub history: Vec<Piece>,
+    pub history: Vec<RenderedMessage>,
     /// The new message.
-    pub user_message: Option<Piece>,
+    pub user_message: Option<RenderedMessage>,
     /// Whether the next list begins with the same message. It does unless messages have to be left out.
-    pub begins_the_same: bool,
+    pub is_prefix_stable: bool,
     /// Whether the stable part is marked for the provider's cache, where the format has such marks.
     pub cache_control: bool,
     /// What its tokens are scaled by.
@@ -105,7 +105,7 @@ impl Format {
             // Stored messages go out as they are; results that have to be put in are written.
             Self::OpenAi => {
                 let calls = window.iter().flat_map(|message| &message.metadata.calls);
-                calls.map(|id| id.len() + pairs::NO_RESULT.len()).sum()
+                calls.map(|id| id.len() + tool_pairing::NO_RESULT.len()).sum()
             }
             Self::Anthropic => window.iter().map(|message| message.json.len()).sum(),
         }
@@ -115,31 +115,35 @@ impl Format {
     ///
     /// # Errors
     /// A stored text is no message.
-    pub fn pieces(self, window: Vec<ContextMessage>) -> Result<Vec<Piece>, Vec<Invalid>> {
-        let inserts = pairs::inserts(window.iter().map(|message| &message.metadata));
-        let messages = window.into_iter().zip(inserts);
+    pub fn pieces(self, window: Vec<ContextMessage>) -> Result<Vec<RenderedMessage>, Vec<FieldError>> {
+        let missing_halves = tool_pairing::missing_halves(window.iter().map(|message| &message.metadata));
+        let messages = window.into_iter().zip(missing_halves);
         match self {
-            Self::OpenAi => Ok(messages.map(|(message, inserts)| openai::piece(message, &inserts)).collect()),
+            Self::OpenAi => Ok(messages
+                .map(|(message, missing_halves)| openai::piece(message, &missing_halves))
+                .collect()),
             Self::Anthropic => {
                 let mut ids = anthropic::Ids::default();
-                messages.map(|(message, inserts)| anthropic::piece(message, &inserts, &mut ids)).collect()
+                messages
+                    .map(|(message, missing_halves)| anthropic::piece(message, &missing_halves, &mut ids))
+                    .collect()
             }
         }
     }
 
     /// The list of what is to be sent.
     #[must_use]
-    pub fn list(self, draft: Draft) -> List {
+    pub fn list(self, draft: RenderInput) -> RenderedContext {
         let inserted = draft.history.iter().map(|piece| piece.inserted).sum();
         let list = match self {
             Self::OpenAi => openai::list(draft),
             Self::Anthropic => anthropic::list(draft),
         };
-        List { inserted, ..list }
+        RenderedContext { inserted, ..list }
     }
 }
 
-impl Piece {
+impl RenderedMessage {
     /// Adds a part that is no part of the history.
     fn insert(&mut self, part: Part, tokens: i64) {
         self.parts.push(part);
@@ -148,11 +152,11 @@ impl Piece {
     }
 
     /// Adds results that are no part of the history; `last`: nothing follows them yet.
-    fn insert_results(&mut self, inserts: &Inserts, result: impl Fn(&str) -> (Part, i64)) {
-        for id in &inserts.results {
+    fn insert_results(&mut self, missing_halves: &MissingHalves, result: impl Fn(&str) -> (Part, i64)) {
+        for id in &missing_halves.results {
             let (part, tokens) = result(id);
             self.insert(part, tokens);
-            if inserts.last {
+            if missing_halves.last {
                 self.open += 1;
                 self.open_tokens += tokens;
             }
@@ -160,11 +164,11 @@ impl Piece {
     }
 }
 
-impl Draft {
+impl RenderInput {
     /// How many parts of the history are stable, and the tokens of all that is, each message scaled by itself.
     fn stable(&self) -> (usize, i64) {
         let scale = |tokens| self.tokenizer.scale(tokens);
-        if !self.begins_the_same {
+        if !self.is_prefix_stable {
             return (0, scale(self.system_tokens));
         }
         let parts: usize = self.history.iter().map(|piece| piece.parts.len() - piece.open).sum();

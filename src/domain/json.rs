@@ -2,7 +2,7 @@
 //!
 //! serde's own words name Rust's types, repeat the whole value, and count columns in a text that the client never saw.
 
-use super::message::Invalid;
+use super::validation::FieldError;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Number;
@@ -13,39 +13,39 @@ use std::marker::PhantomData;
 ///
 /// # Errors
 /// The text is not such a value.
-pub(crate) fn read<'de, T: Deserialize<'de>>(json: &'de str) -> Result<T, Invalid> {
+pub(crate) fn read<'de, T: Deserialize<'de>>(json: &'de str) -> Result<T, FieldError> {
     let mut deserializer = serde_json::Deserializer::from_str(json);
     serde_path_to_error::deserialize(&mut deserializer)
-        .map_err(|error| invalid(&error.path().to_string(), &error.inner().to_string()))
+        .map_err(|error| field_error_from_serde(&error.path().to_string(), &error.inner().to_string()))
 }
 
 /// A struct that is read from an object only. What serde derives takes a list of the values as well; kept to the letter,
 /// that would be a text which no other reader of its format takes.
 #[derive(Clone, Debug)]
-pub(crate) struct Object<T>(pub(crate) T);
+pub(crate) struct MapOnly<T>(pub(crate) T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for MapOnly<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Fields(PhantomData))
+        deserializer.deserialize_map(MapOnlyVisitor(PhantomData))
     }
 }
 
-struct Fields<T>(PhantomData<T>);
+struct MapOnlyVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-    type Value = Object<T>;
+impl<'de, T: Deserialize<'de>> Visitor<'de> for MapOnlyVisitor<T> {
+    type Value = MapOnly<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<MapOnly<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(MapOnly)
     }
 }
 
 /// The whole number that this is, however it is written: JSON has numbers only, and not a few models write 7.0 for 7.
-pub(crate) fn whole(number: &Number) -> Option<i64> {
+pub(crate) fn as_integer(number: &Number) -> Option<i64> {
     number.as_i64().or_else(|| {
         let number = number.as_f64().filter(|number| number.fract() == 0.0)?;
         format!("{number:.0}").parse().ok()
@@ -53,7 +53,7 @@ pub(crate) fn whole(number: &Number) -> Option<i64> {
 }
 
 /// serde's complaint about the field at `path`.
-pub(crate) fn invalid(path: &str, error: &str) -> Invalid {
+pub(crate) fn field_error_from_serde(path: &str, error: &str) -> FieldError {
     let path = if path == "." { "" } else { path };
     let text = error.rsplit_once(" at line ").map_or(error, |(text, _)| text);
     let inside = |detail: &str| {
@@ -63,7 +63,7 @@ pub(crate) fn invalid(path: &str, error: &str) -> Invalid {
             "" => name.to_owned(),
             _ => format!("{path}.{name}"),
         };
-        Invalid { field, detail: detail.to_owned() }
+        FieldError { field, detail: detail.to_owned() }
     };
     if text.starts_with("missing field ") {
         return inside("missing");
@@ -82,7 +82,7 @@ pub(crate) fn invalid(path: &str, error: &str) -> Invalid {
         Some((_, expected)) => format!("must be {expected}"),
         None => text.to_owned(),
     };
-    Invalid { field: path.to_owned(), detail }
+    FieldError { field: path.to_owned(), detail }
 }
 
 #[cfg(test)]
@@ -109,12 +109,12 @@ mod tests {
             ("1e300", None),
             ("7.5", None),
         ] {
-            assert_eq!(whole(&serde_json::from_str(text).expect("a number")), number, "{text}");
+            assert_eq!(as_integer(&serde_json::from_str(text).expect("a number")), number, "{text}");
         }
     }
 
     fn complaint(json: &str) -> (String, String) {
-        let Invalid { field, detail } = read::<Thing>(json).expect_err("wrong");
+        let FieldError { field, detail } = read::<Thing>(json).expect_err("wrong");
         (field, detail)
     }
 

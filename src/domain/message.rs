@@ -3,10 +3,11 @@
 //! The JSON text is what is stored, sent and returned; nothing is ever re-encoded from parsed parts, so a field
 //! that precis does not know, a number's spelling and the order of keys all survive.
 
+use super::validation::FieldError;
 use serde_json::value::RawValue;
 use std::fmt;
 
-mod wire;
+mod parse;
 
 /// Who speaks. The system prompt is not part of a history: it comes with each context request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,22 +43,6 @@ impl Role {
     }
 }
 
-/// What is wrong with a message, and where: `field` is the path inside the message (`tool_calls[1].id`), empty for
-/// the message itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Invalid {
-    /// Path inside the message.
-    pub field: String,
-    /// What to do about it, for the client's developer.
-    pub detail: String,
-}
-
-impl Invalid {
-    fn new(field: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { field: field.into(), detail: detail.into() }
-    }
-}
-
 /// A valid message in the OpenAI chat format.
 ///
 /// Two views of one thing: [`Message::json`] is the text as given, less white space between tokens; the other
@@ -90,11 +75,11 @@ struct Parts {
 }
 
 impl Parts {
-    fn read(json: &str) -> Result<Self, Vec<Invalid>> {
+    fn read(json: &str) -> Result<Self, Vec<FieldError>> {
         if !json.trim_ascii_start().starts_with('{') {
-            return Err(vec![Invalid::new("", "must be an object with role and content")]);
+            return Err(vec![FieldError::new("", "must be an object with role and content")]);
         }
-        super::json::read::<wire::Wire<'_>>(json).map_err(|invalid| vec![invalid])?.validate()
+        super::json::read::<parse::RawMessage<'_>>(json).map_err(|invalid| vec![invalid])?.validate()
     }
 }
 
@@ -129,16 +114,16 @@ impl Message {
     ///
     /// # Errors
     /// Every field that is wrong, not just the first.
-    pub fn parse(json: &RawValue) -> Result<Self, Vec<Invalid>> {
-        Ok(Self { parts: Parts::read(json.get())?, json: compact(json.get()).into() })
+    pub fn parse(json: &RawValue) -> Result<Self, Vec<FieldError>> {
+        Ok(Self { parts: Parts::read(json.get())?, json: minify_json(json.get()).into() })
     }
 
     /// A message of this content: a string or a list of content parts. Errors name the path inside the content.
     ///
     /// # Errors
     /// Every part that is wrong.
-    pub fn of_content(role: Role, content: &RawValue) -> Result<Self, Vec<Invalid>> {
-        let json = format!(r#"{{"role":"{role}","content":{}}}"#, compact(content.get()));
+    pub fn from_content(role: Role, content: &RawValue) -> Result<Self, Vec<FieldError>> {
+        let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(content.get()));
         match Parts::read(&json) {
             Ok(parts) => Ok(Self { json: json.into(), parts }),
             Err(mut wrong) => {
@@ -155,7 +140,7 @@ impl Message {
     ///
     /// # Errors
     /// The stored text is not a message: the store was changed by other hands.
-    pub fn from_stored(json: String) -> Result<Self, Vec<Invalid>> {
+    pub fn from_stored(json: String) -> Result<Self, Vec<FieldError>> {
         Ok(Self { parts: Parts::read(&json)?, json: json.into() })
     }
 
@@ -221,7 +206,7 @@ impl fmt::Display for Role {
 }
 
 /// Drops the white space between the tokens of valid JSON text, so that one message is one line everywhere.
-pub(crate) fn compact(json: &str) -> String {
+pub(crate) fn minify_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     let (mut in_string, mut escaped) = (false, false);
     for c in json.chars() {
@@ -246,7 +231,7 @@ pub(crate) fn compact(json: &str) -> String {
 mod tests {
     use super::*;
 
-    fn parse(json: &str) -> Result<Message, Vec<Invalid>> {
+    fn parse(json: &str) -> Result<Message, Vec<FieldError>> {
         Message::parse(serde_json::from_str(json).expect("JSON"))
     }
 

@@ -4,7 +4,7 @@
 //! body can pass for one of our headings.
 
 use super::context::{escape_headings, is_line_break};
-use super::message::Invalid;
+use super::validation::FieldError;
 use std::collections::HashSet;
 
 const GUIDE: &str = include_str!("skill/memory.md");
@@ -34,12 +34,12 @@ pub struct Skill {
 /// What is wrong with these skills: a name that is no line or stands twice, nothing to choose by. The paths begin with
 /// the index: `[1].name`.
 #[must_use]
-pub fn check(skills: &[Skill]) -> Vec<Invalid> {
+pub fn check(skills: &[Skill]) -> Vec<FieldError> {
     let mut wrong = Vec::new();
     let mut names = HashSet::new();
     for (index, skill) in skills.iter().enumerate() {
         let mut complain = |field: &str, detail: &str| {
-            wrong.push(Invalid { field: format!("[{index}].{field}"), detail: detail.to_owned() });
+            wrong.push(FieldError { field: format!("[{index}].{field}"), detail: detail.to_owned() });
         };
         if skill.name.trim().is_empty() {
             complain("name", "must not be empty");

@@ -1,15 +1,15 @@
 //! How many tokens a text or a message has. Counted when something is written; when it is read, only where a context says
-//! it in other words ([`Recount`]). `docs/tokens.md` is the rule for those who count themselves.
+//! it in other words ([`IncrementalCount`]). `docs/tokens.md` is the rule for those who count themselves.
 
 use super::message::Message;
 use std::fmt;
 use std::str::FromStr;
 use tiktoken_rs::o200k_base_singleton;
 
-mod border;
-mod recount;
+mod incremental_count;
+mod pretoken_boundary;
 
-pub use recount::Recount;
+pub use incremental_count::IncrementalCount;
 
 /// The encoding that counts; what is stored was counted by it alone.
 pub const ENCODING: &str = "o200k_base";
@@ -28,7 +28,7 @@ pub const PER_ATTACHMENT: i64 = 765;
 /// The tokenizer panics on very long runs of white space; pieces of this many bytes are safe.
 const PIECE: usize = 64 * 1024;
 
-/// How far from the end of a piece a place is looked for at which no token reaches over its border.
+/// How far from the end of a piece a place is looked for at which no token reaches over its pretoken_boundary.
 const LOOK_BACK: usize = 4 * 1024;
 
 /// What the setting `tokens.tokenizer` names: the encoding, and a factor for models whose own tokenizer is not public.
@@ -104,7 +104,8 @@ pub fn count(text: &str) -> usize {
     while rest.len() > PIECE {
         let end = rest.floor_char_boundary(PIECE);
         let (piece, _) = rest.split_at(end);
-        let (head, _) = piece.split_at(border::last(piece).filter(|at| end - at <= LOOK_BACK).unwrap_or(end));
+        let (head, _) =
+            piece.split_at(pretoken_boundary::last(piece).filter(|at| end - at <= LOOK_BACK).unwrap_or(end));
         total += encoding.count_ordinary(head);
         rest = rest.get(head.len()..).unwrap_or_default();
     }
@@ -113,24 +114,24 @@ pub fn count(text: &str) -> usize {
 
 /// [`count`] as the store keeps it.
 #[must_use]
-pub fn of_text(text: &str) -> i64 {
+pub fn count_text(text: &str) -> i64 {
     i64::try_from(count(text)).unwrap_or(i64::MAX)
 }
 
 /// Tokens of a message: [`PER_MESSAGE`], its text and name, the names and arguments of its tool calls with
 /// [`PER_MESSAGE`] each, and [`PER_ATTACHMENT`] for each part that isn't text.
 #[must_use]
-pub fn of_message(message: &Message) -> i64 {
+pub fn count_message(message: &Message) -> i64 {
     let calls: i64 = message
         .tool_calls()
         .iter()
-        .map(|call| PER_MESSAGE + of_text(&call.id) + of_text(&call.name) + of_text(&call.arguments))
+        .map(|call| PER_MESSAGE + count_text(&call.id) + count_text(&call.name) + count_text(&call.arguments))
         .sum();
     let attachments = i64::try_from(message.other_parts().len()).unwrap_or(i64::MAX);
     PER_MESSAGE
-        + of_text(message.content())
-        + message.name().map_or(0, of_text)
-        + message.tool_call_id().map_or(0, of_text)
+        + count_text(message.content())
+        + message.name().map_or(0, count_text)
+        + message.tool_call_id().map_or(0, count_text)
         + calls
         + attachments.saturating_mul(PER_ATTACHMENT)
 }

@@ -4,7 +4,7 @@
 //! own form. A model's mistake is a text for the model, since it is the model that can mend it. A new tool is a variant
 //! here and an arm in `service::tools`.
 
-use super::json::whole;
+use super::json::as_integer;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
@@ -251,7 +251,7 @@ impl Arguments {
 
     fn number(&mut self, name: &str, most: i64) -> Option<i64> {
         let given = self.given.remove(name).filter(|given| !given.is_null())?;
-        let number = given.as_number().and_then(whole);
+        let number = given.as_number().and_then(as_integer);
         let sound = number.filter(|number| (1..=most).contains(number));
         if sound.is_none() {
             self.wrong.push(format!("`{name}` must be a whole number from 1 to {most}"));

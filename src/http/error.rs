@@ -4,10 +4,10 @@
 //! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
 
 use super::extract::shown;
-use crate::domain::archive::LineError;
-use crate::domain::chain::Chain;
-use crate::domain::message::Invalid;
+use crate::domain::error_chain::ErrorChain;
+use crate::domain::export_format::LineError;
 use crate::domain::tool::{Tool, ToolError};
+use crate::domain::validation::FieldError;
 use crate::service::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -53,22 +53,6 @@ pub(crate) struct Problem {
     closing: bool,
 }
 
-/// A field that is wrong.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub(crate) struct FieldError {
-    /// Its path: `messages[2].role`; the name of a parameter or header otherwise.
-    pub(crate) field: String,
-    /// What to do about it.
-    pub(crate) detail: String,
-}
-
-/// What is wrong with a value of the request, at its place there.
-pub(super) fn at(path: &str, invalid: Invalid) -> FieldError {
-    let join =
-        if path.is_empty() || invalid.field.is_empty() || invalid.field.starts_with('[') { "" } else { "." };
-    FieldError { field: format!("{path}{join}{}", invalid.field), detail: invalid.detail }
-}
-
 impl Problem {
     fn new(status: StatusCode, name: &str, title: &str, detail: impl Into<String>) -> Self {
         Self {
@@ -106,7 +90,7 @@ impl Problem {
         let detail = format!("Correct these fields and send the request again: {}{more}.", fields.join(", "));
         Self {
             errors,
-            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-input", "Invalid input", detail)
+            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-input", "FieldError input", detail)
         }
     }
 
@@ -164,12 +148,6 @@ impl Problem {
             detail: invalid.detail,
         });
         Self::invalid(errors.collect())
-    }
-}
-
-impl From<Invalid> for FieldError {
-    fn from(Invalid { field, detail }: Invalid) -> Self {
-        Self { field, detail }
     }
 }
 
@@ -248,8 +226,8 @@ impl From<Error> for Problem {
                     Import under another id, or erase that session first.";
                 Self::new(S::CONFLICT, "session-exists", "The session exists", detail)
             }
-            Error::Spool(error) => {
-                tracing::error!(error = %Chain(&error), "the folder for temporary files (TMPDIR) can't be used");
+            Error::StagingFile(error) => {
+                tracing::error!(error = %ErrorChain(&error), "the folder for temporary files (TMPDIR) can't be used");
                 let detail = "There is no room for an import where precis runs. Its log has the reason.";
                 Self::new(S::INSUFFICIENT_STORAGE, "no-room", "No room for the import", detail)
             }
@@ -260,7 +238,7 @@ impl From<Error> for Problem {
 
 impl Problem {
     pub(crate) fn from_store(error: &StoreError) -> Self {
-        let causes = Chain(error);
+        let causes = ErrorChain(error);
         match error {
             StoreError::SchemaVersion { .. } | StoreError::SchemaIncomplete(_) => {
                 tracing::warn!(error = %causes, "the schema is another one");

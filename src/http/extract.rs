@@ -1,12 +1,13 @@
 //! Requests as values: axum's extractors, with problem documents where axum answers in plain text.
 
-use super::error::{FieldError, Problem, at};
+use super::error::Problem;
 use super::json;
 use super::limits::Limits;
 use crate::blocking;
 use crate::domain::api_key::without_secrets;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::json::invalid;
+use crate::domain::json::field_error_from_serde;
+use crate::domain::validation::FieldError;
 use crate::service::keys::authenticator::Caller;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
@@ -206,8 +207,8 @@ fn complaint(rejection: &QueryRejection) -> FieldError {
     if is_number.iter().any(|begin| text.starts_with(begin)) {
         return FieldError { field: field.to_owned(), detail: "must be a whole number".to_owned() };
     }
-    let invalid = invalid(field, text);
-    at(if invalid.field.is_empty() { "query" } else { "" }, invalid)
+    let invalid = field_error_from_serde(field, text);
+    if invalid.field.is_empty() { invalid.in_value("query") } else { invalid }
 }
 
 /// A JSON object as the body. All unknown fields are named; a wrong one is named with its path.
@@ -260,7 +261,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
             false if !typed => Err(Problem::media_type()),
             false => {
                 let (size, levels) = (bytes.len(), limits.max_json_depth);
-                let read = move || json::sound(&bytes, levels).map(|text| Self(text.to_owned()));
+                let read = move || json::check_body(&bytes, levels).map(|text| Self(text.to_owned()));
                 blocking::sized(size, read).await
             }
         }

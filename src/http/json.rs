@@ -1,7 +1,8 @@
 //! JSON of requests as values, with all that is wrong in it at once; and stored JSON as it goes out.
 
-use super::error::{FieldError, Problem, at};
-use crate::domain::{json, sound};
+use super::error::Problem;
+use crate::domain::validation::FieldError;
+use crate::domain::{json, json_validation};
 use crate::service::{Error, StoreError};
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
@@ -18,7 +19,7 @@ pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
 /// A JSON object with at most `levels` levels of lists and objects. All unknown fields and all fields of a wrong type are
 /// named with their paths.
 pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], levels: usize) -> Result<T, Problem> {
-    let text = sound(bytes, levels)?;
+    let text = check_body(bytes, levels)?;
     let mut wrong: Vec<FieldError> = Vec::new();
     let mut known = HashSet::new();
     let mut rest = None;
@@ -55,8 +56,8 @@ fn typed<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
     match value {
         Ok(value) => (Some(value), wrong),
         Err(error) => {
-            let invalid = json::invalid(&track.path().to_string(), &error.to_string());
-            wrong.push(if invalid.field.is_empty() { at("body", invalid) } else { at("", invalid) });
+            let invalid = json::field_error_from_serde(&track.path().to_string(), &error.to_string());
+            wrong.push(if invalid.field.is_empty() { invalid.in_value("body") } else { invalid });
             (None, wrong)
         }
     }
@@ -88,11 +89,11 @@ fn without(text: &str, path: &str) -> Option<String> {
 /// here and nowhere else: a reader of raw values lets half a surrogate pair and any depth pass. Clients' own parsers have
 /// limits too, from 127 levels on, and what is stored here comes back to them a level or two deeper: one message beyond
 /// that would make its whole session unreadable.
-pub(super) fn sound(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
+pub(super) fn check_body(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Problem::malformed(format!("The body is not UTF-8 from byte {} on.", error.valid_up_to()))
     })?;
-    sound::check(text, levels).map_err(|error| match error.classify() {
+    json_validation::check_depth_and_encoding(text, levels).map_err(|error| match error.classify() {
         Category::Data => {
             let detail = format!("is nested deeper than {levels} levels (limits.max_json_depth)");
             Problem::invalid_field("body", detail)

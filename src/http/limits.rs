@@ -2,16 +2,16 @@
 //!
 //! Every refusal names the setting and its value. How many requests there may be is `admission`'s part.
 
-use super::error::FieldError;
-use crate::domain::limits::{Sizes, within};
+use crate::domain::limits::{SizeLimits, check_size};
 use crate::domain::message::Message;
+use crate::domain::validation::FieldError;
 use std::time::Duration;
 
 /// The settings `limits.*` and `server.*_timeout`, under their names there.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "`config::Limits` and `config::Server` say what each is")]
 pub struct Limits {
-    pub sizes: Sizes,
+    pub sizes: SizeLimits,
     pub max_body_bytes: usize,
     pub max_import_bytes: u64,
     pub max_body_bytes_in_flight: usize,
@@ -33,7 +33,7 @@ impl Limits {
     pub(super) fn tiny() -> Self {
         let second = Duration::from_secs(1);
         Self {
-            sizes: Sizes { max_message_bytes: 1, max_metadata_bytes: 1 },
+            sizes: SizeLimits { max_message_bytes: 1, max_metadata_bytes: 1 },
             max_body_bytes: 1,
             max_import_bytes: 1,
             max_body_bytes_in_flight: 1,
@@ -52,24 +52,24 @@ impl Limits {
 
     /// A message at `field` of the request.
     pub(super) fn message(&self, field: &str, message: &Message) -> Result<(), FieldError> {
-        Ok(self.sizes.message(field, message)?)
+        self.sizes.message(field, message)
     }
 
     /// Metadata, as JSON.
     pub(super) fn metadata(&self, json: &str) -> Result<(), FieldError> {
-        Ok(self.sizes.metadata("metadata", json)?)
+        self.sizes.metadata("metadata", json)
     }
 
     /// The system prompt of a context request.
     pub(super) fn system_prompt(&self, text: &str) -> Result<(), FieldError> {
         let most = self.max_system_prompt_bytes;
-        Ok(within("system_prompt", text.len(), most, "limits.max_system_prompt_bytes")?)
+        check_size("system_prompt", text.len(), most, "limits.max_system_prompt_bytes")
     }
 
     /// What a context request has the system message say of skills.
     pub(super) fn skills(&self, text: &str) -> Result<(), FieldError> {
         let most = self.max_system_prompt_bytes;
-        Ok(within("skills", text.len(), most, "limits.max_system_prompt_bytes")?)
+        check_size("skills", text.len(), most, "limits.max_system_prompt_bytes")
     }
 
     /// The number of messages of an exchange.

@@ -7,8 +7,8 @@ use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::api_key::without_secrets;
 use crate::domain::batching;
-use crate::domain::chain::Chain;
 use crate::domain::consolidation::Plan;
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::message_metadata::MessageMetadata;
@@ -85,7 +85,7 @@ enum Failure {
 
 impl Failure {
     fn log(&self, failures: u32, retry_in: Duration) {
-        let error = Chain(self);
+        let error = ErrorChain(self);
         if matches!(self, Self::Limit { .. }) {
             // Nothing is broken: somebody wanted it so.
             tracing::warn!(%error, failures, ?retry_in, "consolidation has to wait; what was committed before stands");
@@ -161,7 +161,7 @@ impl MemoryService {
             Ok(None) => Ended::NotTaken,
             Err(error) => {
                 let failure = Failure::from(error);
-                tracing::warn!(error = %Chain(&failure), "consolidation could not begin");
+                tracing::warn!(error = %ErrorChain(&failure), "consolidation could not begin");
                 Ended::Failed { progress: Progress::default(), retry_at: None, why: failure.to_string() }
             }
         }
@@ -208,7 +208,7 @@ impl ConsolidationRun<'_> {
 
     async fn release_lease(&self) {
         if let Err(error) = self.service.store.release_lease(self.tenant, self.session, self.token).await {
-            tracing::warn!(error = %Chain(&error), "the lease could not be given back; it will expire");
+            tracing::warn!(error = %ErrorChain(&error), "the lease could not be given back; it will expire");
         }
     }
 

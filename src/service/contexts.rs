@@ -6,7 +6,7 @@ use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::coverage::Coverage;
-use crate::domain::format::{Format, List};
+use crate::domain::format::{Format, RenderedContext};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::message_metadata::MessageMetadata;
@@ -45,7 +45,7 @@ pub struct ContextOptions {
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The list.
-    pub list: List,
+    pub list: RenderedContext,
     /// What covers which messages.
     pub coverage: Coverage,
     /// The revision of the summary; 0 = there is none.

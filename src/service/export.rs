@@ -6,7 +6,7 @@
 //! of the same id has begun meanwhile.
 
 use super::{Error, MemoryService};
-use crate::domain::archive::Writer;
+use crate::domain::export_format::ExportWriter;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::session::Session;
 use crate::storage::MessageRange;
@@ -26,7 +26,7 @@ pub struct Export {
     store: Arc<dyn Store>,
     tenant: TenantId,
     session: Session,
-    writer: Writer,
+    writer: ExportWriter,
     next: Next,
 }
 
@@ -49,7 +49,13 @@ impl Export {
     /// Takes note of how far the session goes.
     pub async fn begin(store: Arc<dyn Store>, tenant: &TenantId, session: &SessionId) -> Result<Self, Error> {
         let session = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
-        Ok(Self { store, tenant: tenant.clone(), session, writer: Writer::default(), next: Next::Header })
+        Ok(Self {
+            store,
+            tenant: tenant.clone(),
+            session,
+            writer: ExportWriter::default(),
+            next: Next::Header,
+        })
     }
 
     /// How many messages it has.

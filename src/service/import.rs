@@ -7,24 +7,24 @@
 
 use super::export::{BYTES, REVISIONS, ROWS, corrupt};
 use super::{Error, MemoryService};
-use crate::domain::archive::{Archive, Checker, Entry, Fingerprint, max_line_bytes};
+use crate::domain::export_format::{Entry, ExportReader, Fingerprint, ImportedSession, max_line_bytes};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::limits::Sizes;
-use crate::domain::message::Invalid;
+use crate::domain::limits::SizeLimits;
 use crate::domain::session::Session;
+use crate::domain::validation::FieldError;
 use crate::storage::Store;
 use crate::storage::{ImportOutcome, MessageRange};
-use spool::Spool;
+use staging_file::StagingFile;
 use std::sync::Arc;
 use tracing::Instrument as _;
 
-mod spool;
+mod staging_file;
 
 /// How large an import may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Its messages and its metadata.
-    pub sizes: Sizes,
+    pub sizes: SizeLimits,
     /// All of it, in bytes, and so the temporary file.
     pub max_bytes: u64,
 }
@@ -34,8 +34,8 @@ pub struct Limits {
 pub struct Upload {
     limits: Limits,
     bytes: u64,
-    checker: Checker,
-    spool: Spool,
+    checker: ExportReader,
+    staging_file: StagingFile,
     /// The beginning of a line that has not arrived whole.
     rest: Vec<u8>,
 }
@@ -43,8 +43,8 @@ pub struct Upload {
 /// An import that has arrived, whole and sound.
 #[derive(Debug)]
 pub struct Received {
-    archive: Archive,
-    spool: Spool,
+    archive: ImportedSession,
+    staging_file: StagingFile,
 }
 
 /// The outcome of an import.
@@ -63,8 +63,14 @@ pub struct Imported {
 impl Upload {
     /// Of nothing yet.
     pub fn begin(limits: Limits) -> Result<Self, Error> {
-        let spool = Spool::new().map_err(Error::Spool)?;
-        Ok(Self { limits, bytes: 0, checker: Checker::new(limits.sizes), spool, rest: Vec::new() })
+        let staging_file = StagingFile::new().map_err(Error::StagingFile)?;
+        Ok(Self {
+            limits,
+            bytes: 0,
+            checker: ExportReader::new(limits.sizes),
+            staging_file,
+            rest: Vec::new(),
+        })
     }
 
     /// Refuses it where so many more bytes are too many.
@@ -119,15 +125,15 @@ impl Upload {
         if !rest.is_empty() {
             self.line(&rest)?;
         }
-        Ok(Received { archive: self.checker.finish()?, spool: self.spool })
+        Ok(Received { archive: self.checker.finish()?, staging_file: self.staging_file })
     }
 
     fn line(&mut self, line: &[u8]) -> Result<(), Error> {
         self.within_limit(line.len())?;
         match self.checker.line(line)? {
             Entry::Nothing => Ok(()),
-            Entry::Message(message) => self.spool.message(&message).map_err(Error::Spool),
-            Entry::Revision(revision) => self.spool.revision(&revision).map_err(Error::Spool),
+            Entry::Message(message) => self.staging_file.message(&message).map_err(Error::StagingFile),
+            Entry::Revision(revision) => self.staging_file.revision(&revision).map_err(Error::StagingFile),
         }
     }
 
@@ -137,7 +143,7 @@ impl Upload {
             return Ok(());
         }
         let detail = format!("the line behind it is longer than {most} bytes");
-        Err(Error::Import(self.checker.error(vec![Invalid { field: String::new(), detail }])))
+        Err(Error::Import(self.checker.error(vec![FieldError { field: String::new(), detail }])))
     }
 }
 
@@ -179,15 +185,15 @@ pub async fn import(
     received: Received,
     progress: impl Fn(i64) + Send + 'static,
 ) -> Result<Imported, Error> {
-    let Received { archive, spool } = received;
+    let Received { archive, staging_file } = received;
     let owner = user.or(archive.user_id.as_ref()).cloned();
-    let (batches, reading) = spool.read(progress);
+    let (batches, reading) = staging_file.read(progress);
     let new_owner = owner.clone().unwrap_or_default();
     let outcome = store.import_session(tenant, session, &new_owner, &archive, batches).await?;
     if outcome == ImportOutcome::Incomplete {
         let why = reading.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let short = || std::io::Error::other("a temporary file is shorter than it was");
-        return Err(Error::Spool(why.err().unwrap_or_else(short)));
+        return Err(Error::StagingFile(why.err().unwrap_or_else(short)));
     }
     let state = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
     let created = outcome == ImportOutcome::Imported;
@@ -204,7 +210,7 @@ async fn begins_with(
     store: &Arc<dyn Store>,
     tenant: &TenantId,
     session: &Session,
-    archive: &Archive,
+    archive: &ImportedSession,
 ) -> Result<bool, Error> {
     if session.last_seq < archive.last_seq || session.revision < archive.revision {
         return Ok(false);

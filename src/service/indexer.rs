@@ -1,7 +1,7 @@
 //! Background worker that adds newly stored messages to the search index.
 
 use super::MemoryService;
-use crate::domain::chain::Chain;
+use crate::domain::error_chain::ErrorChain;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,9 +58,9 @@ pub async fn index_pending(store: &Arc<dyn Store>, warn: bool) -> bool {
         Ok(()) => true,
         Err(error) => {
             if warn && !matches!(error, StoreError::Unavailable(_)) {
-                tracing::warn!(error = %Chain(&error), "search indexing failed; searches may be slow or fail");
+                tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may be slow or fail");
             } else {
-                tracing::debug!(error = %Chain(&error), "search indexing failed");
+                tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
             }
             false
         }

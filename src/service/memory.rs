@@ -25,7 +25,7 @@ impl MemoryService {
             return Err(Error::MemoryTooLarge { bytes, most });
         }
         let words = i64::try_from(summary::words(content)).unwrap_or(i64::MAX);
-        let new = NewMemoryDocument { content, words, tokens: tokens::of_text(content) };
+        let new = NewMemoryDocument { content, words, tokens: tokens::count_text(content) };
         self.store.write_memory_document(tenant, user, new, expected).await?.ok_or(Error::VersionMismatch)
     }
 

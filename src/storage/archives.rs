@@ -2,7 +2,7 @@
 
 use super::RowBatch;
 use super::row::limit;
-use crate::domain::archive::Archive;
+use crate::domain::export_format::ImportedSession;
 
 /// The number of imported rows, to compare with the header of the archive.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ impl ImportCounts {
         }
     }
 
-    pub(super) fn is_complete(&self, archive: &Archive) -> bool {
+    pub(super) fn is_complete(&self, archive: &ImportedSession) -> bool {
         (self.messages, self.revisions) == (archive.last_seq, archive.revision)
     }
 }

@@ -10,8 +10,8 @@ use super::{
     NewMemoryDocument, NewRevision, RowBatches, SessionPosition, Store, StoredApiKey, StoredMessage,
 };
 use crate::domain::api_key::{KeyId, KeyRecord};
-use crate::domain::archive::Archive;
 use crate::domain::exchange::{Exchange, IdempotencyKey};
+use crate::domain::export_format::ImportedSession;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message::Message;
@@ -149,7 +149,7 @@ impl Store for Database {
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
-        archive: &Archive,
+        archive: &ImportedSession,
         batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
         dispatch!(self, import_session(tenant, session, user, archive, batches))

@@ -8,8 +8,8 @@ use super::StoreError;
 use super::search::{MessageRef, SearchFilter, StoredHit, TermStatistics};
 use super::search_index::{IndexState, ReindexRange};
 use crate::domain::api_key::{self, KeyHash, KeyId, KeyRecord};
-use crate::domain::archive::{Archive, Imported};
-use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
+use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{KeyName, SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message::Message;
@@ -126,7 +126,7 @@ pub trait Store: Send + Sync + fmt::Debug {
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
-        archive: &Archive,
+        archive: &ImportedSession,
         batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError>;
 
@@ -359,7 +359,7 @@ pub struct StoredApiKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AppendOutcome {
     /// The exchange is durable. It may have been stored earlier by a request with the same key.
-    Appended(Recorded),
+    Appended(PersistedExchange),
     /// The session belongs to another user. Nothing was written.
     UserMismatch,
     /// The idempotency key was used for another exchange. Nothing was written.
@@ -411,7 +411,7 @@ pub struct SessionPosition {
 #[derive(Clone, Debug)]
 pub enum RowBatch {
     /// Messages in order.
-    Messages(Vec<Imported>),
+    Messages(Vec<ImportedMessage>),
     /// Revisions in order, after all messages.
     Revisions(Vec<Revision>),
 }

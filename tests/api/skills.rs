@@ -64,7 +64,11 @@ async fn skills_stand_between_summary_and_notice(backend: Backend) {
     let (with, without) = (&context["tokens"], &without["tokens"]);
     let difference = with["system"].as_i64().expect("tokens") - without["system"].as_i64().expect("tokens");
     let skills = &text[places[2]..places[5]];
-    assert!((difference - tokens::of_text(skills)).abs() <= 3, "{difference} {}", tokens::of_text(skills));
+    assert!(
+        (difference - tokens::count_text(skills)).abs() <= 3,
+        "{difference} {}",
+        tokens::count_text(skills)
+    );
     let sum: i64 =
         ["system", "history", "user_message"].map(|part| with[part].as_i64().expect("tokens")).iter().sum();
     assert_eq!(with["total"], sum);

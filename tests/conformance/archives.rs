@@ -4,7 +4,7 @@ use crate::conversation::{Conversation, counted, exchange, message, summary, use
 use crate::exchanges::polled;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::archive::{Archive, Imported};
+use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::revision::{Revision, RevisionKind};
 use precis::domain::session::{ConsolidationState, Session};
 use precis::storage::StoreError;
@@ -46,7 +46,7 @@ async fn a_part_is_bounded_in_rows_and_bytes(backend: Backend) {
 }
 
 /// Rows of three messages and two revisions, and what names them.
-fn archive() -> (Archive, Vec<RowBatch>) {
+fn archive() -> (ImportedSession, Vec<RowBatch>) {
     let texts = [
         r#"{"role":"user","content":"\u0000 ' \" $1 é","x":1.0}"#,
         r#"{"role":"assistant","tool_calls":[{"id":"a\u0000","function":{"name":"f","arguments":"{}"}}]}"#,
@@ -54,7 +54,7 @@ fn archive() -> (Archive, Vec<RowBatch>) {
     ];
     let messages = (1..).zip(texts).map(|(seq, text)| {
         let (message, tokens) = counted(message(text));
-        Imported { seq, created_at: Some(BEGAN + time::Duration::seconds(seq)), message, tokens }
+        ImportedMessage { seq, created_at: Some(BEGAN + time::Duration::seconds(seq)), message, tokens }
     });
     let messages: Vec<_> = messages.collect();
     let revision = |revision, kind, range, cursor, text: &str| Revision {
@@ -72,7 +72,7 @@ fn archive() -> (Archive, Vec<RowBatch>) {
         revision(1, RevisionKind::Consolidation, Some((1, 1)), 1, "one"),
         revision(2, RevisionKind::Consolidation, Some((2, 2)), 2, "one, two"),
     ];
-    let archive = Archive {
+    let archive = ImportedSession {
         user_id: Some(user_id("ada")),
         metadata: Some(r#"{"z":1.0}"#.to_owned()),
         times: Some((BEGAN, BEGAN + time::Duration::HOUR)),
@@ -104,7 +104,7 @@ fn ready(batches: Vec<RowBatch>) -> RowBatches {
 
 async fn import(
     demo: &Conversation,
-    archive: &Archive,
+    archive: &ImportedSession,
     batches: Vec<RowBatch>,
 ) -> Result<ImportOutcome, StoreError> {
     demo.store.import_session(&demo.tenant, &demo.session, &user_id("ada"), archive, ready(batches)).await
@@ -169,8 +169,8 @@ async fn an_imported_session_is_as_any_other(backend: Backend) {
 async fn rows_without_a_time_get_the_stores(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = counted(message(r#"{"role":"user","content":"a"}"#));
-    let row = Imported { seq: 1, created_at: None, message: first.0, tokens: first.1 };
-    let archive = Archive {
+    let row = ImportedMessage { seq: 1, created_at: None, message: first.0, tokens: first.1 };
+    let archive = ImportedSession {
         user_id: None,
         metadata: None,
         times: None,

@@ -1,7 +1,7 @@
 //! Short words for what most tests do: one session of one tenant, written, consolidated and read back.
 
 use crate::support::backend::Backend;
-use precis::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use precis::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::message::{Message, Role};
 use precis::domain::revision::Revision;
@@ -50,11 +50,11 @@ impl Conversation {
         self.store.append_exchange(&self.tenant, &self.session, exchange, key).await.unwrap()
     }
 
-    pub(crate) async fn record(&self, exchange: &Exchange) -> Recorded {
+    pub(crate) async fn record(&self, exchange: &Exchange) -> PersistedExchange {
         recorded(self.append(exchange, None).await)
     }
 
-    pub(crate) async fn say(&self, texts: &[&str]) -> Recorded {
+    pub(crate) async fn say(&self, texts: &[&str]) -> PersistedExchange {
         self.record(&exchange(texts)).await
     }
 
@@ -188,7 +188,7 @@ pub(crate) fn exchange_of(user: &str, texts: &[&str]) -> Exchange {
     Exchange { user_id: Some(user_id(user)), ..exchange(texts) }
 }
 
-pub(crate) fn recorded(append: AppendOutcome) -> Recorded {
+pub(crate) fn recorded(append: AppendOutcome) -> PersistedExchange {
     match append {
         AppendOutcome::Appended(recorded) => recorded,
         other => panic!("not recorded: {other:?}"),

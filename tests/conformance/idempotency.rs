@@ -3,7 +3,7 @@
 use crate::conversation::{Conversation, exchange, exchange_of, key, recorded};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::exchange::{Exchange, Recorded};
+use precis::domain::exchange::{Exchange, PersistedExchange};
 use precis::storage::AppendOutcome;
 use std::sync::Arc;
 use test_case::test_case;
@@ -28,7 +28,7 @@ async fn a_replay_gets_the_first_answer_and_writes_nothing(backend: Backend) {
     let rows = sql.rows().await;
     for _ in 0..3 {
         let again = recorded(demo.append(&first, Some(&key)).await);
-        assert_eq!(again, Recorded { replayed: true, ..answer.clone() });
+        assert_eq!(again, PersistedExchange { replayed: true, ..answer.clone() });
     }
     assert_eq!(sql.rows().await, rows);
     assert_eq!(recorded(demo.append(&first, None).await).first_seq, 5);

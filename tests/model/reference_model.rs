@@ -199,7 +199,7 @@ impl Message {
             is_blank: value["content"] == " ",
             calls: calls.filter_map(|call| text(&call["id"])).collect(),
             result_of: text(&value["tool_call_id"]),
-            tokens: tokens::of_message(&parsed.expect("a valid message")),
+            tokens: tokens::count_message(&parsed.expect("a valid message")),
             json,
         }
     }

@@ -1,7 +1,9 @@
 //! Chat completions: messages as they were stored, byte for byte, but for a field that OpenAI's own interface refuses.
 
-use super::pairs::{EARLIER_CALL, Inserts, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result};
-use super::{Draft, List, Part, Piece, Stable, Voice};
+use super::tool_pairing::{
+    EARLIER_CALL, MissingHalves, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result,
+};
+use super::{Part, RenderInput, RenderedContext, RenderedMessage, Speaker, StablePrefix};
 use crate::domain::message::Role;
 use crate::domain::message_metadata::ContextMessage;
 use crate::domain::tokens;
@@ -41,17 +43,17 @@ struct ToolResult<'a> {
     content: &'static str,
 }
 
-pub(super) fn piece(message: ContextMessage, inserts: &Inserts) -> Piece {
-    let mut piece = Piece::default();
-    if inserts.call {
+pub(super) fn piece(message: ContextMessage, missing_halves: &MissingHalves) -> RenderedMessage {
+    let mut piece = RenderedMessage::default();
+    if missing_halves.call {
         let (call, tokens) = call(message.metadata.result_of.as_deref().unwrap_or_default());
         piece.insert(call, tokens);
     }
-    let voice = if message.metadata.role == Role::Assistant { Voice::Assistant } else { Voice::User };
+    let speaker = if message.metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
     let json = without_empty_calls(&message.json).unwrap_or(message.json);
-    piece.parts.push(Part { voice, json });
+    piece.parts.push(Part { speaker, json });
     piece.tokens += message.metadata.tokens;
-    piece.insert_results(inserts, result);
+    piece.insert_results(missing_halves, result);
     piece
 }
 
@@ -87,25 +89,25 @@ fn call(id: &str) -> (Part, i64) {
         content: None,
         tool_calls: [Call { id, r#type: "function", function }],
     });
-    (Part { voice: Voice::Assistant, json }, tokens::PER_MESSAGE + tokens_of_call(id))
+    (Part { speaker: Speaker::Assistant, json }, tokens::PER_MESSAGE + tokens_of_call(id))
 }
 
 /// The result of a call that has none.
 fn result(id: &str) -> (Part, i64) {
     let json = json(&ToolResult { role: "tool", tool_call_id: id, content: NO_RESULT });
-    (Part { voice: Voice::User, json }, tokens_of_result(id))
+    (Part { speaker: Speaker::User, json }, tokens_of_result(id))
 }
 
-pub(super) fn list(draft: Draft) -> List {
+pub(super) fn list(draft: RenderInput) -> RenderedContext {
     let (stable, tokens) = draft.stable();
     let mut messages = Vec::with_capacity(draft.history.len() + 2);
     if !draft.system.is_empty() {
         messages.push(json(&Plain { role: "system", content: &draft.system }));
     }
-    let stable = Stable { messages: messages.len() + stable, blocks: None, tokens };
+    let stable = StablePrefix { messages: messages.len() + stable, blocks: None, tokens };
     let pieces = draft.history.into_iter().chain(draft.user_message);
     messages.extend(pieces.flat_map(|piece| piece.parts).map(|part| part.json));
-    List { messages, stable, ..List::default() }
+    RenderedContext { messages, stable, ..RenderedContext::default() }
 }
 
 fn json<T: Serialize>(value: &T) -> String {

@@ -3,7 +3,7 @@
 
 use super::Tool;
 use crate::domain::format::Format;
-use crate::domain::message::Invalid;
+use crate::domain::validation::FieldError;
 use serde_json::{Map, Value, json};
 
 impl Tool {
@@ -65,9 +65,10 @@ impl Form {
 ///
 /// # Errors
 /// It is a call of neither API, for its developer to mend.
-pub fn read(body: &str) -> Result<GivenCall, Vec<Invalid>> {
+pub fn read(body: &str) -> Result<GivenCall, Vec<FieldError>> {
     let mut wrong = Vec::new();
-    let invalid = |field: &str, detail: &str| Invalid { field: field.to_owned(), detail: detail.to_owned() };
+    let invalid =
+        |field: &str, detail: &str| FieldError { field: field.to_owned(), detail: detail.to_owned() };
     let mut call: Map<String, Value> =
         serde_json::from_str(body).map_err(|_| vec![invalid("", "must be a JSON object")])?;
     let mut text = |value: Option<Value>, field: &str| match value {

@@ -1,7 +1,8 @@
 //! Refusals of what goes beyond a limit: each names the setting and its value.
 
-use super::{FieldError, Problem};
+use super::Problem;
 use crate::domain::tokens::Tokenizer;
+use crate::domain::validation::FieldError;
 use crate::http::limits::Limits;
 use axum::http::StatusCode;
 

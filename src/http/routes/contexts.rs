@@ -3,11 +3,12 @@
 use crate::blocking;
 use crate::domain::consolidation::Mode;
 use crate::domain::format::Format;
-use crate::domain::json::whole;
-use crate::domain::message::{Invalid, Message, Role};
+use crate::domain::json::as_integer;
+use crate::domain::message::{Message, Role};
 use crate::domain::skill;
+use crate::domain::validation::FieldError;
 use crate::http::chat::ContentBody;
-use crate::http::error::{FieldError, Problem, at};
+use crate::http::error::Problem;
 use crate::http::extract::{OptionalJson, Session, Tenant, user_id};
 use crate::http::format::RequestFormat;
 use crate::http::limits::Limits;
@@ -61,7 +62,7 @@ impl TryFrom<Number> for MaxTokens {
     type Error = &'static str;
 
     fn try_from(number: Number) -> Result<Self, Self::Error> {
-        whole(&number).filter(|most| *most > 0).map(Self).ok_or("must be a whole number from 1 on")
+        as_integer(&number).filter(|most| *most > 0).map(Self).ok_or("must be a whole number from 1 on")
     }
 }
 
@@ -131,9 +132,9 @@ impl ContextRequest {
     fn into_options(self, limits: &Limits, memory_guide: Option<&str>) -> Result<ContextOptions, Problem> {
         let mut wrong = Vec::new();
         let user_message = self.user_message.and_then(|content| {
-            let message = Message::of_content(Role::User, &content);
+            let message = Message::from_content(Role::User, &content);
             let complain =
-                |errors: Vec<Invalid>| errors.into_iter().map(|invalid| at("user_message", invalid));
+                |errors: Vec<FieldError>| errors.into_iter().map(|invalid| invalid.in_value("user_message"));
             message.map_err(|errors| wrong.extend(complain(errors))).ok()
         });
         wrong.extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));

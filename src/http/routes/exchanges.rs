@@ -2,8 +2,9 @@
 
 use crate::blocking;
 use crate::domain::exchange::Exchange;
-use crate::domain::message::{Invalid, Message, Role};
-use crate::http::error::{FieldError, Problem, at};
+use crate::domain::message::{Message, Role};
+use crate::domain::validation::FieldError;
+use crate::http::error::Problem;
 use crate::http::extract::{Json, Session, Tenant, user_id};
 use crate::http::limits::Limits;
 use crate::http::openapi::refusals::OtherUser;
@@ -117,7 +118,7 @@ pub(crate) async fn record(
 ) -> Result<Response, Problem> {
     let key = idempotency_key(&headers)?;
     let exchange = blocking::sized(request.bytes(), move || request.into_exchange(&limits)).await?;
-    let recorded = service.record(&tenant, &session, exchange, key).await?;
+    let recorded = service.append_exchange(&tenant, &session, exchange, key).await?;
     let body = ExchangeResponse {
         session_id: session.as_str().to_owned(),
         first_seq: recorded.first_seq,
@@ -155,12 +156,12 @@ impl ExchangeRequest {
     fn into_exchange(self, limits: &Limits) -> Result<Exchange, Problem> {
         let mut wrong = Vec::new();
         let mut messages = Vec::new();
-        let mut take = |path: &str, parsed: Result<Message, Vec<Invalid>>| match parsed {
+        let mut take = |path: &str, parsed: Result<Message, Vec<FieldError>>| match parsed {
             Ok(message) => {
                 wrong.extend(limits.message(path, &message).err());
                 messages.push(message);
             }
-            Err(errors) => wrong.extend(errors.into_iter().map(|invalid| at(path, invalid))),
+            Err(errors) => wrong.extend(errors.into_iter().map(|invalid| invalid.in_value(path))),
         };
         let mut lacks = Vec::new();
         // So many that each need not be looked at.
@@ -178,11 +179,13 @@ impl ExchangeRequest {
                 let missing =
                     "missing: send user_message and assistant_reply, or messages for any other turn";
                 match user_message {
-                    Some(content) => take("user_message", Message::of_content(Role::User, &content)),
+                    Some(content) => take("user_message", Message::from_content(Role::User, &content)),
                     None => lacks.push(("user_message", missing)),
                 }
                 match assistant_reply {
-                    Some(content) => take("assistant_reply", Message::of_content(Role::Assistant, &content)),
+                    Some(content) => {
+                        take("assistant_reply", Message::from_content(Role::Assistant, &content))
+                    }
                     None => lacks.push(("assistant_reply", missing)),
                 }
             }

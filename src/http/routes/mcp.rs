@@ -7,9 +7,9 @@
 use crate::blocking;
 use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
-use crate::domain::message::Invalid;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
-use crate::http::error::{FieldError, Problem};
+use crate::domain::validation::FieldError;
+use crate::http::error::Problem;
 use crate::http::extract::{self, decoded};
 use crate::http::json;
 use crate::http::limits::Limits;
@@ -68,7 +68,7 @@ pub(crate) async fn serve(
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::broken_off())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
-    blocking::sized(size, move || json::sound(&checked, levels).map(|_| ())).await?;
+    blocking::sized(size, move || json::check_body(&checked, levels).map(|_| ())).await?;
     // Every answer is JSON, whatever else a client would take; the SDK asks for both.
     let accept = HeaderValue::from_static("application/json, text/event-stream");
     parts.headers.insert(header::ACCEPT, accept);
@@ -200,7 +200,7 @@ fn wrong<P: DeserializeOwned>(params: Option<Value>) -> String {
         return "params: missing".to_owned();
     };
     match read::<P>(&params.to_string()) {
-        Err(Invalid { field, detail }) => format!("params.{field}: {detail}"),
+        Err(FieldError { field, detail }) => format!("params.{field}: {detail}"),
         Ok(_) => "params: not those of this method".to_owned(),
     }
 }

@@ -1,9 +1,10 @@
 //! `/sessions` and `/sessions/{session_id}`
 
 use crate::domain::id::SessionId;
-use crate::domain::message::compact;
+use crate::domain::message::minify_json;
 use crate::domain::session;
-use crate::http::error::{FieldError, Problem};
+use crate::domain::validation::FieldError;
+use crate::http::error::Problem;
 use crate::http::extract::{Json, NoParams, Nothing, Params, Session, Tenant, user_id};
 use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
@@ -211,7 +212,7 @@ pub(crate) async fn patch(
 
 /// Metadata out of a request: an object, kept as it was given.
 pub(crate) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, FieldError> {
-    let text = compact(given.get());
+    let text = minify_json(given.get());
     if text.starts_with('{') {
         limits.metadata(&text).map(|()| text)
     } else {

@@ -1,8 +1,7 @@
 //! `GET /skills/memory`, and the skills of a context request
 
-use crate::domain::message::Invalid;
 use crate::domain::skill::{self, Skill};
-use crate::http::error::{FieldError, at};
+use crate::domain::validation::FieldError;
 use crate::http::extract::NoParams;
 use crate::service::MemoryService;
 use axum::extract::State;
@@ -47,13 +46,13 @@ pub(crate) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec
         let body = skill.body.filter(|_| always);
         if always && body.as_ref().is_none_or(|body| body.trim().is_empty()) {
             let detail = "missing: it goes into the system message, since always is true".to_owned();
-            complaints.push(Invalid { field: format!("[{index}].body"), detail });
+            complaints.push(FieldError { field: format!("[{index}].body"), detail });
         }
         let SkillBody { name, description, location, .. } = skill;
         skills.push(Skill { name, description, location, body });
     }
     complaints.extend(skill::check(&skills));
-    wrong.extend(complaints.into_iter().map(|invalid| at("skills", invalid)));
+    wrong.extend(complaints.into_iter().map(|invalid| invalid.in_value("skills")));
     skills
 }
 

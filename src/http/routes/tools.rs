@@ -4,10 +4,10 @@
 use crate::blocking;
 use crate::domain::api_key::Scope;
 use crate::domain::format::Format;
-use crate::domain::message::Invalid;
 use crate::domain::tool::call;
 use crate::domain::tool::{Tool, ToolCall};
-use crate::http::error::{Problem, at};
+use crate::domain::validation::FieldError;
+use crate::http::error::Problem;
 use crate::http::extract::{JsonText, NamedTool, Params, Session, Tenant, user_id};
 use crate::http::format::RequestFormat;
 use crate::http::openapi::parameters::Id;
@@ -168,9 +168,17 @@ pub(crate) async fn call(
         Ok((given, call))
     })
     .await
-    .map_err(|wrong: Vec<Invalid>| {
-        let whole = |invalid: &Invalid| if invalid.field.is_empty() { "body" } else { "" };
-        Problem::invalid(wrong.into_iter().map(|invalid| at(whole(&invalid), invalid)).collect())
+    .map_err(|wrong: Vec<FieldError>| {
+        let whole = |invalid: &FieldError| if invalid.field.is_empty() { "body" } else { "" };
+        Problem::invalid(
+            wrong
+                .into_iter()
+                .map(|invalid| {
+                    let path = whole(&invalid);
+                    invalid.in_value(path)
+                })
+                .collect(),
+        )
     })?;
     if let Some((field, name)) = given.name.filter(|(_, name)| name != tool.name()) {
         let detail =

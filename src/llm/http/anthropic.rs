@@ -4,7 +4,7 @@ use super::super::ModelError;
 use super::super::prompt::Prompt;
 use super::super::provider::{Finish, Request};
 use super::{ResponseBuilder, WireFormat};
-use crate::domain::json::Object;
+use crate::domain::json::MapOnly;
 use reqwest::header::HeaderName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -67,7 +67,7 @@ fn read_event(event: Event, builder: &mut ResponseBuilder) -> Result<(), ModelEr
         Event::Start { message } => builder.used(&message.usage, "input_tokens", "output_tokens"),
         Event::BlockStart { content_block } => read_block(content_block, builder)?,
         Event::BlockDelta { delta } => read_block(delta, builder)?,
-        Event::Delta { delta: Object(delta), usage } => {
+        Event::Delta { delta: MapOnly(delta), usage } => {
             builder.used(&usage, "input_tokens", "output_tokens");
             read_end(delta.stop_reason.as_deref(), builder);
         }
@@ -114,7 +114,7 @@ enum Event {
     BlockDelta { delta: Block },
     #[serde(rename = "message_delta")]
     Delta {
-        delta: Object<End>,
+        delta: MapOnly<End>,
         #[serde(default)]
         usage: Value,
     },

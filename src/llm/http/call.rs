@@ -8,7 +8,7 @@ use super::redact::redact;
 use super::response_body::{self, Kind};
 use super::stream_timeouts::StreamTimeouts;
 use super::{HttpProvider, ResponseBuilder, retry_after};
-use crate::domain::chain::Chain;
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::tokens;
 use futures_util::StreamExt as _;
 use reqwest::Response;
@@ -54,7 +54,7 @@ impl<'a> ProviderCall<'a> {
         let response = sent.map_err(|error| {
             let error = error.without_url();
             // The first line alone is only "error sending request".
-            let causes = Chain(error.source().unwrap_or(&error)).to_string();
+            let causes = ErrorChain(error.source().unwrap_or(&error)).to_string();
             ModelError::Connection(self.redact(&causes))
         })?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }

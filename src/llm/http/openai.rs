@@ -7,7 +7,7 @@ use super::super::ModelError;
 use super::super::prompt::Prompt;
 use super::super::provider::{Finish, Request};
 use super::{ResponseBuilder, WireFormat};
-use crate::domain::json::Object;
+use crate::domain::json::MapOnly;
 use reqwest::header::{AUTHORIZATION, HeaderName};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -69,8 +69,8 @@ impl WireFormat for OpenAi {
         };
         builder.used(&chunk.usage, "prompt_tokens", "completion_tokens");
         // One answer was asked for; should there be more, they are not parts of one text.
-        let first = |Object(choice): &Object<Choice>| choice.index.as_u64().unwrap_or_default() == 0;
-        for Object(choice) in chunk.choices.unwrap_or_default().into_iter().filter(first) {
+        let first = |MapOnly(choice): &MapOnly<Choice>| choice.index.as_u64().unwrap_or_default() == 0;
+        for MapOnly(choice) in chunk.choices.unwrap_or_default().into_iter().filter(first) {
             read_choice(choice, builder)?;
         }
         Ok(())
@@ -79,7 +79,7 @@ impl WireFormat for OpenAi {
 
 fn read_choice(choice: Choice, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
     // Some servers send with each piece what there is so far: that is no piece.
-    if let Some(Object(delta)) = choice.delta.or(choice.message) {
+    if let Some(MapOnly(delta)) = choice.delta.or(choice.message) {
         match delta.content {
             Some(Content::Text(text)) => builder.push(&text)?,
             Some(Content::Parts(parts)) => {
@@ -125,7 +125,7 @@ fn read_choice(choice: Choice, builder: &mut ResponseBuilder) -> Result<(), Mode
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
-    choices: Option<Vec<Object<Choice>>>,
+    choices: Option<Vec<MapOnly<Choice>>>,
     #[serde(default)]
     usage: Value,
 }
@@ -135,9 +135,9 @@ struct Choice {
     #[serde(default)]
     index: Value,
     #[serde(default)]
-    delta: Option<Object<Delta>>,
+    delta: Option<MapOnly<Delta>>,
     #[serde(default)]
-    message: Option<Object<Delta>>,
+    message: Option<MapOnly<Delta>>,
     #[serde(default)]
     finish_reason: Option<String>,
 }

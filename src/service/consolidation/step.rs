@@ -46,7 +46,8 @@ impl ConsolidationRun<'_> {
             words = summary::words(&text);
         }
         let words = i64::try_from(words).unwrap_or(i64::MAX);
-        let tokens = if text == state.summary.text { state.summary.tokens } else { tokens::of_text(&text) };
+        let tokens =
+            if text == state.summary.text { state.summary.tokens } else { tokens::count_text(&text) };
         Ok(NewRevision {
             base_revision: state.revision,
             base_cursor: state.cursor,

@@ -4,7 +4,7 @@
 //! became of the answer; what a call had taken that broke off, or that the end of the service cut off, nobody knows.
 
 use super::{ConsolidationRun, Failure};
-use crate::domain::chain::Chain;
+use crate::domain::error_chain::ErrorChain;
 use crate::llm::Cost;
 
 impl ConsolidationRun<'_> {
@@ -26,7 +26,7 @@ impl ConsolidationRun<'_> {
         }
         if let Err(error) = self.service.store.add_token_usage(self.tenant, cost.tokens).await {
             let tokens = cost.tokens;
-            tracing::warn!(error = %Chain(&error), tokens, "what models took could not be put on the tenant's account");
+            tracing::warn!(error = %ErrorChain(&error), tokens, "what models took could not be put on the tenant's account");
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{Context, ContextOptions, ContextTokens, Outcome, Report};
 use crate::domain::budget::{self, MessageCost};
 use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
 use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
-use crate::domain::format::{Draft, Format, Piece};
+use crate::domain::format::{Format, RenderInput, RenderedMessage};
 use crate::domain::message::Message;
 use crate::domain::message_metadata::ContextMessage;
 use crate::domain::message_metadata::MessageMetadata;
@@ -41,12 +41,12 @@ impl MemoryService {
             history.drain(..first);
             weights.history.drain(..first);
         }
-        let list = request.format.list(Draft {
+        let list = request.format.list(RenderInput {
             system: system.text,
             system_tokens: system.tokens,
             history,
             user_message,
-            begins_the_same: coverage.omitted.is_empty(),
+            is_prefix_stable: coverage.omitted.is_empty(),
             cache_control: request.cache_control,
             tokenizer,
         });
@@ -102,10 +102,10 @@ impl Weights {
     fn of(
         tokenizer: Tokenizer,
         system: &SystemMessage,
-        history: &[Piece],
-        user_message: Option<&Piece>,
+        history: &[RenderedMessage],
+        user_message: Option<&RenderedMessage>,
     ) -> Self {
-        let weight = |piece: &Piece| MessageCost {
+        let weight = |piece: &RenderedMessage| MessageCost {
             tokens: tokenizer.scale(piece.tokens),
             tokens_if_first: tokenizer.scale(piece.tokens_as_first),
         };
@@ -139,10 +139,10 @@ impl Weights {
 }
 
 /// The message that the request brought, as it stands in the list.
-fn new(format: Format, last_seq: i64, message: &Message) -> Result<Piece, Error> {
+fn new(format: Format, last_seq: i64, message: &Message) -> Result<RenderedMessage, Error> {
     let window = ContextMessage {
         seq: last_seq + 1,
-        metadata: MessageMetadata::new(message, tokens::of_message(message)),
+        metadata: MessageMetadata::new(message, tokens::count_message(message)),
         json: message.json().to_owned(),
     };
     Ok(format.pieces(vec![window]).map_err(corrupt_message)?.pop().unwrap_or_default())

@@ -2,7 +2,7 @@
 
 use super::search_index::{INSERT_ENTRIES, insert_entries};
 use super::{Postgres, begin, time};
-use crate::domain::archive::{Archive, Imported};
+use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::storage::StoreError;
@@ -72,7 +72,7 @@ impl Postgres {
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
-        archive: &Archive,
+        archive: &ImportedSession,
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
         let mut transaction = self.pool.begin_with(begin(tenant)).await?;
@@ -131,7 +131,7 @@ async fn store(
     connection: &mut PgConnection,
     tenant: &TenantId,
     session: &SessionId,
-    rows: &[Imported],
+    rows: &[ImportedMessage],
 ) -> Result<(), StoreError> {
     let (opens, answers): (Vec<_>, Vec<_>) = rows.iter().map(|row| tool_columns(&row.message)).unzip();
     sqlx::query(STORE)

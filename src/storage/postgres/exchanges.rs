@@ -1,7 +1,7 @@
 //! Persisting exchanges, on Postgres.
 
 use super::Postgres;
-use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::AppendOutcome;
 use crate::storage::StoreError;
@@ -122,7 +122,7 @@ impl Postgres {
         if replayed && fingerprint.as_ref() != key.map(|key| &key.fingerprint) {
             return Ok(AppendOutcome::KeyReused);
         }
-        Ok(AppendOutcome::Appended(Recorded {
+        Ok(AppendOutcome::Appended(PersistedExchange {
             first_seq: row.try_get("first_seq")?,
             last_seq: row.try_get("last_seq")?,
             created_at: row.try_get("created_at")?,

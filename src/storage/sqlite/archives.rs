@@ -2,7 +2,7 @@
 
 use super::search_index::insert_entries;
 use super::{Sqlite, micros, now, time};
-use crate::domain::archive::{Archive, Imported};
+use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::storage::StoreError;
@@ -74,7 +74,7 @@ impl Sqlite {
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
-        archive: &Archive,
+        archive: &ImportedSession,
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
         let mut transaction = self.write().await?;
@@ -134,7 +134,7 @@ async fn store(
     connection: &mut SqliteConnection,
     tenant: &TenantId,
     session: &SessionId,
-    rows: &[Imported],
+    rows: &[ImportedMessage],
     now: OffsetDateTime,
 ) -> Result<(), StoreError> {
     let rows = rows.iter().map(|row| {

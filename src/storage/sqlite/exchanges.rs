@@ -1,7 +1,7 @@
 //! Persisting exchanges, on SQLite.
 
 use super::{Sqlite, micros, now, time};
-use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::AppendOutcome;
 use crate::storage::StoreError;
@@ -60,7 +60,7 @@ impl Sqlite {
                 if row.try_get::<Vec<u8>, _>("fingerprint")? != key.fingerprint {
                     return Ok(AppendOutcome::KeyReused);
                 }
-                return Ok(AppendOutcome::Appended(Recorded {
+                return Ok(AppendOutcome::Appended(PersistedExchange {
                     first_seq: row.try_get("first_seq")?,
                     last_seq: row.try_get("last_seq")?,
                     created_at: time(&row, "created_at")?,
@@ -116,6 +116,6 @@ impl Sqlite {
                 .await?;
         }
         transaction.commit().await?;
-        Ok(AppendOutcome::Appended(Recorded { first_seq, last_seq, created_at, replayed: false }))
+        Ok(AppendOutcome::Appended(PersistedExchange { first_seq, last_seq, created_at, replayed: false }))
     }
 }

@@ -1,7 +1,7 @@
 //! Content blocks.
 
-use crate::domain::format::pairs::NO_ARGUMENTS;
-use crate::domain::sound;
+use crate::domain::format::tool_pairing::NO_ARGUMENTS;
+use crate::domain::json_validation;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -62,7 +62,9 @@ pub(super) fn input(arguments: &str) -> Box<RawValue> {
         return no_input();
     }
     // Deeper in the list than in the message: within a level less, every client can read it.
-    if text.starts_with('{') && sound::check(text, sound::MOST_LEVELS - 8).is_ok() {
+    if text.starts_with('{')
+        && json_validation::check_depth_and_encoding(text, json_validation::MAX_JSON_DEPTH - 8).is_ok()
+    {
         return raw(text.to_owned());
     }
     raw(super::json(&Other { arguments }))

@@ -4,7 +4,7 @@ use super::block::{Block, Source, input};
 use super::ids::{Ids, tool_name};
 use super::{EMPTY, EMPTY_TOKENS};
 use crate::domain::message::{Message, Role};
-use crate::domain::tokens::{PER_ATTACHMENT, PER_MESSAGE, Recount, of_text};
+use crate::domain::tokens::{IncrementalCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ pub(super) fn convert(message: &Message, stored: i64, ids: &Ids) -> Converted {
     let mut tokens = stored - PER_MESSAGE + tokens;
     // It is counted with every message, and said of users alone: an assistant that sees it begins to write it, too.
     let name = message.name().unwrap_or_default();
-    tokens -= of_text(name);
+    tokens -= count_text(name);
     match message.role() {
         Role::Tool => {
             let given = message.tool_call_id().unwrap_or_default();
@@ -40,7 +40,7 @@ pub(super) fn convert(message: &Message, stored: i64, ids: &Ids) -> Converted {
         }
         Role::User if !name.trim().is_empty() => {
             let said = format!("{name}:");
-            tokens += of_text(&said);
+            tokens += count_text(&said);
             blocks.insert(0, Block::Text { text: said });
         }
         Role::User => {}
@@ -66,7 +66,7 @@ pub(super) fn convert(message: &Message, stored: i64, ids: &Ids) -> Converted {
 
 /// How many more tokens the second text has.
 fn change(counted: &str, said: &str) -> i64 {
-    if said == counted { 0 } else { of_text(said) - of_text(counted) }
+    if said == counted { 0 } else { count_text(said) - count_text(counted) }
 }
 
 /// The content as blocks.
@@ -92,7 +92,7 @@ impl Content {
                     kind @ ("text" | "refusal") => texts.block(field(&part, kind)),
                     _ => attachment(&part).filter(|_| !by_assistant).or_else(|| {
                         let text = left_out(&part);
-                        content.tokens += of_text(&text) - PER_ATTACHMENT;
+                        content.tokens += count_text(&text) - PER_ATTACHMENT;
                         Some(Block::Text { text })
                     }),
                 };
@@ -112,7 +112,7 @@ impl Content {
 struct Texts {
     by_assistant: bool,
     begun: bool,
-    recount: Recount,
+    recount: IncrementalCount,
 }
 
 impl Texts {

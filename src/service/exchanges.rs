@@ -1,7 +1,7 @@
 //! Persisting exchanges.
 
 use super::{Error, MemoryService};
-use crate::domain::exchange::{Exchange, IdempotencyKey, Recorded};
+use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId};
 use crate::storage::AppendOutcome;
 use tracing::Instrument as _;
@@ -9,13 +9,13 @@ use tracing::Instrument as _;
 impl MemoryService {
     /// Persists an exchange; when this returns, it is durable. The write goes on if the caller goes away: the client
     /// can't know how far it came, and the same request with the same key gets the answer later.
-    pub async fn record(
+    pub async fn append_exchange(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         exchange: Exchange,
         key: Option<String>,
-    ) -> Result<Recorded, Error> {
+    ) -> Result<PersistedExchange, Error> {
         let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let write = async move {

@@ -6,32 +6,32 @@ use std::fmt;
 
 /// The most levels of lists and objects that any setting allows. Clients' own parsers have limits too, from 127 on, and what is stored here
 /// comes back to them a level or two deeper: one message beyond that would make its whole session unreadable.
-pub(crate) const MOST_LEVELS: usize = 120;
+pub(crate) const MAX_JSON_DEPTH: usize = 120;
 
 /// Reads the text as one JSON value of at most `levels` levels.
 ///
 /// # Errors
 /// It is no JSON value; of the category `Data`: it is nested deeper.
-pub(crate) fn check(text: &str, levels: usize) -> Result<(), serde_json::Error> {
+pub(crate) fn check_depth_and_encoding(text: &str, levels: usize) -> Result<(), serde_json::Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    Sound { levels }.deserialize(&mut deserializer)?;
+    DepthCheck { levels }.deserialize(&mut deserializer)?;
     deserializer.end()
 }
 
 /// Any JSON value, read to its end and dropped.
 #[derive(Clone, Copy)]
-struct Sound {
+struct DepthCheck {
     levels: usize,
 }
 
-impl Sound {
+impl DepthCheck {
     fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
         let levels = self.levels.checked_sub(1);
         levels.map(|levels| Self { levels }).ok_or_else(|| E::custom("nested too deep"))
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Sound {
+impl<'de> DeserializeSeed<'de> for DepthCheck {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -39,7 +39,7 @@ impl<'de> DeserializeSeed<'de> for Sound {
     }
 }
 
-impl<'de> Visitor<'de> for Sound {
+impl<'de> Visitor<'de> for DepthCheck {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

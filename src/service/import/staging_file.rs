@@ -1,6 +1,6 @@
 //! What an import has sent so far, in a temporary file that has no name: it is gone with the process, whatever ends it.
 
-use crate::domain::archive::{Imported, read_revision, write_revision};
+use crate::domain::export_format::{ImportedMessage, read_revision, write_revision};
 use crate::domain::message::Message;
 use crate::domain::revision::Revision;
 use crate::storage::{RowBatch, RowBatches};
@@ -19,16 +19,16 @@ const AHEAD: usize = 2;
 
 /// One line for each row: its kind, what is not in the JSON, and the JSON, which has no line feed in it.
 #[derive(Debug)]
-pub(super) struct Spool {
+pub(super) struct StagingFile {
     file: BufWriter<File>,
 }
 
-impl Spool {
+impl StagingFile {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { file: BufWriter::with_capacity(256 * 1024, tempfile::tempfile()?) })
     }
 
-    pub(super) fn message(&mut self, row: &Imported) -> io::Result<()> {
+    pub(super) fn message(&mut self, row: &ImportedMessage) -> io::Result<()> {
         let at = row.created_at.map_or(-1, |at| at.unix_timestamp_nanos() / 1000);
         writeln!(self.file, "m {} {} {at} {}", row.seq, row.tokens, row.message.json())
     }
@@ -69,7 +69,7 @@ fn send(
         if read == 0 || full || (!of_messages && !messages.is_empty()) {
             let (messages, revisions) = (std::mem::take(&mut messages), std::mem::take(&mut revisions));
             bytes = 0;
-            let last = messages.last().map(|row: &Imported| row.seq);
+            let last = messages.last().map(|row: &ImportedMessage| row.seq);
             let batches = [RowBatch::Messages(messages), RowBatch::Revisions(revisions)];
             for batch in batches.into_iter().filter(|batch| !is_empty(batch)) {
                 if sender.blocking_send(batch).is_err() {
@@ -98,7 +98,7 @@ fn is_empty(batch: &RowBatch) -> bool {
     }
 }
 
-fn message(row: &str) -> Option<Imported> {
+fn message(row: &str) -> Option<ImportedMessage> {
     let mut parts = row.splitn(5, ' ').skip(1);
     let seq = parts.next()?.parse().ok()?;
     let tokens = parts.next()?.parse().ok()?;
@@ -108,7 +108,7 @@ fn message(row: &str) -> Option<Imported> {
         micros => Some(OffsetDateTime::from_unix_timestamp_nanos(micros * 1000).ok()?),
     };
     let message = Message::from_stored(parts.next()?.to_owned()).ok()?;
-    Some(Imported { seq, created_at, message, tokens })
+    Some(ImportedMessage { seq, created_at, message, tokens })
 }
 
 fn spoiled() -> io::Error {

@@ -1,8 +1,8 @@
 //! The line of a revision: all of it, so that how a summary came to be can be told after an import as before.
 
-use super::super::message::Invalid;
 use super::super::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
 use super::super::session::Summary;
+use super::super::validation::FieldError;
 use super::super::{summary, tokens};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -64,7 +64,7 @@ impl From<&Provenance> for SourcePart {
 }
 
 impl SourcePart {
-    fn read(self, path: &str, wrong: &mut Vec<Invalid>) -> Provenance {
+    fn read(self, path: &str, wrong: &mut Vec<FieldError>) -> Provenance {
         let counts = [
             ("input_tokens", self.input_tokens),
             ("output_tokens", self.output_tokens),
@@ -75,8 +75,10 @@ impl SourcePart {
         ];
         for (name, count) in counts {
             if count.is_some_and(|count| count < 0) {
-                wrong
-                    .push(Invalid { field: format!("{path}.{name}"), detail: "must not be negative".into() });
+                wrong.push(FieldError {
+                    field: format!("{path}.{name}"),
+                    detail: "must not be negative".into(),
+                });
             }
         }
         Provenance {
@@ -117,10 +119,10 @@ impl From<&Revision> for RevisionLine {
 
 impl RevisionLine {
     /// The revision, with its own measures taken anew; what it must be among others is the checker's to say.
-    pub(super) fn read(self) -> Result<Revision, Vec<Invalid>> {
+    pub(super) fn read(self) -> Result<Revision, Vec<FieldError>> {
         let mut wrong = Vec::new();
         let mut say =
-            |field: &str, detail: &str| wrong.push(Invalid { field: field.into(), detail: detail.into() });
+            |field: &str, detail: &str| wrong.push(FieldError { field: field.into(), detail: detail.into() });
         let kind = RevisionKind::parse(&self.kind);
         if kind.is_none() {
             say("kind", "must be consolidation or restore");
@@ -144,7 +146,7 @@ impl RevisionLine {
                 cursor: self.cursor,
                 summary: Summary {
                     words: i64::try_from(summary::words(&self.text)).unwrap_or(i64::MAX),
-                    tokens: tokens::of_text(&self.text),
+                    tokens: tokens::count_text(&self.text),
                     text: self.text,
                 },
                 added: self.added,

@@ -1,4 +1,4 @@
-//! Calls and results in pairs. Both interfaces refuse a list in which a call has no result right behind it, or a result
+//! Calls and results in tool_pairing. Both interfaces refuse a list in which a call has no result right behind it, or a result
 //! no call right before it; a history has such calls and results: given up, late, said twice, or cut off from the
 //! other half by a summary. What is missing is put in. Nothing that was stored is moved, changed or left out.
 
@@ -17,20 +17,20 @@ pub(super) const NO_ARGUMENTS: &str = "{}";
 /// Tokens of a result that is put in, of the call with this id.
 pub(super) fn tokens_of_result(id: &str) -> i64 {
     // There may be very many.
-    static SAID: LazyLock<i64> = LazyLock::new(|| tokens::of_text(NO_RESULT));
-    tokens::PER_MESSAGE + tokens::of_text(id) + *SAID
+    static SAID: LazyLock<i64> = LazyLock::new(|| tokens::count_text(NO_RESULT));
+    tokens::PER_MESSAGE + tokens::count_text(id) + *SAID
 }
 
 /// Tokens of a call that is put in, with this id.
 pub(super) fn tokens_of_call(id: &str) -> i64 {
     static SAID: LazyLock<i64> =
-        LazyLock::new(|| tokens::of_text(EARLIER_CALL) + tokens::of_text(NO_ARGUMENTS));
-    tokens::PER_MESSAGE + tokens::of_text(id) + *SAID
+        LazyLock::new(|| tokens::count_text(EARLIER_CALL) + tokens::count_text(NO_ARGUMENTS));
+    tokens::PER_MESSAGE + tokens::count_text(id) + *SAID
 }
 
 /// What is put in around a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Inserts {
+pub(super) struct MissingHalves {
     /// Before it, the call that it result_of.
     pub(super) call: bool,
     /// Behind it, results of the calls with these ids.
@@ -40,26 +40,26 @@ pub(super) struct Inserts {
 }
 
 /// What is put in around each message. It depends on what stands before the message, and on the one that follows.
-pub(super) fn inserts<'a>(messages: impl Iterator<Item = &'a MessageMetadata>) -> Vec<Inserts> {
-    let mut all: Vec<Inserts> = Vec::new();
+pub(super) fn missing_halves<'a>(messages: impl Iterator<Item = &'a MessageMetadata>) -> Vec<MissingHalves> {
+    let mut all: Vec<MissingHalves> = Vec::new();
     // Calls of the assistant message before, as long as only results of them have followed.
     let mut open: Vec<String> = Vec::new();
-    let close = |all: &mut Vec<Inserts>, open: &mut Vec<String>| {
+    let close = |all: &mut Vec<MissingHalves>, open: &mut Vec<String>| {
         if let Some(before) = all.last_mut() {
             before.results.append(open);
         }
     };
     for message in messages {
-        let mut inserts = Inserts::default();
+        let mut missing_halves = MissingHalves::default();
         let answered = message.result_of.as_ref().and_then(|id| open.iter().position(|call| call == id));
         if let Some(at) = answered {
             open.remove(at);
         } else {
             close(&mut all, &mut open);
-            inserts.call = message.role == Role::Tool;
+            missing_halves.call = message.role == Role::Tool;
             open.clone_from(&message.calls);
         }
-        all.push(inserts);
+        all.push(missing_halves);
     }
     close(&mut all, &mut open);
     if let Some(last) = all.last_mut() {
@@ -98,12 +98,14 @@ mod tests {
             })
             .collect();
         let mut out = Vec::new();
-        for ((word, message), inserts) in script.split(' ').zip(&messages).zip(inserts(messages.iter())) {
-            if inserts.call {
+        for ((word, message), missing_halves) in
+            script.split(' ').zip(&messages).zip(missing_halves(messages.iter()))
+        {
+            if missing_halves.call {
                 out.push(format!("(A{})", message.result_of.as_deref().unwrap_or_default()));
             }
             out.push(word.to_owned());
-            out.extend(inserts.results.iter().map(|id| format!("(t{id})")));
+            out.extend(missing_halves.results.iter().map(|id| format!("(t{id})")));
         }
         out.join(" ")
     }

@@ -3,11 +3,12 @@
 //! Pure and without I/O, so that it can be tested, and fuzzed, with any bytes.
 
 use super::super::id::{SessionId, UserId};
-use super::super::limits::Sizes;
-use super::super::message::{Invalid, Message, compact};
+use super::super::limits::SizeLimits;
+use super::super::message::{Message, minify_json};
 use super::super::revision::{Revision, RevisionKind};
 use super::super::session::Summary;
-use super::super::{sound, tokens};
+use super::super::validation::FieldError;
+use super::super::{json_validation, tokens};
 use super::revision::RevisionLine;
 use super::{EndLine, Fingerprint, HeaderLine, Kind, LineError, MessageLine, VERSION, hex, read};
 use sha2::{Digest as _, Sha256};
@@ -16,7 +17,7 @@ use time::{OffsetDateTime, UtcOffset};
 
 /// A message of an export, valid and counted.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Imported {
+pub struct ImportedMessage {
     /// Its place.
     pub seq: i64,
     /// When it was stored first; `None`: the file doesn't say.
@@ -33,14 +34,14 @@ pub enum Entry {
     /// Nothing: the first, the last, or an empty line.
     Nothing,
     /// A message.
-    Message(Box<Imported>),
+    Message(Box<ImportedMessage>),
     /// A revision.
     Revision(Box<Revision>),
 }
 
 /// What a whole, sound export says of its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Archive {
+pub struct ImportedSession {
     /// Whose session it was; `None`: the file doesn't say.
     pub user_id: Option<UserId>,
     /// A JSON object; `None`: the file doesn't say.
@@ -75,8 +76,8 @@ enum Place {
 
 /// Reads an export line by line.
 #[derive(Clone, Debug)]
-pub struct Checker {
-    sizes: Sizes,
+pub struct ExportReader {
+    sizes: SizeLimits,
     place: Place,
     line: u64,
     header: Option<Header>,
@@ -102,10 +103,10 @@ struct Header {
     revisions: i64,
 }
 
-type Checked<T> = Result<T, Vec<Invalid>>;
+type Checked<T> = Result<T, Vec<FieldError>>;
 
 fn wrong<T>(field: &str, detail: impl Into<String>) -> Checked<T> {
-    Err(vec![Invalid { field: field.to_owned(), detail: detail.into() }])
+    Err(vec![FieldError { field: field.to_owned(), detail: detail.into() }])
 }
 
 /// A time as it can be kept: since 1970, in microseconds, in UTC.
@@ -126,10 +127,10 @@ fn state(cursor: i64, text: &str) -> [u8; 32] {
     hash.finalize().into()
 }
 
-impl Checker {
+impl ExportReader {
     /// Of nothing yet; messages and metadata must be within these limits.
     #[must_use]
-    pub fn new(sizes: Sizes) -> Self {
+    pub fn new(sizes: SizeLimits) -> Self {
         Self {
             sizes,
             place: Place::Start,
@@ -158,7 +159,7 @@ impl Checker {
 
     /// What is wrong with the line that was read last, or is being read.
     #[must_use]
-    pub fn error(&self, wrong: Vec<Invalid>) -> LineError {
+    pub fn error(&self, wrong: Vec<FieldError>) -> LineError {
         LineError { line: self.line, wrong }
     }
 
@@ -178,7 +179,7 @@ impl Checker {
     ///
     /// # Errors
     /// The export is cut off, or empty.
-    pub fn finish(mut self) -> Result<Archive, LineError> {
+    pub fn finish(mut self) -> Result<ImportedSession, LineError> {
         let cut_off =
             "the export is cut off here: its last line, {\"end\": …}, is missing. Make the export again";
         let outcome = match self.place {
@@ -191,7 +192,7 @@ impl Checker {
         };
         outcome.map_err(|wrong| self.error(wrong))?;
         let header = self.header;
-        Ok(Archive {
+        Ok(ImportedSession {
             user_id: header.as_ref().map(|header| header.user_id.clone()),
             metadata: header.as_ref().map(|header| header.metadata.clone()),
             times: header.as_ref().map(|header| (header.created_at, header.updated_at)),
@@ -214,7 +215,7 @@ impl Checker {
         }
         let text = text.trim_ascii();
         let kind = Kind::of(text).map_err(|invalid| vec![invalid])?;
-        if let Err(error) = sound::check(text, kind.levels()) {
+        if let Err(error) = json_validation::check_depth_and_encoding(text, kind.levels()) {
             return if error.is_data() {
                 wrong("", format!("is nested deeper than {} levels", kind.levels()))
             } else {
@@ -248,11 +249,11 @@ impl Checker {
         }
         let session = line.session;
         let id = |field: &str, error: super::super::id::InvalidId| {
-            vec![Invalid { field: field.to_owned(), detail: error.to_string() }]
+            vec![FieldError { field: field.to_owned(), detail: error.to_string() }]
         };
         SessionId::new(session.session_id).map_err(|error| id("session.session_id", error))?;
         let user_id = UserId::new(session.user_id).map_err(|error| id("session.user_id", error))?;
-        let metadata = compact(session.metadata.get());
+        let metadata = minify_json(session.metadata.get());
         if !metadata.starts_with('{') {
             return wrong("session.metadata", "must be a JSON object");
         }
@@ -311,14 +312,14 @@ impl Checker {
 
     fn keep(&mut self, field: &str, message: Message, created_at: Option<OffsetDateTime>) -> Checked<Entry> {
         self.sizes.message(field, &message).map_err(|invalid| vec![invalid])?;
-        let tokens = tokens::of_message(&message);
+        let tokens = tokens::count_message(&message);
         self.last_seq += 1;
         self.tokens = self.tokens.saturating_add(tokens);
         let at = created_at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         if self.fingerprint.message(self.last_seq, at, message.json()).is_err() {
             return wrong("", "is not JSON");
         }
-        Ok(Entry::Message(Box::new(Imported { seq: self.last_seq, created_at, message, tokens })))
+        Ok(Entry::Message(Box::new(ImportedMessage { seq: self.last_seq, created_at, message, tokens })))
     }
 
     fn revision(&mut self, mut revision: Revision) -> Checked<Entry> {

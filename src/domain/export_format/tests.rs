@@ -12,7 +12,7 @@ const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
 
 fn summary(text: &str) -> Summary {
     let words = i64::try_from(summary::words(text)).expect("small");
-    Summary { text: text.to_owned(), words, tokens: tokens::of_text(text) }
+    Summary { text: text.to_owned(), words, tokens: tokens::count_text(text) }
 }
 
 fn source() -> Provenance {
@@ -79,7 +79,7 @@ const MESSAGES: [&str; 3] = [
 
 /// The lines of a whole export.
 fn lines() -> Vec<String> {
-    let mut writer = Writer::default();
+    let mut writer = ExportWriter::default();
     let mut lines = vec![writer.header(&session()).expect("JSON")];
     for (seq, message) in (1..).zip(MESSAGES) {
         lines.push(writer.message(seq, BEGAN, message).expect("JSON"));
@@ -89,10 +89,12 @@ fn lines() -> Vec<String> {
     lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
-const SIZES: Sizes = Sizes { max_message_bytes: 1000, max_metadata_bytes: 100 };
+const SIZES: SizeLimits = SizeLimits { max_message_bytes: 1000, max_metadata_bytes: 100 };
 
-fn check<T: AsRef<[u8]>>(lines: impl IntoIterator<Item = T>) -> Result<(Archive, Vec<Entry>), LineError> {
-    let mut checker = Checker::new(SIZES);
+fn check<T: AsRef<[u8]>>(
+    lines: impl IntoIterator<Item = T>,
+) -> Result<(ImportedSession, Vec<Entry>), LineError> {
+    let mut checker = ExportReader::new(SIZES);
     let mut entries = Vec::new();
     for line in lines {
         entries.push(checker.line(line.as_ref())?);
@@ -231,8 +233,8 @@ fn what_is_read_can_be_exported_and_read_again() {
     };
     check([deep(118)]).expect_err("deeper than in an exchange");
     check([deep(117)]).expect("as in an exchange");
-    let line = |message: &str| Writer::default().message(1, BEGAN, message).expect("JSON");
-    let mut header = Writer::default().header(&session()).expect("JSON");
+    let line = |message: &str| ExportWriter::default().message(1, BEGAN, message).expect("JSON");
+    let mut header = ExportWriter::default().header(&session()).expect("JSON");
     header.truncate(header.len() - 1);
     check([header.clone(), line(&deep(118))]).expect_err("too deep");
     let error = check([header, line(&deep(117))]).expect_err("cut off");

@@ -11,11 +11,11 @@
 //! anew when an export is read: it must be this version's count, and nobody else's. To add a field to a line, give it a
 //! default, so that older exports can be read; to change what a field means, raise [`VERSION`].
 
-use super::limits::Sizes;
-use super::message::Invalid;
+use super::limits::SizeLimits;
 use super::revision::Revision;
 use super::session::Session;
-use super::{json, sound};
+use super::validation::FieldError;
+use super::{json, json_validation};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -23,10 +23,10 @@ use sha2::{Digest as _, Sha256};
 use std::fmt::{self, Write as _};
 use time::OffsetDateTime;
 
-mod check;
+mod reader;
 mod revision;
 
-pub use check::{Archive, Checker, Entry, Imported};
+pub use reader::{Entry, ExportReader, ImportedMessage, ImportedSession};
 use revision::RevisionLine;
 
 /// The version of the format, as the first line says it.
@@ -34,7 +34,7 @@ pub const VERSION: u32 = 1;
 
 /// The longest line that is read, in bytes: far above any revision, and above any message that is within its limit.
 #[must_use]
-pub fn max_line_bytes(sizes: Sizes) -> usize {
+pub fn max_line_bytes(sizes: SizeLimits) -> usize {
     let largest = sizes.max_message_bytes.max(sizes.max_metadata_bytes);
     largest.saturating_mul(2).max(64 * 1024 * 1024)
 }
@@ -91,13 +91,13 @@ pub struct LineError {
     /// Its number, from 1 on.
     pub line: u64,
     /// What is wrong in it; the path is empty where it is the line as a whole.
-    pub wrong: Vec<Invalid>,
+    pub wrong: Vec<FieldError>,
 }
 
 impl fmt::Display for LineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}", self.line)?;
-        for (index, Invalid { field, detail }) in self.wrong.iter().enumerate() {
+        for (index, FieldError { field, detail }) in self.wrong.iter().enumerate() {
             let before = if index == 0 { ": " } else { "; " };
             let field = if field.is_empty() { String::new() } else { format!("{field}: ") };
             write!(f, "{before}{field}{detail}")?;
@@ -120,7 +120,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(text: &str) -> Result<Self, Invalid> {
+    fn of(text: &str) -> Result<Self, FieldError> {
         #[derive(Deserialize)]
         struct Fields {
             precis_export: Option<IgnoredAny>,
@@ -129,7 +129,7 @@ impl Kind {
             end: Option<IgnoredAny>,
             role: Option<IgnoredAny>,
         }
-        let whole = |detail: &str| Invalid { field: String::new(), detail: detail.to_owned() };
+        let whole = |detail: &str| FieldError { field: String::new(), detail: detail.to_owned() };
         if !text.starts_with('{') {
             return Err(whole("is not a JSON object"));
         }
@@ -157,29 +157,29 @@ impl Kind {
     fn levels(self) -> usize {
         match self {
             // In a body, a message is in the list `messages`: two levels.
-            Self::Chat => sound::MOST_LEVELS - 2,
-            Self::Message => sound::MOST_LEVELS - 1,
+            Self::Chat => json_validation::MAX_JSON_DEPTH - 2,
+            Self::Message => json_validation::MAX_JSON_DEPTH - 1,
             // Metadata is one level deeper than in a body.
-            Self::Header => sound::MOST_LEVELS + 1,
-            Self::Revision | Self::End => sound::MOST_LEVELS,
+            Self::Header => json_validation::MAX_JSON_DEPTH + 1,
+            Self::Revision | Self::End => json_validation::MAX_JSON_DEPTH,
         }
     }
 }
 
 /// Reads a line of a known kind; the text has been found sound.
-fn read<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Vec<Invalid>> {
+fn read<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Vec<FieldError>> {
     json::read(text).map_err(|invalid| vec![invalid])
 }
 
 /// Writes the lines of an export, and keeps count of what has to stand in the last.
 #[derive(Clone, Debug, Default)]
-pub struct Writer {
+pub struct ExportWriter {
     hash: Sha256,
     messages: i64,
     revisions: i64,
 }
 
-impl Writer {
+impl ExportWriter {
     /// The first line.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl Writer {
 /// Tells whether two records are the same: of messages and, where they have them, their times and revisions.
 #[derive(Clone, Debug)]
 pub struct Fingerprint {
-    writer: Writer,
+    writer: ExportWriter,
     /// A file of messages alone has no times.
     bare: bool,
 }
@@ -246,7 +246,7 @@ impl Fingerprint {
     /// Of nothing yet.
     #[must_use]
     pub fn new(bare: bool) -> Self {
-        Self { writer: Writer::default(), bare }
+        Self { writer: ExportWriter::default(), bare }
     }
 
     /// Adds the next message.
@@ -285,7 +285,7 @@ pub fn write_revision(revision: &Revision) -> Result<String, serde_json::Error> 
 ///
 /// # Errors
 /// It is something else.
-pub fn read_revision(line: &str) -> Result<Revision, Vec<Invalid>> {
+pub fn read_revision(line: &str) -> Result<Revision, Vec<FieldError>> {
     read::<RevisionLine>(line)?.read()
 }
 

@@ -2,9 +2,9 @@
 
 /// An error with what caused it, in one line.
 #[derive(Debug)]
-pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));
+pub struct ErrorChain<'a>(pub &'a (dyn std::error::Error + 'static));
 
-impl std::fmt::Display for Chain<'_> {
+impl std::fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.0)?;
         let mut cause = self.0.source();

@@ -1,21 +1,22 @@
 //! Tokens of texts that are made of others, to the token, without counting anew what is known of those.
 
-use super::{border, of_text};
+use super::{count_text, pretoken_boundary};
 
 /// Goes through the texts that were counted and those that are made of them, side by side, and counts where the two
-/// differ: from the last [border](border) before a difference to the first behind it.
+/// differ: from the last [pretoken_boundary](pretoken_boundary) before a difference to the first behind it.
 #[derive(Debug, Default)]
-pub struct Recount {
+pub struct IncrementalCount {
     total: i64,
-    /// What comes after the last border in the text that was counted, and in the one that is made of it.
+    /// What comes after the last pretoken_boundary in the text that was counted, and in the one that is made of it.
     before: String,
     after: String,
 }
 
-impl Recount {
+impl IncrementalCount {
     /// This stands in both.
     pub fn keep(&mut self, text: &str) {
-        let (Some(first), Some(last)) = (border::first(text), border::last(text)) else {
+        let (Some(first), Some(last)) = (pretoken_boundary::first(text), pretoken_boundary::last(text))
+        else {
             self.cut(text);
             self.put(text);
             return;
@@ -40,13 +41,13 @@ impl Recount {
 
     /// The text that was counted ends here, and has so many tokens.
     pub fn known(&mut self, tokens: i64) {
-        self.total += tokens - of_text(&self.before);
+        self.total += tokens - count_text(&self.before);
         self.before.clear();
     }
 
     /// The text that is made ends here; what comes next is another.
     pub fn end(&mut self) {
-        self.total += of_text(&self.after);
+        self.total += count_text(&self.after);
         self.after.clear();
     }
 
@@ -54,7 +55,7 @@ impl Recount {
     #[must_use]
     pub fn total(&self) -> i64 {
         let same = self.before == self.after;
-        self.total + if same { 0 } else { of_text(&self.after) - of_text(&self.before) }
+        self.total + if same { 0 } else { count_text(&self.after) - count_text(&self.before) }
     }
 }
 
@@ -101,7 +102,7 @@ mod tests {
         fn what_is_made_of_known_texts_has_as_many_tokens_as_it_has_whole(
             texts in vec(vec((text(), "[a-z \n]{0,3}"), 0..4), 0..4)
         ) {
-            let (mut recount, mut whole) = (Recount::default(), String::new());
+            let (mut recount, mut whole) = (IncrementalCount::default(), String::new());
             for parts in &texts {
                 recount.put("\n\n## Your Memory\n\n");
                 whole.push_str("\n\n## Your Memory\n\n");
@@ -111,24 +112,24 @@ mod tests {
                     whole = format!("{whole}{part}{between}");
                 }
                 let known: String = parts.iter().map(|(part, _)| part.as_str()).collect();
-                recount.known(of_text(&known));
+                recount.known(count_text(&known));
             }
-            prop_assert_eq!(recount.total(), of_text(&whole), "{:?}", whole);
+            prop_assert_eq!(recount.total(), count_text(&whole), "{:?}", whole);
         }
 
         #[test]
         fn the_parts_of_a_known_text_have_as_many_tokens_as_they_have_alone(
             parts in vec((text(), "[a-z \n]{0,3}"), 0..4)
         ) {
-            let mut recount = Recount::default();
+            let mut recount = IncrementalCount::default();
             for (part, between) in &parts {
                 recount.keep(part);
                 recount.end();
                 recount.cut(between);
             }
             let whole: String = parts.iter().flat_map(|(part, between)| [part.as_str(), between]).collect();
-            let alone: i64 = parts.iter().map(|(part, _)| of_text(part)).sum();
-            prop_assert_eq!(of_text(&whole) + recount.total(), alone, "{:?}", parts);
+            let alone: i64 = parts.iter().map(|(part, _)| count_text(part)).sum();
+            prop_assert_eq!(count_text(&whole) + recount.total(), alone, "{:?}", parts);
         }
     }
 }
