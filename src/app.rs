@@ -85,7 +85,7 @@ impl App {
         let authenticator = Authenticator::new(Arc::clone(&store), allow_unauthenticated, KEYS_REMEMBERED);
         let keys = Keys::new(Arc::clone(&store));
         let service = MemoryService::new(store, llm, service_config(settings));
-        let meters = http::Meters::new(metrics.recorder());
+        let meters = http::HttpMetrics::new(metrics.recorder());
         let interface = interface(settings);
         let router = http::router(service.clone(), authenticator, metrics.handle(), meters, &interface);
         let metrics = metrics.handle();

@@ -12,8 +12,8 @@ use axum::{Extension, Router};
 use metrics_exporter_prometheus::PrometheusHandle;
 use middleware::admission::{self, Admission};
 use middleware::auth::{self, Access};
-use middleware::body_limits::{self, Bodies};
-use middleware::origin_guard::{self, Pages};
+use middleware::body_limits::{self, BodyMemoryBudget};
+use middleware::origin_guard::{self, OriginGuard};
 use middleware::{metrics, request_id};
 use routes::{
     archives, consolidations, contexts, exchanges, health, mcp, memory, messages, revisions, search,
@@ -35,7 +35,7 @@ mod routes;
 pub mod server;
 
 pub use limits::Limits;
-pub use middleware::metrics::Meters;
+pub use middleware::metrics::HttpMetrics;
 
 /// What the settings say about the interface.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ const ACCESS: &[(&str, Access)] = &[
     ("/sessions/{session_id}/tools/{name}", Access::Key(Scope::Read)),
     ("/livez", Access::Open),
     ("/readyz", Access::Open),
-    ("/metrics", Access::KeyWhileAway(Scope::Admin)),
+    ("/metrics", Access::KeyOrStale(Scope::Admin)),
 ];
 
 /// All routes over the service.
@@ -64,12 +64,14 @@ pub fn router(
     service: MemoryService,
     authenticator: Authenticator,
     prometheus: PrometheusHandle,
-    meters: Meters,
+    http_metrics: HttpMetrics,
     options: &Options,
 ) -> Router {
-    let (limits, pages) = (options.limits, Pages::new(&options.allowed_hosts, &options.cors_origins));
-    let pages = Arc::new(pages);
-    let (admission, bodies) = (Arc::new(Admission::new(limits)), Arc::new(Bodies::new(limits)));
+    let (limits, origin_guard) =
+        (options.limits, OriginGuard::new(&options.allowed_hosts, &options.cors_origins));
+    let origin_guard = Arc::new(origin_guard);
+    let (admission, body_memory) =
+        (Arc::new(Admission::new(limits)), Arc::new(BodyMemoryBudget::new(limits)));
     let router = Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{session_id}", get(sessions::get).patch(sessions::patch).delete(sessions::erase))
@@ -89,28 +91,28 @@ pub fn router(
         .route("/skills/memory", get(skills::memory))
         .route("/mcp", post(mcp::serve))
         // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::turn))
-        .route_layer(from_fn_with_state(Arc::clone(&bodies), body_limits::whole))
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::in_time))
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::room))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::acquire_permit))
+        .route_layer(from_fn_with_state(Arc::clone(&body_memory), body_limits::buffer_body))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::limit_time))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::shed_if_overloaded))
         // Streams: they take as long as they take, and are never in memory as a whole.
         .route("/sessions/{session_id}/export", get(archives::export))
-        .route("/sessions/{session_id}/import", post(archives::import).layer(Extension(bodies)))
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::rate))
-        .route_layer(from_fn_with_state(admission, admission::in_flight))
+        .route("/sessions/{session_id}/import", post(archives::import).layer(Extension(body_memory)))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::limit_rate))
+        .route_layer(from_fn_with_state(admission, admission::limit_in_flight))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics).with_state(prometheus))
         .with_state(service)
-        .fallback(error::no_route)
-        .layer(from_fn_with_state((authenticator, pages), auth::layer))
+        .fallback(error::route_not_found)
+        .layer(from_fn_with_state((authenticator, origin_guard), auth::authenticate))
         // Open: static, and nobody's data.
         .merge(openapi::page())
-        .method_not_allowed_fallback(error::no_method)
+        .method_not_allowed_fallback(error::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(Extension(limits));
-    origin_guard::allow(router, &options.cors_origins)
-        .layer(from_fn(origin_guard::headers))
-        .layer(from_fn_with_state(meters, metrics::layer))
-        .layer(from_fn(request_id::layer))
+    origin_guard::with_cors(router, &options.cors_origins)
+        .layer(from_fn(origin_guard::set_security_headers))
+        .layer(from_fn_with_state(http_metrics, metrics::record_request))
+        .layer(from_fn(request_id::set_request_id))
 }

@@ -23,7 +23,7 @@ const CHECKSUM: u32 = 7;
 /// 5 bits.
 const BASE: u32 = 32;
 /// Digits behind the prefix that give nothing away: a UUID has as many, and of a key they leave 80 bits to guess.
-const HARMLESS: usize = 32;
+const MIN_REDACTED_LEN: usize = 32;
 
 /// The text is no key: wrong in its form, or in its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -207,14 +207,14 @@ pub struct KeyRecord {
 /// A text to be shown, without the secret of any key that stands in it, in whatever case, or of the better part of one: its
 /// id stays.
 #[must_use]
-pub fn without_secrets(text: &str) -> Cow<'_, str> {
+pub fn redact_keys(text: &str) -> Cow<'_, str> {
     let lower = text.to_ascii_lowercase();
     let (mut shown, mut done) = (String::new(), 0);
     for (begin, prefix) in lower.match_indices(PREFIX) {
         let secret = begin + prefix.len();
         let rest = lower.get(secret..).unwrap_or_default();
         let digits = rest.find(|c| !is_digit(c)).unwrap_or(rest.len());
-        if digits > HARMLESS {
+        if digits > MIN_REDACTED_LEN {
             shown.extend([text.get(done..secret + ID).unwrap_or_default(), "…"]);
             done = secret + digits;
         }
@@ -324,12 +324,12 @@ mod tests {
             (format!("{KEY}00"), format!("{id}…")),
             (KEY[..45].to_owned(), format!("{id}…")),
         ] {
-            assert_eq!(without_secrets(&text), shown);
+            assert_eq!(redact_keys(&text), shown);
         }
         for harmless in
             ["", "precis_", "/sessions/precis_demo", "precis_é", "precis_0123456789abcdef0123456789abcdef"]
         {
-            assert_eq!(without_secrets(harmless), harmless);
+            assert_eq!(redact_keys(harmless), harmless);
         }
     }
 

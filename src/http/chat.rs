@@ -1,7 +1,7 @@
 //! The chat format, as the document shows it. What is read is raw JSON, which is kept as it is, and `domain::message` has
 //! the rules; here they stand once more, as far as a schema can say them.
 
-use super::openapi::written::written;
+use super::openapi::schemas::schema_from_json;
 use serde_json::json;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
@@ -17,7 +17,7 @@ pub(super) struct ToolCall;
 
 impl PartialSchema for ContentBody {
     fn schema() -> RefOr<Schema> {
-        written(json!({
+        schema_from_json(json!({
             "description": "The content of a message: text, or content parts of the OpenAI chat format",
             "oneOf": [
                 {"type": "string"},
@@ -30,7 +30,7 @@ impl PartialSchema for ContentBody {
 impl PartialSchema for ContentPart {
     fn schema() -> RefOr<Schema> {
         let maybe = json!({"type": ["string", "null"]});
-        written(json!({
+        schema_from_json(json!({
             "description": "A content part; it has other fields by its type, and all are kept",
             "oneOf": [
                 {
@@ -95,7 +95,7 @@ impl PartialSchema for ChatMessage {
         let nothing = json!({"type": "null"});
         let no_calls = json!({"oneOf": [{"type": "array", "items": false}, nothing]});
         let calls = json!({"oneOf": [{"type": "array", "items": call}, nothing]});
-        written(json!({
+        schema_from_json(json!({
             "description": "A message in the OpenAI chat format; every field is kept",
             "oneOf": [
                 message("User", &["role", "content"], json!({
@@ -141,7 +141,7 @@ impl PartialSchema for ChatMessage {
 
 impl PartialSchema for ToolCall {
     fn schema() -> RefOr<Schema> {
-        written(json!({
+        schema_from_json(json!({
             "type": "object",
             "required": ["id", "function"],
             "properties": {

@@ -3,7 +3,7 @@
 //!
 //! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
 
-use super::extract::shown;
+use super::extract::redact_path;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::export_format::LineError;
 use crate::domain::tool::{Tool, ToolError};
@@ -19,12 +19,12 @@ use utoipa::ToSchema;
 mod access;
 mod limits;
 
-pub(super) use limits::Beyond;
+pub(super) use limits::ExceededLimit;
 
 /// What the types of problems begin with.
 const TYPE: &str = "urn:precis:problem:";
 /// Fields that an answer lists, at most: a request can have a million wrong ones.
-const MOST_ERRORS: usize = 100;
+const MAX_ERRORS: usize = 100;
 /// What a client waits before it repeats a request that met a database that does not answer.
 const RETRY_SECONDS: u32 = 2;
 
@@ -47,7 +47,7 @@ pub(crate) struct Problem {
     #[serde(skip)]
     retry_after: Option<u32>,
     #[serde(skip)]
-    beyond: Option<&'static Beyond>,
+    exceeded_limit: Option<&'static ExceededLimit>,
     /// The rest of the body is not read: the client must not send its next request after it.
     #[serde(skip)]
     closing: bool,
@@ -62,7 +62,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             retry_after: None,
-            beyond: None,
+            exceeded_limit: None,
             closing: false,
         }
     }
@@ -83,8 +83,8 @@ impl Problem {
 
     /// 422: well-formed, but not what the interface takes.
     pub(crate) fn invalid(mut errors: Vec<FieldError>) -> Self {
-        let more = errors.len().saturating_sub(MOST_ERRORS);
-        errors.truncate(MOST_ERRORS);
+        let more = errors.len().saturating_sub(MAX_ERRORS);
+        errors.truncate(MAX_ERRORS);
         let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
         let more = if more > 0 { format!(", and {more} more") } else { String::new() };
         let detail = format!("Correct these fields and send the request again: {}{more}.", fields.join(", "));
@@ -110,18 +110,18 @@ impl Problem {
     }
 
     /// 404: the path names no tool. The text is for the model, which may have made the name up.
-    pub(crate) fn no_tool(tools: impl Iterator<Item = Tool>) -> Self {
+    pub(crate) fn tool_not_found(tools: impl Iterator<Item = Tool>) -> Self {
         let ToolError(detail) = ToolError::no_such_tool(tools);
         Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
 
     /// 400: the client went away, or its connection did.
-    pub(crate) fn broken_off() -> Self {
+    pub(crate) fn incomplete_body() -> Self {
         Self::bad_request("The body broke off. Send the request again.")
     }
 
     /// 415.
-    pub(crate) fn media_type() -> Self {
+    pub(crate) fn unsupported_media_type() -> Self {
         let detail = "Send JSON, with the header content-type: application/json.";
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -134,9 +134,9 @@ impl Problem {
 
 impl Problem {
     /// 415 for JSON lines.
-    pub(crate) fn media_type_of_lines() -> Self {
+    pub(crate) fn unsupported_media_type_for_lines() -> Self {
         let detail = "Send JSON lines, with the header content-type: application/x-ndjson.";
-        Self { detail: detail.to_owned(), ..Self::media_type() }
+        Self { detail: detail.to_owned(), ..Self::unsupported_media_type() }
     }
 
     /// 422 for a line of an import.
@@ -176,7 +176,7 @@ impl From<Error> for Problem {
             Error::SessionUserMismatch => {
                 let detail = "The session belongs to another user, and that can't change. \
                     Leave user_id out, or use another session.";
-                Self::new(S::CONFLICT, "other-user", "The session belongs to another user", detail)
+                Self::new(S::CONFLICT, "session-user-mismatch", "The session belongs to another user", detail)
             }
             Error::IdempotencyKeyReused => {
                 let detail =
@@ -186,7 +186,12 @@ impl From<Error> for Problem {
             Error::VersionMismatch => {
                 let detail = "The memory document has changed since the version that If-Match names. \
                     GET it, merge, and PUT it with its new ETag.";
-                Self::new(S::PRECONDITION_FAILED, "other-version", "The memory document has changed", detail)
+                Self::new(
+                    S::PRECONDITION_FAILED,
+                    "version-mismatch",
+                    "The memory document has changed",
+                    detail,
+                )
             }
             Error::MemoryTooLarge { bytes, most } => {
                 let detail = format!(
@@ -229,7 +234,12 @@ impl From<Error> for Problem {
             Error::StagingFile(error) => {
                 tracing::error!(error = %ErrorChain(&error), "the folder for temporary files (TMPDIR) can't be used");
                 let detail = "There is no room for an import where precis runs. Its log has the reason.";
-                Self::new(S::INSUFFICIENT_STORAGE, "no-room", "No room for the import", detail)
+                Self::new(
+                    S::INSUFFICIENT_STORAGE,
+                    "insufficient-storage",
+                    "Insufficient storage for the import",
+                    detail,
+                )
             }
             Error::Store(error) => Self::from_store(&error),
         }
@@ -251,7 +261,7 @@ impl Problem {
                 let detail = format!(
                     "The schema of the database is not the one that this version works with. {way_out}"
                 );
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "other-schema", "Other schema", detail)
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "schema-mismatch", "Schema mismatch", detail)
                     .retry_after(RETRY_SECONDS)
             }
             StoreError::Unavailable(_) => {
@@ -265,7 +275,8 @@ impl Problem {
                 tracing::warn!(error = %causes, "a search would not find all");
                 let detail = "What was stored last is still being put into the index: search again.";
                 let status = StatusCode::SERVICE_UNAVAILABLE;
-                Self::new(status, "search-behind", "Search behind", detail).retry_after(RETRY_SECONDS)
+                Self::new(status, "search-index-lagging", "Search index lagging", detail)
+                    .retry_after(RETRY_SECONDS)
             }
             _ => {
                 tracing::error!(error = %causes, "the store failed");
@@ -285,7 +296,7 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let (retry_after, beyond, closing) = (self.retry_after, self.beyond, self.closing);
+        let (retry_after, exceeded_limit, closing) = (self.retry_after, self.exceeded_limit, self.closing);
         let mut response = (status, Json(self)).into_response();
         let problem = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, problem);
@@ -298,26 +309,26 @@ impl IntoResponse for Problem {
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if let Some(beyond) = beyond {
-            response.extensions_mut().insert(*beyond);
+        if let Some(exceeded_limit) = exceeded_limit {
+            response.extensions_mut().insert(*exceeded_limit);
         }
         response
     }
 }
 
 /// 404 for a path that is none of ours.
-pub(super) async fn no_route(method: Method, uri: Uri) -> Problem {
-    let path = shown(uri.path());
+pub(super) async fn route_not_found(method: Method, uri: Uri) -> Problem {
+    let path = redact_path(uri.path());
     let mut detail = format!("There is nothing at {method} {path}. GET /openapi.json lists what there is.");
     if path.starts_with("/sessions/") || path.starts_with("/users/") {
         detail.push_str(" Inside an id, a slash is sent as %2F.");
     }
-    Problem::new(StatusCode::NOT_FOUND, "no-such-route", "Nothing here", detail)
+    Problem::new(StatusCode::NOT_FOUND, "route-not-found", "Route not found", detail)
 }
 
 /// 405; the header `allow` lists the methods.
-pub(super) async fn no_method(method: Method, uri: Uri) -> Problem {
-    let path = shown(uri.path());
+pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
+    let path = redact_path(uri.path());
     let detail = format!("{path} does not take {method}. The header allow lists what it takes.");
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
 }

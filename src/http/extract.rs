@@ -4,11 +4,11 @@ use super::error::Problem;
 use super::json;
 use super::limits::Limits;
 use crate::blocking;
-use crate::domain::api_key::without_secrets;
+use crate::domain::api_key::redact_keys;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::field_error_from_serde;
 use crate::domain::validation::FieldError;
-use crate::service::keys::authenticator::Caller;
+use crate::service::keys::authenticator::Principal;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -18,22 +18,22 @@ use serde::de::DeserializeOwned;
 use std::borrow::Cow;
 
 /// The tenant that the request acts for: that of its key. Without API keys there is one.
-pub(super) struct Tenant(pub(super) TenantId);
+pub(super) struct TenantFromKey(pub(super) TenantId);
 
-impl<S: Send + Sync> FromRequestParts<S> for Tenant {
+impl<S: Send + Sync> FromRequestParts<S> for TenantFromKey {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         // A route that the layer was forgotten around serves nobody, rather than one tenant the data of another.
-        let caller = parts.extensions.get::<Caller>().ok_or_else(Problem::internal)?;
+        let caller = parts.extensions.get::<Principal>().ok_or_else(Problem::internal)?;
         Ok(Self(caller.tenant.clone()))
     }
 }
 
 /// The session that the path names.
-pub(super) struct Session(pub(super) SessionId);
+pub(super) struct SessionPath(pub(super) SessionId);
 
-impl<S: Send + Sync> FromRequestParts<S> for Session {
+impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
@@ -49,9 +49,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Session {
 }
 
 /// The user that the path names.
-pub(super) struct User(pub(super) UserId);
+pub(super) struct UserPath(pub(super) UserId);
 
-impl<S: Send + Sync> FromRequestParts<S> for User {
+impl<S: Send + Sync> FromRequestParts<S> for UserPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
@@ -65,9 +65,9 @@ impl<S: Send + Sync> FromRequestParts<S> for User {
 }
 
 /// What the path names as a tool, whether there is one of the name or not.
-pub(super) struct NamedTool(pub(super) String);
+pub(super) struct ToolPath(pub(super) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for NamedTool {
+impl<S: Send + Sync> FromRequestParts<S> for ToolPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
@@ -81,9 +81,9 @@ impl<S: Send + Sync> FromRequestParts<S> for NamedTool {
 }
 
 /// The revision that the path names; 0 = before the first.
-pub(super) struct RevisionNumber(pub(super) i64);
+pub(super) struct RevisionPath(pub(super) i64);
 
-impl<S: Send + Sync> FromRequestParts<S> for RevisionNumber {
+impl<S: Send + Sync> FromRequestParts<S> for RevisionPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
@@ -106,7 +106,7 @@ async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
             "The path must be percent-encoded UTF-8: %2F for a slash, %25 for a percent sign.",
         )
     };
-    if decoded(parts.uri.path()).is_none() {
+    if percent_decode(parts.uri.path()).is_none() {
         return Err(wrong());
     }
     Path::<T>::from_request_parts(parts, state).await.map(|Path(params)| params).map_err(|_| wrong())
@@ -114,12 +114,12 @@ async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
 
 /// The text without its escapes, if each `%` begins one, and the result is UTF-8. Decoders let anything pass, and so `%zz`
 /// and `%25zz`, or any two bytes that are not UTF-8, would be one id.
-pub(super) fn decoded(text: &str) -> Option<String> {
-    let mut decoded = Vec::with_capacity(text.len());
+pub(super) fn percent_decode(text: &str) -> Option<String> {
+    let mut percent_decode = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     let hex = |byte: Option<u8>| u8::try_from(char::from(byte?).to_digit(16)?).ok();
     while let Some(byte) = rest.next() {
-        decoded.push(match byte {
+        percent_decode.push(match byte {
             b'%' => match (hex(rest.next()), hex(rest.next())) {
                 (Some(high), Some(low)) => high * 16 + low,
                 _ => return None,
@@ -127,13 +127,13 @@ pub(super) fn decoded(text: &str) -> Option<String> {
             _ => byte,
         });
     }
-    String::from_utf8(decoded).ok()
+    String::from_utf8(percent_decode).ok()
 }
 
 /// A path to be shown, in the log or in an answer: as it came, or without its escapes where there is a key in it. People
 /// paste keys where an id should be. What is behind escapes that can't be read, nobody can tell: it is not shown.
-pub(super) fn shown(path: &str) -> Cow<'_, str> {
-    match decoded(path).as_deref().map(without_secrets) {
+pub(super) fn redact_path(path: &str) -> Cow<'_, str> {
+    match percent_decode(path).as_deref().map(redact_keys) {
         None => Cow::Borrowed("(not percent-encoded UTF-8)"),
         Some(Cow::Borrowed(_)) => Cow::Borrowed(path),
         Some(Cow::Owned(shown)) => Cow::Owned(shown),
@@ -146,21 +146,21 @@ pub(super) fn user_id(text: String, field: &str) -> Result<UserId, FieldError> {
 }
 
 /// The parameters behind the `?`; an unknown one is an error.
-pub(super) struct Params<T>(pub(super) T);
+pub(super) struct QueryParams<T>(pub(super) T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<T> {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let query = parts.uri.query().unwrap_or_default();
-        if decoded(query).is_none() {
+        if percent_decode(query).is_none() {
             let detail =
                 "The query must be percent-encoded UTF-8: %26 for &, %2B for +, %25 for a percent sign.";
             return Err(Problem::bad_request(detail));
         }
         // One by one, so that all that is wrong is named, not just the first.
         let alone = |pair: &str| match format!("/?{pair}").parse::<Uri>() {
-            Ok(uri) => Query::<T>::try_from_uri(&uri).err().map(|wrong| complaint(&wrong)),
+            Ok(uri) => Query::<T>::try_from_uri(&uri).err().map(|wrong| query_error(&wrong)),
             Err(_) => None,
         };
         let wrong: Vec<FieldError> = query.split('&').filter_map(alone).collect();
@@ -168,14 +168,14 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
             return Err(Problem::invalid(wrong));
         }
         let whole = Query::<T>::from_request_parts(parts, state).await;
-        whole.map(|Query(params)| Self(params)).map_err(|wrong| Problem::invalid(vec![complaint(&wrong)]))
+        whole.map(|Query(params)| Self(params)).map_err(|wrong| Problem::invalid(vec![query_error(&wrong)]))
     }
 }
 
 /// There is nothing behind the `?` of a request that reads.
-pub(super) struct NoParams;
+pub(super) struct NoQuery;
 
-impl<S: Send + Sync> FromRequestParts<S> for NoParams {
+impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
@@ -185,14 +185,14 @@ impl<S: Send + Sync> FromRequestParts<S> for NoParams {
 
 /// There is nothing behind the `?` of a request that changes something, and in its body neither: what is put there would
 /// be passed over in silence, and a `?dry_run=true` would erase. `{}` may be sent, as clients do that always send JSON.
-pub(super) struct Nothing;
+pub(super) struct EmptyBody;
 
-impl<S: Send + Sync> FromRequest<S> for Nothing {
+impl<S: Send + Sync> FromRequest<S> for EmptyBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         no_params(request.uri(), "unknown: this request takes no parameters")?;
-        match &*whole(request).await? {
+        match &*collect_body(request).await? {
             b"" | b"{}" => Ok(Self),
             _ => Err(Problem::invalid_field("body", "must be left out: this request takes none")),
         }
@@ -200,7 +200,7 @@ impl<S: Send + Sync> FromRequest<S> for Nothing {
 }
 
 /// A rejection's source reads `limit: invalid digit found in string`.
-fn complaint(rejection: &QueryRejection) -> FieldError {
+fn query_error(rejection: &QueryRejection) -> FieldError {
     let text = std::error::Error::source(rejection).map_or_else(String::new, ToString::to_string);
     let (field, text) = text.split_once(": ").unwrap_or(("", &text));
     let is_number = ["invalid digit", "cannot parse integer", "number too"];
@@ -212,9 +212,9 @@ fn complaint(rejection: &QueryRejection) -> FieldError {
 }
 
 /// A JSON object as the body. All unknown fields are named; a wrong one is named with its path.
-pub(super) struct Json<T>(pub(super) T);
+pub(super) struct JsonBody<T>(pub(super) T);
 
-impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Json<T> {
+impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
@@ -222,16 +222,16 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Js
         let typed = is_json(request.headers());
         let bytes = body(request).await?;
         if !typed {
-            return Err(Problem::media_type());
+            return Err(Problem::unsupported_media_type());
         }
         read(bytes, limits).await.map(Self)
     }
 }
 
-/// As [`Json`], but the body may be left out.
-pub(super) struct OptionalJson<T>(pub(super) T);
+/// As [`JsonBody`], but the body may be left out.
+pub(super) struct OptionalJsonBody<T>(pub(super) T);
 
-impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
+impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
@@ -240,25 +240,25 @@ impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest
         let bytes = body(request).await?;
         match bytes.is_empty() {
             true => Ok(Self(T::default())),
-            false if !typed => Err(Problem::media_type()),
+            false if !typed => Err(Problem::unsupported_media_type()),
             false => read(bytes, limits).await.map(Self),
         }
     }
 }
 
 /// The text of a JSON object as the body, or `{}` where it is left out. There may be parameters behind the `?` as well.
-pub(super) struct JsonText(pub(super) String);
+pub(super) struct JsonTextBody(pub(super) String);
 
-impl<S: Send + Sync> FromRequest<S> for JsonText {
+impl<S: Send + Sync> FromRequest<S> for JsonTextBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let limits = limits(&request)?;
         let typed = is_json(request.headers());
-        let bytes = whole(request).await?;
+        let bytes = collect_body(request).await?;
         match bytes.is_empty() {
             true => Ok(Self("{}".to_owned())),
-            false if !typed => Err(Problem::media_type()),
+            false if !typed => Err(Problem::unsupported_media_type()),
             false => {
                 let (size, levels) = (bytes.len(), limits.max_json_depth);
                 let read = move || json::check_body(&bytes, levels).map(|text| Self(text.to_owned()));
@@ -280,7 +280,7 @@ async fn read<T: DeserializeOwned + Send + 'static>(bytes: Bytes, limits: Limits
 /// The body of a request that has nothing behind the `?`.
 async fn body(request: Request) -> Result<Bytes, Problem> {
     no_params(request.uri(), "unknown: this request takes its fields in the body")?;
-    whole(request).await
+    collect_body(request).await
 }
 
 fn no_params(uri: &Uri, detail: &str) -> Result<(), Problem> {
@@ -293,9 +293,9 @@ fn no_params(uri: &Uri, detail: &str) -> Result<(), Problem> {
     if given.is_empty() { Ok(()) } else { Err(Problem::invalid(given)) }
 }
 
-/// What `body_limits::whole` has read already.
-async fn whole(request: Request) -> Result<Bytes, Problem> {
-    to_bytes(request.into_body(), usize::MAX).await.map_err(|_| Problem::broken_off())
+/// What `body_limits::buffer_body` has read already.
+async fn collect_body(request: Request) -> Result<Bytes, Problem> {
+    to_bytes(request.into_body(), usize::MAX).await.map_err(|_| Problem::incomplete_body())
 }
 
 pub(super) fn is_json(headers: &HeaderMap) -> bool {

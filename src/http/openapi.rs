@@ -21,8 +21,8 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 mod bodies;
 mod links;
 pub(super) mod parameters;
-pub(super) mod refusals;
-pub(super) mod written;
+pub(super) mod responses;
+pub(super) mod schemas;
 
 /// A memory for LLM agents that fits their context window.
 #[derive(OpenApi)]
@@ -86,7 +86,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
     ));
     let components = document.components.get_or_insert_default();
     components.add_security_scheme(KEY, SecurityScheme::Http(key.build()));
-    components.responses.extend(refusals::all());
+    components.responses.extend(responses::all());
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
             bodies::close(operation, components);
@@ -96,7 +96,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
             if let Some(scope) = scope {
                 operation.security = Some(vec![SecurityRequirement::new(KEY, [scope.as_str()])]);
             }
-            refusals::complete(operation, scope.is_some());
+            responses::complete(operation, scope.is_some());
         }
     }
     document
@@ -156,7 +156,7 @@ const POLICY: HeaderValue = HeaderValue::from_static(
 async fn with_problems(method: Method, uri: Uri, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     if response.status() == StatusCode::NOT_FOUND {
-        return error::no_route(method, uri).await.into_response();
+        return error::route_not_found(method, uri).await.into_response();
     }
     response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, POLICY);
     response

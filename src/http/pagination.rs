@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 /// Items of a page where the request names no number.
 const DEFAULT_LIMIT: i64 = 50;
 /// Items of a page, at most.
-const MOST: i64 = 1000;
+const MAX_LIMIT: i64 = 1000;
 
 /// A page of a list.
 #[derive(Serialize, ToSchema)]
@@ -30,18 +30,18 @@ impl TryFrom<String> for Limit {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let limit = text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-        limit.map(Self).ok_or_else(|| format!("must be a number from 1 to {MOST}"))
+        let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+        limit.map(Self).ok_or_else(|| format!("must be a number from 1 to {MAX_LIMIT}"))
     }
 }
 
 /// Items of the page that a request asks for.
-pub(super) fn limit(asked: Option<Limit>) -> i64 {
+pub(super) fn page_size(asked: Option<Limit>) -> i64 {
     asked.map_or(DEFAULT_LIMIT, |Limit(limit)| limit)
 }
 
 /// The parameter `cursor`: a place in a list, as an earlier page gave it.
-pub(super) fn place<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<T>, Problem> {
+pub(super) fn decode_cursor<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<T>, Problem> {
     let Some(cursor) = cursor else { return Ok(None) };
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok();
     let place = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -52,7 +52,7 @@ pub(super) fn place<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<
 
 impl<T: ToSchema> Page<T> {
     /// All there is.
-    pub(super) fn whole(items: Vec<T>) -> Self {
+    pub(super) fn single(items: Vec<T>) -> Self {
         Self { items, next: None }
     }
 

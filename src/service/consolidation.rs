@@ -5,7 +5,7 @@
 
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
-use crate::domain::api_key::without_secrets;
+use crate::domain::api_key::redact_keys;
 use crate::domain::batching;
 use crate::domain::consolidation::Plan;
 use crate::domain::error_chain::ErrorChain;
@@ -116,7 +116,7 @@ impl MemoryService {
     ) -> tokio::task::JoinHandle<Ended> {
         let (service, tenant, session, pools) =
             (self.clone(), tenant.clone(), session.clone(), pools.clone());
-        let span = tracing::info_span!("consolidation", session = &*without_secrets(session.as_str()));
+        let span = tracing::info_span!("consolidation", session = &*redact_keys(session.as_str()));
         self.tasks.spawn(
             async move { service.consolidate(&tenant, &session, condition, &pools).await }.instrument(span),
         )

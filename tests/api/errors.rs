@@ -23,11 +23,11 @@ async fn a_path_that_is_none_of_ours() {
             answer.problem(404, "user-not-found");
             continue;
         }
-        let detail = answer.problem(404, "no-such-route");
+        let detail = answer.problem(404, "route-not-found");
         assert!(detail.contains(path) && detail.contains("/openapi.json"), "{detail}");
     }
     for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS] {
-        send(app.request(method, "/nothing")).await.problem(404, "no-such-route");
+        send(app.request(method, "/nothing")).await.problem(404, "route-not-found");
     }
 }
 

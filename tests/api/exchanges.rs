@@ -143,9 +143,9 @@ async fn a_session_stays_with_its_user(backend: Backend) {
         body.to_string()
     };
     post(&app, PATH, turn(Some("ada"))).await.ok(201);
-    post(&app, PATH, turn(Some("bo"))).await.problem(409, "other-user");
-    post(&app, PATH, turn(Some("default"))).await.problem(409, "other-user");
-    post(&app, "/sessions/s/context", r#"{"user_id":"bo"}"#).await.problem(409, "other-user");
+    post(&app, PATH, turn(Some("bo"))).await.problem(409, "session-user-mismatch");
+    post(&app, PATH, turn(Some("default"))).await.problem(409, "session-user-mismatch");
+    post(&app, "/sessions/s/context", r#"{"user_id":"bo"}"#).await.problem(409, "session-user-mismatch");
     post(&app, PATH, turn(None)).await.ok(201);
     post(&app, PATH, turn(Some("ada"))).await.ok(201);
     let session = app.get("/sessions/s").await;

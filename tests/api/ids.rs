@@ -100,7 +100,7 @@ async fn what_is_no_id_is_refused() {
         get(&app, &format!("/users/{id}/memory")).await.problem(400, "bad-request");
         get(&app, &format!("/sessions?user_id={id}")).await.problem(400, "bad-request");
     }
-    let detail = get(&app, "/sessions/a/b").await.problem(404, "no-such-route");
+    let detail = get(&app, "/sessions/a/b").await.problem(404, "route-not-found");
     assert!(detail.contains("%2F"), "{detail}");
     assert_eq!(get(&app, "/sessions").await.ok(200)["items"], json!([]));
 }

@@ -100,7 +100,7 @@ async fn what_is_no_route_of_the_document() {
     for path in ["/", "/nothing", "/sessions/a/b"] {
         for method in [Method::GET, Method::POST, Method::DELETE] {
             ask(&app, &method, path).await.problem(401, "unauthorized");
-            ask(&reader, &method, path).await.problem(404, "no-such-route");
+            ask(&reader, &method, path).await.problem(404, "route-not-found");
         }
     }
     ask(&app, &Method::PUT, "/sessions").await.problem(405, "method-not-allowed");

@@ -42,11 +42,11 @@ async fn a_document_is_replaced_as_a_whole(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn if_match_guards_a_change(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    put_if(&app, "\"1\"", "a").await.problem(412, "other-version");
+    put_if(&app, "\"1\"", "a").await.problem(412, "version-mismatch");
     assert_eq!(put_if(&app, "\"0\"", "a").await.ok(200)["version"], 1);
-    put_if(&app, "\"0\"", "b").await.problem(412, "other-version");
+    put_if(&app, "\"0\"", "b").await.problem(412, "version-mismatch");
     assert_eq!(put_if(&app, "\"1\"", "c").await.ok(200)["version"], 2);
-    put_if(&app, "\"1\"", "d").await.problem(412, "other-version");
+    put_if(&app, "\"1\"", "d").await.problem(412, "version-mismatch");
     assert_eq!(put_if(&app, "*", "e").await.ok(200)["version"], 3);
     for garbage in ["3", "\"3", "\"three\"", "", "W/\"3\"", "\"3\", \"4\"", "é"] {
         assert_eq!(put_if(&app, garbage, "f").await.fields(), ["If-Match"], "{garbage}");

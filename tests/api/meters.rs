@@ -18,7 +18,7 @@ async fn requests(app: &TestApp, route: &str, method: &str, status: u16) -> u64 
 }
 
 async fn refused(app: &TestApp, limit: &str) -> u64 {
-    sample(app, &format!("precis_requests_refused_total{{limit=\"{limit}\"}}")).await
+    sample(app, &format!("precis_requests_rejected_total{{limit=\"{limit}\"}}")).await
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn requests_are_counted_by_route_method_and_status() {
         get(&app, &format!("/sessions/{session}")).await;
     }
     assert_eq!(get(&app, "/sessions/xylophon-1?xylophon-4=").await.fields(), ["?xylophon-4"]);
-    get(&app, "/xylophon").await.problem(404, "no-such-route");
+    get(&app, "/xylophon").await.problem(404, "route-not-found");
     let made_up = Method::from_bytes(b"XYLOPHON").expect("a method");
     send(app.request(made_up, "/livez")).await.problem(405, "method-not-allowed");
     for (route, method, status, count) in [

@@ -26,11 +26,11 @@ async fn without_the_schema_it_lives_but_is_not_ready() {
     let app = TestApp::serve(app).await;
     get(&app, "/livez").await.ok(200);
     let answer = get(&app, "/readyz").await;
-    let detail = answer.problem(503, "other-schema");
+    let detail = answer.problem(503, "schema-mismatch");
     assert!(detail.contains("precis migrate"), "{detail}");
     assert!(answer.header("retry-after").expect("a time").parse::<u32>().is_ok());
     let answer = get(&app, "/sessions").await;
-    assert!(answer.problem(503, "other-schema").contains("precis migrate"));
+    assert!(answer.problem(503, "schema-mismatch").contains("precis migrate"));
     assert!(!answer.text.to_lowercase().contains("table"), "no SQL: {answer:?}");
 }
 

@@ -130,7 +130,7 @@ async fn the_session_gives_the_user(backend: Backend) {
         let answer = post(&app, &format!("/sessions/{path}"), "{}").await.ok(200);
         assert_eq!(answer["content"], content, "{path}");
     }
-    post(&app, "/sessions/a/tools/memory_read?user_id=bo", "{}").await.problem(409, "other-user");
+    post(&app, "/sessions/a/tools/memory_read?user_id=bo", "{}").await.problem(409, "session-user-mismatch");
     assert_eq!(post(&app, "/sessions/a/tools/memory_read?user_id=", "{}").await.fields(), ["user_id"]);
     assert_eq!(post(&app, "/sessions/a/tools/memory_read?user=ada", "{}").await.fields(), ["user"]);
 }

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
 use precis::domain::id::{KeyName, TenantId};
 use precis::service::keys::Keys;
-use precis::service::keys::authenticator::{Authenticator, Refused, Trust};
+use precis::service::keys::authenticator::{AuthError, Authenticator, Staleness};
 use precis::storage::NewApiKey;
 use precis::storage::{Store, StoreError};
 use std::sync::Arc;
@@ -138,18 +138,18 @@ const LONG: Duration = Duration::from_hours(1);
 
 /// Whom the key makes the caller, as `tenant/scope`; or why nobody.
 async fn who(authenticator: &Authenticator, key: &ApiKey) -> String {
-    describe(authenticator.with_key(key, Trust::Brief).await)
+    describe(authenticator.with_key(key, Staleness::Fresh).await)
 }
 
 async fn anybody(authenticator: &Authenticator) -> String {
-    describe(authenticator.without_key(Trust::Brief).await)
+    describe(authenticator.without_key(Staleness::Fresh).await)
 }
 
-fn describe(known: Result<precis::service::keys::authenticator::Caller, Refused>) -> String {
+fn describe(known: Result<precis::service::keys::authenticator::Principal, AuthError>) -> String {
     match known {
         Ok(caller) => format!("{}/{}", caller.tenant, caller.scope),
-        Err(Refused::Unauthorized) => "unauthorized".to_owned(),
-        Err(Refused::Store(StoreError::Unavailable(_))) => "away".to_owned(),
+        Err(AuthError::Unauthorized) => "unauthorized".to_owned(),
+        Err(AuthError::Store(StoreError::Unavailable(_))) => "away".to_owned(),
         Err(other) => panic!("{other:?}"),
     }
 }
@@ -164,7 +164,7 @@ async fn a_key_opens_its_tenant(backend: Backend) {
         create(&store, &new_key(tenant, seed)).await;
         assert_eq!(who(&authenticator, &key(seed)).await, format!("{tenant}/write"));
     }
-    let caller = authenticator.with_key(&key(1), Trust::Brief).await.unwrap();
+    let caller = authenticator.with_key(&key(1), Staleness::Fresh).await.unwrap();
     assert_eq!(caller.key.as_ref(), Some(key(1).id()));
     assert_eq!(who(&authenticator, &key(3)).await, "unauthorized");
     // The id of one key, the secret of another.
@@ -244,7 +244,7 @@ async fn a_store_that_is_away_is_no_refusal(backend: Backend) {
     }
     assert_eq!(anybody(&ignorant).await, "away");
     // What needs no store goes by what was true last.
-    let while_away = async |seed| describe(brief.with_key(&key(seed), Trust::WhileAway).await);
+    let while_away = async |seed| describe(brief.with_key(&key(seed), Staleness::AllowStale).await);
     assert_eq!((while_away(1).await, while_away(2).await), ("acme/write".into(), "unauthorized".into()));
     assert_eq!(while_away(4).await, "away");
 }

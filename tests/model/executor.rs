@@ -170,7 +170,7 @@ impl Executor {
         let request = app.request(Method::POST, &format!("/sessions/s{id}/context"));
         let response = send(with_json(request, &body.to_string())).await;
         if owner.is_some_and(|owner| user.is_some_and(|user| user != owner)) {
-            return response.problem(409, "other-user");
+            return response.problem(409, "session-user-mismatch");
         }
         let json = response.ok(200);
         let mut context: harness::Answer = serde_json::from_str(&response.text).expect("a context");
@@ -328,7 +328,7 @@ async fn append(app: &TestApp, tenant: &mut Tenant, exchange: &Exchange, setting
     let response = send(with_json(with_key(request, exchange.key), &body)).await;
     match expected {
         AppendOutcome::KeyReused => response.problem(422, "idempotency-key-reused"),
-        AppendOutcome::UserMismatch => response.problem(409, "other-user"),
+        AppendOutcome::UserMismatch => response.problem(409, "session-user-mismatch"),
         AppendOutcome::Replayed(recorded) => {
             assert_eq!((response.ok(201), response.replayed), (recorded.response, true), "{response:?}");
         }
@@ -380,7 +380,7 @@ async fn write_memory(app: &TestApp, tenant: &mut Tenant, user: u8, condition: C
     }
     let response = send(with_json(request, &json!({ "content": content }).to_string())).await;
     if is_rejected {
-        return response.problem(412, "other-version");
+        return response.problem(412, "version-mismatch");
     }
     let document = response.ok(200);
     assert_eq!((&document["version"], &document["content"]), (&json!(version + 1), &json!(content)));

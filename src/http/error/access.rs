@@ -13,7 +13,7 @@ impl Problem {
     }
 
     /// 401 for a header that holds no bearer token.
-    pub(crate) fn no_bearer() -> Self {
+    pub(crate) fn malformed_authorization() -> Self {
         let detail = "The header authorization must be there once, and read `Bearer precis_…`.";
         Self { detail: detail.to_owned(), ..Self::unauthorized() }
     }
@@ -25,7 +25,7 @@ impl Problem {
     }
 
     /// 403: without a key, under a name that anyone could have made up.
-    pub(crate) fn foreign_host(name: &str) -> Self {
+    pub(crate) fn host_not_allowed(name: &str) -> Self {
         let detail = format!(
             "There is no API key, and so precis answers only at addresses, at localhost, and at the names in \
              server.allowed_hosts; {name:?} is none of them, and a web page could be behind it. Add it there, or make a key."
@@ -34,7 +34,7 @@ impl Problem {
     }
 
     /// 403: without a key, from a page that any site may have led the user to.
-    pub(crate) fn foreign_page(pages: &str) -> Self {
+    pub(crate) fn origin_not_allowed(pages: &str) -> Self {
         let detail = format!(
             "There is no API key, and so {pages} may call only if server.cors_origins lists their origin. Add it there."
         );

@@ -11,43 +11,43 @@ const OVERLOADED_SECONDS: u32 = 1;
 
 /// The limit that a request went beyond: an answer has it in its extensions, to be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Beyond {
+pub(crate) struct ExceededLimit {
     /// The setting.
     pub(crate) limit: &'static str,
     /// Whether that says nothing about this request, only that there are too many.
-    pub(crate) overload: bool,
+    pub(crate) is_overload: bool,
 }
 
-const BODY: Beyond = Beyond::of("limits.max_body_bytes");
-const READ: Beyond = Beyond::of("server.read_timeout");
-const RATE: Beyond = Beyond::of("limits.requests_per_second");
-const TIME: Beyond = Beyond::of("server.request_timeout");
-const IN_FLIGHT: Beyond = Beyond::of_all("limits.max_requests_in_flight");
-const AT_WORK: Beyond = Beyond::of_all("limits.max_concurrent_requests");
-const MEMORY: Beyond = Beyond::of_all("limits.max_body_bytes_in_flight");
+const BODY: ExceededLimit = ExceededLimit::per_request("limits.max_body_bytes");
+const READ: ExceededLimit = ExceededLimit::per_request("server.read_timeout");
+const RATE: ExceededLimit = ExceededLimit::per_request("limits.requests_per_second");
+const TIME: ExceededLimit = ExceededLimit::per_request("server.request_timeout");
+const IN_FLIGHT: ExceededLimit = ExceededLimit::global("limits.max_requests_in_flight");
+const AT_WORK: ExceededLimit = ExceededLimit::global("limits.max_concurrent_requests");
+const MEMORY: ExceededLimit = ExceededLimit::global("limits.max_body_bytes_in_flight");
 
-impl Beyond {
-    const fn of(limit: &'static str) -> Self {
-        Self { limit, overload: false }
+impl ExceededLimit {
+    const fn per_request(limit: &'static str) -> Self {
+        Self { limit, is_overload: false }
     }
 
-    const fn of_all(limit: &'static str) -> Self {
-        Self { limit, overload: true }
+    const fn global(limit: &'static str) -> Self {
+        Self { limit, is_overload: true }
     }
 }
 
 impl Problem {
-    fn beyond(self, beyond: &'static Beyond) -> Self {
-        Self { beyond: Some(beyond), ..self }
+    fn with_exceeded_limit(self, exceeded_limit: &'static ExceededLimit) -> Self {
+        Self { exceeded_limit: Some(exceeded_limit), ..self }
     }
 
     /// 413.
-    pub(crate) fn too_large(limits: &Limits) -> Self {
+    pub(crate) fn body_too_large(limits: &Limits) -> Self {
         let most = limits.max_body_bytes;
         let detail =
             format!("The body may have at most {most} bytes (limits.max_body_bytes). Send less at once.");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
-            .beyond(&BODY)
+            .with_exceeded_limit(&BODY)
             .closing()
     }
 
@@ -73,19 +73,19 @@ impl Problem {
     }
 
     /// 408: the body did not come.
-    pub(crate) fn too_slow(limits: &Limits) -> Self {
+    pub(crate) fn body_timeout(limits: &Limits) -> Self {
         let most = humantime::format_duration(limits.read_timeout);
         let detail = format!(
             "The body was not there within {most} (server.read_timeout), and nothing was done. Send it faster, or less \
              at once."
         );
         Self::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "Body too slow", detail)
-            .beyond(&READ)
+            .with_exceeded_limit(&READ)
             .closing()
     }
 
     /// 429.
-    pub(crate) fn too_often(limits: &Limits, seconds: u32) -> Self {
+    pub(crate) fn rate_limited(limits: &Limits, seconds: u32) -> Self {
         let Limits { requests_per_second, request_burst, .. } = limits;
         let detail = format!(
             "These are more than {requests_per_second} requests a second (limits.requests_per_second) and more than \
@@ -93,11 +93,11 @@ impl Problem {
         );
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests", detail)
             .retry_after(seconds)
-            .beyond(&RATE)
+            .with_exceeded_limit(&RATE)
     }
 
     /// 503: more requests than there may be.
-    pub(crate) fn too_many(limits: &Limits) -> Self {
+    pub(crate) fn too_many_requests(limits: &Limits) -> Self {
         let most = limits.max_requests_in_flight;
         let limit = IN_FLIGHT.limit;
         Self::overloaded(
@@ -107,7 +107,7 @@ impl Problem {
     }
 
     /// 503: no memory for the body.
-    pub(crate) fn no_memory(limits: &Limits) -> Self {
+    pub(crate) fn no_body_memory(limits: &Limits) -> Self {
         let (most, limit) = (limits.max_body_bytes_in_flight, MEMORY.limit);
         let why = format!(
             "The bodies of all requests under way may have {most} bytes together ({limit}), and there is no room for this one"
@@ -116,7 +116,7 @@ impl Problem {
     }
 
     /// 503: no turn to work came.
-    pub(crate) fn no_turn(limits: &Limits) -> Self {
+    pub(crate) fn no_permit(limits: &Limits) -> Self {
         let (most, wait) = (limits.max_concurrent_requests, humantime::format_duration(limits.queue_timeout));
         let limit = AT_WORK.limit;
         let why = format!(
@@ -126,11 +126,11 @@ impl Problem {
         Self::overloaded(&AT_WORK, &why)
     }
 
-    fn overloaded(beyond: &'static Beyond, why: &str) -> Self {
+    fn overloaded(exceeded_limit: &'static ExceededLimit, why: &str) -> Self {
         let detail = format!("{why}. Nothing was done. Try again in {OVERLOADED_SECONDS} s.");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
             .retry_after(OVERLOADED_SECONDS)
-            .beyond(beyond)
+            .with_exceeded_limit(exceeded_limit)
     }
 
     /// 504: no answer in time.
@@ -140,6 +140,6 @@ impl Problem {
             "There was no answer within {most} (server.request_timeout). A write was done whole or not at all, and a \
              consolidation goes on. Repeat the request, an exchange with its Idempotency-Key."
         );
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail).beyond(&TIME)
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail).with_exceeded_limit(&TIME)
     }
 }

@@ -1,8 +1,8 @@
 //! Which requests are let in, and how long each may take. Whoever is refused is told at once, before anything was done:
 //! under more load than it can serve, precis answers those that it lets in as fast as ever.
 //!
-//! From the outside in: [`in_flight`] bounds memory, [`rate`] keeps one key from taking the share of all others,
-//! [`room`] refuses what would wait in vain before its body is read, [`in_time`] ends what hangs, [`turn`] keeps the queue
+//! From the outside in: [`limit_in_flight`] bounds memory, [`limit_rate`] keeps one key from taking the share of all others,
+//! [`shed_if_overloaded`] refuses what would wait in vain before its body is read, [`limit_time`] ends what hangs, [`acquire_permit`] keeps the queue
 //! before the database short. The last follows "controlled delay"
 //! (Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that empties now and then is a burst, and waiting helps; one
 //! that never does is overload, and waiting only makes every answer late.
@@ -11,7 +11,7 @@ use crate::domain::api_key::KeyId;
 use crate::http::error::Problem;
 use crate::http::limits::Limits;
 use crate::http::middleware::body_limits;
-use crate::service::keys::authenticator::Caller;
+use crate::service::keys::authenticator::Principal;
 use crate::service::work_permit::WorkPermit;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
@@ -28,16 +28,16 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 /// How long a request waits for its turn under overload: long enough for the jitter of a machine that has enough to do.
-const OVERLOADED_WAIT: Duration = Duration::from_millis(5);
+const OVERLOADED_QUEUE_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// What tells a burst from overload.
 #[derive(Clone, Copy, Debug)]
-struct Load {
+struct CodelState {
     /// When a turn was free last.
-    free_at: Instant,
+    last_free_permit: Instant,
     /// When somebody waited for one in vain last. Under overload a turn is free now and then, just because those who
     /// wait for so short a time were all gone: that alone is not the end of it.
-    refused_at: Option<Instant>,
+    last_queue_timeout: Option<Instant>,
 }
 
 /// What may be let in, and what is there now.
@@ -48,9 +48,9 @@ pub(crate) struct Admission {
     turns: Arc<Semaphore>,
     /// Requests that wait for a turn.
     waiting: AtomicUsize,
-    load: Mutex<Load>,
+    codel: Mutex<CodelState>,
     /// For each key that was used, and one for those who need none; there are as many as keys, so none is forgotten.
-    rates: Option<DefaultKeyedRateLimiter<Option<KeyId>>>,
+    rate_limiter: Option<DefaultKeyedRateLimiter<Option<KeyId>>>,
 }
 
 impl Admission {
@@ -63,8 +63,8 @@ impl Admission {
             in_flight: Arc::new(Semaphore::new(limits.max_requests_in_flight)),
             turns: Arc::new(Semaphore::new(limits.max_concurrent_requests)),
             waiting: AtomicUsize::new(0),
-            load: Mutex::new(Load { free_at: Instant::now(), refused_at: None }),
-            rates: quota.map(RateLimiter::keyed),
+            codel: Mutex::new(CodelState { last_free_permit: Instant::now(), last_queue_timeout: None }),
+            rate_limiter: quota.map(RateLimiter::keyed),
         }
     }
 
@@ -73,38 +73,38 @@ impl Admission {
         let turns = || Arc::clone(&self.turns);
         // A turn that is given back goes to those who wait; one is free only if nobody does.
         if let Ok(free) = turns().try_acquire_owned() {
-            self.load().free_at = Instant::now();
+            self.codel().last_free_permit = Instant::now();
             return Some(WorkPermit::new(free));
         }
         let most = self.limits.queue_timeout;
-        let patience = if self.is_overloaded() { most.min(OVERLOADED_WAIT) } else { most };
+        let queue_timeout = if self.is_overloaded() { most.min(OVERLOADED_QUEUE_TIMEOUT) } else { most };
         let _one_more = Waiting::among(&self.waiting);
-        if let Ok(Ok(given)) = timeout(patience, turns().acquire_owned()).await {
+        if let Ok(Ok(given)) = timeout(queue_timeout, turns().acquire_owned()).await {
             return Some(WorkPermit::new(given));
         }
-        self.load().refused_at = Some(Instant::now());
+        self.codel().last_queue_timeout = Some(Instant::now());
         None
     }
 
     fn is_overloaded(&self) -> bool {
-        let (load, now) = (*self.load(), Instant::now());
-        let lately = |time: Instant| now.duration_since(time) < self.limits.queue_timeout;
-        !lately(load.free_at) || load.refused_at.is_some_and(lately)
+        let (codel, now) = (*self.codel(), Instant::now());
+        let is_recent = |time: Instant| now.duration_since(time) < self.limits.queue_timeout;
+        !is_recent(codel.last_free_permit) || codel.last_queue_timeout.is_some_and(is_recent)
     }
 
     /// Whether there is a point in waiting for a turn: under overload few may, since the next request is never far.
-    fn has_room(&self) -> bool {
+    fn accepts_waiter(&self) -> bool {
         let few = (self.limits.max_concurrent_requests / 4).max(1);
         let crowded = self.waiting.load(Ordering::Relaxed) >= few;
         let room = !crowded || !self.is_overloaded();
         if !room {
-            self.load().refused_at = Some(Instant::now());
+            self.codel().last_queue_timeout = Some(Instant::now());
         }
         room
     }
 
-    fn load(&self) -> MutexGuard<'_, Load> {
-        self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    fn codel(&self) -> MutexGuard<'_, CodelState> {
+        self.codel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,37 +125,42 @@ impl Drop for Waiting<'_> {
 }
 
 /// Refuses what is more than may be under way, before its body is read.
-pub(crate) async fn in_flight(
+pub(crate) async fn limit_in_flight(
     State(admission): State<Arc<Admission>>,
     request: Request,
     next: Next,
 ) -> Response {
     if let Ok(until_answered) = Arc::clone(&admission.in_flight).try_acquire_owned() {
-        return body_limits::keeping(until_answered, next.run(request).await);
+        return body_limits::hold_until_sent(until_answered, next.run(request).await);
     }
-    body_limits::unread(&request, Problem::too_many(&admission.limits)).into_response()
+    body_limits::close_if_body_pending(&request, Problem::too_many_requests(&admission.limits))
+        .into_response()
 }
 
 /// Refuses what would wait for a turn in vain, before its body is read.
-pub(crate) async fn room(State(admission): State<Arc<Admission>>, request: Request, next: Next) -> Response {
-    if admission.has_room() {
+pub(crate) async fn shed_if_overloaded(
+    State(admission): State<Arc<Admission>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if admission.accepts_waiter() {
         return next.run(request).await;
     }
-    body_limits::unread(&request, Problem::no_turn(&admission.limits)).into_response()
+    body_limits::close_if_body_pending(&request, Problem::no_permit(&admission.limits)).into_response()
 }
 
-/// Refuses what comes faster than its [`Caller`] may send.
-pub(crate) async fn rate(
+/// Refuses what comes faster than its [`Principal`] may send.
+pub(crate) async fn limit_rate(
     State(admission): State<Arc<Admission>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    if let Some(rates) = &admission.rates {
-        let key = request.extensions().get::<Caller>().and_then(|caller| caller.key.clone());
-        if let Err(not_until) = rates.check_key(&key) {
+    if let Some(rate_limiter) = &admission.rate_limiter {
+        let key = request.extensions().get::<Principal>().and_then(|caller| caller.key.clone());
+        if let Err(not_until) = rate_limiter.check_key(&key) {
             let wait = not_until.wait_time_from(DefaultClock::default().now());
             let seconds = u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
-            return Err(Problem::too_often(&admission.limits, seconds.max(1)));
+            return Err(Problem::rate_limited(&admission.limits, seconds.max(1)));
         }
     }
     Ok(next.run(request).await)
@@ -163,7 +168,7 @@ pub(crate) async fn rate(
 
 /// Ends a request that takes too long. What it was at is dropped: a transaction rolls back; what must not end half-way
 /// is a task of its own in the service, and goes on.
-pub(crate) async fn in_time(
+pub(crate) async fn limit_time(
     State(admission): State<Arc<Admission>>,
     request: Request,
     next: Next,
@@ -173,12 +178,12 @@ pub(crate) async fn in_time(
 }
 
 /// Lets a request work when it is its turn, and refuses it if that does not come soon.
-pub(crate) async fn turn(
+pub(crate) async fn acquire_permit(
     State(admission): State<Arc<Admission>>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    let turn = admission.turn().await.ok_or_else(|| Problem::no_turn(&admission.limits))?;
+    let turn = admission.turn().await.ok_or_else(|| Problem::no_permit(&admission.limits))?;
     request.extensions_mut().insert(turn.clone());
     let answer = next.run(request).await;
     drop(turn);
@@ -218,12 +223,12 @@ mod tests {
             let id = request.headers().get("key").and_then(|key| key.to_str().ok());
             let key = id.map(|id| KeyId::parse(&id.repeat(8)).expect("an id"));
             let (tenant, scope) = (TenantId::default(), Scope::Read);
-            request.extensions_mut().insert(Caller { tenant, scope, key });
+            request.extensions_mut().insert(Principal { tenant, scope, key });
             next.run(request).await
         }
         let router = Router::new()
             .route("/", get(|| async {}))
-            .route_layer(from_fn_with_state(admission(|limits| limits.request_burst = 2), rate))
+            .route_layer(from_fn_with_state(admission(|limits| limits.request_burst = 2), limit_rate))
             .route_layer(from_fn(identify));
         let ask = async |key: Option<&str>| {
             let mut request = Request::new(Body::empty());
@@ -254,16 +259,16 @@ mod tests {
         };
         let all = [waits(), waits(), waits()];
         tokio::task::yield_now().await;
-        assert!(admission.has_room(), "a burst");
+        assert!(admission.accepts_waiter(), "a burst");
         for waited in all {
             assert!(!waited.await.expect("no panic"));
         }
-        assert!(admission.has_room(), "nobody waits");
+        assert!(admission.accepts_waiter(), "nobody waits");
         let one = waits();
         tokio::task::yield_now().await;
-        assert!(!admission.has_room(), "one waits for the one turn");
+        assert!(!admission.accepts_waiter(), "one waits for the one turn");
         assert!(!one.await.expect("no panic"));
-        assert!(admission.has_room());
+        assert!(admission.accepts_waiter());
         drop(held);
         assert!(admission.turn().await.is_some());
     }

@@ -7,8 +7,8 @@
 use crate::domain::api_key::{ApiKey, PREFIX, Scope};
 use crate::http::ACCESS;
 use crate::http::error::Problem;
-use crate::http::middleware::origin_guard::Pages;
-use crate::service::keys::authenticator::{Authenticator, Caller, Refused, Trust};
+use crate::http::middleware::origin_guard::OriginGuard;
+use crate::service::keys::authenticator::{AuthError, Authenticator, Principal, Staleness};
 use axum::body::HttpBody as _;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, header};
@@ -24,7 +24,7 @@ pub(crate) enum Access {
     /// A key of this scope.
     Key(Scope),
     /// The same; and a key that was good when the database went away stays good until it is back.
-    KeyWhileAway(Scope),
+    KeyOrStale(Scope),
 }
 
 impl Access {
@@ -38,12 +38,12 @@ impl Access {
     pub(crate) fn scope(self) -> Option<Scope> {
         match self {
             Self::Open => None,
-            Self::Key(scope) | Self::KeyWhileAway(scope) => Some(scope),
+            Self::Key(scope) | Self::KeyOrStale(scope) => Some(scope),
         }
     }
 
-    fn trust(self) -> Trust {
-        if matches!(self, Self::KeyWhileAway(_)) { Trust::WhileAway } else { Trust::Brief }
+    fn staleness(self) -> Staleness {
+        if matches!(self, Self::KeyOrStale(_)) { Staleness::AllowStale } else { Staleness::Fresh }
     }
 }
 
@@ -55,9 +55,9 @@ fn by_method(method: &Method) -> Scope {
     }
 }
 
-/// Lets in whom the route is for, and leaves the [`Caller`] to the extractors. Nothing of the body is read before.
-pub(crate) async fn layer(
-    State((authenticator, pages)): State<(Authenticator, Arc<Pages>)>,
+/// Lets in whom the route is for, and leaves the [`Principal`] to the extractors. Nothing of the body is read before.
+pub(crate) async fn authenticate(
+    State((authenticator, origin_guard)): State<(Authenticator, Arc<OriginGuard>)>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -69,41 +69,45 @@ pub(crate) async fn layer(
     let Some(needed) = access.scope() else {
         return next.run(request).await;
     };
-    let caller = match caller(&authenticator, request.headers(), access.trust()).await {
-        Ok(caller) => caller,
-        Err(problem) => return refuse(&request, problem),
+    let principal = match principal(&authenticator, request.headers(), access.staleness()).await {
+        Ok(principal) => principal,
+        Err(problem) => return reject(&request, problem),
     };
-    if caller.key.is_some() {
-        tracing::Span::current().record("tenant", caller.tenant.as_str());
-    } else if let Err(problem) = pages.check(&request) {
-        return refuse(&request, problem);
+    if principal.key.is_some() {
+        tracing::Span::current().record("tenant", principal.tenant.as_str());
+    } else if let Err(problem) = origin_guard.check(&request) {
+        return reject(&request, problem);
     }
-    if !caller.scope.covers(needed) {
-        return refuse(&request, Problem::forbidden(caller.scope, needed));
+    if !principal.scope.covers(needed) {
+        return reject(&request, Problem::forbidden(principal.scope, needed));
     }
-    request.extensions_mut().insert(caller);
+    request.extensions_mut().insert(principal);
     next.run(request).await
 }
 
-async fn caller(authenticator: &Authenticator, headers: &HeaderMap, trust: Trust) -> Result<Caller, Problem> {
+async fn principal(
+    authenticator: &Authenticator,
+    headers: &HeaderMap,
+    staleness: Staleness,
+) -> Result<Principal, Problem> {
     let token = token(headers);
     let known = match token {
         // Who sends a mistyped key means a tenant too.
         Token::Bearer(text) if text.starts_with(PREFIX) => match ApiKey::parse(text) {
             Ok(key) => {
-                // Refused or not: the log shows who still uses a key that was revoked.
+                // AuthError or not: the log shows who still uses a key that was revoked.
                 tracing::Span::current().record("key", key.id().as_str());
-                authenticator.with_key(&key, trust).await
+                authenticator.with_key(&key, staleness).await
             }
-            Err(_) => Err(Refused::Unauthorized),
+            Err(_) => Err(AuthError::Unauthorized),
         },
         // Clients of model servers send a key that means nothing where none is asked for.
-        _ => authenticator.without_key(trust).await,
+        _ => authenticator.without_key(staleness).await,
     };
     known.map_err(|refused| match (refused, token) {
-        (Refused::Store(error), _) => Problem::from_store(&error),
-        (Refused::Unauthorized, Token::Malformed) => Problem::no_bearer(),
-        (Refused::Unauthorized, _) => Problem::unauthorized(),
+        (AuthError::Store(error), _) => Problem::from_store(&error),
+        (AuthError::Unauthorized, Token::Malformed) => Problem::malformed_authorization(),
+        (AuthError::Unauthorized, _) => Problem::unauthorized(),
     })
 }
 
@@ -132,7 +136,7 @@ fn token(headers: &HeaderMap) -> Token<'_> {
 }
 
 /// The body of a refused request is not read, so nothing can follow it on its connection.
-fn refuse(request: &Request, problem: Problem) -> Response {
+fn reject(request: &Request, problem: Problem) -> Response {
     let problem = if request.body().is_end_stream() { problem } else { problem.closing() };
     problem.into_response()
 }

@@ -1,7 +1,7 @@
 //! What is measured of requests, and what the log says of those that are refused for there being too many: one line a
 //! second, since a line for each would cost more than the refusal.
 
-use crate::http::error::Beyond;
+use crate::http::error::ExceededLimit;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
@@ -14,30 +14,30 @@ use std::time::{Duration, Instant};
 
 const REQUESTS: &str = "precis_http_requests_total";
 const DURATION: &str = "precis_http_request_duration_seconds";
-const REFUSED: &str = "precis_requests_refused_total";
+const REJECTED: &str = "precis_requests_rejected_total";
 
 /// The route of what has none.
 const NO_ROUTE: &str = "none";
 
-/// For how long refusals are put together.
-const SUMMED_UP: Duration = Duration::from_secs(1);
+/// For how long responses are put together.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The meters of the interface. They belong to the recorder, so that each service of a process has its own.
 #[derive(Clone)]
-pub struct Meters {
+pub struct HttpMetrics {
     recorder: Arc<dyn Recorder + Send + Sync>,
     /// Refusals by limit that the log has not told of yet.
-    untold: Arc<Mutex<BTreeMap<&'static str, u64>>>,
+    unreported: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 /// A recorder has none.
-impl fmt::Debug for Meters {
+impl fmt::Debug for HttpMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Meters").field("untold", &self.untold).finish_non_exhaustive()
+        f.debug_struct("HttpMetrics").field("unreported", &self.unreported).finish_non_exhaustive()
     }
 }
 
-impl Meters {
+impl HttpMetrics {
     /// Of this recorder.
     pub fn new(recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
         metrics::with_local_recorder(&*recorder, || {
@@ -47,39 +47,40 @@ impl Meters {
                 Unit::Seconds,
                 "From the head of a request to the head of its answer"
             );
-            describe_counter!(REFUSED, "Requests that were refused, by the limit that they went beyond");
+            describe_counter!(REJECTED, "Requests that were refused, by the limit that they went beyond");
         });
-        Self { recorder, untold: Arc::default() }
+        Self { recorder, unreported: Arc::default() }
     }
 
-    fn answered(&self, route: &str, method: &'static str, response: &Response, took: Duration) {
+    fn record(&self, route: &str, method: &'static str, response: &Response, took: Duration) {
         let status = response.status().as_str().to_owned();
-        let beyond = response.extensions().get::<Beyond>().copied();
+        let exceeded = response.extensions().get::<ExceededLimit>().copied();
         metrics::with_local_recorder(&*self.recorder, || {
             histogram!(DURATION, "route" => route.to_owned(), "method" => method).record(took);
             counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => status)
                 .increment(1);
-            if let Some(beyond) = beyond {
-                counter!(REFUSED, "limit" => beyond.limit).increment(1);
+            if let Some(exceeded) = exceeded {
+                counter!(REJECTED, "limit" => exceeded.limit).increment(1);
             }
         });
-        if let Some(Beyond { limit, overload: true }) = beyond {
-            self.tell_soon(limit);
+        if let Some(ExceededLimit { limit, is_overload: true }) = exceeded {
+            self.log_throttled(limit);
         }
     }
 
     /// The first refusal after a while sees to it that they are told.
-    fn tell_soon(&self, limit: &'static str) {
-        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = untold.is_empty();
-        *untold.entry(limit).or_default() += 1;
-        drop(untold);
+    fn log_throttled(&self, limit: &'static str) {
+        let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = unreported.is_empty();
+        *unreported.entry(limit).or_default() += 1;
+        drop(unreported);
         if first {
-            let untold = Arc::clone(&self.untold);
+            let unreported = Arc::clone(&self.unreported);
             tokio::spawn(async move {
-                tokio::time::sleep(SUMMED_UP).await;
-                let told = std::mem::take(&mut *untold.lock().unwrap_or_else(PoisonError::into_inner));
-                for (limit, requests) in told {
+                tokio::time::sleep(LOG_INTERVAL).await;
+                let unreported =
+                    std::mem::take(&mut *unreported.lock().unwrap_or_else(PoisonError::into_inner));
+                for (limit, requests) in unreported {
                     tracing::warn!(limit, requests, "overloaded: requests were refused");
                 }
             });
@@ -88,19 +89,23 @@ impl Meters {
 }
 
 /// Measures a request. One whose client goes away before its answer is not counted.
-pub(crate) async fn layer(State(meters): State<Meters>, request: Request, next: Next) -> Response {
+pub(crate) async fn record_request(
+    State(metrics): State<HttpMetrics>,
+    request: Request,
+    next: Next,
+) -> Response {
     // The template: an id would make a series of each session, and is nobody's business.
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let method = method(request.method());
+    let method = method_label(request.method());
     let began = Instant::now();
     let response = next.run(request).await;
     let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
-    meters.answered(route, method, &response, began.elapsed());
+    metrics.record(route, method, &response, began.elapsed());
     response
 }
 
 /// A method to be shown: a client may make up methods of its own.
-pub(crate) fn method(method: &Method) -> &'static str {
+pub(crate) fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::HEAD => "HEAD",

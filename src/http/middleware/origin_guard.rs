@@ -2,7 +2,7 @@
 //!
 //! A service without keys trusts whoever reaches it, and a page that its user looks at reaches it through the browser:
 //! with a request to its address that needs no leave (cross-site), or with one to a name of the page's own that leads to
-//! that address (DNS rebinding). [`Pages`] tells both from the user.
+//! that address (DNS rebinding). [`OriginGuard`] tells both from the user.
 
 use crate::http::error::Problem;
 use crate::http::routes::mcp;
@@ -18,7 +18,7 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 /// An answer is data: a browser that is led to it shows it, and neither guesses a type, nor runs anything, nor keeps it.
 /// A page says what else it may do in a policy of its own.
-const HEADERS: [(HeaderName, &str); 4] = [
+const SECURITY_HEADERS: [(HeaderName, &str); 4] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::REFERRER_POLICY, "no-referrer"),
     (header::CACHE_CONTROL, "no-store"),
@@ -27,13 +27,13 @@ const HEADERS: [(HeaderName, &str); 4] = [
 
 /// Who is let in without a key.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct OriginGuard {
     /// Names, in lower case, beside those that lead to this machine on any.
     hosts: Vec<String>,
     origins: Vec<String>,
 }
 
-impl Pages {
+impl OriginGuard {
     pub(crate) fn new(hosts: &[String], origins: &[String]) -> Self {
         Self { hosts: hosts.iter().map(|host| host.to_lowercase()).collect(), origins: origins.to_vec() }
     }
@@ -46,8 +46,8 @@ impl Pages {
             |name: HeaderName| headers.get_all(name).iter().map(|value| value.to_str().unwrap_or("?"));
         let target = request.uri().authority().map(Authority::as_str);
         let mut hosts = target.into_iter().chain(texts(header::HOST));
-        if let Some(foreign) = hosts.find(|host| !self.is_ours(host)) {
-            return Err(Problem::foreign_host(&short(&name_of(foreign))));
+        if let Some(foreign) = hosts.find(|host| !self.is_allowed_host(host)) {
+            return Err(Problem::host_not_allowed(&truncate(&host_name(foreign))));
         }
         let host = texts(header::HOST).next().unwrap_or_default();
         let ours = |origin: &str| {
@@ -57,17 +57,17 @@ impl Pages {
         let mut origins = texts(header::ORIGIN).peekable();
         let other_site = |site: &str| !matches!(site, "same-origin" | "none");
         // A page that may call says its name; only a browser that loads an image or follows a link says none.
-        let nameless = origins.peek().is_none() && texts(SITE).any(other_site);
+        let nameless = origins.peek().is_none() && texts(SEC_FETCH_SITE).any(other_site);
         match origins.find(|origin| !ours(origin)) {
-            Some(origin) => Err(Problem::foreign_page(&format!("pages of {:?}", short(origin)))),
-            None if nameless => Err(Problem::foreign_page("pages of other sites")),
+            Some(origin) => Err(Problem::origin_not_allowed(&format!("pages of {:?}", truncate(origin)))),
+            None if nameless => Err(Problem::origin_not_allowed("pages of other sites")),
             None => Ok(()),
         }
     }
 
     /// A name can be made to lead anywhere; an address can't, nor can `localhost`.
-    fn is_ours(&self, host: &str) -> bool {
-        let name = name_of(host);
+    fn is_allowed_host(&self, host: &str) -> bool {
+        let name = host_name(host);
         let address = name.trim_start_matches('[').trim_end_matches(']');
         name == "localhost"
             || address.parse::<IpAddr>().is_ok()
@@ -76,30 +76,30 @@ impl Pages {
 }
 
 /// Enough of it to be recognised.
-fn short(text: &str) -> String {
+fn truncate(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
 /// What a browser says of the page that asks, whatever page that is.
-const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Without the port, in lower case.
-fn name_of(host: &str) -> String {
+fn host_name(host: &str) -> String {
     let port = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
     port.map_or(host, |(name, _)| name).to_lowercase()
 }
 
 /// Puts the headers on an answer that does not have them.
-pub(crate) async fn headers(request: Request, next: Next) -> Response {
+pub(crate) async fn set_security_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
-    for (name, value) in HEADERS {
+    for (name, value) in SECURITY_HEADERS {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
     }
     response
 }
 
 /// Lets pages of these origins call (CORS), with a key, but without cookies. Without origins there is no such layer.
-pub(crate) fn allow(router: Router, origins: &[String]) -> Router {
+pub(crate) fn with_cors(router: Router, origins: &[String]) -> Router {
     let origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
     if origins.is_empty() {
         return router;
@@ -123,7 +123,7 @@ mod tests {
     use axum::body::Body;
 
     /// Which problem a request with these headers has.
-    fn problem(pages: &Pages, headers: &[(&str, &str)]) -> Option<&'static str> {
+    fn problem(pages: &OriginGuard, headers: &[(&str, &str)]) -> Option<&'static str> {
         let mut request = Request::builder().uri("/sessions");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_host_is_an_address_or_a_name_that_is_known() {
-        let pages = Pages::new(&["precis".to_owned(), "Memory.Example".to_owned()], &[]);
+        let pages = OriginGuard::new(&["precis".to_owned(), "Memory.Example".to_owned()], &[]);
         for good in [
             "localhost",
             "localhost:8080",
@@ -162,7 +162,11 @@ mod tests {
             "\u{e9}",
         ] {
             assert_eq!(problem(&pages, &[("host", wrong)]), Some("host-not-allowed"), "{wrong}");
-            assert_eq!(problem(&Pages::new(&["*".to_owned()], &[]), &[("host", wrong)]), None, "{wrong}");
+            assert_eq!(
+                problem(&OriginGuard::new(&["*".to_owned()], &[]), &[("host", wrong)]),
+                None,
+                "{wrong}"
+            );
         }
         let several = [("host", "localhost"), ("host", "evil.example")];
         assert_eq!(problem(&pages, &several), Some("host-not-allowed"));
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_page_is_ours_or_one_that_may_call() {
-        let pages = Pages::new(&[], &["https://app.example.com".to_owned()]);
+        let pages = OriginGuard::new(&[], &["https://app.example.com".to_owned()]);
         let with = |headers: &[(&str, &str)]| {
             let mut all = vec![("host", "localhost:8080")];
             all.extend(headers);

@@ -1,8 +1,8 @@
-//! Identifiers, as the document shows them: once, and for each route that has one in its path `params(Session)`.
+//! Identifiers, as the document shows them: once, and for each route that has one in its path `params(SessionPath)`.
 
 use crate::domain::id::MAX_BYTES;
 use crate::domain::tool::Tool;
-use crate::http::extract::{NamedTool, RevisionNumber, Session, User};
+use crate::http::extract::{RevisionPath, SessionPath, ToolPath, UserPath};
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::SchemaType;
 use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Required, Schema, Type};
@@ -35,20 +35,20 @@ fn in_path(name: &str, description: &str, schema: impl Into<RefOr<Schema>>) -> V
     vec![parameter.build()]
 }
 
-impl IntoParams for Session {
+impl IntoParams for SessionPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let description = "The session, by the id that the client chose for it, percent-encoded";
         in_path("session_id", description, Ref::from_schema_name("Id"))
     }
 }
 
-impl IntoParams for User {
+impl IntoParams for UserPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         in_path("user_id", "The user, percent-encoded", Ref::from_schema_name("Id"))
     }
 }
 
-impl IntoParams for NamedTool {
+impl IntoParams for ToolPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let name =
             ObjectBuilder::new().schema_type(Type::String).enum_values(Some(Tool::ALL.map(Tool::name)));
@@ -56,7 +56,7 @@ impl IntoParams for NamedTool {
     }
 }
 
-impl IntoParams for RevisionNumber {
+impl IntoParams for RevisionPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let number = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).maximum(Some(i64::MAX));
         in_path("revision", "1, 2, 3 …; 0 is the session before its first revision", number.build())

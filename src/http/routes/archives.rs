@@ -5,10 +5,10 @@
 
 use crate::blocking;
 use crate::http::error::Problem;
-use crate::http::extract::{NoParams, Params, Session, Tenant, user_id};
-use crate::http::middleware::body_limits::Bodies;
+use crate::http::extract::{NoQuery, QueryParams, SessionPath, TenantFromKey, user_id};
+use crate::http::middleware::body_limits::BodyMemoryBudget;
 use crate::http::openapi::parameters::Id;
-use crate::http::openapi::refusals::{ImportTooLarge, NoRoom, NoSession, SessionExists};
+use crate::http::openapi::responses::{ImportTooLarge, InsufficientStorage, SessionExists, SessionNotFound};
 use crate::service::MemoryService;
 use crate::service::import::{Limits as ImportLimits, Received, Upload};
 use axum::Extension;
@@ -38,17 +38,17 @@ const DRAINED_FOR: Duration = Duration::from_secs(1);
 /// It is one snapshot, of the moment when it begins. Without its last line it is cut off; the connection breaks then.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "memory",
-    params(Session),
+    params(SessionPath),
     responses(
         (status = 200, description = "The lines; docs/export.md has their format", body = String, content_type = "application/x-ndjson"),
-        NoSession,
+        SessionNotFound,
     )
 )]
 pub(crate) async fn export(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    _: NoParams,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    _: NoQuery,
 ) -> Result<impl IntoResponse, Problem> {
     let export = service.export(&tenant, &session).await?;
     let lines = stream::try_unfold(export, |mut export| async move {
@@ -89,34 +89,34 @@ pub(crate) struct ImportResponse {
 /// The same import again is answered with 200 and writes nothing; into any other session that exists: 409.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "memory",
-    params(Session, ImportParams),
+    params(SessionPath, ImportParams),
     request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; of at most limits.max_import_bytes"),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),
         (status = 200, description = "It was imported before", body = ImportResponse),
-        NoSession, SessionExists, ImportTooLarge, NoRoom,
+        SessionNotFound, SessionExists, ImportTooLarge, InsufficientStorage,
     )
 )]
 pub(crate) async fn import(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    Params(params): Params<ImportParams>,
-    Extension(bodies): Extension<Arc<Bodies>>,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    QueryParams(params): QueryParams<ImportParams>,
+    Extension(budget): Extension<Arc<BodyMemoryBudget>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
-    let limits = bodies.limits;
+    let limits = budget.limits;
     let upload = Upload::begin(ImportLimits { sizes: limits.sizes, max_bytes: limits.max_import_bytes })?;
     // One that says that it is too large is refused before any of it is read.
     upload.expect(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
     let received = async {
         if !is_lines(&headers) {
-            return Err(Problem::media_type_of_lines());
+            return Err(Problem::unsupported_media_type_for_lines());
         }
         let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-        Ok((user, receive(upload, &mut body, bodies).await?))
+        Ok((user, receive(upload, &mut body, budget).await?))
     };
     let (user, received) = match received.await {
         Ok(received) => received,
@@ -149,19 +149,19 @@ fn is_lines(headers: &HeaderMap) -> bool {
 async fn receive(
     mut upload: Upload,
     body: &mut BodyDataStream,
-    bodies: Arc<Bodies>,
+    budget: Arc<BodyMemoryBudget>,
 ) -> Result<Received, Problem> {
-    let (limits, mut share) = (bodies.limits, bodies.share());
+    let (limits, mut reservation) = (budget.limits, budget.reservation());
     loop {
         let next = timeout(limits.read_timeout, body.next()).await;
-        let Some(chunk) = next.map_err(|_| Problem::too_slow(&limits))? else {
+        let Some(chunk) = next.map_err(|_| Problem::body_timeout(&limits))? else {
             break;
         };
         let chunk = chunk.map_err(|_| {
             Problem::bad_request("The body broke off. Nothing was imported: send the request again.")
         })?;
         // The line that is not whole yet; a line of an export may be larger than any body.
-        share.resize(upload.unfinished() + chunk.len())?;
+        reservation.resize(upload.unfinished() + chunk.len())?;
         upload = blocking::run(move || upload.feed(&chunk).map(|()| upload)).await?;
     }
     Ok(blocking::run(move || upload.finish()).await?)

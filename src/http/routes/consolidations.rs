@@ -1,8 +1,8 @@
 //! `POST /sessions/{session_id}/consolidations`
 
 use crate::http::error::Problem;
-use crate::http::extract::{Nothing, Session, Tenant};
-use crate::http::openapi::refusals::{ConsolidationFailed, NoSession, NotNow};
+use crate::http::extract::{EmptyBody, SessionPath, TenantFromKey};
+use crate::http::openapi::responses::{ConsolidationFailed, ConsolidationUnavailable, SessionNotFound};
 use crate::http::routes::revisions::RevisionBody;
 use crate::service::MemoryService;
 use crate::service::work_permit::WorkPermit;
@@ -15,19 +15,19 @@ use axum::http::StatusCode;
 /// All but the last `consolidation.keep_recent` messages are summarised.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/consolidations", tag = "summary",
-    params(Session),
+    params(SessionPath),
     responses(
         (status = 201, description = "The new revision; the last one, where the tail took more than one step", body = RevisionBody),
         (status = 200, description = "null: there was nothing to do", body = Option<RevisionBody>),
-        NoSession, NotNow, ConsolidationFailed,
+        SessionNotFound, ConsolidationUnavailable, ConsolidationFailed,
     )
 )]
 pub(crate) async fn consolidate(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
     permit: WorkPermit,
-    _: Nothing,
+    _: EmptyBody,
 ) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {
     let revision = permit.release_while(service.consolidate_session(&tenant, &session)).await?;
     let status = if revision.is_some() { StatusCode::CREATED } else { StatusCode::OK };

@@ -9,11 +9,11 @@ use crate::domain::skill;
 use crate::domain::validation::FieldError;
 use crate::http::chat::ContentBody;
 use crate::http::error::Problem;
-use crate::http::extract::{OptionalJson, Session, Tenant, user_id};
+use crate::http::extract::{OptionalJsonBody, SessionPath, TenantFromKey, user_id};
 use crate::http::format::RequestFormat;
 use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
-use crate::http::openapi::refusals::OtherUser;
+use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::routes::skills::{SkillBody, skills};
 use crate::service::MemoryService;
 use crate::service::contexts::ContextOptions;
@@ -99,20 +99,20 @@ impl TryFrom<String> for RequestMode {
 /// and is not created.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "memory",
-    params(Session),
+    params(SessionPath),
     request_body = Option<ContextRequest>,
     responses(
         (status = 200, description = "The context", body = ContextResponse),
-        OtherUser,
+        SessionUserMismatch,
     )
 )]
 pub(crate) async fn build(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
     Extension(limits): Extension<Limits>,
     permit: WorkPermit,
-    OptionalJson(request): OptionalJson<ContextRequest>,
+    OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
 ) -> Result<axum::Json<ContextResponse>, Problem> {
     let bytes = request.bytes();
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());

@@ -5,10 +5,10 @@ use crate::domain::exchange::Exchange;
 use crate::domain::message::{Message, Role};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::{Json, Session, Tenant, user_id};
+use crate::http::extract::{JsonBody, SessionPath, TenantFromKey, user_id};
 use crate::http::limits::Limits;
-use crate::http::openapi::refusals::OtherUser;
-use crate::http::openapi::written::written;
+use crate::http::openapi::responses::SessionUserMismatch;
+use crate::http::openapi::schemas::schema_from_json;
 use crate::http::routes::sessions::metadata;
 use crate::service::MemoryService;
 use axum::Extension;
@@ -45,7 +45,7 @@ impl PartialSchema for ExchangeRequest {
             "type": ["object", "null"], "description": "Replaces the session's metadata: a JSON object"
         });
         let form = |title: &str, required: &[&str], fields: Value| json!({"title": title, "type": "object", "required": required, "properties": fields});
-        written(json!({
+        schema_from_json(json!({
             "description": "One turn: either `user_message` and `assistant_reply`, or `messages`",
             "oneOf": [
                 form("Question and answer", &["user_message", "assistant_reply"], json!({
@@ -98,23 +98,23 @@ pub(crate) struct ExchangeResponse {
 #[utoipa::path(
     post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "memory",
     params(
-        Session,
+        SessionPath,
         ("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, pattern = "^[!-~]+$", description = "1 to 255 visible ASCII characters, new for each exchange"),
     ),
     request_body = ExchangeRequest,
     responses(
         (status = 201, description = "Persisted", body = ExchangeResponse,
             headers(("Idempotent-Replayed" = Option<bool>, description = "true: an earlier request with the key did it"))),
-        OtherUser,
+        SessionUserMismatch,
     )
 )]
 pub(crate) async fn record(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
     Extension(limits): Extension<Limits>,
     headers: HeaderMap,
-    Json(request): Json<ExchangeRequest>,
+    JsonBody(request): JsonBody<ExchangeRequest>,
 ) -> Result<Response, Problem> {
     let key = idempotency_key(&headers)?;
     let exchange = blocking::sized(request.bytes(), move || request.into_exchange(&limits)).await?;

@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz` and `/metrics`
 
 use crate::http::error::Problem;
-use crate::http::openapi::refusals::{Internal, Unavailable};
+use crate::http::openapi::responses::{Internal, Unavailable};
 use crate::service::MemoryService;
 use axum::Json;
 use axum::extract::State;

@@ -10,12 +10,12 @@ use crate::domain::json::read;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::{self, decoded};
+use crate::http::extract::{self, percent_decode};
 use crate::http::json;
 use crate::http::limits::Limits;
 use crate::http::routes::tools;
 use crate::service::MemoryService;
-use crate::service::keys::authenticator::Caller;
+use crate::service::keys::authenticator::Principal;
 use crate::service::tools::{Outcome, ToolContext};
 use axum::Extension;
 use axum::body::{Body, to_bytes};
@@ -58,15 +58,15 @@ const VERSIONS: [ProtocolVersion; 3] =
 pub(crate) async fn serve(
     State(service): State<MemoryService>,
     Extension(limits): Extension<Limits>,
-    Extension(caller): Extension<Caller>,
+    Extension(caller): Extension<Principal>,
     request: Request,
 ) -> Result<Response, Problem> {
     if !extract::is_json(request.headers()) {
-        return Err(Problem::media_type());
+        return Err(Problem::unsupported_media_type());
     }
     let server = Server { service, caller, context: context(request.headers())? };
     let (mut parts, body) = request.into_parts();
-    let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::broken_off())?;
+    let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::incomplete_body())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
     blocking::sized(size, move || json::check_body(&checked, levels).map(|_| ())).await?;
     // Every answer is JSON, whatever else a client would take; the SDK asks for both.
@@ -121,7 +121,7 @@ fn context(headers: &HeaderMap) -> Result<ToolContext, Problem> {
         if given.next().is_some() {
             return Err(wrong("given twice: send it once".to_owned()));
         }
-        let text = std::str::from_utf8(value.as_bytes()).ok().and_then(decoded);
+        let text = std::str::from_utf8(value.as_bytes()).ok().and_then(percent_decode);
         let text = text.ok_or_else(|| wrong("must be percent-encoded UTF-8, as in a path".to_owned()))?;
         new(text).map(Some).map_err(|error| wrong(error.to_string()))
     }
@@ -135,7 +135,7 @@ fn context(headers: &HeaderMap) -> Result<ToolContext, Problem> {
 #[derive(Clone, Debug)]
 struct Server {
     service: MemoryService,
-    caller: Caller,
+    caller: Principal,
     context: ToolContext,
 }
 

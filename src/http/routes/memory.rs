@@ -2,8 +2,8 @@
 
 use crate::domain::memory::MemoryDocument;
 use crate::http::error::Problem;
-use crate::http::extract::{Json, NoParams, Params, Tenant, User};
-use crate::http::openapi::refusals::OtherVersion;
+use crate::http::extract::{JsonBody, NoQuery, QueryParams, TenantFromKey, UserPath};
+use crate::http::openapi::responses::VersionMismatch;
 use crate::http::pagination::Page;
 use crate::http::routes::revisions::ListParams;
 use crate::service::MemoryService;
@@ -54,16 +54,16 @@ fn tagged(body: MemoryBody) -> Tagged {
 /// The user's memory document; version 0 where it was never written.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory", operation_id = "read_memory", tag = "users",
-    params(User),
+    params(UserPath),
     responses(
         (status = 200, description = "The document", body = MemoryBody, headers(("ETag" = String, description = "The version, for If-Match"))),
     )
 )]
 pub(crate) async fn read(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    User(user): User,
-    _: NoParams,
+    TenantFromKey(tenant): TenantFromKey,
+    UserPath(user): UserPath,
+    _: NoQuery,
 ) -> Result<Tagged, Problem> {
     let document = service.memory(&tenant, &user).await?;
     Ok(tagged(MemoryBody::new(user.as_str(), document)))
@@ -81,21 +81,21 @@ pub(crate) struct MemoryRequest {
 #[utoipa::path(
     put, path = "/users/{user_id}/memory", operation_id = "write_memory", tag = "users",
     params(
-        User,
+        UserPath,
         ("If-Match" = Option<String>, Header, pattern = "^([*]|\"[0-9]{1,18}\")$", description = "The ETag that the change is based on; 412 if it is another now"),
     ),
     request_body = MemoryRequest,
     responses(
         (status = 200, description = "The document after it", body = MemoryBody, headers(("ETag" = String, description = "Its version"))),
-        OtherVersion,
+        VersionMismatch,
     )
 )]
 pub(crate) async fn write(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    User(user): User,
+    TenantFromKey(tenant): TenantFromKey,
+    UserPath(user): UserPath,
     headers: HeaderMap,
-    Json(request): Json<MemoryRequest>,
+    JsonBody(request): JsonBody<MemoryRequest>,
 ) -> Result<Tagged, Problem> {
     let expected = if_match(&headers)?;
     if request.content.contains('\0') {
@@ -124,16 +124,16 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 /// The versions of the memory document, newest first, the current one included.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
-    params(User, ListParams),
+    params(UserPath, ListParams),
     responses(
         (status = 200, description = "Versions", body = Page<MemoryBody>),
     )
 )]
 pub(crate) async fn revisions(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    User(user): User,
-    Params(params): Params<ListParams>,
+    TenantFromKey(tenant): TenantFromKey,
+    UserPath(user): UserPath,
+    QueryParams(params): QueryParams<ListParams>,
 ) -> Result<axum::Json<Page<MemoryBody>>, Problem> {
     let (limit, before) = params.read()?;
     let documents = service.memory_revisions(&tenant, &user, before, limit + 1).await?;

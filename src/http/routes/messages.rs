@@ -3,9 +3,9 @@
 use crate::blocking;
 use crate::http::chat::ChatMessage;
 use crate::http::error::Problem;
-use crate::http::extract::{Params, Session, Tenant};
+use crate::http::extract::{QueryParams, SessionPath, TenantFromKey};
 use crate::http::json::stored;
-use crate::http::openapi::refusals::NoSession;
+use crate::http::openapi::responses::SessionNotFound;
 use crate::http::pagination::{self, Limit, Page};
 use crate::service::{self, MemoryService};
 use axum::Json;
@@ -63,23 +63,23 @@ enum Order {
 /// The history, page by page.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "memory",
-    params(Session, ListParams),
+    params(SessionPath, ListParams),
     responses(
         (status = 200, description = "Messages", body = Page<MessageBody>),
-        NoSession,
+        SessionNotFound,
     )
 )]
 pub(crate) async fn list(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    Params(params): Params<ListParams>,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    QueryParams(params): QueryParams<ListParams>,
 ) -> Result<Json<Page<MessageBody>>, Problem> {
-    let limit = pagination::limit(params.limit);
+    let limit = pagination::page_size(params.limit);
     let descending = params.order == Some(Order::Desc);
     let (mut after_seq, mut before_seq) =
         (params.after_seq.unwrap_or(0), params.before_seq.unwrap_or(i64::MAX));
-    if let Some(last) = pagination::place::<i64>(params.cursor.as_deref())? {
+    if let Some(last) = pagination::decode_cursor::<i64>(params.cursor.as_deref())? {
         if descending {
             before_seq = before_seq.min(last);
         } else {

@@ -2,8 +2,8 @@
 
 use crate::domain::revision::{MetaConsolidation, Provenance, Revision};
 use crate::http::error::Problem;
-use crate::http::extract::{NoParams, Nothing, Params, RevisionNumber, Session, Tenant};
-use crate::http::openapi::refusals::{NoRevision, NoSession};
+use crate::http::extract::{EmptyBody, NoQuery, QueryParams, RevisionPath, SessionPath, TenantFromKey};
+use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound};
 use crate::http::pagination::{self, Limit, Page};
 use crate::service::MemoryService;
 use axum::Json;
@@ -137,24 +137,27 @@ pub(crate) struct ListParams {
 impl ListParams {
     /// The number of items, and the number that they come before.
     pub(crate) fn read(&self) -> Result<(i64, i64), Problem> {
-        Ok((pagination::limit(self.limit), pagination::place(self.cursor.as_deref())?.unwrap_or(i64::MAX)))
+        Ok((
+            pagination::page_size(self.limit),
+            pagination::decode_cursor(self.cursor.as_deref())?.unwrap_or(i64::MAX),
+        ))
     }
 }
 
 /// How the summary came to be, newest first.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summary",
-    params(Session, ListParams),
+    params(SessionPath, ListParams),
     responses(
         (status = 200, description = "Revisions", body = Page<RevisionBody>),
-        NoSession,
+        SessionNotFound,
     )
 )]
 pub(crate) async fn list(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    Params(params): Params<ListParams>,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    QueryParams(params): QueryParams<ListParams>,
 ) -> Result<Json<Page<RevisionBody>>, Problem> {
     let (limit, before) = params.read()?;
     let revisions = service.revisions(&tenant, &session, before, limit + 1).await?;
@@ -165,20 +168,20 @@ pub(crate) async fn list(
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summary",
     params(
-        Session,
-        RevisionNumber,
+        SessionPath,
+        RevisionPath,
     ),
     responses(
         (status = 200, description = "The revision", body = RevisionBody),
-        NoRevision,
+        RevisionNotFound,
     )
 )]
 pub(crate) async fn get(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    RevisionNumber(revision): RevisionNumber,
-    _: NoParams,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    RevisionPath(revision): RevisionPath,
+    _: NoQuery,
 ) -> Result<Json<RevisionBody>, Problem> {
     Ok(Json(service.revision(&tenant, &session, revision).await?.into()))
 }
@@ -189,20 +192,20 @@ pub(crate) async fn get(
 #[utoipa::path(
     post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summary",
     params(
-        Session,
-        RevisionNumber,
+        SessionPath,
+        RevisionPath,
     ),
     responses(
         (status = 201, description = "The new revision", body = RevisionBody),
-        NoRevision,
+        RevisionNotFound,
     )
 )]
 pub(crate) async fn restore(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    RevisionNumber(revision): RevisionNumber,
-    _: Nothing,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    RevisionPath(revision): RevisionPath,
+    _: EmptyBody,
 ) -> Result<(StatusCode, Json<RevisionBody>), Problem> {
     Ok((StatusCode::CREATED, Json(service.restore(&tenant, &session, revision).await?.into())))
 }

@@ -6,10 +6,10 @@ use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::{Params, Tenant, user_id};
+use crate::http::extract::{QueryParams, TenantFromKey, user_id};
 use crate::http::json::stored;
 use crate::http::openapi::parameters::Id;
-use crate::http::openapi::refusals::SearchDisabled;
+use crate::http::openapi::responses::SearchDisabled;
 use crate::http::pagination::Page;
 use crate::http::routes::messages::MessageBody;
 use crate::service::MemoryService;
@@ -128,15 +128,15 @@ pub(crate) struct HitBody {
 )]
 pub(crate) async fn search(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Params(params): Params<SearchParams>,
+    TenantFromKey(tenant): TenantFromKey,
+    QueryParams(params): QueryParams<SearchParams>,
 ) -> Result<Json<Page<HitBody>>, Problem> {
     let limit = params.limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| limit);
     let hits = service.search(&tenant, query(params, limit)?).await?;
     let bytes = hits.iter().map(bytes).sum();
     let body = move || hits.into_iter().map(body).collect::<Result<Vec<HitBody>, Problem>>();
     let hits = blocking::sized(bytes, body).await?;
-    Ok(Json(Page::whole(hits)))
+    Ok(Json(Page::single(hits)))
 }
 
 fn query(params: SearchParams, limit: usize) -> Result<Query, Problem> {

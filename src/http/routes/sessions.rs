@@ -5,10 +5,10 @@ use crate::domain::message::minify_json;
 use crate::domain::session;
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::{Json, NoParams, Nothing, Params, Session, Tenant, user_id};
+use crate::http::extract::{EmptyBody, JsonBody, NoQuery, QueryParams, SessionPath, TenantFromKey, user_id};
 use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
-use crate::http::openapi::refusals::NoSession;
+use crate::http::openapi::responses::SessionNotFound;
 use crate::http::pagination::{self, Limit, Page};
 use crate::service::{MemoryService, SessionPosition};
 use axum::Extension;
@@ -135,12 +135,12 @@ pub(crate) struct ListParams {
 )]
 pub(crate) async fn list(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Params(params): Params<ListParams>,
+    TenantFromKey(tenant): TenantFromKey,
+    QueryParams(params): QueryParams<ListParams>,
 ) -> Result<axum::Json<Page<SessionBody>>, Problem> {
-    let limit = pagination::limit(params.limit);
+    let limit = pagination::page_size(params.limit);
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-    let after = match pagination::place::<(i64, String)>(params.cursor.as_deref())? {
+    let after = match pagination::decode_cursor::<(i64, String)>(params.cursor.as_deref())? {
         None => None,
         Some((nanos, id)) => Some(after(nanos, id).ok_or_else(|| {
             Problem::invalid_field("cursor", "must be the value of next of an earlier page")
@@ -164,17 +164,17 @@ fn after(micros: i64, session_id: String) -> Option<SessionPosition> {
 /// The state of a session.
 #[utoipa::path(
     get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "memory",
-    params(Session),
+    params(SessionPath),
     responses(
         (status = 200, description = "The state", body = SessionBody),
-        NoSession,
+        SessionNotFound,
     )
 )]
 pub(crate) async fn get(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    _: NoParams,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    _: NoQuery,
 ) -> Result<axum::Json<SessionBody>, Problem> {
     let session = service.session(&tenant, &session).await?;
     Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
@@ -191,19 +191,19 @@ pub(crate) struct SessionPatch {
 /// Replaces the metadata of a session.
 #[utoipa::path(
     patch, path = "/sessions/{session_id}", operation_id = "patch_session", tag = "memory",
-    params(Session),
+    params(SessionPath),
     request_body = SessionPatch,
     responses(
         (status = 200, description = "The state after it", body = SessionBody),
-        NoSession,
+        SessionNotFound,
     )
 )]
 pub(crate) async fn patch(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
     Extension(limits): Extension<Limits>,
-    Json(patch): Json<SessionPatch>,
+    JsonBody(patch): JsonBody<SessionPatch>,
 ) -> Result<axum::Json<SessionBody>, Problem> {
     let metadata = metadata(&patch.metadata, &limits).map_err(Problem::from)?;
     let session = service.set_metadata(&tenant, &session, &metadata).await?;
@@ -223,17 +223,17 @@ pub(crate) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, Fiel
 /// Erases a session: history, summary, revisions, keys.
 #[utoipa::path(
     delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "memory",
-    params(Session),
+    params(SessionPath),
     responses(
         (status = 204, description = "Nothing of it is left"),
-        NoSession,
+        SessionNotFound,
     )
 )]
 pub(crate) async fn erase(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    _: Nothing,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    _: EmptyBody,
 ) -> Result<StatusCode, Problem> {
     service.erase_session(&tenant, &session).await?;
     Ok(StatusCode::NO_CONTENT)

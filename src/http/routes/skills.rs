@@ -2,7 +2,7 @@
 
 use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
-use crate::http::extract::NoParams;
+use crate::http::extract::NoQuery;
 use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -64,6 +64,6 @@ pub(crate) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec
         (status = 200, description = "The guide", body = String, content_type = "text/markdown"),
     )
 )]
-pub(crate) async fn memory(State(service): State<MemoryService>, _: NoParams) -> impl IntoResponse {
+pub(crate) async fn memory(State(service): State<MemoryService>, _: NoQuery) -> impl IntoResponse {
     ([(CONTENT_TYPE, "text/markdown; charset=utf-8")], service.memory_guide())
 }

@@ -8,13 +8,13 @@ use crate::domain::tool::call;
 use crate::domain::tool::{Tool, ToolCall};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::{JsonText, NamedTool, Params, Session, Tenant, user_id};
+use crate::http::extract::{JsonTextBody, QueryParams, SessionPath, TenantFromKey, ToolPath, user_id};
 use crate::http::format::RequestFormat;
 use crate::http::openapi::parameters::Id;
-use crate::http::openapi::refusals::{NoTool, OtherUser};
-use crate::http::openapi::written::written;
+use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
+use crate::http::openapi::schemas::schema_from_json;
 use crate::service::MemoryService;
-use crate::service::keys::authenticator::Caller;
+use crate::service::keys::authenticator::Principal;
 use crate::service::tools::{Outcome, ToolContext};
 use axum::Extension;
 use axum::extract::State;
@@ -50,7 +50,7 @@ pub(crate) struct ToolList {
 )]
 pub(crate) async fn list(
     State(service): State<MemoryService>,
-    Params(params): Params<ListParams>,
+    QueryParams(params): QueryParams<ListParams>,
 ) -> axum::Json<ToolList> {
     let format = params.format.map(Format::from).unwrap_or_default();
     axum::Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
@@ -62,7 +62,7 @@ pub(crate) struct ToolRequest;
 impl PartialSchema for ToolRequest {
     fn schema() -> RefOr<Schema> {
         let nothing = json!({"type": "null"});
-        written(json!({
+        schema_from_json(json!({
             "description": "A call as the model made it; bare arguments are those of the tool, and other fields of a call are \
                             passed over",
             "anyOf": [
@@ -143,23 +143,23 @@ pub(crate) struct CallParams {
 /// the scope `write`.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/tools/{name}", operation_id = "call_tool", tag = "tools",
-    params(Session, NamedTool, CallParams),
+    params(SessionPath, ToolPath, CallParams),
     request_body = Option<ToolRequest>,
     responses(
         (status = 200, description = "What came of it", body = ToolResult),
-        NoTool, OtherUser,
+        ToolNotFound, SessionUserMismatch,
     )
 )]
 pub(crate) async fn call(
     State(service): State<MemoryService>,
-    Extension(caller): Extension<Caller>,
-    Tenant(tenant): Tenant,
-    Session(session): Session,
-    NamedTool(name): NamedTool,
-    Params(params): Params<CallParams>,
-    JsonText(body): JsonText,
+    Extension(caller): Extension<Principal>,
+    TenantFromKey(tenant): TenantFromKey,
+    SessionPath(session): SessionPath,
+    ToolPath(name): ToolPath,
+    QueryParams(params): QueryParams<CallParams>,
+    JsonTextBody(body): JsonTextBody,
 ) -> Result<axum::Json<ToolResult>, Problem> {
-    let tool = Tool::parse(&name).ok_or_else(|| Problem::no_tool(allowed(&service, &caller)))?;
+    let tool = Tool::parse(&name).ok_or_else(|| Problem::tool_not_found(allowed(&service, &caller)))?;
     allow(tool, &caller)?;
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let (given, call) = blocking::sized(body.len(), move || {
@@ -195,12 +195,12 @@ pub(crate) async fn call(
 }
 
 /// What the caller may call: no model should be told of more.
-pub(crate) fn allowed(service: &MemoryService, caller: &Caller) -> impl Iterator<Item = Tool> {
+pub(crate) fn allowed(service: &MemoryService, caller: &Principal) -> impl Iterator<Item = Tool> {
     service.tools().filter(|tool| allow(*tool, caller).is_ok())
 }
 
 /// One route serves tools that read and tools that write.
-pub(crate) fn allow(tool: Tool, caller: &Caller) -> Result<(), Problem> {
+pub(crate) fn allow(tool: Tool, caller: &Principal) -> Result<(), Problem> {
     let needed = if tool.writes() { Scope::Write } else { Scope::Read };
     if caller.scope.covers(needed) { Ok(()) } else { Err(Problem::forbidden(caller.scope, needed)) }
 }

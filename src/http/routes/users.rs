@@ -1,8 +1,8 @@
 //! `DELETE /users/{user_id}`
 
 use crate::http::error::Problem;
-use crate::http::extract::{Nothing, Tenant, User};
-use crate::http::openapi::refusals::NoUser;
+use crate::http::extract::{EmptyBody, TenantFromKey, UserPath};
+use crate::http::openapi::responses::UserNotFound;
 use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -10,17 +10,17 @@ use axum::http::StatusCode;
 /// Erases a user: the memory document with its versions, and all sessions.
 #[utoipa::path(
     delete, path = "/users/{user_id}", operation_id = "erase_user", tag = "users",
-    params(User),
+    params(UserPath),
     responses(
         (status = 204, description = "Nothing of the user is left"),
-        NoUser,
+        UserNotFound,
     )
 )]
 pub(crate) async fn erase(
     State(service): State<MemoryService>,
-    Tenant(tenant): Tenant,
-    User(user): User,
-    _: Nothing,
+    TenantFromKey(tenant): TenantFromKey,
+    UserPath(user): UserPath,
+    _: EmptyBody,
 ) -> Result<StatusCode, Problem> {
     service.erase_user(&tenant, &user).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Keys remembered, at most.
-const MOST_KNOWN: usize = 10_000;
+const MAX_KNOWN: usize = 10_000;
 /// Ids remembered of which there is no key, at most. They are apart, so that guesses drive no real key out.
-const MOST_UNKNOWN: usize = 1_000;
+const MAX_UNKNOWN: usize = 1_000;
 
 /// Who a request is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct Principal {
     /// Whom it acts for.
     pub tenant: TenantId,
     /// What it may do.
@@ -30,7 +30,7 @@ pub struct Caller {
 
 /// Why a request is not let in.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum AuthError {
     /// It needs a key, and has none that counts.
     #[error("no valid key")]
     Unauthorized,
@@ -41,11 +41,11 @@ pub enum Refused {
 
 /// How long what the store said is taken for true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum Staleness {
     /// For the moment that is set.
-    Brief,
+    Fresh,
     /// While the store is away, for longer: for what needs no store and is needed then most, the metrics.
-    WhileAway,
+    AllowStale,
 }
 
 /// Knows callers by their keys.
@@ -54,11 +54,11 @@ pub struct Authenticator {
     store: Arc<dyn Store>,
     allow_unauthenticated: bool,
     ttl: Duration,
-    memory: Arc<Mutex<Remembered>>,
+    cache: Arc<Mutex<KeyCache>>,
 }
 
 #[derive(Debug, Default)]
-struct Remembered {
+struct KeyCache {
     known: HashMap<KeyId, (Instant, StoredApiKey)>,
     unknown: HashMap<KeyId, (Instant, ())>,
     any: Option<(Instant, bool)>,
@@ -69,64 +69,64 @@ impl Authenticator {
     /// the store's answers are remembered, which is how long a revoked key may still pass.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, allow_unauthenticated: bool, ttl: Duration) -> Self {
-        Self { store, allow_unauthenticated, ttl, memory: Arc::default() }
+        Self { store, allow_unauthenticated, ttl, cache: Arc::default() }
     }
 
     /// The caller who sent this key.
     ///
     /// A key is looked at although the service may be open: who sends one means its tenant, and would write to another
     /// where the service runs over the wrong database.
-    pub async fn with_key(&self, key: &ApiKey, trust: Trust) -> Result<Caller, Refused> {
-        let stored = self.stored(key.id(), trust).await?.ok_or(Refused::Unauthorized)?;
+    pub async fn with_key(&self, key: &ApiKey, staleness: Staleness) -> Result<Principal, AuthError> {
+        let stored = self.stored(key.id(), staleness).await?.ok_or(AuthError::Unauthorized)?;
         let same = stored.hash.matches(&key.hash());
         let record = stored.record;
         if !same || record.revoked_at.is_some() {
-            return Err(Refused::Unauthorized);
+            return Err(AuthError::Unauthorized);
         }
-        Ok(Caller { tenant: record.tenant, scope: record.scope, key: Some(record.id) })
+        Ok(Principal { tenant: record.tenant, scope: record.scope, key: Some(record.id) })
     }
 
     /// The caller who sent none.
-    pub async fn without_key(&self, trust: Trust) -> Result<Caller, Refused> {
+    pub async fn without_key(&self, staleness: Staleness) -> Result<Principal, AuthError> {
         // Asked for nothing where the answer is no anyway.
-        if !self.allow_unauthenticated || self.any(trust).await? {
-            return Err(Refused::Unauthorized);
+        if !self.allow_unauthenticated || self.any(staleness).await? {
+            return Err(AuthError::Unauthorized);
         }
-        Ok(Caller { tenant: TenantId::default(), scope: Scope::Admin, key: None })
+        Ok(Principal { tenant: TenantId::default(), scope: Scope::Admin, key: None })
     }
 
-    async fn stored(&self, id: &KeyId, trust: Trust) -> Result<Option<StoredApiKey>, StoreError> {
+    async fn stored(&self, id: &KeyId, staleness: Staleness) -> Result<Option<StoredApiKey>, StoreError> {
         let last = self.last(id);
-        let answer = self.answer(last, trust, self.store.api_key(id)).await?;
+        let answer = self.answer(last, staleness, self.store.api_key(id)).await?;
         let Answer::New(asked, stored) = answer else {
             return Ok(answer.value());
         };
-        let mut memory = self.memory();
+        let mut cache = self.cache();
         if let Some(key) = &stored {
-            memory.unknown.remove(id);
-            remember(&mut memory.known, MOST_KNOWN, self.ttl, id, (asked, key.clone()));
+            cache.unknown.remove(id);
+            insert(&mut cache.known, MAX_KNOWN, self.ttl, id, (asked, key.clone()));
         } else {
-            memory.known.remove(id);
-            remember(&mut memory.unknown, MOST_UNKNOWN, self.ttl, id, (asked, ()));
+            cache.known.remove(id);
+            insert(&mut cache.unknown, MAX_UNKNOWN, self.ttl, id, (asked, ()));
         }
         Ok(stored)
     }
 
     fn last(&self, id: &KeyId) -> Option<(Instant, Option<StoredApiKey>)> {
-        let memory = self.memory();
-        let known = memory.known.get(id).map(|(asked, key)| (*asked, Some(key.clone())));
-        known.or_else(|| memory.unknown.get(id).map(|(asked, ())| (*asked, None)))
+        let cache = self.cache();
+        let known = cache.known.get(id).map(|(asked, key)| (*asked, Some(key.clone())));
+        known.or_else(|| cache.unknown.get(id).map(|(asked, ())| (*asked, None)))
     }
 
-    async fn any(&self, trust: Trust) -> Result<bool, StoreError> {
-        let last = self.memory().any;
+    async fn any(&self, staleness: Staleness) -> Result<bool, StoreError> {
+        let last = self.cache().any;
         // Once there was a key, there was one for good.
         if let Some((_, true)) = last {
             return Ok(true);
         }
-        let answer = self.answer(last, trust, self.store.any_api_key()).await?;
+        let answer = self.answer(last, staleness, self.store.any_api_key()).await?;
         if let Answer::New(asked, any) = answer {
-            self.memory().any = Some((asked, any));
+            self.cache().any = Some((asked, any));
         }
         Ok(answer.value())
     }
@@ -136,7 +136,7 @@ impl Authenticator {
     async fn answer<T>(
         &self,
         last: Option<(Instant, T)>,
-        trust: Trust,
+        staleness: Staleness,
         ask: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<Answer<T>, StoreError> {
         let now = Instant::now();
@@ -146,15 +146,15 @@ impl Authenticator {
         };
         match (ask.await, last) {
             (Ok(value), _) => Ok(Answer::New(now, value)),
-            (Err(StoreError::Unavailable(_)), Some((_, value))) if trust == Trust::WhileAway => {
+            (Err(StoreError::Unavailable(_)), Some((_, value))) if staleness == Staleness::AllowStale => {
                 Ok(Answer::Old(value))
             }
             (Err(error), _) => Err(error),
         }
     }
 
-    fn memory(&self) -> MutexGuard<'_, Remembered> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, KeyCache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -174,7 +174,7 @@ impl<T> Answer<T> {
 
 /// Keeps one more. Where there is no room, what is too old goes, and everything if that is not enough: it is all in the
 /// store.
-fn remember<K: Clone + Eq + Hash, V>(
+fn insert<K: Clone + Eq + Hash, V>(
     map: &mut HashMap<K, (Instant, V)>,
     most: usize,
     ttl: Duration,
@@ -199,16 +199,16 @@ mod tests {
         let (start, ttl) = (Instant::now(), Duration::from_secs(2));
         let (mut map, at) = (HashMap::new(), |second| start + Duration::from_secs(second));
         for id in 0..3 {
-            remember(&mut map, 3, ttl, &id, (at(id), ()));
+            insert(&mut map, 3, ttl, &id, (at(id), ()));
         }
-        remember(&mut map, 3, ttl, &2, (at(3), ()));
+        insert(&mut map, 3, ttl, &2, (at(3), ()));
         assert_eq!(map.len(), 3, "a known one takes no room");
-        remember(&mut map, 3, ttl, &3, (at(3), ()));
+        insert(&mut map, 3, ttl, &3, (at(3), ()));
         let mut ids: Vec<_> = map.keys().copied().collect();
         ids.sort_unstable();
         assert_eq!(ids, [2, 3], "those too old went");
         for id in 4..6 {
-            remember(&mut map, 3, ttl, &id, (at(3), ()));
+            insert(&mut map, 3, ttl, &id, (at(3), ()));
         }
         assert!(map.len() == 1 && map.contains_key(&5), "all went");
     }

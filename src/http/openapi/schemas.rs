@@ -4,7 +4,7 @@ use serde_json::Value;
 use utoipa::openapi::{RefOr, Schema};
 
 /// The schema that this JSON is.
-pub(in crate::http) fn written(json: Value) -> RefOr<Schema> {
+pub(in crate::http) fn schema_from_json(json: Value) -> RefOr<Schema> {
     // Literals of ours, of which every test that asks for the document reads each.
     let schema = serde_json::from_value(json.clone());
     let schema = schema.unwrap_or_else(|error| unreachable!("no schema: {error}: {json}"));

@@ -1,7 +1,7 @@
-//! The refusals of the interface, each said once: `components/responses` of the document, and which operation has which.
+//! The responses of the interface, each said once: `components/responses` of the document, and which operation has which.
 //!
 //! What the layers and the extractors refuse is read off the operation itself, so that a new route has it without a
-//! word. What only its handler refuses stands there, by the names here: `responses((status = 200, …), NoSession)`.
+//! word. What only its handler refuses stands there, by the names here: `responses((status = 200, …), SessionNotFound)`.
 
 use super::{OPERATION, is_stream};
 use axum::http::StatusCode;
@@ -10,7 +10,7 @@ use utoipa::IntoResponses;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::{Content, HeaderBuilder, Object, Ref, RefOr, Response, ResponseBuilder, Type};
 
-macro_rules! refusals {
+macro_rules! problem_responses {
     ($($name:ident $status:ident $description:literal)*) => {
         $(
             #[doc = $description]
@@ -18,8 +18,8 @@ macro_rules! refusals {
 
             impl IntoResponses for $name {
                 fn responses() -> BTreeMap<String, RefOr<Response>> {
-                    let refusal = Ref::from_response_name(stringify!($name));
-                    BTreeMap::from([(StatusCode::$status.as_str().to_owned(), refusal.into())])
+                    let problem_response = Ref::from_response_name(stringify!($name));
+                    BTreeMap::from([(StatusCode::$status.as_str().to_owned(), problem_response.into())])
                 }
             }
         )*
@@ -27,12 +27,12 @@ macro_rules! refusals {
         /// All of them, by name.
         pub(super) fn all() -> impl Iterator<Item = (String, RefOr<Response>)> {
             let all = [$((stringify!($name), StatusCode::$status, $description)),*];
-            all.into_iter().map(|(name, status, text)| (name.to_owned(), refusal(status, text).into()))
+            all.into_iter().map(|(name, status, text)| (name.to_owned(), problem_response(status, text).into()))
         }
     };
 }
 
-refusals! {
+problem_responses! {
     // Of the layers and the extractors.
     BadRequest BAD_REQUEST "The path, the query or the body can't be read: it is not percent-encoded UTF-8, is not JSON, or broke off"
     Unauthorized UNAUTHORIZED "No valid API key"
@@ -46,21 +46,21 @@ refusals! {
     Unavailable SERVICE_UNAVAILABLE "The database does not answer, or there is more to do than can be done: try again later"
     Timeout GATEWAY_TIMEOUT "No answer in time (`server.request_timeout`)"
     // Of the handlers.
-    NoSession NOT_FOUND "There is no session of this id"
-    NoRevision NOT_FOUND "There is no session of this id, or it has no such revision"
-    NoUser NOT_FOUND "The user has no memory document and no session"
-    NoTool NOT_FOUND "There is no tool of this name"
-    OtherUser CONFLICT "The session belongs to another user, and that can't change"
+    SessionNotFound NOT_FOUND "There is no session of this id"
+    RevisionNotFound NOT_FOUND "There is no session of this id, or it has no such revision"
+    UserNotFound NOT_FOUND "The user has no memory document and no session"
+    ToolNotFound NOT_FOUND "There is no tool of this name"
+    SessionUserMismatch CONFLICT "The session belongs to another user, and that can't change"
     SessionExists CONFLICT "There is another session of this id"
-    NotNow CONFLICT "Another consolidation of the session is running, or there is no pool of models"
+    ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, or there is no pool of models"
     SearchDisabled CONFLICT "Messages are not indexed here (`search.enabled`)"
-    OtherVersion PRECONDITION_FAILED "The memory document has changed since the version that `If-Match` names"
+    VersionMismatch PRECONDITION_FAILED "The memory document has changed since the version that `If-Match` names"
     ConsolidationFailed BAD_GATEWAY "No model wrote a summary; what was there stands"
     ImportTooLarge PAYLOAD_TOO_LARGE "The import is too large (`limits.max_import_bytes`)"
-    NoRoom INSUFFICIENT_STORAGE "There is no room for an import where precis runs"
+    InsufficientStorage INSUFFICIENT_STORAGE "There is no room for an import where precis runs"
 }
 
-fn refusal(status: StatusCode, description: &str) -> Response {
+fn problem_response(status: StatusCode, description: &str) -> Response {
     let content = Content::new(Some(Ref::from_schema_name("Problem")));
     let response =
         ResponseBuilder::new().description(description).content("application/problem+json", content);
@@ -76,14 +76,14 @@ fn refusal(status: StatusCode, description: &str) -> Response {
 }
 
 /// The status and the response of one.
-type Refusal = fn() -> BTreeMap<String, RefOr<Response>>;
+type ResponsesOf = fn() -> BTreeMap<String, RefOr<Response>>;
 
 /// Adds to an operation what it has of the layers around it, and of its extractors. What it says itself stands.
 pub(super) fn complete(operation: &mut Operation, needs_key: bool) {
     let takes_body = operation.request_body.is_some();
     let is_admitted = !operation.tags.iter().flatten().any(|tag| tag == OPERATION);
     let is_whole = !is_stream(operation);
-    let of_layers: [(bool, Refusal); 11] = [
+    let of_layers: [(bool, ResponsesOf); 11] = [
         (needs_key, Unauthorized::responses),
         (needs_key, Forbidden::responses),
         // The check of a key asks the database.
@@ -97,8 +97,8 @@ pub(super) fn complete(operation: &mut Operation, needs_key: bool) {
         (takes_body && is_whole, BodyTimeout::responses),
         (takes_body && is_whole, BodyTooLarge::responses),
     ];
-    for (_, refusal) in of_layers.into_iter().filter(|(has, _)| *has) {
-        for (status, response) in refusal() {
+    for (_, problem_response) in of_layers.into_iter().filter(|(has, _)| *has) {
+        for (status, response) in problem_response() {
             operation.responses.responses.entry(status).or_insert(response);
         }
     }
