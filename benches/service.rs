@@ -1,9 +1,10 @@
-//! What a context costs, over HTTP, on each store: `scripts/postgres cargo bench --bench service`.
+//! Measures the time of contexts and exchanges over HTTP on both databases:
+//! `scripts/postgres cargo bench --bench service`.
 //!
-//! Client, service and database share one machine, so the figures that mean something elsewhere are the ratios, all of
-//! one run. The lines are measured by turns, so that a noisy moment meets all of them.
-#![expect(clippy::print_stdout, reason = "the result of a benchmark")]
-#![expect(clippy::expect_used, reason = "a benchmark that can't go on ends")]
+//! Client, service and database share one machine, so only the ratios within one run apply to other machines. The
+//! measurements alternate, so that a noisy period affects all of them.
+#![expect(clippy::print_stdout, reason = "prints its result")]
+#![expect(clippy::expect_used, reason = "a benchmark may panic")]
 
 use precis::app::App;
 use precis::config::{Settings, Sources};
@@ -11,16 +12,14 @@ use reqwest::{Client, Method};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Measured requests of each kind.
+/// The number of measured requests of each kind.
 const ROUNDS: usize = 400;
-/// Requests before that: they fill caches and pools.
-const WARM_UP: usize = 20;
-/// Messages of the long history.
-const LONG: usize = 20_000;
-/// Messages of the tail in both histories.
-const TAIL: usize = 100;
-/// Messages that consolidation leaves, by default.
-const KEPT: usize = 20;
+/// The number of requests before the measurement. They fill caches and pools.
+const WARM_UP_ROUNDS: usize = 20;
+const LONG_HISTORY_MESSAGES: usize = 20_000;
+const TAIL_MESSAGES: usize = 100;
+/// The default of `consolidation.keep_recent`.
+const KEEP_RECENT: usize = 20;
 
 struct Service {
     url: String,
@@ -41,7 +40,7 @@ impl Service {
         Self { url, client }
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Option<&Value>) {
+    async fn send(&self, method: Method, path: &str, body: Option<&Value>) {
         let request = self.client.request(method, format!("{}{path}", self.url));
         let request = if let Some(body) = body { request.json(body) } else { request };
         let response = request.send().await.expect("an answer");
@@ -49,88 +48,88 @@ impl Service {
         response.bytes().await.expect("a body");
     }
 
-    /// A session of `messages` messages, of which the last [`TAIL`] are its tail.
-    async fn session(&self, name: &str, messages: usize) {
+    /// Creates a session in which the last [`TAIL_MESSAGES`] messages are not summarised.
+    async fn create_session(&self, name: &str, messages: usize) {
         let exchanges = format!("/sessions/{name}/exchanges");
-        let older = if messages > TAIL { messages - TAIL + KEPT } else { 0 };
+        let older = if messages > TAIL_MESSAGES { messages - TAIL_MESSAGES + KEEP_RECENT } else { 0 };
         for (from, to) in [(0, older), (older, messages)] {
             for begin in (from..to).step_by(500) {
                 let batch: Vec<Value> = (begin..to.min(begin + 500)).map(message).collect();
-                self.ask(Method::POST, &exchanges, Some(&json!({ "messages": batch }))).await;
+                self.send(Method::POST, &exchanges, Some(&json!({ "messages": batch }))).await;
             }
             if to == older && older > 0 {
-                self.ask(Method::POST, &format!("/sessions/{name}/consolidations"), None).await;
+                self.send(Method::POST, &format!("/sessions/{name}/consolidations"), None).await;
             }
         }
     }
 }
 
-/// Of about 300 characters, as in a chat.
-fn message(at: usize) -> Value {
-    let role = if at.is_multiple_of(2) { "user" } else { "assistant" };
-    let text =
-        format!("Message {at} says what happened on day {} and what follows from it. ", at / 10).repeat(4);
+/// Returns a message of about 300 characters.
+fn message(index: usize) -> Value {
+    let role = if index.is_multiple_of(2) { "user" } else { "assistant" };
+    let text = format!("Message {index} says what happened on day {} and what follows from it. ", index / 10)
+        .repeat(4);
     json!({ "role": role, "content": text })
 }
 
-/// One kind of work, and how long it took each time.
-struct Line<'a> {
+/// One measured operation.
+struct Measurement<'a> {
     name: &'static str,
     requests: Vec<(Method, &'a str, Option<&'a Value>)>,
-    took: Vec<Duration>,
+    times: Vec<Duration>,
 }
 
-impl Line<'_> {
+impl Measurement<'_> {
     fn percentile(&mut self, percent: usize) -> f64 {
-        self.took.sort_unstable();
-        let at = (self.took.len() * percent / 100).min(self.took.len().saturating_sub(1));
-        self.took.get(at).copied().unwrap_or_default().as_secs_f64()
+        self.times.sort_unstable();
+        let index = (self.times.len() * percent / 100).min(self.times.len().saturating_sub(1));
+        self.times.get(index).copied().unwrap_or_default().as_secs_f64()
     }
 }
 
 async fn measure(database: &str) {
     let service = Service::start(database).await;
-    service.session("short", TAIL).await;
-    service.session("long", LONG).await;
+    service.create_session("short", TAIL_MESSAGES).await;
+    service.create_session("long", LONG_HISTORY_MESSAGES).await;
     let document = json!({ "content": "Ada likes tea. ".repeat(60) });
-    service.ask(Method::PUT, "/users/default/memory", Some(&document)).await;
+    service.send(Method::PUT, "/users/default/memory", Some(&document)).await;
     let body =
         json!({ "system_prompt": "You are a helpful assistant. ".repeat(40), "user_message": "And now?" });
-    let turn = json!({ "user_message": "What happened? ".repeat(10), "assistant_reply": "This and that. ".repeat(20) });
+    let exchange = json!({ "user_message": "What happened? ".repeat(10), "assistant_reply": "This and that. ".repeat(20) });
     let get = |path| (Method::GET, path, None);
     let post = |path, body| (Method::POST, path, Some(body));
-    let line = |name, requests| Line { name, requests, took: Vec::with_capacity(ROUNDS) };
-    let mut lines = [
-        line("context, history of 100 messages", vec![post("/sessions/short/context", &body)]),
-        line("context, history of 20,000 messages", vec![post("/sessions/long/context", &body)]),
-        line(
-            "the same out of three reads",
+    let measurement = |name, requests| Measurement { name, requests, times: Vec::with_capacity(ROUNDS) };
+    let mut measurements = [
+        measurement("context, history of 100 messages", vec![post("/sessions/short/context", &body)]),
+        measurement("context, history of 20,000 messages", vec![post("/sessions/long/context", &body)]),
+        measurement(
+            "the same from three separate reads",
             vec![
                 get("/sessions/long"),
                 get("/users/default/memory"),
                 get("/sessions/long/messages?order=desc&limit=100"),
             ],
         ),
-        line("an exchange of two messages", vec![post("/sessions/written/exchanges", &turn)]),
-        line("GET /livez: HTTP alone", vec![get("/livez")]),
+        measurement("an exchange of two messages", vec![post("/sessions/written/exchanges", &exchange)]),
+        measurement("GET /livez (HTTP only)", vec![get("/livez")]),
     ];
-    for round in 0..WARM_UP + ROUNDS {
-        for line in &mut lines {
-            let began = Instant::now();
-            for (method, path, body) in &line.requests {
-                service.ask(method.clone(), path, *body).await;
+    for round in 0..WARM_UP_ROUNDS + ROUNDS {
+        for measurement in &mut measurements {
+            let started_at = Instant::now();
+            for (method, path, body) in &measurement.requests {
+                service.send(method.clone(), path, *body).await;
             }
-            if round >= WARM_UP {
-                line.took.push(began.elapsed());
+            if round >= WARM_UP_ROUNDS {
+                measurement.times.push(started_at.elapsed());
             }
         }
     }
-    let base = lines.first_mut().map_or(1.0, |line| line.percentile(50));
+    let base = measurements.first_mut().map_or(1.0, |measurement| measurement.percentile(50));
     let store = database.split(':').next().unwrap_or_default();
     println!("| {store} | p50 | p99 | ratio of p50 |\n| --- | --- | --- | --- |");
-    for line in &mut lines {
-        let (p50, p99) = (line.percentile(50), line.percentile(99));
-        println!("| {} | {:.2} ms | {:.2} ms | {:.2} |", line.name, p50 * 1e3, p99 * 1e3, p50 / base);
+    for measurement in &mut measurements {
+        let (p50, p99) = (measurement.percentile(50), measurement.percentile(99));
+        println!("| {} | {:.2} ms | {:.2} ms | {:.2} |", measurement.name, p50 * 1e3, p99 * 1e3, p50 / base);
     }
     println!();
 }

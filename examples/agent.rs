@@ -1,9 +1,9 @@
-//! An agent whose memory outlasts its context window: what it takes is in [`Agent::turn`]. `agent.py` is the same with the
-//! official OpenAI client.
+//! An agent with a memory that exceeds its context window. [`Agent::turn`] contains all calls that it needs. `agent.py`
+//! does the same with the official OpenAI client.
 //!
 //! ```text
 //! cargo run --release                                            # precis, in another terminal
-//! OPENAI_API_KEY=… cargo run --release --example agent -- demo   # then a line for each thing to say
+//! OPENAI_API_KEY=… cargo run --release --example agent -- demo   # then one line per user message
 //! ```
 
 use reqwest::{Client, Response, StatusCode, Url};
@@ -12,23 +12,22 @@ use std::{env, error::Error, io::Write as _};
 
 /// One session of an agent.
 pub(crate) struct Agent {
-    /// Any client.
     pub(crate) http: Client,
-    /// `http://127.0.0.1:8080/sessions/demo`
+    /// For example `http://127.0.0.1:8080/sessions/demo`.
     pub(crate) session: Url,
-    /// The base URL of a server that speaks chat completions, its key, and the name of a model.
+    /// Base URL and API key of a server with a chat completions API, and the name of a model.
     pub(crate) model: (String, String, String),
-    /// The definitions of the tools: `GET /tools`.
+    /// The tool definitions from `GET /tools`.
     pub(crate) tools: Value,
 }
 
 impl Agent {
-    /// What the agent replies. When this returns, the turn is durable.
+    /// Returns the agent's reply. The turn is durable when this function returns.
     pub(crate) async fn turn(&self, text: &str) -> Result<String, Box<dyn Error>> {
-        let asked = json!({
+        let request = json!({
             "system_prompt": "You are a helpful assistant.", "user_message": text, "include_memory_skill": true,
         });
-        let context = read(self.precis(&["context"], &asked).await?).await?;
+        let context = read(self.precis(&["context"], &request).await?).await?;
         let mut messages = at(&context, "/messages").as_array().cloned().ok_or("no context")?;
         let before = messages.len().saturating_sub(1);
         let (base_url, key, model) = &self.model;
@@ -42,27 +41,27 @@ impl Agent {
                 break reply;
             }
             for call in calls {
-                messages.push(self.tool(&call).await?);
+                messages.push(self.execute_tool(&call).await?);
             }
         };
-        let said = json!({"messages": messages.split_off(before)});
-        read(self.precis(&["exchanges"], &said).await?).await?;
-        let words = ["/content", "/refusal"].map(|path| at(&reply, path));
-        Ok(words.iter().find_map(Value::as_str).unwrap_or_default().to_owned())
+        let exchange = json!({"messages": messages.split_off(before)});
+        read(self.precis(&["exchanges"], &exchange).await?).await?;
+        let texts = ["/content", "/refusal"].map(|path| at(&reply, path));
+        Ok(texts.iter().find_map(Value::as_str).unwrap_or_default().to_owned())
     }
 
-    /// What goes back to the model for its call; where there is no such tool, that.
-    async fn tool(&self, call: &Value) -> Result<Value, Box<dyn Error>> {
+    /// Executes a tool call and returns its result message. If the tool is unknown, the message contains the error.
+    async fn execute_tool(&self, call: &Value) -> Result<Value, Box<dyn Error>> {
         let name = at(call, "/function/name");
-        let answer = self.precis(&["tools", name.as_str().ok_or("a call without a name")?], call).await?;
-        if answer.status() == StatusCode::NOT_FOUND {
-            let detail = at(&answer.json().await?, "/detail");
+        let response = self.precis(&["tools", name.as_str().ok_or("a call without a name")?], call).await?;
+        if response.status() == StatusCode::NOT_FOUND {
+            let detail = at(&response.json().await?, "/detail");
             return Ok(json!({"role": "tool", "tool_call_id": at(call, "/id"), "content": detail}));
         }
-        Ok(at(&read(answer).await?, "/result"))
+        Ok(at(&read(response).await?, "/result"))
     }
 
-    /// Each part of the path is percent-encoded: a model may write anything for the name of a tool.
+    /// Each path segment is percent-encoded, because a model may use any text as the name of a tool.
     async fn precis(&self, path: &[&str], body: &Value) -> Result<Response, Box<dyn Error>> {
         let key = env::var("PRECIS_API_KEY").unwrap_or_else(|_| "none".to_owned());
         let mut url = self.session.clone();
@@ -75,8 +74,8 @@ fn at(value: &Value, path: &str) -> Value {
     value.pointer(path).cloned().unwrap_or_default()
 }
 
-async fn read(answer: Response) -> Result<Value, Box<dyn Error>> {
-    let (status, text) = (answer.status(), answer.text().await?);
+async fn read(response: Response) -> Result<Value, Box<dyn Error>> {
+    let (status, text) = (response.status(), response.text().await?);
     if status.is_success() {
         Ok(serde_json::from_str(&text)?)
     } else {
@@ -86,19 +85,19 @@ async fn read(answer: Response) -> Result<Value, Box<dyn Error>> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let set = |name: &str, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
+    let variable = |name: &str, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
     let session = env::args().nth(1).ok_or("usage: agent SESSION")?;
-    // precis builds reqwest without a choice of TLS provider, so that a program makes its own.
+    // precis uses reqwest without a TLS provider, so each program has to choose one.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let (http, precis) = (Client::new(), Url::parse(&set("PRECIS_URL", "http://127.0.0.1:8080"))?);
-    let (mut path, key) = (precis.clone(), set("PRECIS_API_KEY", "none"));
-    path.path_segments_mut().map_err(|()| "PRECIS_URL is no base URL")?.extend(["sessions", &session]);
+    let (http, precis) = (Client::new(), Url::parse(&variable("PRECIS_URL", "http://127.0.0.1:8080"))?);
+    let (mut path, key) = (precis.clone(), variable("PRECIS_API_KEY", "none"));
+    path.path_segments_mut().map_err(|()| "PRECIS_URL is not a base URL")?.extend(["sessions", &session]);
     let agent = Agent {
         session: path,
         model: (
-            set("OPENAI_BASE_URL", "https://api.openai.com/v1"),
-            set("OPENAI_API_KEY", "none"),
-            set("MODEL", "gpt-5-mini"),
+            variable("OPENAI_BASE_URL", "https://api.openai.com/v1"),
+            variable("OPENAI_API_KEY", "none"),
+            variable("MODEL", "gpt-5-mini"),
         ),
         tools: read(http.get(precis.join("tools")?).bearer_auth(key).send().await?).await?,
         http,

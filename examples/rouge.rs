@@ -1,15 +1,14 @@
-//! How much of a reference summary the built-in summariser keeps, beside four simple ones.
+//! Compares the built-in summariser with four simple ones by the overlap with reference summaries.
 //!
 //! `cargo run --release --example rouge -- DIR`, where DIR holds conversations in the format of `LoCoMo` (Maharana
 //! et al., ACL 2024): `session_N` with turns, `session_N_summary` with a reference. Each session is summarised in
 //! `max(5, turns / 10)` sentences and scored by ROUGE-1 F: lower-cased words of letters and digits, no stemming,
 //! clipped counts. A conversation's score is the mean of its sessions; the last line is the mean of those.
 //!
-//! The speakers' labels are words too. So the simple summarisers run in the same two forms: with the speakers'
-//! names before each message, and with no labels at all where the built-in one knows only roles. Exits with 1
-//! unless the built-in one is ahead of all four in both. A release says in addition how long it takes with very long
-//! conversations; other builds have no times worth knowing.
-#![expect(clippy::print_stdout, reason = "its results are its purpose")]
+//! Speaker labels contain words, too. Therefore all summarisers run in two forms: with the names of the speakers before
+//! each message, and without labels, when the built-in summariser knows only roles. The program exits with 1 unless the
+//! built-in summariser has the best score in both forms. A release build also prints times for very long conversations.
+#![expect(clippy::print_stdout, reason = "prints its results")]
 
 use precis::domain::message::Role;
 use precis::domain::transcript::TranscriptEntry;
@@ -21,14 +20,14 @@ use std::process::ExitCode;
 use std::time::Instant;
 use unicode_segmentation::UnicodeSegmentation;
 
-/// One session: who said what, and what it should come down to.
+/// A session with its reference summary.
 struct Session {
     entries: Vec<TranscriptEntry>,
     reference: String,
     sentences: usize,
 }
 
-/// One sentence as the simple summarisers see it.
+/// A sentence in the form that the simple summarisers use.
 struct Sentence {
     turn: usize,
     text: String,
@@ -62,12 +61,12 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     if !cfg!(debug_assertions) {
         print_times();
     }
-    let ahead = mean.chunks(1 + BASELINES.len()).all(|form| match form {
+    let is_best = mean.chunks(1 + BASELINES.len()).all(|form| match form {
         [ours, others @ ..] => others.iter().all(|other| ours > other),
         [] => false,
     });
-    println!("{}", if ahead { "ahead of every baseline" } else { "NOT ahead of every baseline" });
-    Ok(if ahead { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!("{}", if is_best { "ahead of every baseline" } else { "NOT ahead of every baseline" });
+    Ok(if is_best { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn print_times() {
@@ -130,7 +129,7 @@ fn read(conversation: &Value) -> Result<Vec<Session>, Box<dyn Error>> {
     Ok(sessions)
 }
 
-/// ROUGE-1 F of all summarisers: with names, then without.
+/// Returns the ROUGE-1 F scores of all summarisers with names, then without names.
 fn score(session: &Session) -> Vec<f64> {
     let sentences = split(&session.entries);
     let nameless: Vec<TranscriptEntry> =
@@ -272,14 +271,14 @@ fn page_rank(size: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     rank
 }
 
-/// The numbers of the highest scores, the earlier first among equals.
+/// Returns the indices of the highest scores. Among equal scores the earlier one comes first.
 fn best(scores: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<(usize, &f64)> = scores.iter().enumerate().collect();
     order.sort_by(|a, b| b.1.total_cmp(a.1));
     order.into_iter().take(count).map(|(number, _)| number).collect()
 }
 
-/// Writes the word of that number, after the given number of others.
+/// Writes a word. Its number determines its letters; the number of preceding words determines the punctuation.
 type Write = fn(u32, usize, &mut String);
 
 fn latin(mut word: u32, before: usize, text: &mut String) {
@@ -291,7 +290,7 @@ fn latin(mut word: u32, before: usize, text: &mut String) {
     text.push_str(if before % 10 == 9 { ". " } else { " " });
 }
 
-/// Words of two of 3,500 characters, about as many as are in use.
+/// Words consist of two of 3,500 characters, about the number in common use.
 fn chinese(word: u32, before: usize, text: &mut String) {
     text.extend([word, word * 7919].map(|number| char::from_u32(0x4e00 + number % 3500).unwrap_or('字')));
     if before % 10 == 9 {
@@ -299,7 +298,8 @@ fn chinese(word: u32, before: usize, text: &mut String) {
     }
 }
 
-/// 5,000 messages of made-up words in sentences of ten: a vocabulary of 20,000 words, the frequent ones frequent.
+/// Returns 5,000 messages of generated words in sentences of ten. Low numbers of a vocabulary of 20,000 words are more
+/// frequent.
 fn long_conversation(characters: usize, write: Write) -> Vec<TranscriptEntry> {
     let mut state: u64 = 42;
     let mut next = |below: u32| {
@@ -310,7 +310,7 @@ fn long_conversation(characters: usize, write: Write) -> Vec<TranscriptEntry> {
         .map(|number| {
             let mut text = String::new();
             let mut words = 0;
-            // A character of these has as many bytes as the first: one, or three.
+            // All characters of a text have the same number of bytes: one or three.
             while text.len() < characters * text.chars().next().map_or(1, char::len_utf8) {
                 let range = next(20_000) + 1;
                 write(next(range), words, &mut text);

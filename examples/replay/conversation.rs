@@ -1,4 +1,4 @@
-//! Reads a conversation from a file, as the exchanges in which an agent would have had it.
+//! Reads a conversation from a file and splits it into exchanges.
 
 use super::Result;
 use serde::Deserialize;
@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The file's messages as exchanges: each begins with what the user says and ends before the user speaks again.
+/// Returns the exchanges of a file. Each begins with a user message and ends before the next one.
 pub(super) fn read(file: &Path) -> Result<Vec<Vec<Value>>> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| named(&error))?;
     let parts = match serde_json::from_str::<LoCoMo>(&text) {
         Ok(conversation) => conversation.sessions(),
-        // Whoever has these two names in a file means them.
+        // A file with both fields is meant to be in this format, so its error is reported.
         Err(error) if text.contains("\"speaker_a\"") && text.contains("\"speaker_b\"") => Err(error.into()),
         Err(_) => lines(&text).map(|messages| vec![messages]),
     };
     let parts = parts.map_err(|error| named(&error))?;
-    // Where one part ends, so does the exchange.
+    // An exchange does not continue in the next part.
     let exchanges: Vec<_> = parts.into_iter().flat_map(exchanges).collect();
     if exchanges.is_empty() { Err(named(&"there is no message in this file").into()) } else { Ok(exchanges) }
 }
@@ -36,7 +36,7 @@ fn exchanges(messages: Vec<Value>) -> Vec<Vec<Value>> {
     exchanges
 }
 
-/// A file of `LoCoMo`. Its sessions, `session_1` and so on, stand between other things.
+/// A file of `LoCoMo`. Its sessions are the fields `session_1`, `session_2` … among others.
 #[derive(Deserialize)]
 struct LoCoMo {
     speaker_a: String,
@@ -77,7 +77,7 @@ impl LoCoMo {
             Some(caption) => format!("{} [photo: {caption}]", turn.text),
             None => turn.text,
         };
-        // Other characters are refused by OpenAI, to whom the context may go.
+        // OpenAI rejects other characters in names.
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
         let named = (1..=64).contains(&turn.speaker.len()) && turn.speaker.bytes().all(fits);
         Ok(if named {
@@ -88,14 +88,14 @@ impl LoCoMo {
     }
 }
 
-/// A message of the chat format on each line; the service judges the rest of it.
+/// Reads one message of the chat format per line. Only the role is checked here; the service validates the rest.
 fn lines(text: &str) -> Result<Vec<Value>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let message = |(index, line): (usize, &str)| {
         let message = serde_json::from_str::<Value>(line).ok();
         message.filter(|message| message.get("role").is_some_and(Value::is_string)).ok_or_else(|| {
             let line = index + 1;
-            format!("not a conversation: neither JSON of LoCoMo, nor is line {line} like {{\"role\": \"user\", \"content\": \"…\"}}").into()
+            format!("not a conversation: the file is not JSON of LoCoMo, and line {line} is not like {{\"role\": \"user\", \"content\": \"…\"}}").into()
         })
     };
     lines.map(message).collect()

@@ -1,35 +1,38 @@
-//! **Nothing lost, nothing doubled**: the real binary under load, killed, cut off and restarted at random.
+//! Crash tests: the real binary under load while faults occur. Nothing may be lost or duplicated.
 //!
-//! Writers and readers work against three processes over one Postgres, or one over SQLite, while processes are killed by
-//! SIGKILL, Postgres is stopped at once and started again, and a proxy in between cuts, delays, holds and loses what goes
-//! through it. After each fault, and at the end of all: every acknowledged exchange is there, once, in order, whole; one
-//! that was not acknowledged is there whole or not at all, and repeated with its key it is there once; revisions cover
-//! disjoint ranges without a hole; a summary names exactly the messages up to its cursor; no context has a hole.
+//! `random_faults` runs writers and readers against three processes on Postgres, and against one process on SQLite.
+//! Processes are killed by SIGKILL, Postgres is stopped and started, and a proxy between them cuts, delays and drops
+//! connections. After each fault and at the end, these invariants are checked:
 //!
-//! The suite has the short form. The long one:
+//! - Every acknowledged exchange is stored once, complete, and in order.
+//! - Every other exchange is stored completely or not at all. After a retry with its key it is stored once.
+//! - Revisions cover consecutive ranges, and a summary names exactly the messages up to its cursor.
+//! - No context has a gap.
+//!
+//! `single_faults` causes one fault at a time and checks the responses of the service.
+//!
+//! The suite runs a short form. The long form:
 //!
 //! ```sh
-//! PRECIS_CRASH_KILLS=200 cargo test --test crash nothing_is_lost -- --nocapture
+//! PRECIS_CRASH_KILLS=200 cargo test --test crash random_faults -- --nocapture
 //! ```
 //!
-//! It prints its seed, and `PRECIS_CRASH_SEED` repeats the choices of a run; `PRECIS_CRASH_BINARY` names another binary to
-//! run, such as a release. To add a fault: a line in `chaos`, or a new
-//! kind of `Weather` in `proxy`. One fault at a time, and what is to be seen of it from outside, is in `faults`.
+//! It prints its seed. `PRECIS_CRASH_SEED` repeats the choices of a run, but not its timing. `PRECIS_CRASH_BINARY` names
+//! another binary to run, for example a release build.
 #![cfg(test)]
 
-mod chance;
-mod chaos;
-mod check;
-mod cluster;
-mod faults;
-mod ledger;
-mod load;
-mod names;
-mod power;
+mod ack_log;
+mod clients;
+mod invariants;
+mod message_ids;
+mod postgres_server;
+mod power_loss;
 mod proxy;
+mod random_faults;
 mod replica;
+mod single_faults;
 
-#[expect(dead_code, reason = "the tests of processes use the rest of it")]
+#[expect(dead_code, reason = "the process tests use the rest of it")]
 #[path = "../process/service.rs"]
 mod service;
 
@@ -41,11 +44,11 @@ mod support {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_on_postgres() {
-    chaos::postgres().await;
+async fn random_faults_on_postgres_lose_and_duplicate_nothing() {
+    random_faults::run_on_postgres().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_on_sqlite() {
-    chaos::sqlite().await;
+async fn random_faults_on_sqlite_lose_and_duplicate_nothing() {
+    random_faults::run_on_sqlite().await;
 }

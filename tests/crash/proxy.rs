@@ -1,4 +1,4 @@
-//! A TCP proxy on the loopback between precis and Postgres: it cuts, delays, holds and swallows what goes through.
+//! A TCP proxy between precis and Postgres that cuts connections and delays, holds back or drops data.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,21 +10,21 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-/// What happens to the bytes of every connection, until it is changed.
+/// The fault of all connections until another one is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Weather {
-    Fair,
-    /// Each piece of bytes waits so long, in either direction.
-    Slow(Duration),
-    /// Nothing gets through, and nobody is told: a host that has gone without a word.
-    Still,
-    /// What the server says next is swallowed, and the connection ends there: its work is done, and nobody learns it.
-    LoseAnswers,
+pub(crate) enum ProxyFault {
+    None,
+    /// Delays each chunk in both directions.
+    Delay(Duration),
+    /// Forwards nothing and keeps the connections open, like a host that has disappeared.
+    Silence,
+    /// Drops the next response of the server and closes the connection: the work is done, but the client does not know.
+    DropResponses,
 }
 
 struct Shared {
     server: PathBuf,
-    weather: watch::Sender<Weather>,
+    fault: watch::Sender<ProxyFault>,
     open: Mutex<Vec<AbortHandle>>,
 }
 
@@ -41,32 +41,32 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// In front of the server that listens on this Unix socket.
+    /// Starts a proxy for the server that listens on this Unix socket.
     pub(crate) async fn start(server: PathBuf) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let weather = watch::Sender::new(Weather::Fair);
-        let shared = Arc::new(Shared { server, weather, open: Mutex::default() });
+        let fault = watch::Sender::new(ProxyFault::None);
+        let shared = Arc::new(Shared { server, fault, open: Mutex::default() });
         let serving = tokio::spawn(serve(listener, Arc::clone(&shared)));
         Self { address, shared, serving }
     }
 
-    /// The URL of the database `postgres` behind it.
+    /// Returns the URL of the database `postgres`.
     pub(crate) fn url(&self) -> String {
-        self.url_of("postgres")
+        self.url_for_role("postgres")
     }
 
-    /// The same for another role, without a password.
-    pub(crate) fn url_of(&self, role: &str) -> String {
+    /// Returns the URL for another role without a password.
+    pub(crate) fn url_for_role(&self, role: &str) -> String {
         format!("postgres://{role}@{}/postgres?sslmode=disable", self.address)
     }
 
-    pub(crate) fn set(&self, weather: Weather) {
-        self.shared.weather.send_replace(weather);
+    pub(crate) fn set_fault(&self, fault: ProxyFault) {
+        self.shared.fault.send_replace(fault);
     }
 
-    /// Ends every connection, in the middle of whatever it carries.
-    pub(crate) fn cut(&self) {
+    /// Closes all connections immediately.
+    pub(crate) fn cut_connections(&self) {
         let mut open = self.shared.open.lock().unwrap_or_else(PoisonError::into_inner);
         for connection in open.drain(..) {
             connection.abort();
@@ -80,7 +80,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
         let Ok((client, _)) = listener.accept().await else {
             continue;
         };
-        let connection = connections.spawn(converse(client, Arc::clone(&shared)));
+        let connection = connections.spawn(forward(client, Arc::clone(&shared)));
         let mut open = shared.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|connection| !connection.is_finished());
         open.push(connection);
@@ -89,51 +89,51 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Ends, with both sockets, when either side does.
-async fn converse(mut client: TcpStream, shared: Arc<Shared>) {
+/// Forwards both directions until one side closes its connection.
+async fn forward(mut client: TcpStream, shared: Arc<Shared>) {
     let Ok(mut server) = UnixStream::connect(&shared.server).await else {
         return;
     };
-    // It would add a delay of its own to small packets.
+    // Nagle's algorithm would delay small packets.
     let _ = client.set_nodelay(true);
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
-    let weather = &shared.weather;
-    let question = async {
+    let fault = &shared.fault;
+    let requests = async {
         let mut bytes = vec![0; 16 * 1024];
         while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
-            brave(weather, false).await?;
+            apply_fault(fault, false).await?;
             to_server.write_all(&bytes[..count]).await.ok()?;
         }
         None::<()>
     };
-    let answer = async {
+    let responses = async {
         let mut bytes = vec![0; 16 * 1024];
         while let Ok(count @ 1..) = from_server.read(&mut bytes).await {
-            brave(weather, true).await?;
+            apply_fault(fault, true).await?;
             to_client.write_all(&bytes[..count]).await.ok()?;
         }
         None::<()>
     };
     tokio::select! {
-        _ = question => {}
-        _ = answer => {}
+        _ = requests => {}
+        _ = responses => {}
     }
 }
 
-/// Waits as the weather has it; `None`: the connection ends here.
-async fn brave(weather: &watch::Sender<Weather>, is_answer: bool) -> Option<()> {
-    let now = *weather.borrow();
+/// Returns `None` if the connection must be closed.
+async fn apply_fault(fault: &watch::Sender<ProxyFault>, is_response: bool) -> Option<()> {
+    let now = *fault.borrow();
     match now {
-        Weather::LoseAnswers if is_answer => None,
-        Weather::Fair | Weather::LoseAnswers => Some(()),
-        Weather::Slow(time) => {
+        ProxyFault::DropResponses if is_response => None,
+        ProxyFault::None | ProxyFault::DropResponses => Some(()),
+        ProxyFault::Delay(time) => {
             sleep(time).await;
             Some(())
         }
-        Weather::Still => {
-            let mut changes = weather.subscribe();
-            changes.wait_for(|weather| *weather != Weather::Still).await.ok()?;
+        ProxyFault::Silence => {
+            let mut changes = fault.subscribe();
+            changes.wait_for(|fault| *fault != ProxyFault::Silence).await.ok()?;
             Some(())
         }
     }

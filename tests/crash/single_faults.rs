@@ -1,32 +1,32 @@
-//! One fault at a time: what clients and operators get to see of it, and that it passes.
+//! Single faults: the responses that clients and operators see during a fault, and the recovery after it.
 
-mod clients;
-mod clocks;
-mod file;
-mod server;
+mod client_disconnect;
+mod clock_jump;
+mod postgres;
+mod sqlite_file;
 
 use crate::service::{Process, SOON};
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
-/// An exchange of two messages, sent with a key; the same for the same number.
-async fn exchange(service: &Process, number: usize) -> Response {
+/// Sends an exchange of two messages with a key. The same number is the same request.
+async fn send_exchange(service: &Process, number: usize) -> Response {
     let body = json!({"user_message": format!("Question {number}?"), "assistant_reply": format!("Answer {number}.")});
     let request = service.request(Method::POST, "/sessions/s/exchanges").json(&body);
     request.header("Idempotency-Key", format!("key-{number}")).send().await.expect("an answer")
 }
 
-async fn recorded(service: &Process, number: usize) -> Value {
-    let response = exchange(service, number).await;
+async fn append_exchange(service: &Process, number: usize) -> Value {
+    let response = send_exchange(service, number).await;
     let status = response.status();
     let text = response.text().await.expect("a body");
     assert_eq!(status, StatusCode::CREATED, "{text}\n{}", service.log().join("\n"));
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// A 503 that says when to come back, and how to repeat a write.
-async fn refused(response: Response) {
+/// Checks for a 503 that tells the client when and how to retry a write.
+async fn assert_store_unavailable(response: Response) {
     let (status, retry_after) = (response.status(), response.headers().get("retry-after").cloned());
     let problem: Value = response.json().await.expect("JSON");
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{problem}");
@@ -39,25 +39,24 @@ async fn status(service: &Process, path: &str) -> StatusCode {
     service.request(Method::GET, path).send().await.expect("an answer").status()
 }
 
-/// Whether the process runs is one thing; the fault doesn't touch it.
-async fn lives(service: &Process) {
-    let began = Instant::now();
+/// Checks that `/livez` answers quickly, whatever the state of the database is.
+async fn assert_live(service: &Process) {
+    let started_at = Instant::now();
     assert_eq!(status(service, "/livez").await, StatusCode::OK);
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(started_at.elapsed() < Duration::from_secs(2), "{:?}", started_at.elapsed());
 }
 
-/// Waits until `/readyz` says this.
-async fn until_ready_is(service: &Process, wanted: StatusCode) {
-    let began = Instant::now();
-    while status(service, "/readyz").await != wanted {
-        lives(service).await;
-        assert!(began.elapsed() < SOON, "/readyz never says {wanted}");
+async fn wait_for_readyz(service: &Process, expected: StatusCode) {
+    let started_at = Instant::now();
+    while status(service, "/readyz").await != expected {
+        assert_live(service).await;
+        assert!(started_at.elapsed() < SOON, "/readyz does not return {expected}");
         sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// The history is these exchanges, each once and whole.
-async fn history_is(service: &Process, numbers: std::ops::Range<usize>) {
+/// Checks that the history consists of these exchanges, each once and complete.
+async fn assert_history(service: &Process, numbers: std::ops::Range<usize>) {
     let expected: Vec<Value> = numbers
         .flat_map(|number| {
             [

@@ -1,6 +1,6 @@
-//! Clients that go away in the middle of a write: it is done, or nothing of it is.
+//! Clients that disconnect during a write: the write completes, or nothing is written.
 
-use super::{history_is, recorded};
+use super::{append_exchange, assert_history};
 use crate::service::{Precis, Process, SOON};
 use crate::support::backend::Backend;
 use serde_json::json;
@@ -10,7 +10,7 @@ use std::net::{Shutdown, TcpStream};
 use test_case::test_case;
 use tokio::time::{Duration, sleep, timeout};
 
-/// A lock that every write waits for.
+/// A lock that blocks every write.
 enum Lock {
     Postgres(PgConnection),
     Sqlite(SqliteConnection),
@@ -33,17 +33,20 @@ impl Lock {
         }
     }
 
-    /// Waits until a write waits for it, where that is to be seen from outside.
-    async fn until_wanted(&mut self) {
-        const WANTED: &str = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database =
+    /// Waits until a write is blocked by the lock. SQLite does not show this.
+    async fn wait_for_blocked_write(&mut self) {
+        const BLOCKED: &str = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database =
             (SELECT oid FROM pg_database WHERE datname = current_database())";
         if let Self::Postgres(connection) = self {
-            let wanted = async {
-                while sqlx::query_scalar::<_, i64>(WANTED).fetch_one(&mut *connection).await.expect("seen")
+            let blocked = async {
+                while sqlx::query_scalar::<_, i64>(BLOCKED)
+                    .fetch_one(&mut *connection)
+                    .await
+                    .expect("queried")
                     == 0
                 {}
             };
-            timeout(SOON, wanted).await.expect("the write waits for the lock");
+            timeout(SOON, blocked).await.expect("the write waits for the lock");
         }
     }
 
@@ -52,12 +55,12 @@ impl Lock {
             Self::Postgres(mut connection) => connection.execute("ROLLBACK").await.map(|_| ()),
             Self::Sqlite(mut connection) => connection.execute("ROLLBACK").await.map(|_| ()),
         }
-        .expect("let go");
+        .expect("released");
     }
 }
 
-/// Sends the beginning of a request that persists exchange 1, so many bytes of it.
-fn send(service: &Process, bytes: impl FnOnce(usize) -> usize) -> TcpStream {
+/// Sends the first bytes of a request that appends exchange 1. The closure returns their number for the request size.
+fn send_prefix(service: &Process, bytes: impl FnOnce(usize) -> usize) -> TcpStream {
     let body = json!({"user_message": "Question 1?", "assistant_reply": "Answer 1."}).to_string();
     let head = format!(
         "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
@@ -70,20 +73,20 @@ fn send(service: &Process, bytes: impl FnOnce(usize) -> usize) -> TcpStream {
     connection
 }
 
-fn hang_up(connection: &TcpStream) {
-    connection.shutdown(Shutdown::Both).expect("hung up");
+fn disconnect(connection: &TcpStream) {
+    connection.shutdown(Shutdown::Both).expect("disconnected");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_whose_client_has_gone_is_done(backend: Backend) {
+async fn write_of_disconnected_client_completes(backend: Backend) {
     let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
-    recorded(&service, 0).await;
+    append_exchange(&service, 0).await;
     let mut lock = Lock::take(&backend).await;
-    let client = send(&service, |all| all);
-    lock.until_wanted().await;
-    hang_up(&client);
+    let client = send_prefix(&service, |all| all);
+    lock.wait_for_blocked_write().await;
+    disconnect(&client);
     lock.release().await;
     if matches!(backend, Backend::Postgres(_)) {
         let done = async {
@@ -91,23 +94,23 @@ async fn a_write_whose_client_has_gone_is_done(backend: Backend) {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(SOON, done).await.expect("it goes on without its client");
+        timeout(SOON, done).await.expect("the write completes without its client");
     }
-    // On SQLite it may not have begun: then nothing of it is there, and now it is done.
-    recorded(&service, 1).await;
-    history_is(&service, 0..2).await;
+    // On SQLite the write may not have begun. Then this request appends the exchange.
+    append_exchange(&service, 1).await;
+    assert_history(&service, 0..2).await;
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_request_writes_nothing(backend: Backend) {
+async fn incomplete_request_writes_nothing(backend: Backend) {
     let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
-    recorded(&service, 0).await;
+    append_exchange(&service, 0).await;
     for missing in [1, 10, 40, 100] {
-        hang_up(&send(&service, |all| all - missing));
+        disconnect(&send_prefix(&service, |all| all - missing));
     }
-    recorded(&service, 2).await;
+    append_exchange(&service, 2).await;
     let expected = service.history("s").await;
     assert_eq!(expected.len(), 4);
     assert_eq!(expected[2]["content"], "Question 2?");

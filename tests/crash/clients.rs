@@ -1,0 +1,228 @@
+//! The clients of a crash test: writers that append exchanges and readers that build contexts.
+
+use crate::ack_log::{AckLog, SessionLog};
+use crate::invariants::check_context;
+use crate::message_ids::MessageId;
+use crate::replica::Replica;
+use fastrand::Rng;
+use reqwest::{Client, Method, Response, StatusCode};
+use serde_json::{Value, json};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Writers begin a new session after this number of messages, so that checking a complete session stays cheap.
+const MAX_SESSION_MESSAGES: usize = 200;
+
+/// The replicas of the service, with one HTTP client for all of them.
+pub(crate) struct ReplicaSet {
+    pub(crate) replicas: Vec<Replica>,
+    client: Client,
+    pub(crate) unknown_outcomes: AtomicUsize,
+    pub(crate) checked_contexts: AtomicUsize,
+}
+
+impl ReplicaSet {
+    pub(crate) fn new(replicas: Vec<Replica>) -> Self {
+        let client = precis::llm::http::build_http_client(Duration::from_secs(2)).expect("a client");
+        let (unknown_outcomes, checked_contexts) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { replicas, client, unknown_outcomes, checked_contexts }
+    }
+
+    /// Sends a request once to one replica. Returns `None` if the outcome is unknown or the response is a 503. Any
+    /// other error response fails the test.
+    pub(crate) async fn try_send(&self, replica: usize, request: &Request) -> Option<Value> {
+        let url = self.replicas[replica].url()?;
+        let mut builder = self.client.request(request.method.clone(), format!("{url}{}", request.path));
+        if let Some(body) = &request.body {
+            builder = builder.json(body);
+        }
+        if let Some(key) = &request.key {
+            builder = builder.header("Idempotency-Key", key);
+        }
+        let response: Response = builder.timeout(REQUEST_TIMEOUT).send().await.ok()?;
+        let status = response.status();
+        let text = response.text().await.ok()?;
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            return None;
+        }
+        let log = || self.last_log_lines(replica);
+        assert!(status.is_success(), "{} {}: {status} {text}\n{}", request.method, request.path, log());
+        Some(serde_json::from_str(&text).expect("JSON"))
+    }
+
+    fn last_log_lines(&self, replica: usize) -> String {
+        let log = self.replicas[replica].log();
+        log[log.len().saturating_sub(20)..].join("\n")
+    }
+
+    /// Sends a request repeatedly until a replica responds.
+    pub(crate) async fn send(&self, request: &Request) -> Value {
+        let started_at = Instant::now();
+        loop {
+            for replica in 0..self.replicas.len() {
+                if let Some(response) = self.try_send(replica, request).await {
+                    return response;
+                }
+            }
+            let log = || self.last_log_lines(0);
+            assert!(started_at.elapsed() < REQUEST_TIMEOUT, "no response to {}:\n{}", request.path, log());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// A request that may be sent more than once.
+pub(crate) struct Request {
+    method: Method,
+    path: String,
+    body: Option<Value>,
+    key: Option<String>,
+}
+
+impl Request {
+    pub(crate) fn get(path: String) -> Self {
+        Self { method: Method::GET, path, body: None, key: None }
+    }
+
+    pub(crate) fn post(path: String, body: Value) -> Self {
+        Self { method: Method::POST, path, body: Some(body), key: None }
+    }
+
+    pub(crate) fn exchange(session: &SessionLog, exchange: usize, messages: usize) -> Self {
+        let messages: Vec<Value> =
+            session.message_ids(exchange, messages).into_iter().map(MessageId::message).collect();
+        let path = format!("/sessions/{}/exchanges", session.id());
+        let key = Some(format!("key-{}-{exchange}", session.number));
+        Self { key, ..Self::post(path, json!({ "messages": messages })) }
+    }
+}
+
+pub(crate) fn record_ack(session: &SessionLog, exchange: usize, messages: usize, response: &Value) {
+    let number = |field: &str| usize::try_from(response[field].as_u64().expect("a number")).expect("small");
+    assert_eq!(number("last_seq") - number("first_seq") + 1, messages, "{response}");
+    session.record_ack(exchange, number("first_seq"));
+}
+
+/// Running writers and readers.
+pub(crate) struct ClientLoad {
+    stop: CancellationToken,
+    paused: watch::Sender<bool>,
+    workers: JoinSet<()>,
+}
+
+struct Worker {
+    service: Arc<ReplicaSet>,
+    log: Arc<AckLog>,
+    rng: Rng,
+    stop: CancellationToken,
+    paused: watch::Receiver<bool>,
+}
+
+impl Worker {
+    /// Waits for a random time, and while the load is paused. Returns `false` if the load was stopped.
+    async fn wait(&mut self, millis: Range<u64>) -> bool {
+        sleep(Duration::from_millis(self.rng.u64(millis))).await;
+        tokio::select! {
+            () = self.stop.cancelled() => false,
+            resumed = self.paused.wait_for(|paused| !paused) => resumed.is_ok(),
+        }
+    }
+}
+
+impl ClientLoad {
+    pub(crate) fn start(service: &Arc<ReplicaSet>, log: &Arc<AckLog>, rng: &mut Rng, writers: usize) -> Self {
+        let (stop, paused) = (CancellationToken::new(), watch::Sender::new(false));
+        let mut load = Self { stop, paused, workers: JoinSet::new() };
+        for index in 0..writers + writers.div_ceil(2) {
+            let worker = Worker {
+                service: Arc::clone(service),
+                log: Arc::clone(log),
+                rng: rng.fork(),
+                stop: load.stop.clone(),
+                paused: load.paused.subscribe(),
+            };
+            if index < writers {
+                load.workers.spawn(write(worker));
+            } else {
+                load.workers.spawn(read(worker, writers));
+            }
+        }
+        load
+    }
+
+    /// Keeps the workers from starting requests. Running requests continue.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        self.paused.send_replace(paused);
+    }
+
+    /// Fails the test if a worker has failed.
+    pub(crate) fn assert_running(&mut self) {
+        if let Some(result) = self.workers.try_join_next() {
+            result.expect("a worker found a violation");
+            panic!("a worker ended before the load was stopped");
+        }
+    }
+
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        while let Some(result) = self.workers.join_next().await {
+            result.expect("a worker found a violation");
+        }
+    }
+}
+
+async fn write(mut worker: Worker) {
+    let mut session = worker.log.create_session();
+    let mut exchange = 0;
+    while worker.wait(3..20).await {
+        if session.acks().acknowledged_messages() >= MAX_SESSION_MESSAGES {
+            (session, exchange) = (worker.log.create_session(), 0);
+        }
+        let messages = [1, 2, 2, 2, 4, 4, 6][worker.rng.usize(..7)];
+        let request = Request::exchange(&session, exchange, messages);
+        let mut is_retry = false;
+        loop {
+            let replica = worker.rng.usize(..worker.service.replicas.len());
+            if worker.service.replicas[replica].url().is_some() {
+                session.record_sent(exchange, messages);
+                if let Some(response) = worker.service.try_send(replica, &request).await {
+                    record_ack(&session, exchange, messages, &response);
+                    break;
+                }
+                worker.service.unknown_outcomes.fetch_add(usize::from(!is_retry), Ordering::Relaxed);
+                is_retry = true;
+                // Half of the exchanges with an unknown outcome are left to the invariant check, which repeats them.
+                if worker.rng.bool() {
+                    break;
+                }
+            }
+            if !worker.wait(5..50).await {
+                return;
+            }
+        }
+        exchange += 1;
+    }
+}
+
+async fn read(mut worker: Worker, recent: usize) {
+    while worker.wait(3..30).await {
+        let sessions = worker.log.sessions();
+        let index = sessions.len().saturating_sub(recent) + worker.rng.usize(..recent);
+        let Some(session) = sessions.get(index) else { continue };
+        let mode = ["inline", "inline", "background", "off"][worker.rng.usize(..4)];
+        let request = Request::post(format!("/sessions/{}/context", session.id()), json!({"mode": mode}));
+        let acks = session.acks().clone();
+        let replica = worker.rng.usize(..worker.service.replicas.len());
+        if let Some(context) = worker.service.try_send(replica, &request).await {
+            check_context(&context, session, &acks);
+            worker.service.checked_contexts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

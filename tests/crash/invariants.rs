@@ -1,0 +1,174 @@
+//! The invariants of sessions and contexts that hold after every fault.
+
+use crate::ack_log::{SessionAcks, SessionLog};
+use crate::clients::{ReplicaSet, Request, record_ack};
+use crate::message_ids::{MessageId, SummaryCoverage, are_complete_exchanges};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+fn as_usize(value: &Value) -> usize {
+    value.as_u64().and_then(|value| value.try_into().ok()).unwrap_or_else(|| panic!("not a number: {value}"))
+}
+
+/// Checks a session while writers may continue. Then repeats the exchanges with an unknown outcome, with their keys.
+/// Afterwards each of them must be stored once, at the position of the response.
+pub(crate) async fn check_session(service: &ReplicaSet, session: &SessionLog) {
+    let acks = session.acks().clone();
+    if acks.acknowledged.is_empty() && acks.unknown.is_empty() {
+        return;
+    }
+    // A session may not exist yet if the outcome of its first exchange is unknown.
+    let ids = if acks.acknowledged.is_empty() { Vec::new() } else { check_history(service, session).await };
+    for (exchange, messages) in &acks.unknown {
+        let response = service.send(&Request::exchange(session, *exchange, *messages)).await;
+        record_ack(session, *exchange, *messages, &response);
+        if let Some(index) = ids.iter().position(|id| id.exchange == *exchange) {
+            let first = as_usize(&response["first_seq"]);
+            assert_eq!(index + 1, first, "exchange {exchange} of {} was stored before", session.id());
+        }
+    }
+    if !acks.unknown.is_empty() {
+        check_history(service, session).await;
+    }
+}
+
+/// Checks history, search, revisions and summary of a session, and returns the ids of its messages.
+async fn check_history(service: &ReplicaSet, session: &SessionLog) -> Vec<MessageId> {
+    let id = session.id();
+    let acks = session.acks().clone();
+    // The order matters: a later response may contain more than an earlier one, but not less.
+    let state = service.send(&Request::get(format!("/sessions/{id}"))).await;
+    let revisions = service.send(&Request::get(format!("/sessions/{id}/revisions?limit=1000"))).await;
+    let page = service.send(&Request::get(format!("/sessions/{id}/messages?limit=1000"))).await;
+    assert_eq!(page["next"], Value::Null, "sessions are short enough for one page");
+    // Writers record an exchange before they send it, so this contains every stored exchange.
+    let sent = session.acks().clone();
+
+    let items = page["items"].as_array().expect("a list");
+    let mut ids = Vec::new();
+    for (seq, item) in (1..).zip(items) {
+        assert_eq!(as_usize(&item["seq"]), seq, "a gap in {id}");
+        let message = MessageId::of_message(&item["message"]);
+        assert_eq!(item["message"], message.message(), "{id}: a message was changed");
+        ids.push(message);
+    }
+    check_exchanges(session, &ids, &acks, &sent);
+
+    // The process that stored the exchange may have been killed before it was indexed.
+    if let Some((exchange, ack)) = acks.acknowledged.last_key_value() {
+        let first = session.message_ids(*exchange, ack.messages)[0];
+        let path = format!("/search?session_id={id}&neighbours=0&q=%22{first}%22");
+        let results = service.send(&Request::get(path)).await;
+        let hits = results["items"].as_array().expect("a list").iter();
+        let hits: Vec<usize> = hits.map(|hit| as_usize(&hit["seq"])).collect();
+        assert_eq!(hits, [ack.first_seq], "{id}: {first}");
+    }
+    check_revisions(&id, &state, &revisions, &ids);
+    ids
+}
+
+/// Checks that the history consists of complete exchanges, each once and in order, and contains all acknowledged ones.
+fn check_exchanges(session: &SessionLog, ids: &[MessageId], acks: &SessionAcks, sent: &SessionAcks) {
+    let id = session.id();
+    assert!(are_complete_exchanges(ids), "{id}: an incomplete exchange: {ids:?}");
+    let mut seen = BTreeSet::new();
+    for first in ids.iter().filter(|message| message.position == 1) {
+        let exchange = first.exchange;
+        assert!(seen.insert(exchange), "{id}: exchange {exchange} is stored twice");
+        let in_order = seen.last() == Some(&exchange) || !acks.in_order.contains(&exchange);
+        assert!(in_order, "{id}: exchange {exchange} was acknowledged before a later one was sent");
+        let acknowledged = sent.acknowledged.get(&exchange).map(|ack| ack.messages);
+        let messages = acknowledged.or(sent.unknown.get(&exchange).copied());
+        let expected = (session.number, Some(first.exchange_len));
+        assert_eq!((first.session, messages), expected, "{id}: no client sent {first}");
+    }
+    for (exchange, ack) in &acks.acknowledged {
+        let stored = ids.get(ack.first_seq - 1..ack.first_seq - 1 + ack.messages);
+        let expected = session.message_ids(*exchange, ack.messages);
+        assert_eq!(
+            stored,
+            Some(&expected[..]),
+            "{id}: exchange {exchange}, acknowledged at {}",
+            ack.first_seq
+        );
+    }
+}
+
+/// Checks that revisions cover consecutive ranges, and that every summary covers the messages up to its cursor.
+fn check_revisions(id: &str, state: &Value, revisions: &Value, ids: &[MessageId]) {
+    let (cursor, last_seq) = (as_usize(&state["cursor"]), as_usize(&state["last_seq"]));
+    assert!(cursor <= last_seq && last_seq <= ids.len(), "{state}");
+    let assert_covers = |text: &Value, ids: &[MessageId]| {
+        let coverage = SummaryCoverage::parse(text.as_str().expect("a text"));
+        assert!(coverage.matches(ids), "{id}: {coverage:?} instead of {ids:?}");
+    };
+    let current = &state["summary"];
+    assert_covers(&current["text"], &ids[..cursor]);
+    let mut revisions = revisions["items"].as_array().expect("a list").clone();
+    revisions.reverse();
+    assert!(revisions.len() >= as_usize(&current["revision"]), "{id}: a revision is missing");
+    let mut covered = 0;
+    for (number, revision) in (1..).zip(&revisions) {
+        assert_eq!(as_usize(&revision["revision"]), number, "{id}");
+        assert_eq!(as_usize(&revision["from_seq"]), covered + 1, "{id}: a gap or an overlap: {revision}");
+        let to = as_usize(&revision["to_seq"]);
+        assert_eq!(as_usize(&revision["cursor"]), to, "{id}: {revision}");
+        assert_covers(&revision["added"], &ids[covered..to]);
+        assert_covers(&revision["text"], &ids[..to]);
+        if number == as_usize(&current["revision"]) {
+            assert_eq!((to, &revision["text"]), (cursor, &current["text"]), "{id}");
+        }
+        covered = to;
+    }
+}
+
+/// Builds a context of a session without writers and checks it.
+pub(crate) async fn check_final_context(service: &ReplicaSet, session: &SessionLog) {
+    let acks = session.acks().clone();
+    let path = format!("/sessions/{}/context", session.id());
+    check_context(&service.send(&Request::post(path, json!({}))).await, session, &acks);
+}
+
+/// Checks that a context contains every exchange that was acknowledged before the request, once, in order and complete:
+/// named by the summary or verbatim.
+pub(crate) fn check_context(context: &Value, session: &SessionLog, acks: &SessionAcks) {
+    let coverage = &context["coverage"];
+    let (last_seq, through) = (as_usize(&coverage["last_seq"]), as_usize(&coverage["summary_through"]));
+    assert_eq!(coverage["omitted"], json!([]), "{context}");
+    assert_eq!(as_usize(&coverage["verbatim_from"]), through + 1, "a gap: {context}");
+
+    let messages = context["messages"].as_array().expect("a list");
+    let (system, verbatim): (Vec<&Value>, Vec<&Value>) =
+        messages.iter().partition(|message| message["role"] == "system");
+    let summary = system.first().and_then(|message| message["content"].as_str()).unwrap_or_default();
+    let summary = SummaryCoverage::parse(summary);
+    assert_eq!(summary.len(), through, "summary and cursor do not match: {context}");
+    assert_eq!(through + verbatim.len(), last_seq, "{context}");
+
+    let mut ids = summary.ids().to_vec();
+    for message in verbatim {
+        let id = MessageId::of_message(message);
+        assert_eq!(*message, id.message(), "a message was changed");
+        ids.push(id);
+    }
+    assert!(ids.iter().all(|id| id.session == session.number), "a message of another session: {context}");
+    // The compressed part may end at a safe split point within an exchange.
+    let begin = ids.iter().position(|id| id.position == 1).unwrap_or(ids.len());
+    assert!(are_complete_exchanges(&ids[begin..]), "an incomplete exchange: {context}");
+    let mut exchanges: Vec<usize> = ids[begin..].iter().map(|id| id.exchange).collect();
+    exchanges.dedup();
+    exchanges.sort_unstable();
+    assert!(exchanges.windows(2).all(|pair| pair[0] != pair[1]), "a duplicate exchange: {context}");
+    let compressed = summary.compressed_len();
+    for (exchange, ack) in &acks.acknowledged {
+        assert!(ack.first_seq + ack.messages - 1 <= last_seq, "exchange {exchange} is missing: {context}");
+        if ack.first_seq > compressed {
+            let stored = &ids[ack.first_seq - 1 - compressed..][..ack.messages];
+            assert_eq!(
+                stored,
+                session.message_ids(*exchange, ack.messages),
+                "another position than acknowledged"
+            );
+        }
+    }
+}

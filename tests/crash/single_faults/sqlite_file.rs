@@ -1,0 +1,71 @@
+//! Faults of a SQLite file: a full disk, a read-only file, and a lock of another process.
+
+use super::{
+    append_exchange, assert_history, assert_live, assert_store_unavailable, send_exchange, status,
+    wait_for_readyz,
+};
+use crate::service::{Precis, Process};
+use reqwest::StatusCode;
+use serde_json::json;
+use sqlx::{Connection as _, Executor as _, SqliteConnection};
+use std::process::Command;
+
+/// Limits the size of the files that the process may write.
+fn limit_file_size(service: &Process, bytes: &str) {
+    let limited = Command::new("prlimit")
+        .args(["--pid", &service.id().to_string(), &format!("--fsize={bytes}:unlimited")])
+        .status()
+        .expect("prlimit of util-linux");
+    assert!(limited.success());
+}
+
+#[tokio::test]
+async fn full_disk_rejects_writes_without_partial_data() {
+    // A file size limit has the same effect as a full disk, except for a signal that would end the process.
+    let mut ignoring_signal = Command::new("/bin/sh");
+    ignoring_signal.args(["-c", "trap '' XFSZ; exec \"$0\"", env!("CARGO_BIN_EXE_precis")]);
+    let service = Precis::by(ignoring_signal).start().await;
+    append_exchange(&service, 0).await;
+    let log = service.folder.path().join("precis.db-wal");
+    let size = std::fs::metadata(&log).expect("the log").len();
+    // The next exchange would need more bytes than this.
+    limit_file_size(&service, &(size + 5000).to_string());
+    assert_store_unavailable(send_exchange(&service, 1).await).await;
+    assert_live(&service).await;
+    service.context("s", &json!({})).await;
+    assert_history(&service, 0..1).await;
+    limit_file_size(&service, "unlimited");
+    append_exchange(&service, 1).await;
+    wait_for_readyz(&service, StatusCode::OK).await;
+    assert_history(&service, 0..2).await;
+}
+
+#[tokio::test]
+async fn read_only_file_serves_reads_and_rejects_writes() {
+    let service = Precis::new().start().await;
+    append_exchange(&service, 0).await;
+    let url = format!("sqlite://{}?mode=ro", service.folder.path().join("precis.db").display());
+    let reader = Precis::new().env("DATABASE_URL", &url).args(["--no-migrate"]).start().await;
+    reader.context("s", &json!({})).await;
+    assert_store_unavailable(send_exchange(&reader, 1).await).await;
+    assert_live(&reader).await;
+    assert_history(&reader, 0..1).await;
+    append_exchange(&service, 1).await;
+    assert_history(&reader, 0..2).await;
+}
+
+#[tokio::test]
+async fn locked_file_rejects_writes_and_serves_reads() {
+    let service = Precis::new().start().await;
+    append_exchange(&service, 0).await;
+    let url = format!("sqlite://{}", service.folder.path().join("precis.db").display());
+    let mut other = SqliteConnection::connect(&url).await.expect("connected");
+    other.execute("BEGIN IMMEDIATE").await.expect("locked");
+    assert_store_unavailable(send_exchange(&service, 1).await).await;
+    assert_live(&service).await;
+    assert_eq!(status(&service, "/readyz").await, StatusCode::OK, "reads are possible meanwhile");
+    service.context("s", &json!({})).await;
+    other.execute("ROLLBACK").await.expect("released");
+    append_exchange(&service, 1).await;
+    assert_history(&service, 0..2).await;
+}
