@@ -43,7 +43,7 @@ const SELECT_INDEX_STATE: &str = "\
 
 /// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
 /// can wait for each other.
-const CLAIM_PENDING: PendingStatements = claim_pending!(" FOR UPDATE SKIP LOCK_NOT_AVAILABLE");
+const CLAIM_PENDING: PendingStatements = claim_pending!(" FOR UPDATE SKIP LOCKED");
 /// What others are at.
 const SELECT_REMAINING: PendingStatements = pending_statements!("SELECT session_id, first_seq", "");
 const END_OF_TIME: OffsetDateTime = datetime!(9999-12-31 0:00 UTC);
