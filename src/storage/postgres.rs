@@ -171,7 +171,7 @@ impl Postgres {
         let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
         let answered = tokio::time::timeout(limit, self.schema()).await;
         let found = answered.map_err(|_| sqlx::Error::from(silent()))??;
-        let expected = migrations::newest(&migrations::postgres());
+        let expected = migrations::latest_version(&migrations::postgres());
         if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
     }
 

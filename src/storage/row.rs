@@ -7,28 +7,30 @@ use crate::domain::revision::{MetaConsolidation, Provenance};
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Serializer};
 
-/// The columns `opens` and `answers` of a message: JSON, because an id is any text, and Postgres can't store NUL.
+/// The columns `tool_call_ids` and `tool_result_of` of a message: JSON, because an id is any text, and Postgres can't store NUL.
 pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>) {
     let ids: Vec<&str> = message.tool_calls().iter().map(|call| call.id.as_str()).collect();
-    let opens = (!ids.is_empty()).then(|| json(|out| ids.serialize(out)));
-    (opens, message.tool_call_id().map(|id| json(|out| id.serialize(out))))
+    let tool_call_ids = (!ids.is_empty()).then(|| json(|out| ids.serialize(out)));
+    (tool_call_ids, message.tool_call_id().map(|id| json(|out| id.serialize(out))))
 }
 
 /// Decodes the metadata columns of a message.
 pub(super) fn message_metadata(
     role: &str,
-    opens: Option<&str>,
-    answers: Option<&str>,
+    tool_call_ids: Option<&str>,
+    tool_result_of: Option<&str>,
     tokens: i64,
 ) -> Result<MessageMetadata, StoreError> {
     let role = Role::parse(role).ok_or_else(|| StoreError::corrupt("a role")(role))?;
-    let opens =
-        opens.map(serde_json::from_str).transpose().map_err(StoreError::corrupt("a list of tool calls"))?;
-    let answers = answers
+    let tool_call_ids = tool_call_ids
+        .map(serde_json::from_str)
+        .transpose()
+        .map_err(StoreError::corrupt("a list of tool calls"))?;
+    let tool_result_of = tool_result_of
         .map(serde_json::from_str)
         .transpose()
         .map_err(StoreError::corrupt("the id of a tool call"))?;
-    Ok(MessageMetadata { role, tokens, calls: opens.unwrap_or_default(), result_of: answers })
+    Ok(MessageMetadata { role, tokens, calls: tool_call_ids.unwrap_or_default(), result_of: tool_result_of })
 }
 
 /// The column `source` of a revision. A revision is never changed, so what is added here later must be left out where

@@ -41,7 +41,7 @@ pub struct ReindexRange {
 
 /// The rules that the index goes by.
 pub(super) const SELECT_ANALYZER_VERSION: &str =
-    "SELECT coalesce((SELECT label FROM search_rules), '') AS label";
+    "SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version";
 
 /// A statement about what waits: of all tenants; of a tenant (`$1`), what was stored by then (`$2`); and of one of its
 /// sessions (`$3`).
@@ -54,11 +54,11 @@ pub(super) struct PendingStatements {
 macro_rules! pending_statements {
     ($select:literal, $rest:expr) => {
         $crate::storage::search_index::PendingStatements {
-            all: concat!($select, " FROM search_waiting", $rest),
-            tenant: concat!($select, " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2", $rest),
+            all: concat!($select, " FROM search_pending", $rest),
+            tenant: concat!($select, " FROM search_pending WHERE tenant_id = $1 AND created_at <= $2", $rest),
             session: concat!(
                 $select,
-                " FROM search_waiting WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3",
+                " FROM search_pending WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3",
                 $rest
             ),
         }
@@ -70,7 +70,7 @@ macro_rules! claim_pending {
     ($locks:literal) => {
         $crate::storage::search_index::pending_statements!(
             "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
-                coalesce((SELECT label FROM search_rules), '') AS label",
+                coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version",
             concat!(" ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250", $locks)
         )
     };

@@ -112,7 +112,7 @@ impl Sqlite {
     pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
         const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
         const TABLE: &str = "SELECT count(*) AS found FROM sqlite_schema WHERE name = '_sqlx_migrations'";
-        let expected = migrations::newest(&migrations::sqlite());
+        let expected = migrations::latest_version(&migrations::sqlite());
         let tables: i64 = sqlx::query(TABLE).fetch_one(&self.readers).await?.try_get("found")?;
         let found: i64 = if tables > 0 {
             sqlx::query(APPLIED).fetch_one(&self.readers).await?.try_get("found")?

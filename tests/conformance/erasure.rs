@@ -193,7 +193,7 @@ async fn whoever_holds_a_lease_brings_nothing_back(backend: Backend) {
             assert_eq!(sql.rows().await, rows);
             assert!(
                 rows.iter()
-                    .all(|row| ["sessions", "messages", "search_waiting"].contains(&row.table.as_str()))
+                    .all(|row| ["sessions", "messages", "search_pending"].contains(&row.table.as_str()))
             );
         }
         assert!(plugh.erase().await);

@@ -33,7 +33,7 @@ async fn index(sql: &mut Sql) -> Vec<String> {
 /// What waits to be indexed.
 async fn waiting(sql: &mut Sql) -> Vec<String> {
     sql.texts(
-        "SELECT tenant_id || ' ' || session_id || ' ' || first_seq || ' ' || last_seq FROM search_waiting
+        "SELECT tenant_id || ' ' || session_id || ' ' || first_seq || ' ' || last_seq FROM search_pending
         ORDER BY tenant_id, session_id, first_seq",
     )
     .await
@@ -111,7 +111,7 @@ async fn other_rules_index_all_anew(backend: Backend) {
     // Those of another version are nobody's here.
     settle_all(&demo).await;
     let mut sql = Sql::on(&backend).await;
-    sql.run("UPDATE search_rules SET label = 'english-99'").await;
+    sql.run("UPDATE search_analyzer SET version = 'english-99'").await;
     demo.say(&["plums"]).await;
     assert!(!demo.store.index_batch().await.unwrap());
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
@@ -324,7 +324,7 @@ async fn a_message_that_cannot_be_read_keeps_no_other_from_being_found(backend: 
     sql.run(
         "INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
             SELECT tenant_id, session_id, 2, role, tokens, 'no message', created_at FROM messages WHERE session_id = 'demo';
-        UPDATE search_waiting SET last_seq = 2 WHERE session_id = 'demo'",
+        UPDATE search_pending SET last_seq = 2 WHERE session_id = 'demo'",
     )
     .await;
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
@@ -341,8 +341,8 @@ async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
     let mut other = PgConnection::connect(&backend.url()).await.unwrap();
     demo.say(&["plums"]).await;
     // Where the other one gives up, it is done here; where not, the other one has done it.
-    for end in ["ROLLBACK", "DELETE FROM search_waiting; COMMIT"] {
-        other.execute("BEGIN; SELECT FROM search_waiting FOR UPDATE").await.unwrap();
+    for end in ["ROLLBACK", "DELETE FROM search_pending; COMMIT"] {
+        other.execute("BEGIN; SELECT FROM search_pending FOR UPDATE").await.unwrap();
         assert!(!demo.store.index_batch().await.unwrap());
         assert_eq!(waiting(&mut sql).await.len(), 1);
         let settled = demo.settle();
@@ -370,7 +370,7 @@ async fn postgres_puts_lexemes_into_the_index_behind_whoever_stored_them() {
     let Sql::Postgres(mut nobody) = Sql::on(&backend).await else { unreachable!() };
     nobody.execute("SET ROLE pg_monitor").await.unwrap();
     let pages = async |connection: &mut PgConnection| -> i64 {
-        sqlx::query_scalar("SELECT settle_search()").fetch_one(connection).await.unwrap()
+        sqlx::query_scalar("SELECT flush_search_index()").fetch_one(connection).await.unwrap()
     };
     demo.say(&["plums", "pears"]).await;
     assert_eq!(found().await, [1]);

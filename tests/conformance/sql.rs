@@ -16,7 +16,7 @@ const TABLES_OF_POSTGRES: &str = "\
     ORDER BY tablename";
 
 /// Tables that hold nothing of a session or a user: erasure leaves them.
-pub(crate) const OF_TENANTS: [&str; 3] = ["api_keys", "search_rules", "token_usage"];
+pub(crate) const OF_TENANTS: [&str; 3] = ["api_keys", "search_analyzer", "token_usage"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -71,7 +71,7 @@ impl Sql {
     pub(crate) async fn delay_indexing(&mut self, condition: &str) {
         let columns = "tenant_id, session_id, through_seq";
         let of_sessions = format!("SELECT tenant_id, session_id, last_seq FROM sessions WHERE {condition}");
-        self.run(&format!("INSERT INTO search_backlog ({columns}) {of_sessions}")).await;
+        self.run(&format!("INSERT INTO search_reindex ({columns}) {of_sessions}")).await;
     }
 
     pub(crate) async fn figure(&mut self, query: &str) -> i64 {

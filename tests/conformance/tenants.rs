@@ -56,7 +56,7 @@ async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
 }
 
 /// Tables that are read before the tenant is known, or for all tenants; and the index of search, behind a policy of no use.
-const WITHOUT_WALL: [&str; 4] = ["api_keys", "search", "search_backlog", "search_waiting"];
+const WITHOUT_WALL: [&str; 4] = ["api_keys", "search", "search_reindex", "search_pending"];
 
 /// A session with a held lease and a memory document; the token, and a step that could be committed.
 async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, NewRevision) {

@@ -79,7 +79,7 @@ async fn an_exchange_that_waits_for_another_of_the_same_key_is_a_replay() {
     let fingerprint = key.fingerprint.iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
     let first = format!(
         "UPDATE sessions SET last_seq = 11;
-         INSERT INTO messages SELECT tenant_id, session_id, 11, role, opens, answers, tokens, message, created_at
+         INSERT INTO messages SELECT tenant_id, session_id, 11, role, tool_call_ids, tool_result_of, tokens, message, created_at
             FROM messages WHERE seq = 1;
          INSERT INTO idempotency_keys VALUES ('default', 'demo', 'k', '\\x{fingerprint}', 11, 11, now())"
     );
@@ -93,7 +93,7 @@ async fn an_erasure_that_waits_for_an_exchange_takes_it_along() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let write = "UPDATE sessions SET last_seq = 11;
-        INSERT INTO messages SELECT tenant_id, session_id, 11, role, opens, answers, tokens, message, created_at
+        INSERT INTO messages SELECT tenant_id, session_id, 11, role, tool_call_ids, tool_result_of, tokens, message, created_at
             FROM messages WHERE seq = 1";
     assert!(scene.meet(write, demo.erase()).await);
     assert_eq!(scene.other.figure("SELECT count(*) FROM messages").await, 0);
@@ -104,10 +104,10 @@ async fn an_erasure_that_waits_for_whoever_indexes_takes_that_along() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT tenant_id, session_id, first_seq, created_at, ''::tsvector FROM search_waiting;
-        DELETE FROM search_waiting";
+            SELECT tenant_id, session_id, first_seq, created_at, ''::tsvector FROM search_pending;
+        DELETE FROM search_pending";
     assert!(scene.meet(index, demo.erase()).await);
-    for table in ["search", "search_waiting"] {
+    for table in ["search", "search_pending"] {
         assert_eq!(scene.other.figure(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
     }
 }

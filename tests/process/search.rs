@@ -117,11 +117,11 @@ async fn messages_from_before_the_index_are_found_after_reindex(backend: Backend
     say(&service, "b", "two ferries").await;
     drop(service);
     // As the migration leaves them that brought the index.
-    run(&backend, "DELETE FROM search_waiting").await;
+    run(&backend, "DELETE FROM search_pending").await;
     run(&backend, "DELETE FROM search").await;
     run(
         &backend,
-        "INSERT INTO search_backlog (tenant_id, session_id, through_seq) SELECT tenant_id, session_id, last_seq \
+        "INSERT INTO search_reindex (tenant_id, session_id, through_seq) SELECT tenant_id, session_id, last_seq \
          FROM sessions",
     )
     .await;
@@ -138,7 +138,7 @@ async fn messages_from_before_the_index_are_found_after_reindex(backend: Backend
 
 #[tokio::test]
 async fn what_is_stored_is_put_into_the_index_behind_whoever_stored_it() {
-    const TELLS: &str = "CREATE OR REPLACE FUNCTION settle_search() RETURNS bigint LANGUAGE sql \
+    const TELLS: &str = "CREATE OR REPLACE FUNCTION flush_search_index() RETURNS bigint LANGUAGE sql \
         AS $$ SELECT pg_notify('settled', ''); SELECT 1::bigint $$";
     let backend = Backend::postgres().await;
     run(&backend, TELLS).await;

@@ -34,10 +34,10 @@ const CREATE: &str = "\
     ON CONFLICT (tenant_id, session_id) DO NOTHING";
 
 const STORE: &str = "\
-    INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
-    SELECT $1, $2, m.seq, m.role, m.opens, m.answers, m.tokens, m.message, coalesce(m.created_at, now())
+    INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
+    SELECT $1, $2, m.seq, m.role, m.tool_call_ids, m.tool_result_of, m.tokens, m.message, coalesce(m.created_at, now())
     FROM unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::timestamptz[])
-        AS m (seq, role, opens, answers, tokens, message, created_at)";
+        AS m (seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)";
 
 const KEEP: &str = "\
     INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
@@ -96,7 +96,7 @@ impl Postgres {
             return Ok(ImportOutcome::Exists);
         }
         let label = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
-        let analyzer = analyzer_for_import(label.try_get("label")?, self.search);
+        let analyzer = analyzer_for_import(label.try_get("analyzer_version")?, self.search);
         let mut tally = ImportCounts::default();
         while let Some(batch) = batches.recv().await {
             tally.add(&batch);
@@ -133,14 +133,15 @@ async fn store(
     session: &SessionId,
     rows: &[ImportedMessage],
 ) -> Result<(), StoreError> {
-    let (opens, answers): (Vec<_>, Vec<_>) = rows.iter().map(|row| tool_columns(&row.message)).unzip();
+    let (tool_call_ids, tool_result_of): (Vec<_>, Vec<_>) =
+        rows.iter().map(|row| tool_columns(&row.message)).unzip();
     sqlx::query(STORE)
         .bind(tenant.as_str())
         .bind(session.as_str())
         .bind(rows.iter().map(|row| row.seq).collect::<Vec<_>>())
         .bind(rows.iter().map(|row| row.message.role().as_str()).collect::<Vec<_>>())
-        .bind(opens)
-        .bind(answers)
+        .bind(tool_call_ids)
+        .bind(tool_result_of)
         .bind(rows.iter().map(|row| row.tokens).collect::<Vec<_>>())
         .bind(rows.iter().map(|row| row.message.json()).collect::<Vec<_>>())
         .bind(rows.iter().map(|row| row.created_at).collect::<Vec<_>>())

@@ -28,7 +28,7 @@ const RECALL: &str = "\
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
         NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message,
-        m.role, m.opens, m.answers
+        m.role, m.tool_call_ids, m.tool_result_of
     FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
         AND m.seq > (SELECT greatest(cursor_seq, last_seq - $4) FROM session)
         AND m.seq <= (SELECT last_seq FROM session)";

@@ -35,13 +35,13 @@ const APPEND: &str = "\
         WHERE $3 IS NULL OR s.user_id = $3
         RETURNING s.last_seq, s.updated_at
     ), stored AS (
-        INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
-        SELECT $1, $2, session.last_seq - $5 + m.place, m.role, m.opens, m.answers, m.tokens, m.message,
+        INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
+        SELECT $1, $2, session.last_seq - $5 + m.place, m.role, m.tool_call_ids, m.tool_result_of, m.tokens, m.message,
             session.updated_at
         FROM session, unnest($9::text[], $10::text[], $11::text[], $12::bigint[], $14::text[]) WITH ORDINALITY
-            AS m (role, opens, answers, tokens, message, place)
+            AS m (role, tool_call_ids, tool_result_of, tokens, message, place)
     ), waiting AS (
-        INSERT INTO search_waiting (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+        INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
         SELECT $1, $2, session.last_seq - $5 + 1 + run.first, session.last_seq - $5 + 1 + run.last, run.bytes,
             session.updated_at
         FROM session, unnest($15::bigint[], $16::bigint[], $17::bigint[]) AS run (first, last, bytes)
@@ -89,7 +89,7 @@ impl Postgres {
     ) -> Result<AppendOutcome, StoreError> {
         let messages = &exchange.messages;
         let runs = pending_spans(self.search, exchange);
-        let (opens, answers): (Vec<_>, Vec<_>) =
+        let (tool_call_ids, tool_result_of): (Vec<_>, Vec<_>) =
             messages.iter().map(|(message, _)| tool_columns(message)).unzip();
         let row = self
             .write(
@@ -104,8 +104,8 @@ impl Postgres {
                     .bind(key.map(|key| key.fingerprint.as_slice()))
                     .bind(exchange.tokens())
                     .bind(messages.iter().map(|(message, _)| message.role().as_str()).collect::<Vec<_>>())
-                    .bind(opens)
-                    .bind(answers)
+                    .bind(tool_call_ids)
+                    .bind(tool_result_of)
                     .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
                     .bind(UserId::default().as_str())
                     .bind(messages.iter().map(|(message, _)| message.json()).collect::<Vec<_>>())

@@ -36,10 +36,10 @@ pub(super) const INSERT_ENTRIES: &str = index!("DO NOTHING");
 const UPSERT_ENTRIES: &str = index!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
 
 const INSERT_ANALYZER_VERSION: &str =
-    "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
+    "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const SELECT_INDEX_STATE: &str = "\
-    SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
+    SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS backlog";
 
 /// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
 /// can wait for each other.
@@ -56,21 +56,21 @@ const BEGIN_LAZILY: &str =
 
 const SELECT_PENDING_MESSAGES: &str = "\
     SELECT place - 1 AS place, seq, created_at, user_id, message
-    FROM search_unindexed($1::text[], $2::text[], $3::bigint[], $4::bigint[]) ORDER BY place, seq";
+    FROM read_pending_messages($1::text[], $2::text[], $3::bigint[], $4::bigint[]) ORDER BY place, seq";
 
 const DELETE_PENDING: &str = "\
-    DELETE FROM search_waiting AS w USING unnest($1::text[], $2::text[], $3::bigint[]) AS i (tenant_id, session_id, first_seq)
+    DELETE FROM search_pending AS w USING unnest($1::text[], $2::text[], $3::bigint[]) AS i (tenant_id, session_id, first_seq)
     WHERE w.tenant_id = i.tenant_id AND w.session_id = i.session_id AND w.first_seq = i.first_seq";
 
 /// Puts into the full-text index what waits beside that.
-const FLUSH_GIN_PENDING_LIST: &str = "SELECT settle_search()";
+const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index()";
 /// Somebody else has the lock.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 const DISABLE_INDEX: &str = "\
-    INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
+    INSERT INTO search_analyzer (id, version) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET version = 'off'";
 
-const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
+const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_analyzer SET version = $1 WHERE version <> $1";
 
 /// For all tenants at once: the work of whoever runs the service. The policies hold the owner of a table, too, unless it
 /// says that they don't; nobody else gets at the table until the transaction ends, with the policies in force again.
@@ -78,33 +78,33 @@ const LIFT_POLICY: &str = "ALTER TABLE sessions NO FORCE ROW LEVEL SECURITY";
 const RESTORE_POLICY: &str = "ALTER TABLE sessions FORCE ROW LEVEL SECURITY";
 
 const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
-    INSERT INTO search_backlog (tenant_id, session_id, through_seq)
+    INSERT INTO search_reindex (tenant_id, session_id, through_seq)
     SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
 const SELECT_REINDEX_RANGE: &str =
-    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
+    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_reindex LIMIT 1";
 
 /// Takes the lock of the session, so that whoever erases it comes before or after.
 const SELECT_SESSION_USER: &str =
     "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR NO KEY UPDATE";
 
 const ADVANCE_REINDEX: &str = "\
-    UPDATE search_backlog SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
+    UPDATE search_reindex SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
 
 const DELETE_FINISHED_REINDEX: &str =
-    "DELETE FROM search_backlog WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
+    "DELETE FROM search_reindex WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
 
 const DELETE_ENTRIES: &str = "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3)";
 
 impl Postgres {
     pub(in crate::storage) async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
         let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
-        if row.try_get::<&str, _>("label")?.is_empty() {
+        if row.try_get::<&str, _>("analyzer_version")?.is_empty() {
             sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&self.pool).await?;
             row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
         }
-        Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
+        Ok(IndexState { label: row.try_get("analyzer_version")?, backlog: row.try_get("backlog")? })
     }
 
     pub(in crate::storage) async fn index_batch(&self) -> Result<bool, StoreError> {
@@ -211,7 +211,7 @@ impl Postgres {
     /// Whether the index goes by rules of another version, and whoever knows them indexes.
     async fn indexes_otherwise(&self, analyzer: Analyzer) -> Result<bool, StoreError> {
         let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&self.pool).await?;
-        Ok(analyzer_for(row.try_get("label")?, analyzer).is_none())
+        Ok(analyzer_for(row.try_get("analyzer_version")?, analyzer).is_none())
     }
 
     /// Indexes what a statement takes of what waits. Returns whether more may wait.
@@ -222,7 +222,9 @@ impl Postgres {
             let waiting = rows.iter().map(|row| Ok(read_pending_range!(row, time)));
             let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
             let Some(first) = rows.first() else { return Ok(false) };
-            let Some(analyzer) = analyzer_for(first.try_get("label")?, analyzer) else { return Ok(false) };
+            let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
+                return Ok(false);
+            };
             let messages = unindexed(&mut transaction, &piece).await?;
             insert_entries(&mut transaction, INSERT_ENTRIES, entries_of_pending(analyzer, messages).await)
                 .await?;

@@ -36,7 +36,7 @@ const CREATE: &str = "\
 
 /// Many rows as one JSON text: a statement for each row would take three times as long, and others wait meanwhile.
 const STORE: &str = "\
-    INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
+    INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     SELECT $1, $2, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6
     FROM json_each($3)";
 
@@ -99,7 +99,7 @@ impl Sqlite {
             return Ok(ImportOutcome::Exists);
         }
         let label = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
-        let analyzer = analyzer_for_import(label.try_get("label")?, self.search);
+        let analyzer = analyzer_for_import(label.try_get("analyzer_version")?, self.search);
         let mut tally = ImportCounts::default();
         while let Some(batch) = batches.recv().await {
             tally.add(&batch);
@@ -138,9 +138,9 @@ async fn store(
     now: OffsetDateTime,
 ) -> Result<(), StoreError> {
     let rows = rows.iter().map(|row| {
-        let (opens, answers) = tool_columns(&row.message);
+        let (tool_call_ids, tool_result_of) = tool_columns(&row.message);
         let (role, at) = (row.message.role().as_str(), micros(row.created_at.unwrap_or(now)));
-        json!([row.seq, role, opens, answers, row.tokens, row.message.json(), at])
+        json!([row.seq, role, tool_call_ids, tool_result_of, row.tokens, row.message.json(), at])
     });
     let rows = rows.collect::<serde_json::Value>().to_string();
     let query = sqlx::query(STORE).bind(tenant.as_str()).bind(session.as_str()).bind(rows);

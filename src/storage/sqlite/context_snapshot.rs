@@ -23,7 +23,7 @@ const RECALL: &str = "\
         LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(session.user_id, $3)
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message, m.role, m.opens, m.answers
+        NULL, NULL, NULL, NULL, NULL, m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of
     FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
         AND m.seq > (SELECT max(cursor_seq, last_seq - $4) FROM session)";
 

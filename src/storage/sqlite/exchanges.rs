@@ -30,9 +30,9 @@ const ADVANCE: &str = "\
 /// Messages come as one JSON text: each time that something is handed over to SQLite takes longer than storing a message
 /// does. They wait to be indexed; without an index, in no runs.
 const STORE: &str = "\
-    INSERT INTO messages (tenant_id, session_id, seq, role, opens, answers, tokens, message, created_at)
+    INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     SELECT $1, $2, $4 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, $5 FROM json_each($3);
-    INSERT INTO search_waiting (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+    INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
     SELECT $1, $2, $4 + (value ->> 0), $4 + (value ->> 1), value ->> 2, $5 FROM json_each($6)";
 
 const KEEP_KEY: &str = "\
@@ -87,8 +87,8 @@ impl Sqlite {
         let created_at = time(&row, "updated_at")?;
         let first_seq = last_seq - count + 1;
         let messages = exchange.messages.iter().map(|(message, tokens)| {
-            let (opens, answers) = tool_columns(message);
-            json!([message.role().as_str(), opens, answers, tokens, message.json()])
+            let (tool_call_ids, tool_result_of) = tool_columns(message);
+            json!([message.role().as_str(), tool_call_ids, tool_result_of, tokens, message.json()])
         });
         let runs = pending_spans(self.search, exchange).into_iter();
         let runs = runs.map(|ExchangeSpan { first, last, bytes }| json!([first, last, bytes]));

@@ -26,7 +26,7 @@ const DESCENDING: &str = "\
     )";
 
 const OUTLINES: &str = "\
-    SELECT role, opens, answers, tokens FROM messages
+    SELECT role, tool_call_ids, tool_result_of, tokens FROM messages
     WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 ORDER BY seq LIMIT $4";
 
 impl Sqlite {
@@ -71,8 +71,8 @@ impl Sqlite {
             .map(|row| {
                 message_metadata(
                     row.try_get("role")?,
-                    row.try_get("opens")?,
-                    row.try_get("answers")?,
+                    row.try_get("tool_call_ids")?,
+                    row.try_get("tool_result_of")?,
                     row.try_get("tokens")?,
                 )
             })

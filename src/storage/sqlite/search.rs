@@ -52,7 +52,7 @@ const WAITING: &str = concat!(
     "SELECT ",
     rows!(),
     " FROM (
-        SELECT * FROM search WHERE +tenant_id = $1 AND id > (SELECT through_id FROM search_lexemes_through)
+        SELECT * FROM search WHERE +tenant_id = $1 AND id > (SELECT through_id FROM search_lexemes_progress)
             AND +id BETWEEN $2 AND $3 AND created_at >= $4 AND created_at < $5 ORDER BY id DESC
     )"
 );

@@ -25,10 +25,10 @@ const INSERT_ENTRIES: &str = "\
     ON CONFLICT DO NOTHING";
 
 const INSERT_ANALYZER_VERSION: &str =
-    "INSERT INTO search_rules (id, label) VALUES (1, $1) ON CONFLICT DO NOTHING";
+    "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const SELECT_INDEX_STATE: &str = "\
-    SELECT coalesce((SELECT label FROM search_rules), '') AS label, (SELECT count(*) FROM search_backlog) AS backlog";
+    SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS backlog";
 
 const CLAIM_PENDING: PendingStatements = claim_pending!("");
 
@@ -43,30 +43,30 @@ const SELECT_PENDING_MESSAGES: &str = "\
 
 /// By the time as well: a session of the same id may have begun anew.
 const DELETE_PENDING: &str = "\
-    DELETE FROM search_waiting WHERE (tenant_id, session_id, first_seq, created_at) IN
+    DELETE FROM search_pending WHERE (tenant_id, session_id, first_seq, created_at) IN
         (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 4 FROM json_each($1))";
 
 const DISABLE_INDEX: &str = "\
-    INSERT INTO search_rules (id, label) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET label = 'off'";
+    INSERT INTO search_analyzer (id, version) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET version = 'off'";
 
-const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_rules SET label = $1 WHERE label <> $1";
+const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_analyzer SET version = $1 WHERE version <> $1";
 
 /// For all tenants at once: the work of whoever runs the service.
 const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
-    INSERT INTO search_backlog (tenant_id, session_id, through_seq)
+    INSERT INTO search_reindex (tenant_id, session_id, through_seq)
     SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
 const SELECT_REINDEX_RANGE: &str =
-    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_backlog LIMIT 1";
+    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_reindex LIMIT 1";
 
 const SELECT_SESSION_USER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2";
 
 const ADVANCE_REINDEX: &str = "\
-    UPDATE search_backlog SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
+    UPDATE search_reindex SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
 
 const DELETE_FINISHED_REINDEX: &str =
-    "DELETE FROM search_backlog WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
+    "DELETE FROM search_reindex WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
 
 const DELETE_ENTRIES: &str = "\
     DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq IN (SELECT value FROM json_each($3))";
@@ -74,11 +74,11 @@ const DELETE_ENTRIES: &str = "\
 impl Sqlite {
     pub(in crate::storage) async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
         let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
-        if row.try_get::<&str, _>("label")?.is_empty() {
+        if row.try_get::<&str, _>("analyzer_version")?.is_empty() {
             sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&self.writer).await?;
             row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
         }
-        Ok(IndexState { label: row.try_get("label")?, backlog: row.try_get("backlog")? })
+        Ok(IndexState { label: row.try_get("analyzer_version")?, backlog: row.try_get("backlog")? })
     }
 
     pub(in crate::storage) async fn index_batch(&self) -> Result<bool, StoreError> {
@@ -166,7 +166,9 @@ impl Sqlite {
         let waiting = rows.iter().map(|row| Ok(read_pending_range!(row, time)));
         let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
         let Some(first) = rows.first() else { return Ok(false) };
-        let Some(analyzer) = analyzer_for(first.try_get("label")?, analyzer) else { return Ok(false) };
+        let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
+            return Ok(false);
+        };
         let listed = piece.iter().map(|run| {
             let PendingRange { tenant, session, first_seq, last_seq, created_at, .. } = run;
             json!([tenant, session, first_seq, last_seq, micros(*created_at)])

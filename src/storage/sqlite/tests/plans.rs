@@ -113,7 +113,7 @@ impl Filled {
     }
 
     async fn waiting(&self) -> usize {
-        let query = sqlx::query_scalar("SELECT count(*) FROM search_waiting");
+        let query = sqlx::query_scalar("SELECT count(*) FROM search_pending");
         let waiting: i64 = query.fetch_one(&self.store.writer).await.unwrap();
         usize::try_from(waiting).unwrap()
     }
