@@ -1,7 +1,7 @@
 //! The composition root: how the parts are put together, started and stopped.
 
 use crate::config::{self, DatabaseUrl, Settings};
-use crate::domain::consolidation::{Mode, Policy};
+use crate::domain::consolidation::Policy;
 use crate::domain::limits::SizeLimits;
 use crate::domain::tokens;
 use crate::http::{self, server};
@@ -247,11 +247,7 @@ fn service_config(settings: &Settings) -> ServiceConfig {
             retry_initial: set.retry_initial,
             retry_max: set.retry_max,
         },
-        mode: match set.mode {
-            config::Mode::Inline => Mode::Inline,
-            config::Mode::Background => Mode::Background,
-            config::Mode::Off => Mode::Off,
-        },
+        mode: set.mode,
         recent_on_failure: set.on_failure == config::OnFailure::Recent,
         pools: pools.map(|(consolidation, meta)| PoolNames {
             consolidation: consolidation.to_owned(),

@@ -1,206 +1,269 @@
-//! From file, environment and flags to [`Settings`], with where each value came from and every error at once.
-//!
-//! The `config` crate puts the layers over each other. Then each value is tried alone over the defaults: every
-//! field has one, so whatever fails is the fault of that value, and the next can be tried as well.
+//! Loads settings from file, environment and flags, with the origin of each value and all errors at once.
 
-use super::keys::{Key, KnownKeys, entries, toml};
-use super::sources::{Leaf, Sources, layered, leaves};
-use super::validate::{Finding, validate};
-use super::{Secret, Settings};
-use ::config::ConfigError;
-use serde::Deserialize as _;
-use serde_json::Value as Json;
+use super::error::{ConfigError, SettingError, SettingPath, origin_of, to_toml};
+use super::schema::{self, Kind, convert, entries, flatten, from_toml, named_section};
+use super::secret::Secret;
+use super::settings::Settings;
+use super::validate::{Violation, validate};
+use serde_json::{Map, Value as Json};
+use serde_path_to_error::Segment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
+use std::path::PathBuf;
 
-/// What a provider and a model of the built-in kind have where they are redefined in part.
+/// The prefix of environment variables that are settings, and the separator of the parts of their paths.
+const PREFIX: &str = "PRECIS__";
+const SEPARATOR: &str = "__";
+
+/// Values of the built-in provider and model, which a file may redefine in part.
 const BUILT_IN: [(&str, &str); 3] = [
     ("llm.providers.extractive.kind", "extractive"),
     ("llm.models.extractive.provider", "extractive"),
     ("llm.models.extractive.model", "extractive"),
 ];
 
-/// Settings in force, and where they came from.
+/// The sources of settings, the weakest first.
+#[derive(Clone, Default)]
+pub struct Sources {
+    /// The file of `--config`, which must exist.
+    pub file: Option<PathBuf>,
+    /// Read if `file` is not set and this file exists.
+    pub default_file: Option<PathBuf>,
+    /// The whole environment: settings, and variables that contain secrets.
+    pub environment: Vec<(String, String)>,
+    pub flags: Vec<Flag>,
+}
+
+/// A flag of the command line that sets a setting.
+#[derive(Clone)]
+pub struct Flag {
+    /// The setting, such as `server.bind`.
+    pub path: &'static str,
+    pub value: String,
+    /// The name of the flag, such as `--bind`.
+    pub name: &'static str,
+}
+
+/// Valid settings with the origins of their values.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Valid, with the secrets in use resolved.
     pub settings: Settings,
-    /// For each key that is not a default: the file, `environment PRECIS__…` or `flag --…`.
+    /// The file, `environment PRECIS__…` or `flag --…` of each setting that does not have its default.
     pub origins: BTreeMap<String, String>,
 }
 
 impl fmt::Display for Loaded {
-    /// TOML, one `section.key = value  # origin` a line; what is not set is a comment. Without secrets.
+    /// Writes TOML without secrets: one `section.key = value  # origin` per line, or a comment if a setting has no
+    /// value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (key, value) in entries(&self.settings) {
+        for (path, value) in entries(&self.settings) {
             if value == Json::Null {
-                writeln!(f, "# {key} is not set")?;
+                writeln!(f, "# {path} is not set")?;
                 continue;
             }
-            // A secret is one key here, and may be a table where it was written.
-            let forms = [key.clone(), key.child("env"), key.child("file")];
-            let origin = forms.iter().find_map(|key| self.origins.get(&key.to_string()));
+            let origin = origin_of(&path.to_string(), &self.origins);
             let origin = origin.map_or("default", String::as_str).escape_debug();
-            writeln!(f, "{key} = {}  # {origin}", toml(&value))?;
+            writeln!(f, "{path} = {}  # {origin}", to_toml(&value))?;
         }
         Ok(())
     }
 }
 
-/// Something wrong with one setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// Its full path; empty where a whole file is meant.
-    pub key: String,
-    /// Where its value came from; `None` where nobody set it.
-    pub origin: Option<String>,
-    /// What is wrong and what to do; without secrets.
-    pub message: String,
+/// A value from one of the sources.
+struct Value {
+    value: Json,
+    origin: String,
 }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.key.as_str(), &self.origin) {
-            ("", origin) => write!(f, "{}: {}", origin.as_deref().unwrap_or_default(), self.message),
-            (key, Some(origin)) => write!(f, "{key} ({origin}): {}", self.message),
-            (key, None) => write!(f, "{key}: {}", self.message),
-        }
+type Values = BTreeMap<SettingPath, Value>;
+
+impl Sources {
+    /// Returns the environment of this process, and `precis.toml` in the working directory.
+    #[must_use]
+    pub fn of_process(file: Option<PathBuf>, flags: Vec<Flag>) -> Self {
+        // No setting needs text that is not UTF-8, so replacement characters do no harm.
+        let environment = std::env::vars_os()
+            .map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()))
+            .collect();
+        Self { file, default_file: Some(PathBuf::from("precis.toml")), environment, flags }
     }
-}
 
-/// Everything that is wrong with the settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigErrors {
-    /// At least one.
-    pub problems: Vec<Problem>,
-}
-
-impl fmt::Display for ConfigErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the settings are not valid")?;
-        self.problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
-    }
-}
-
-impl std::error::Error for ConfigErrors {}
-
-impl Settings {
-    /// Reads, checks and resolves the settings; the error lists all that is wrong.
-    pub fn load(sources: &Sources) -> Result<Loaded, ConfigErrors> {
-        let mut problems = Vec::new();
-        let (file_name, file) = match sources.read() {
-            Ok(file) => file.unzip(),
-            Err(problem) => {
-                problems.push(problem);
-                (None, None)
-            }
+    fn read_file(&self) -> Result<Values, SettingError> {
+        let Some(path) = self.file.as_ref().or(self.default_file.as_ref()) else {
+            return Ok(Values::new());
         };
-        let file_failed = !problems.is_empty();
-
-        let known = KnownKeys::new();
-        let file = file.unwrap_or_default();
-        let given = sources.given(&known, &file);
-        let merged = layered(file.into_iter().chain(given)).and_then(|merged| leaves(&merged));
-        let merged = merged.map_err(|error| ConfigErrors {
-            problems: vec![Finding::from(&error).into_problem(&BTreeMap::new())],
+        let origin = path.display().to_string();
+        let error = |message| SettingError { path: String::new(), origin: Some(origin.clone()), message };
+        let text = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.file.is_none() => {
+                return Ok(Values::new());
+            }
+            Err(reason) => return Err(error(format!("cannot read this file: {reason}"))),
+            Ok(text) => text,
+        };
+        // The parser's own text quotes the line, which may contain a secret without quotation marks.
+        let table = toml::from_str(&text).map_err(|invalid| {
+            let before = invalid.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            error(format!("invalid TOML in line {}: {}", before.matches('\n').count() + 1, invalid.message()))
         })?;
-        let mut origins = BTreeMap::new();
-        let mut sound: Vec<Leaf> =
-            BUILT_IN.map(|(path, text)| Leaf::new(Key::dotted(path), text, None)).into();
-        for leaf in merged {
-            let key = leaf.key.to_string();
-            // The file's values are the ones without a mark: they were parsed from text without a name.
-            let origin = leaf.value.origin().map(str::to_owned).or_else(|| file_name.clone());
-            // A section is there even if all that stands in it is wrong, or nothing: others may refer to it.
-            sound.extend(known.named_section(&leaf.key).map(Leaf::section));
-            match try_alone(leaf, &known) {
-                Ok(None) => {}
-                Ok(Some(leaf)) => {
-                    origins.extend(origin.map(|origin| (key, origin)));
-                    sound.push(leaf);
-                }
-                Err(message) => problems.push(Problem { key, origin, message }),
+        let values = flatten(from_toml(toml::Value::Table(table))).into_iter();
+        let values = values.filter(|(path, _)| !path.0.is_empty());
+        Ok(values.map(|(path, value)| (path, Value { value, origin: origin.clone() })).collect())
+    }
+
+    /// Puts the values of the environment and of the flags over those of the file.
+    fn override_values(&self, values: &mut Values) {
+        let mut variables: Vec<_> = self.environment.iter().collect();
+        variables.sort();
+        let database = variables.iter().filter(|(name, url)| name == "DATABASE_URL" && !url.is_empty());
+        let database = database
+            .map(|(name, url)| (SettingPath::from("database.url"), url, format!("environment {name}")));
+        let prefixed = variables.iter().filter_map(|(name, value)| {
+            let path = name.strip_prefix(PREFIX)?.to_lowercase();
+            let path = SettingPath(path.split(SEPARATOR).map(str::to_owned).collect());
+            Some((path, value, format!("environment {name}")))
+        });
+        let flags = self.flags.iter();
+        let flags =
+            flags.map(|flag| (SettingPath::from(flag.path), &flag.value, format!("flag {}", flag.name)));
+        for (path, value, origin) in database.chain(prefixed).chain(flags) {
+            let path = with_case_of_names(&path, values);
+            // A secret or a field of a body replaces the whole one in the file, whatever forms the two have.
+            if let Some(secret) = schema::secret(&path) {
+                values.retain(|other, _| !other.is_within(&secret));
+            } else if schema::kind(&path) == Some(Kind::Any) {
+                values.retain(|other, _| !other.is_within(&path) && !path.is_within(other));
             }
+            values.insert(path, Value { value: Json::from(value.as_str()), origin });
         }
-        let failed: BTreeSet<String> = problems.iter().map(|problem| problem.key.clone()).collect();
-
-        let mut settings = match together(sound) {
-            Ok(settings) => settings,
-            Err(error) => {
-                problems.push(Finding::from(&error).into_problem(&origins));
-                return Err(ConfigErrors { problems });
-            }
-        };
-        // What the file would have set is unknown: whatever else seems wrong may be right.
-        if !file_failed {
-            let mut findings = validate(&settings);
-            findings.extend(settings.complete(&sources.environment));
-            findings.retain(|finding| finding.keys.iter().all(|key| !failed.contains(key)));
-            problems.extend(findings.into_iter().map(|finding| finding.into_problem(&origins)));
-        }
-        if problems.is_empty() { Ok(Loaded { settings, origins }) } else { Err(ConfigErrors { problems }) }
     }
 }
 
-/// The value in its kind, if the settings take it; `None` for an empty section.
-fn try_alone(leaf: Leaf, known: &KnownKeys) -> Result<Option<Leaf>, String> {
-    let Some(value) = known.check(&leaf.key, leaf.value)? else {
-        return Ok(None);
-    };
-    let leaf = Leaf { value, ..leaf };
-    Settings::deserialize(leaf.nested()).map_err(|error| explain(&error))?;
-    Ok(Some(leaf))
-}
-
-/// All values over the defaults. Fails only where two of them exclude each other.
-fn together(leaves: Vec<Leaf>) -> Result<Settings, ConfigError> {
-    Settings::deserialize(layered(leaves)?)
-}
-
-/// What the `config` crate found, without the value: that may be a secret.
-fn explain(error: &ConfigError) -> String {
-    match error {
-        ConfigError::At { error, .. } => explain(error),
-        ConfigError::Type { expected, .. } => format!("must be {expected}"),
-        other => other.to_string(),
-    }
-}
-
-impl From<&ConfigError> for Finding {
-    fn from(error: &ConfigError) -> Self {
-        let key = match error {
-            ConfigError::At { key, .. } | ConfigError::Type { key, .. } => key.clone(),
-            _ => None,
-        };
-        Self { keys: vec![key.unwrap_or_default()], message: explain(error) }
-    }
+/// Returns the path with upper and lower case in names as in the file. Environment variables do not distinguish them.
+fn with_case_of_names(path: &SettingPath, values: &Values) -> SettingPath {
+    path.0.iter().fold(SettingPath::default(), |section, part| {
+        let names = values.keys().filter(|other| other.is_within(&section));
+        let names = names.filter_map(|other| other.0.get(section.0.len()));
+        let same = names.filter(|name| schema::has_user_names(&section) && name.eq_ignore_ascii_case(part));
+        section.child(same.min_by_key(|name| *name != part).unwrap_or(part))
+    })
 }
 
 impl Settings {
-    /// Puts in what validation has made certain: what each kind of provider has, and where the secrets are. One that
-    /// is not there is wrong only where a pool in use leads to its provider.
-    fn complete(&mut self, environment: &[(String, String)]) -> Vec<Finding> {
+    /// Reads, checks and resolves the settings. The error lists all problems.
+    pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
+        let mut errors = Vec::new();
+        let file = sources.read_file();
+        let file_failed = file.is_err();
+        let mut values = file.unwrap_or_else(|error| {
+            errors.push(error);
+            Values::new()
+        });
+        sources.override_values(&mut values);
+
+        let mut json = Json::Object(Map::new());
+        for (path, text) in BUILT_IN {
+            insert(&mut json, &SettingPath::from(path), text.into());
+        }
+        let mut origins = BTreeMap::new();
+        for (path, Value { value, origin }) in values {
+            // The section exists even if all its values are invalid: others may refer to it.
+            if let Some(section) = named_section(&path) {
+                insert(&mut json, &section, Json::Object(Map::new()));
+            }
+            match convert(&path, value) {
+                Ok(None) => {}
+                Ok(Some(value)) => {
+                    insert(&mut json, &path, value);
+                    origins.insert(path.to_string(), origin);
+                }
+                Err(message) => {
+                    errors.push(SettingError { path: path.to_string(), origin: Some(origin), message });
+                }
+            }
+        }
+
+        let (mut settings, invalid) = deserialize(json);
+        errors.extend(invalid.into_iter().map(|violation| violation.into_error(&origins)));
+        let failed: BTreeSet<String> = errors.iter().map(|error| error.path.clone()).collect();
+        // If the file can't be read, other values may seem invalid only because its values are missing.
+        if !file_failed {
+            let mut violations = validate(&settings);
+            violations.extend(settings.resolve(&sources.environment));
+            violations.retain(|violation| violation.paths.iter().all(|path| !failed.contains(path)));
+            errors.extend(violations.into_iter().map(|violation| violation.into_error(&origins)));
+        }
+        if errors.is_empty() { Ok(Loaded { settings, origins }) } else { Err(ConfigError { errors }) }
+    }
+
+    /// Sets the defaults of each provider's kind and resolves all secrets. A missing secret is an error only if a pool
+    /// in use needs it.
+    fn resolve(&mut self, environment: &[(String, String)]) -> Vec<Violation> {
         let pools = [self.consolidation_pool(), self.meta_pool()];
         let used = pools.into_iter().flatten().flat_map(|pool| self.providers_of(pool));
         let used: BTreeSet<String> = used.map(|(name, _)| name.to_owned()).collect();
-        let mut findings = Vec::new();
+        let mut violations = Vec::new();
         for (name, provider) in &mut self.llm.providers {
-            provider.put_in_defaults();
-            let section = Key::dotted("llm.providers").child(name);
-            let headers = section.child("headers");
-            let mut secrets: Vec<(Key, &mut Secret)> =
+            provider.apply_kind_defaults();
+            let headers = SettingPath::llm("providers", name, "headers");
+            let mut secrets: Vec<(SettingPath, &mut Secret)> =
                 provider.headers.iter_mut().map(|(name, value)| (headers.child(name), value)).collect();
-            secrets.extend(provider.api_key.as_mut().map(|secret| (section.child("api_key"), secret)));
-            for (key, secret) in secrets {
-                secret.look_up(environment);
+            let api_key = SettingPath::llm("providers", name, "api_key");
+            secrets.extend(provider.api_key.as_mut().map(|secret| (api_key, secret)));
+            for (path, secret) in secrets {
+                secret.resolve(environment);
                 if let Err(reason) = secret.source()
                     && used.contains(name)
                 {
-                    let key = secret.form().map_or(key.clone(), |form| key.child(form));
-                    findings.push(Finding { keys: vec![key.to_string()], message: reason.to_owned() });
+                    let path = secret.table_key().map_or(path.clone(), |key| path.child(key));
+                    violations.push(Violation { paths: vec![path.to_string()], message: reason.to_owned() });
                 }
             }
         }
-        findings
+        violations
     }
+}
+
+/// Deserializes the settings. Removes each invalid value and tries again, so that all errors are found.
+fn deserialize(mut json: Json) -> (Settings, Vec<Violation>) {
+    let mut violations = Vec::new();
+    loop {
+        let error = match serde_path_to_error::deserialize::<_, Settings>(&json) {
+            Ok(settings) => return (settings, violations),
+            Err(error) => error,
+        };
+        let names = error.path().iter().map_while(|segment| match segment {
+            Segment::Map { key } => Some(key.clone()),
+            _ => None,
+        });
+        let path = SettingPath(names.collect());
+        let message = error.inner().to_string().replace("unknown variant", "unknown value");
+        violations.push(Violation { paths: vec![path.to_string()], message });
+        if !remove(&mut json, &path) {
+            return (Settings::default(), violations);
+        }
+    }
+}
+
+fn insert(json: &mut Json, path: &SettingPath, value: Json) {
+    let mut target = json;
+    for part in &path.0 {
+        if !target.is_object() {
+            *target = Json::Object(Map::new());
+        }
+        let Some(fields) = target.as_object_mut() else { return };
+        target = fields.entry(part).or_insert(Json::Null);
+    }
+    // An empty section does not replace one with values.
+    if !(target.is_object() && value.is_object()) {
+        *target = value;
+    }
+}
+
+/// Returns `false` if there is no such value.
+fn remove(json: &mut Json, path: &SettingPath) -> bool {
+    let Some((last, section)) = path.0.split_last() else { return false };
+    let section = section.iter().try_fold(json, |json, part| json.get_mut(part));
+    section.and_then(Json::as_object_mut).is_some_and(|fields| fields.remove(last).is_some())
 }

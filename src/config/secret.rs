@@ -1,9 +1,9 @@
-//! What must not be printed or logged: API keys and the values of headers.
+//! Values that must not be printed or logged: API keys, values of headers, passwords of databases.
 //!
-//! They show themselves redacted in `Debug` and `Serialize`, so that no log line and no `precis config` can give
-//! them away by accident; the text is to be had by a method that says so. A key in a file may be changed while the
-//! service runs, so what is found at start is where it is, and that it is there.
+//! `Debug`, `Display` and `Serialize` redact them, so that neither a log line nor `precis config` can reveal them by
+//! accident. The methods that return the secret say so in their names.
 
+use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 
 pub(super) const REDACTED: &str = "[redacted]";
 
-/// An API key or the value of a header: how it was written, and what became of that.
+/// An API key or the value of a header: the value in the settings, and the source that it was resolved to.
 #[derive(Clone, Deserialize)]
-#[serde(from = "Written")]
+#[serde(from = "RawSecret")]
 pub struct Secret {
-    written: Written,
-    /// Until [`Secret::look_up`] the reason is that nobody has looked.
+    raw: RawSecret,
     source: Result<SecretSource, String>,
 }
 
@@ -26,49 +25,43 @@ pub struct Secret {
     deny_unknown_fields,
     expecting = "expected one of: a string, { env = \"NAME\" }, { file = \"path\" }"
 )]
-enum Written {
-    Text(#[serde(deserialize_with = "unseen")] SecretString),
+enum RawSecret {
+    Text(#[serde(deserialize_with = "secret_string")] SecretString),
     Env { env: String },
     File { file: PathBuf },
 }
 
-fn unseen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SecretString, D::Error> {
+fn secret_string<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SecretString, D::Error> {
     String::deserialize(deserializer).map(SecretString::from)
 }
 
-/// Where a secret is.
+/// The place where a secret is read.
 #[derive(Clone, Debug)]
 pub enum SecretSource {
-    /// Here: it stood in the settings or in the environment, and stays what it is.
+    /// The settings or the environment; the secret does not change while the service runs.
     Text(SecretString),
-    /// In a file, which held a valid one at start and may hold another one since.
+    /// A file. It contained a valid secret at start and may be replaced later.
     File(PathBuf),
 }
 
 impl SecretSource {
-    /// The secret as it is now. The error says why a file has none, without the file's content.
+    /// Reads the current secret. The error does not contain the content of the file.
     pub fn read(&self) -> Result<SecretString, String> {
         match self {
             Self::Text(text) => Ok(text.clone()),
-            Self::File(path) => read(path),
+            Self::File(path) => read_file(path),
         }
     }
 }
 
-impl Default for Secret {
-    fn default() -> Self {
-        Written::Text(SecretString::default()).into()
-    }
-}
-
-impl From<Written> for Secret {
-    fn from(written: Written) -> Self {
-        Self { written, source: Err("it was not looked up".to_owned()) }
+impl From<RawSecret> for Secret {
+    fn from(raw: RawSecret) -> Self {
+        Self { raw, source: Err("the secret was not resolved".to_owned()) }
     }
 }
 
 impl fmt::Debug for Secret {
-    /// Not even a path: what was written in its place may be the key.
+    /// Redacts names and paths, too: users put keys there by mistake.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(REDACTED)
     }
@@ -81,53 +74,53 @@ impl Serialize for Secret {
 }
 
 impl Secret {
-    /// Where the secret is. The error says why it can't be had, without the secret; that happens only where no pool
-    /// in use needs it.
+    /// Returns the source of the secret. The error gives the reason why there is none, without the secret. Loaded
+    /// settings have such an error only in providers that no pool in use needs.
     pub fn source(&self) -> Result<&SecretSource, &str> {
         self.source.as_ref().map_err(String::as_str)
     }
 
-    /// The key of the settings below the secret's that it was written with: `env`, `file` or none.
-    pub(super) fn form(&self) -> Option<&'static str> {
-        match self.written {
-            Written::Text(_) => None,
-            Written::Env { .. } => Some("env"),
-            Written::File { .. } => Some("file"),
+    /// Returns the key inside the secret's table: `env` or `file`; `None` for a plain string.
+    pub(super) fn table_key(&self) -> Option<&'static str> {
+        match self.raw {
+            RawSecret::Text(_) => None,
+            RawSecret::Env { .. } => Some("env"),
+            RawSecret::File { .. } => Some("file"),
         }
     }
 
-    /// Finds out where the secret is.
-    pub(super) fn look_up(&mut self, environment: &[(String, String)]) {
-        self.source = match &self.written {
-            Written::Text(text) => parse(text.expose_secret()).map(SecretSource::Text),
-            Written::Env { env } => variable(env, environment).map(SecretSource::Text),
-            Written::File { file } => read(file).map(|_| SecretSource::File(file.clone())),
+    /// Finds and checks the secret; [`source`](Self::source) returns the result.
+    pub(super) fn resolve(&mut self, environment: &[(String, String)]) {
+        self.source = match &self.raw {
+            RawSecret::Text(text) => check(text.expose_secret()).map(SecretSource::Text),
+            RawSecret::Env { env } => read_variable(env, environment).map(SecretSource::Text),
+            RawSecret::File { file } => read_file(file).map(|_| SecretSource::File(file.clone())),
         };
     }
 }
 
-// The errors hold neither the secret nor what was written in place of a name or a path: that may be the secret, in
+// The errors of these functions contain neither the secret nor the path or an invalid name: either may be the secret in
 // the wrong place.
 
-fn variable(name: &str, environment: &[(String, String)]) -> Result<SecretString, String> {
+fn read_variable(name: &str, environment: &[(String, String)]) -> Result<SecretString, String> {
     if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
         return Err("write the name of an environment variable, not the secret itself".to_owned());
     }
-    let found = environment.iter().find(|(key, _)| key == name);
-    let (_, text) = found.ok_or(format!("the environment variable {name} is not set: set it"))?;
-    parse(text)
+    let variable = environment.iter().find(|(key, _)| key == name);
+    let (_, text) = variable.ok_or(format!("the environment variable {name} is not set: set it"))?;
+    check(text)
 }
 
-fn read(path: &Path) -> Result<SecretString, String> {
+fn read_file(path: &Path) -> Result<SecretString, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("cannot read the file ({error}): write the path of a file"))?;
-    parse(&text)
+    check(&text)
 }
 
-fn parse(text: &str) -> Result<SecretString, String> {
+fn check(text: &str) -> Result<SecretString, String> {
     let text = text.trim();
     if text.is_empty() {
-        return Err("the secret is empty: set it, or leave it out if the server asks for none".to_owned());
+        return Err("the secret is empty: set it, or leave it out if the server needs none".to_owned());
     }
     if text.chars().any(char::is_control) {
         return Err("the secret must be one line without control characters".to_owned());
@@ -135,143 +128,89 @@ fn parse(text: &str) -> Result<SecretString, String> {
     Ok(text.into())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::Loaded;
-    use super::super::tests::{assert_one, file, with_key};
-    use super::SecretSource;
-    use secrecy::ExposeSecret as _;
+/// The URL of the database, which may contain a password.
+#[derive(Clone, Deserialize)]
+#[serde(from = "String")]
+pub struct DatabaseUrl(SecretString);
 
-    fn key_of(loaded: &Loaded) -> String {
-        let provider = &loaded.settings.llm.providers["openai"];
-        assert_eq!(provider.base_url.as_deref(), Some("https://api.openai.com/v1"));
-        provider.api_key.as_ref().unwrap().source().unwrap().read().unwrap().expose_secret().to_owned()
+impl<T: Into<String>> From<T> for DatabaseUrl {
+    fn from(url: T) -> Self {
+        Self(url.into().into())
+    }
+}
+
+impl DatabaseUrl {
+    /// Returns the URL with its password.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        self.0.expose_secret()
     }
 
-    #[test]
-    fn keys_are_found_where_the_settings_say() {
-        assert_eq!(key_of(&with_key("api_key = 'sk-1'").load()), "sk-1");
-        let digits = [("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY", "00123"), ("UNUSED", "x")];
-        let loaded = with_key("api_key = { env = 'UNUSED' }").environment(&digits).load();
-        assert_eq!(key_of(&loaded), "00123", "text as it is, over the table of the file");
-        let loaded =
-            with_key("api_key = { env = 'OPENAI_API_KEY' }").environment(&[("OPENAI_API_KEY", "007")]).load();
-        assert_eq!(key_of(&loaded), "007");
-        assert!(loaded.to_string().contains("llm.providers.openai.api_key = \"[redacted]\"  # /"));
-
-        let world = with_key("api_key = { env = 'ABSENT' }");
-        let path = world.directory.path().join("key");
-        std::fs::write(&path, " sk-2 \n").unwrap();
-        let path = path.display().to_string();
-        let world = world.environment(&[("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY__FILE", &path)]);
-        assert_eq!(key_of(&world.load()), "sk-2");
-        std::fs::write(&path, " \n").unwrap();
-        assert_one(&world.problems(), "llm.providers.openai.api_key.file (environment PRECIS__");
+    #[must_use]
+    pub fn is_sqlite(&self) -> bool {
+        self.expose().starts_with("sqlite:")
     }
 
-    #[test]
-    fn a_key_that_cannot_be_had_is_an_error_where_it_is_needed() {
-        for (api_key, beginning) in [
-            (
-                "api_key = { env = 'ABSENT' }",
-                "llm.providers.openai.api_key.env (precis.toml): the environment variable ABSENT",
-            ),
-            (
-                "api_key = { env = 'sk-secret' }",
-                "llm.providers.openai.api_key.env (precis.toml): write the name",
-            ),
-            (
-                "api_key = { file = '/sk-secret' }",
-                "llm.providers.openai.api_key.file (precis.toml): cannot read the file",
-            ),
-            ("api_key = ''", "llm.providers.openai.api_key (precis.toml): the secret is empty"),
-            (
-                "api_key = \"sk-secret\\nX\"",
-                "llm.providers.openai.api_key (precis.toml): the secret must be one line",
-            ),
-            (
-                "api_key = ['sk-secret']",
-                "llm.providers.openai.api_key (precis.toml): expected one of: a string",
-            ),
-            ("api_key = {}", "llm.providers.openai.api_key (precis.toml): expected one of: a string"),
-            (
-                "api_key = { env = 'A', file = 'sk-secret' }",
-                "llm.providers.openai.api_key (precis.toml): expected one of: a string",
-            ),
-            ("api_key = { sk = 'sk-secret' }", "llm.providers.openai.api_key.sk (precis.toml): unknown key"),
-            ("apikey = 'sk-secret'", "llm.providers.openai.apikey (precis.toml): unknown key: did you mean"),
-            ("api_key = sk-secret", "precis.toml: TOML parse error at line 2, column 11"),
-            ("api_key = 'sk-secret", "precis.toml: TOML parse error at line 2"),
-            ("api_key = 'a' sk-secret", "precis.toml: TOML parse error at line 2"),
-            ("api_key = 'a'\napi_key = 'sk-secret'", "precis.toml: TOML parse error at line 3"),
-            ("api_key = \"sk-secret\\q\"", "precis.toml: TOML parse error at line 2"),
-            ("sk-secret", "precis.toml: TOML parse error at line 2"),
-            (
-                "base_url = 'http://u:sk-secret@h'",
-                "llm.providers.openai.base_url (precis.toml): must not hold",
-            ),
-        ] {
-            let problems = with_key(api_key).problems();
-            assert_one(&problems, beginning);
-            assert_eq!(problems.len(), 1, "{problems:#?}");
-            assert!(!problems[0].contains("sk-secret"), "{problems:#?}");
+    #[must_use]
+    pub fn is_postgres(&self) -> bool {
+        ["postgres://", "postgresql://"].iter().any(|scheme| self.expose().starts_with(scheme))
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        self.is_sqlite() || self.parse_postgres().is_some()
+    }
+
+    /// Parses a Postgres URL. Also returns `None` if the path or query contains `@` or if there is a fragment: then
+    /// the password contains an unescaped special character, and `Display` would print a part of it.
+    fn parse_postgres(&self) -> Option<Url> {
+        let url = Url::parse(self.expose()).ok().filter(|_| self.is_postgres())?;
+        let is_split = url.fragment().is_some() || url.path().contains('@');
+        let is_split = is_split || url.query().is_some_and(|query| query.contains('@'));
+        (!is_split).then_some(url)
+    }
+}
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_sqlite() {
+            return f.write_str(self.expose());
         }
-    }
-
-    #[test]
-    fn a_key_that_nobody_needs_may_be_missing() {
-        for (api_key, reason) in [
-            ("{ env = 'ABSENT' }", "the environment variable ABSENT is not set"),
-            ("{ env = 'sk-secret' }", "write the name of an environment variable"),
-            ("{ file = '/sk-secret' }", "cannot read the file"),
-            ("\"sk-secret\\n2\"", "the secret must be one line"),
-        ] {
-            let loaded =
-                file(&format!("[llm.providers.a]\napi_key = {api_key}\nheaders.x = {api_key}")).load();
-            let provider = &loaded.settings.llm.providers["a"];
-            for secret in [provider.api_key.as_ref().unwrap(), &provider.headers["x"]] {
-                assert!(secret.source().unwrap_err().starts_with(reason), "{secret:?}");
+        let Some(url) = self.parse_postgres() else {
+            return f.write_str(REDACTED);
+        };
+        write!(f, "{}://{}", url.scheme(), url.username())?;
+        if url.password().is_some() {
+            write!(f, ":{REDACTED}")?;
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            f.write_str("@")?;
+        }
+        f.write_str(url.host_str().unwrap_or_default())?;
+        if let Some(port) = url.port() {
+            write!(f, ":{port}")?;
+        }
+        f.write_str(url.path())?;
+        for (index, parameter) in url.query().into_iter().flat_map(|query| query.split('&')).enumerate() {
+            f.write_str(if index == 0 { "?" } else { "&" })?;
+            // An escaped name may spell "password", too.
+            let is_secret = |name: &str| name.to_ascii_lowercase().contains("pass") || name.contains('%');
+            match parameter.split_once('=') {
+                Some((name, _)) if is_secret(name) => write!(f, "{name}={REDACTED}")?,
+                _ => f.write_str(parameter)?,
             }
-            let shown = format!("{loaded}{loaded:?}{:?}", provider.api_key.as_ref().unwrap().source());
-            assert!(!shown.contains("sk-secret"), "{shown}");
         }
-        let there = file("[llm.providers.openai]\napi_key = { env = 'A' }").environment(&[("A", "sk-3")]);
-        assert_eq!(key_of(&there.load()), "sk-3");
+        Ok(())
     }
+}
 
-    #[test]
-    fn a_key_in_a_file_is_read_anew() {
-        let world = with_key("");
-        let path = world.directory.path().join("key");
-        let named = path.display().to_string();
-        std::fs::write(&path, "sk-1\n").unwrap();
-        let world = world.environment(&[("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY__FILE", &named)]);
-        let loaded = world.load();
-        assert_eq!(key_of(&loaded), "sk-1");
-        let source = loaded.settings.llm.providers["openai"].api_key.as_ref().unwrap().source().unwrap();
-        assert!(matches!(source, SecretSource::File(file) if *file == path), "{source:?}");
-        std::fs::write(&path, "sk-2\n").unwrap();
-        assert_eq!(key_of(&loaded), "sk-2");
-        std::fs::write(&path, "sk-2\nsk-3").unwrap();
-        assert!(source.read().unwrap_err().starts_with("the secret must be one line"));
-        std::fs::remove_file(&path).unwrap();
-        assert!(source.read().unwrap_err().starts_with("cannot read the file"));
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
     }
+}
 
-    #[test]
-    fn secrets_show_nowhere() {
-        for url in [
-            "postgres://user:hunter2@host:5432/db?sslmode=require",
-            "postgres://user@host/db?password=hunter2&application_name=a",
-            "postgresql:///db?host=/run&sslpassword=hunter2",
-            "postgresql:///db?p%61ssword=hunter2",
-        ] {
-            let world = with_key("api_key = 'hunter2'").flag("database.url", url, "--database-url");
-            let loaded = world.load();
-            assert_eq!(loaded.settings.database.url.expose(), url);
-            let shown = format!("{loaded:?}{loaded}{}", loaded.settings.database.url);
-            assert!(!shown.contains("hunter2"), "{shown}");
-            assert!(shown.contains("[redacted]"));
-        }
+impl Serialize for DatabaseUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }

@@ -1,76 +1,84 @@
-//! Settings from all sources, through [`Settings::load`] alone.
+//! Tests of the settings through [`Settings::load`].
 
-use super::keys::entries;
-use super::{Flag, Loaded, Mode, Settings, Sources};
+use super::error::SettingPath;
+use super::schema::{self, Kind, entries};
+use super::validate::is_origin;
+use super::{
+    DatabaseUrl, Flag, Loaded, OutputLimitField, Provider, ProviderKind, SecretSource, Settings, Sources,
+    Strategy,
+};
+use crate::domain::consolidation::Mode;
+use secrecy::ExposeSecret as _;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A directory with a `precis.toml`, and what else the process would have.
-pub(super) struct World {
-    pub(super) directory: TempDir,
-    pub(super) sources: Sources,
+/// The sources of settings, with a directory that contains `precis.toml`.
+struct TestSources {
+    directory: TempDir,
+    sources: Sources,
 }
 
-pub(super) fn file(toml: &str) -> World {
+fn file(toml: &str) -> TestSources {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("precis.toml");
     std::fs::write(&path, toml).unwrap();
     let sources = Sources { default_file: Some(path), ..Sources::default() };
-    World { directory, sources }
+    TestSources { directory, sources }
 }
 
-pub(super) fn environment(variables: &[(&str, &str)]) -> World {
+fn environment(variables: &[(&str, &str)]) -> TestSources {
     file("").environment(variables)
 }
 
-/// A provider in use; its key is what `api_key` says.
-pub(super) fn with_key(api_key: &str) -> World {
+/// A provider in use with these settings.
+fn with_provider(settings: &str) -> TestSources {
     file(&format!(
-        "[llm.providers.openai]\n{api_key}\n[llm.models.small]\nprovider = 'openai'\nmodel = 'm'\n\
+        "[llm.providers.openai]\n{settings}\n[llm.models.small]\nprovider = 'openai'\nmodel = 'm'\n\
      [llm.pools.default]\nmodels = ['small']"
     ))
 }
 
-impl World {
-    pub(super) fn environment(mut self, variables: &[(&str, &str)]) -> Self {
+impl TestSources {
+    fn environment(mut self, variables: &[(&str, &str)]) -> Self {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         self.sources.environment.extend(variables);
         self
     }
 
-    pub(super) fn flag(mut self, path: &'static str, value: &str, name: &'static str) -> Self {
+    fn flag(mut self, path: &'static str, value: &str, name: &'static str) -> Self {
         let value = value.to_owned();
         self.sources.flags.push(Flag { path, value, name });
         self
     }
 
-    pub(super) fn load(&self) -> Loaded {
+    fn load(&self) -> Loaded {
         Settings::load(&self.sources).unwrap_or_else(|errors| panic!("{errors}"))
     }
 
-    /// The problems, a line each, with the file's path shortened to its name.
-    pub(super) fn problems(&self) -> Vec<String> {
+    /// Returns the errors, one line each, with the file's path shortened to its name.
+    fn errors(&self) -> Vec<String> {
         let errors = Settings::load(&self.sources).map(|loaded| loaded.to_string()).unwrap_err();
         let directory = format!("{}/", self.directory.path().display());
-        let problems = errors.problems.iter();
-        problems.map(|problem| problem.to_string().replace(&directory, "")).collect()
+        let errors = errors.errors.iter();
+        errors.map(|error| error.to_string().replace(&directory, "")).collect()
     }
 }
 
 #[track_caller]
-pub(super) fn assert_one(problems: &[String], beginning: &str) {
-    let found = problems.iter().filter(|problem| problem.starts_with(beginning));
-    assert_eq!(found.count(), 1, "{beginning:?} once in {problems:#?}");
+fn assert_one_error(errors: &[String], expected: &str) {
+    let found = errors.iter().filter(|problem| problem.starts_with(expected));
+    assert_eq!(found.count(), 1, "{expected:?} once in {errors:#?}");
 }
 
-pub(super) fn printed(settings: &Settings) -> BTreeMap<String, String> {
+fn printed(settings: &Settings) -> BTreeMap<String, String> {
     let entries = entries(settings).into_iter();
     entries.map(|(key, value)| (key.to_string(), value.to_string())).collect()
 }
 
 #[test]
-fn nothing_at_all_gives_the_defaults() {
+fn empty_sources_give_defaults() {
     let loaded = Settings::load(&Sources::default()).unwrap();
     assert_eq!(printed(&loaded.settings), printed(&Settings::default()));
     assert_eq!(loaded.origins, BTreeMap::new());
@@ -80,9 +88,9 @@ fn nothing_at_all_gives_the_defaults() {
 }
 
 #[test]
-fn flags_win_over_environment_over_file() {
+fn flags_override_environment_and_environment_overrides_file() {
     let toml = "[server]\nbind = '127.0.0.1:1'\n[limits]\nmax_body_bytes = 1\n[database]\nurl = 'sqlite:file'\nmax_connections = 1";
-    let world = file(toml)
+    let sources = file(toml)
         .environment(&[
             ("PRECIS__SERVER__BIND", "127.0.0.1:2"),
             ("PRECIS__DATABASE__URL", "sqlite:precis"),
@@ -91,7 +99,7 @@ fn flags_win_over_environment_over_file() {
             ("UNRELATED__KEY", "x"),
         ])
         .flag("server.bind", "127.0.0.1:3", "--bind");
-    let loaded = world.load();
+    let loaded = sources.load();
     assert_eq!(loaded.settings.server.bind.port(), 3);
     assert_eq!(loaded.settings.limits.max_body_bytes, 2);
     assert_eq!(loaded.settings.database.url.expose(), "sqlite:precis");
@@ -104,7 +112,7 @@ fn flags_win_over_environment_over_file() {
 }
 
 #[test]
-fn database_url_is_that_of_the_database() {
+fn database_url_variable_sets_database_url() {
     let loaded = environment(&[("DATABASE_URL", "postgresql://db/precis")]).load();
     assert!(loaded.settings.database.url.is_postgres());
     assert_eq!(loaded.origins["database.url"], "environment DATABASE_URL");
@@ -113,7 +121,7 @@ fn database_url_is_that_of_the_database() {
 }
 
 #[test]
-fn text_from_the_environment_becomes_what_the_setting_is() {
+fn environment_text_is_converted_to_kind_of_setting() {
     let settings = environment(&[
         ("PRECIS__CONSOLIDATION__THRESHOLD", "150"),
         ("PRECIS__CONSOLIDATION__MAX_TAIL_TOKENS", "9000"),
@@ -138,19 +146,19 @@ fn text_from_the_environment_becomes_what_the_setting_is() {
 }
 
 #[test]
-fn all_that_is_wrong_comes_at_once() {
-    let world = file(
+fn all_errors_are_reported_at_once() {
+    let sources = file(
         "[server]\nbind = 'localhost'\n[consolidation]\ntreshold = 1\nmode = 'inlin'\nretry_max = 30\n\
          keep_recent = 2.5\nthreshold = true\n[memry]\nmax_bytes = 1\n[llm]\nproviders = 1\n[llm.pools.x]\nmodels = 5",
     )
     .environment(&[("PRECIS__LIMITS__MAX_BODY_BYTES", "on"), ("PRECIS__LOG", "debug")])
     .flag("database.url", "mysql://u:hunter2@h/d", "--database-url");
-    let problems = world.problems();
-    for beginning in [
-        "server.bind (precis.toml): \"localhost\" is no address",
+    let errors = sources.errors();
+    for expected in [
+        "server.bind (precis.toml): \"localhost\" is not an address",
         "consolidation.treshold (precis.toml): unknown key: did you mean consolidation.threshold?",
         "consolidation.mode (precis.toml): unknown value `inlin`, expected one of `inline`, `background`, `off`",
-        "consolidation.retry_max (precis.toml): \"30\" is no duration: write a number with its unit",
+        "consolidation.retry_max (precis.toml): \"30\" is not a duration: write a number with its unit",
         "consolidation.keep_recent (precis.toml): must be a whole number",
         "consolidation.threshold (precis.toml): must be a whole number",
         "memry.max_bytes (precis.toml): unknown key: did you mean memory.max_bytes?",
@@ -159,15 +167,15 @@ fn all_that_is_wrong_comes_at_once() {
         "limits.max_body_bytes (environment PRECIS__LIMITS__MAX_BODY_BYTES): must be a whole number",
         "log (environment PRECIS__LOG): is a section",
         "database.url (flag --database-url): must be a URL that begins with sqlite:",
-        "llm.default_pool: there is no pool \"default\": there is x",
+        "llm.default_pool: there is no pool \"default\": write one of x",
     ] {
-        assert_one(&problems, beginning);
+        assert_one_error(&errors, expected);
     }
-    assert_eq!(problems.len(), 13, "{problems:#?}");
+    assert_eq!(errors.len(), 13, "{errors:#?}");
 }
 
 #[test]
-fn pools_in_force() {
+fn pool_defaults_are_resolved() {
     let toml =
         "[consolidation]\nmeta_pool = 'b'\n[llm]\ndefault_pool = ''\n[llm.pools.b]\nmodels = ['extractive']";
     let settings = file(toml).load().settings;
@@ -181,13 +189,13 @@ fn pools_in_force() {
 }
 
 #[test]
-fn what_is_printed_is_toml_that_gives_the_same_settings() {
-    let world = with_key("api_key = 'x'").environment(&[
+fn printed_settings_load_as_same_settings() {
+    let sources = with_provider("api_key = 'x'").environment(&[
         ("PRECIS__CONSOLIDATION__PROMPTS__META_USER", "a \"b\" # c\n\u{7f}é"),
         ("PRECIS__LLM__MODELS__A B__PROVIDER", "extractive"),
         ("PRECIS__LLM__MODELS__A B__MODEL", "x"),
     ]);
-    let loaded = world.load();
+    let loaded = sources.load();
     let text = loaded.to_string();
     assert!(text.contains("server.bind = \"127.0.0.1:8080\"  # default\n"), "{text}");
     assert!(
@@ -199,30 +207,30 @@ fn what_is_printed_is_toml_that_gives_the_same_settings() {
 }
 
 #[test]
-fn a_file_that_is_named_must_exist() {
-    let mut world = file("[server]\nbind = 'x'");
-    world.sources.file = Some(world.directory.path().join("other.toml"));
-    let world =
-        world.environment(&[("PRECIS__CONSOLIDATION__MODE", "on"), ("PRECIS__LLM__DEFAULT_POOL", "a")]);
-    let problems = world.problems();
-    assert_one(&problems, "other.toml: cannot read this file");
-    assert_one(&problems, "consolidation.mode (environment PRECIS__CONSOLIDATION__MODE): unknown value");
-    assert_eq!(problems.len(), 2, "the pool may be in that file: {problems:#?}");
-    std::fs::write(world.sources.file.as_ref().unwrap(), "[server]\nbind = '127.0.0.1:1'").unwrap();
-    std::fs::write(world.sources.default_file.as_ref().unwrap(), "broken").unwrap();
-    assert_eq!(world.problems().len(), 2, "read instead of precis.toml");
+fn named_file_must_exist() {
+    let mut sources = file("[server]\nbind = 'x'");
+    sources.sources.file = Some(sources.directory.path().join("other.toml"));
+    let sources =
+        sources.environment(&[("PRECIS__CONSOLIDATION__MODE", "on"), ("PRECIS__LLM__DEFAULT_POOL", "a")]);
+    let errors = sources.errors();
+    assert_one_error(&errors, "other.toml: cannot read this file");
+    assert_one_error(&errors, "consolidation.mode (environment PRECIS__CONSOLIDATION__MODE): unknown value");
+    assert_eq!(errors.len(), 2, "the pool may be in that file: {errors:#?}");
+    std::fs::write(sources.sources.file.as_ref().unwrap(), "[server]\nbind = '127.0.0.1:1'").unwrap();
+    std::fs::write(sources.sources.default_file.as_ref().unwrap(), "broken").unwrap();
+    assert_eq!(sources.errors().len(), 2, "read instead of precis.toml");
 }
 
 #[test]
-fn wrong_references_come_together() {
-    let world = file(
+fn invalid_references_are_reported_together() {
+    let sources = file(
         "[consolidation]\npool = 'fast'\nmeta_pool = 'defualt'\n[llm.providers.openai]\n[llm.models.small]\n\
      provider = 'opnai'\n[llm.models.big]\nmodel = 'x'\n[llm.pools.default]\nmodels = ['smal', 'big', 'none']\n\
      [llm.pools.empty]\nmodels = []\n",
     );
-    let problems = world.problems();
-    for beginning in [
-        "consolidation.pool (precis.toml): there is no pool \"fast\": there is default, empty",
+    let errors = sources.errors();
+    for expected in [
+        "consolidation.pool (precis.toml): there is no pool \"fast\": write one of default, empty",
         "consolidation.meta_pool (precis.toml): there is no pool \"defualt\": did you mean \"default\"?",
         "llm.models.small.provider (precis.toml): there is no provider \"opnai\": did you mean \"openai\"?",
         "llm.models.small.model: missing",
@@ -231,7 +239,613 @@ fn wrong_references_come_together() {
         "llm.pools.default.models (precis.toml): there is no model \"none\"",
         "llm.pools.empty.models (precis.toml): has no model",
     ] {
-        assert_one(&problems, beginning);
+        assert_one_error(&errors, expected);
     }
-    assert_eq!(problems.len(), 8, "{problems:#?}");
+    assert_eq!(errors.len(), 8, "{errors:#?}");
+}
+
+#[test]
+fn unknown_key_error_suggests_known_keys() {
+    let sources = file(
+        "keep_recent = 1\nport = 1\n[log]\ncolour = true\n[server.bind]\nport = 1\n[llm.models.\"gpt-4.1\"]\nmodle = 'x'",
+    );
+    let errors = sources.errors();
+    assert_one_error(
+        &errors,
+        "keep_recent (precis.toml): unknown key: did you mean consolidation.keep_recent?",
+    );
+    assert_one_error(
+        &errors,
+        "port (precis.toml): unknown key: the sections are consolidation, database, limits, llm",
+    );
+    assert_one_error(&errors, "log.colour (precis.toml): unknown key: log has filter, format");
+    assert_one_error(
+        &errors,
+        "server.bind.port (precis.toml): unknown key: server.bind is a value, not a section",
+    );
+    assert_one_error(
+        &errors,
+        "llm.models.\"gpt-4.1\".modle (precis.toml): unknown key: did you mean llm.models.\"gpt-4.1\".model?",
+    );
+}
+
+#[test]
+fn example_contains_every_setting_with_its_default() {
+    let example = include_str!("../../precis.example.toml");
+    let loaded = file(example).load();
+    assert_eq!(printed(&loaded.settings), printed(&Settings::default()));
+
+    let example = schema::example_with_optional_settings();
+    let loaded = file(&example).environment(&[("OPENAI_API_KEY", "a")]).load();
+    for (path, _) in entries(&loaded.settings) {
+        assert!(schema::kind(&path).is_some(), "{path} is missing in precis.example.toml");
+    }
+    // Options that are not set are not among the entries of a provider. A new one must be added here, too.
+    let Provider {
+        kind: _,
+        base_url: Some(_),
+        api_key: Some(_),
+        api_key_header: Some(_),
+        headers,
+        body,
+        output_limit_field: Some(_),
+        stream_options: Some(_),
+    } = &loaded.settings.llm.providers["openai"]
+    else {
+        panic!("an option is missing in precis.example.toml");
+    };
+    assert!(!headers.is_empty() && !body.is_empty());
+    assert_eq!(loaded.settings.llm.providers["local"].kind, ProviderKind::OpenAi);
+}
+
+#[test]
+fn schema_has_kind_of_each_setting() {
+    let kind = |path: &str| schema::kind(&SettingPath::from(path)).unwrap();
+    assert_eq!(kind("consolidation.max_tail_tokens"), Kind::Number);
+    assert_eq!(kind("consolidation.retry_max"), Kind::Text);
+    assert_eq!(kind("llm.pools.a.models"), Kind::List);
+    assert_eq!(kind("server.allow_unauthenticated"), Kind::Bool);
+    assert_eq!(kind("llm.providers.a.api_key"), Kind::Secret);
+    assert_eq!(kind("llm.providers.a.api_key.env"), Kind::Text);
+    assert_eq!(kind("llm.providers.a.headers.x-b"), Kind::Secret);
+    assert_eq!(kind("llm.providers.a.headers.x-b.file"), Kind::Text);
+    assert_eq!(kind("llm.providers.a.body.b"), Kind::Any);
+    assert_eq!(kind("llm.providers.a.body.b.c"), Kind::Any);
+    assert_eq!(kind("llm.providers.a.stream_options"), Kind::Bool);
+    assert_eq!(kind("llm.models.a.first_token_timeout"), Kind::Text);
+}
+
+#[test]
+fn cors_origin_must_be_written_as_browsers_send_it() {
+    for good in ["https://app.example.com", "http://localhost:3000", "http://[::1]:8000"] {
+        assert!(is_origin(good), "{good}");
+    }
+    for wrong in [
+        "",
+        "*",
+        "null",
+        "app.example.com",
+        "https://app.example.com/",
+        "https://App.example.com",
+        "https://a.example:443",
+        "https://u@a.example",
+        "ftp://a.example",
+    ] {
+        assert!(!is_origin(wrong), "{wrong}");
+        let errors = file(&format!("[server]\ncors_origins = ['https://a.example', '{wrong}']")).errors();
+        assert_one_error(&errors, &format!("server.cors_origins (precis.toml): {wrong:?} is not an origin"));
+    }
+    let variable = ("PRECIS__SERVER__CORS_ORIGINS", "https://a.example, http://b.example:81");
+    let settings = environment(&[variable]).load().settings;
+    assert_eq!(settings.server.cors_origins, ["https://a.example", "http://b.example:81"]);
+}
+
+#[test]
+fn allowed_host_must_be_a_bare_name() {
+    let variable = ("PRECIS__SERVER__ALLOWED_HOSTS", "precis, Memory.example");
+    let settings = environment(&[variable]).load().settings;
+    assert_eq!(settings.server.allowed_hosts, ["precis", "Memory.example"]);
+    assert_eq!(file("[server]\nallowed_hosts = ['*']").load().settings.server.allowed_hosts, ["*"]);
+    for wrong in ["", "http://precis", "precis:8080", "precis/", "u@precis", "a b"] {
+        let errors = file(&format!("[server]\nallowed_hosts = ['precis', '{wrong}']")).errors();
+        assert_one_error(&errors, &format!("server.allowed_hosts (precis.toml): {wrong:?} is not a host"));
+    }
+}
+
+#[test]
+fn server_limits_out_of_range_are_rejected() {
+    for (key, value, message) in [
+        ("limits.max_json_depth", "121", "must be at most 120"),
+        ("limits.max_json_depth", "0", "must be greater than 0"),
+        ("limits.max_requests_in_flight", "1000001", "must be at most 1000000"),
+        ("limits.max_concurrent_requests", "0", "must be greater than 0"),
+        ("limits.request_burst", "0", "must be greater than 0"),
+        (
+            "limits.max_body_bytes_in_flight",
+            "33554431",
+            "limits.max_body_bytes_in_flight (33554431) must not be less than limits.max_body_bytes (33554432)",
+        ),
+        ("limits.queue_timeout", "0s", "must be longer than 0"),
+        ("server.read_timeout", "0s", "must be longer than 0"),
+        ("server.write_timeout", "0s", "must be longer than 0"),
+        (
+            "server.read_timeout",
+            "3min",
+            "server.request_timeout (3m) must be longer than server.read_timeout (3m)",
+        ),
+        (
+            "server.request_timeout",
+            "2min",
+            "server.request_timeout (2m) must be longer than consolidation.inline_wait (2m)",
+        ),
+        (
+            "consolidation.inline_wait",
+            "1h",
+            "server.request_timeout (3m) must be longer than consolidation.inline_wait (1h)",
+        ),
+    ] {
+        let variable = format!("PRECIS__{}", key.replace('.', "__").to_uppercase());
+        let errors = environment(&[(&variable, value)]).errors();
+        assert_one_error(&errors, &format!("{key} (environment {variable}): {message}"));
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+    }
+    let unlimited = environment(&[("PRECIS__LIMITS__REQUESTS_PER_SECOND", "0")]).load().settings;
+    assert_eq!(unlimited.limits.requests_per_second, 0);
+}
+
+#[test]
+fn contradicting_settings_are_reported_by_name() {
+    let problem = |variables: &[(&str, &str)]| {
+        let errors = environment(variables).errors();
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+        errors[0].clone()
+    };
+    for (variables, expected) in [
+        (&[("PRECIS__CONSOLIDATION__THRESHOLD", "20")][..], "consolidation.threshold (environment"),
+        (&[("PRECIS__CONSOLIDATION__KEEP_RECENT", "100")], "consolidation.keep_recent (environment"),
+        (&[("PRECIS__CONSOLIDATION__KEEP_RECENT", "0")], "consolidation.keep_recent (environment"),
+        (&[("PRECIS__CONSOLIDATION__THRESHOLD", "200")], "consolidation.threshold (environment"),
+        (&[("PRECIS__CONSOLIDATION__MAX_TAIL_TOKENS", "0")], "consolidation.max_tail_tokens (environment"),
+        (&[("PRECIS__CONSOLIDATION__RETRY_MAX", "1s")], "consolidation.retry_max (environment"),
+        (&[("PRECIS__CONSOLIDATION__INLINE_WAIT", "0s")], "consolidation.inline_wait (environment"),
+        (&[("PRECIS__CONSOLIDATION__INLINE_WAIT", "2years")], "consolidation.inline_wait (environment"),
+        (
+            &[("PRECIS__CONSOLIDATION__PROMPTS__META_USER", " ")],
+            "consolidation.prompts.meta_user (environment",
+        ),
+        (&[("PRECIS__DATABASE__MAX_CONNECTIONS", "5000000000")], "database.max_connections (environment"),
+        (&[("PRECIS__LOG__FILTER", "precis=loud")], "log.filter (environment"),
+        (
+            &[("PRECIS__LLM__PROVIDERS__EXTRACTIVE__API_KEY", "x")],
+            "llm.providers.extractive.api_key (environment",
+        ),
+        (
+            &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://x?key=1")],
+            "llm.providers.x.base_url (environment",
+        ),
+        (&[("PRECIS__LLM__MODELS__EXTRACTIVE__TIMEOUT", "0s")], "llm.models.extractive.timeout (environment"),
+        (&[("PRECIS__LLM__POOLS__DEFAULT__MODELS", "")], "llm.pools.default.models (environment"),
+    ] {
+        assert!(problem(variables).starts_with(expected), "{}", problem(variables));
+    }
+    // Whether that needs a key is asked at the start: only the database knows if there is one.
+    environment(&[("PRECIS__SERVER__BIND", "0.0.0.0:80")]).load();
+}
+
+#[test]
+fn model_limits_out_of_range_are_rejected() {
+    let key = |setting: &str| format!("PRECIS__LLM__MODELS__EXTRACTIVE__{}", setting.to_uppercase());
+    for (setting, value, message) in [
+        ("first_token_timeout", "0s", "must be longer than 0"),
+        ("first_token_timeout", "", "\"\" is not a duration"),
+        ("idle_timeout", "0s", "must be longer than 0"),
+        ("idle_timeout", "2years", "must be at most 365days"),
+        ("retries", "-1", "must be a whole number, not negative"),
+        ("retry_initial", "0s", "must be longer than 0"),
+        (
+            "retry_initial",
+            "11s",
+            "llm.models.extractive.retry_initial must not be longer than llm.models.extr",
+        ),
+        ("retry_max", "400ms", "llm.models.extractive.retry_initial must not be longer than llm.models.extr"),
+        ("max_concurrent_calls", "0", "must be greater than 0"),
+        ("max_concurrent_calls", "1000001", "must be at most 1000000"),
+        ("queue_timeout", "0s", "must be longer than 0"),
+        ("breaker_failure_percent", "0", "must be greater than 0"),
+        ("breaker_failure_percent", "101", "must be at most 100"),
+        ("breaker_min_calls", "0", "must be greater than 0"),
+        ("breaker_window", "0s", "must be longer than 0"),
+        ("breaker_open_for", "0s", "must be longer than 0"),
+    ] {
+        let variable = key(setting);
+        let errors = environment(&[(&variable, value)]).errors();
+        let expected = format!("llm.models.extractive.{setting} (environment {variable}): {message}");
+        assert_one_error(&errors, &expected);
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+    }
+    let variables = ["retries", "max_queued_calls"].map(key);
+    let settings =
+        environment(&variables.each_ref().map(|variable| (variable.as_str(), "0"))).load().settings;
+    let model = &settings.llm.models["extractive"];
+    assert_eq!((model.retries, model.max_queued_calls), (0, 0));
+    let later = environment(&[(&key("first_token_timeout"), "9min")]).load().settings;
+    assert_eq!(later.llm.models["extractive"].first_token_timeout, Some(Duration::from_mins(9)));
+}
+
+#[test]
+fn zero_for_optional_limit_is_rejected_with_hint() {
+    for setting in ["max_tail_tokens", "daily_token_limit"] {
+        let errors = file(&format!("[consolidation]\n{setting} = 0")).errors();
+        let key = format!("consolidation.{setting} (precis.toml)");
+        assert_one_error(&errors, &format!("{key}: must be greater than 0: leave it out for no limit"));
+    }
+    let settings = file("[consolidation]\ndaily_token_limit = 5000000000").load().settings;
+    assert_eq!(settings.consolidation.daily_token_limit, Some(5_000_000_000));
+}
+
+#[test]
+fn duplicate_model_in_pool_is_rejected() {
+    let pool =
+        |models: &str| file(&format!("[llm.pools.default]\nmodels = [{models}]\nstrategy = 'round_robin'"));
+    assert_eq!(pool("'extractive'").load().settings.llm.pools["default"].strategy, Strategy::RoundRobin);
+    let errors = pool("'extractive', 'extractive', 'extractive'").errors();
+    assert_one_error(&errors, "llm.pools.default.models (precis.toml): lists \"extractive\" twice");
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+    let errors = file("[llm.pools.default]\nstrategy = 'robin'").errors();
+    assert_one_error(
+        &errors,
+        "llm.pools.default.strategy (precis.toml): unknown value `robin`, expected `fallback` or `round_robin`",
+    );
+}
+
+#[test]
+fn provider_options_default_by_kind() {
+    let settings = file("[llm.providers.a]\nkind = 'anthropic'\n[llm.providers.o]").load().settings;
+    let (a, o) = (&settings.llm.providers["a"], &settings.llm.providers["o"]);
+    assert_eq!(a.kind, ProviderKind::Anthropic);
+    assert_eq!(a.base_url.as_deref(), Some("https://api.anthropic.com/v1"));
+    assert_eq!((a.output_limit_field, a.stream_options), (None, None));
+    assert_eq!(o.base_url.as_deref(), Some("https://api.openai.com/v1"));
+    assert_eq!(o.output_limit_field, Some(OutputLimitField::MaxCompletionTokens));
+    assert_eq!(o.stream_options, Some(true));
+    let written = with_provider("output_limit_field = 'max_tokens'\nstream_options = false").load().settings;
+    let o = &written.llm.providers["openai"];
+    assert_eq!(o.output_limit_field, Some(OutputLimitField::MaxTokens));
+    assert_eq!(o.stream_options, Some(false));
+}
+
+#[test]
+fn options_without_effect_for_kind_are_rejected() {
+    let toml = "[llm.providers.extractive]\nbase_url = 'http://h'\napi_key = { env = 'A' }\napi_key_header = 'k'\n\
+        headers = { x-a = '1' }\nbody = { a.b = 1 }\noutput_limit_field = 'max_tokens'\nstream_options = true\n\
+        [llm.providers.a]\nkind = 'anthropic'\noutput_limit_field = 'max_tokens'\nstream_options = true\n\
+        [llm.providers.x]\nkind = 'anthropik'\nstream_options = 1";
+    let errors = file(toml).environment(&[("A", "k")]).errors();
+    for setting in
+        ["base_url", "api_key", "api_key_header", "headers", "body", "output_limit_field", "stream_options"]
+    {
+        let key = format!("llm.providers.extractive.{setting} (precis.toml)");
+        assert_one_error(
+            &errors,
+            &format!("{key}: extractive is built in and takes no {setting}: write kind"),
+        );
+    }
+    for expected in [
+        "llm.providers.a.output_limit_field (precis.toml): a provider of kind anthropic takes no output_limit",
+        "llm.providers.a.stream_options (precis.toml): a provider of kind anthropic takes no stream_options",
+        "llm.providers.x.kind (precis.toml): unknown value `anthropik`, expected one of `openai`, `anthropic`",
+        "llm.providers.x.stream_options (precis.toml): must be true or false",
+    ] {
+        assert_one_error(&errors, expected);
+    }
+    assert_eq!(errors.len(), 11, "{errors:#?}");
+}
+
+#[test]
+fn base_url_with_query_is_accepted_unless_it_contains_secret() {
+    for url in ["https://h/openai/deployments/d?api-version=2024-10-21", "http://h/v1?a&b=c%20d"] {
+        let loaded = with_provider(&format!("base_url = '{url}'")).load();
+        assert_eq!(loaded.settings.llm.providers["openai"].base_url.as_deref(), Some(url));
+    }
+    for (url, expected) in [
+        ("h/v1", "must be a URL, such as"),
+        ("ftp://h", "must begin with http:// or https://"),
+        ("http://hunter2@h", "must not contain user or password: set api_key or headers instead"),
+        ("http://u:hunter2@h", "must not contain user or password"),
+        ("http://h/v1#hunter2", "must have no fragment"),
+        ("http://h/v1?api-key=hunter2", "must contain no secret"),
+        ("http://h/v1?a=1&Access_TOKEN=hunter2", "must contain no secret"),
+        ("http://h/v1?a=1;Secret=hunter2", "must contain no secret"),
+        ("http://h/v1?sig=hunter2", "must contain no secret"),
+        ("http://h/v1?PassWord=hunter2", "must contain no secret"),
+        ("http://h/v1?authorization=hunter2", "must contain no secret"),
+        ("http://h/v1?k%65y=hunter2", "must contain no secret"),
+    ] {
+        let errors = with_provider(&format!("base_url = '{url}'")).errors();
+        assert_one_error(&errors, &format!("llm.providers.openai.base_url (precis.toml): {expected}"));
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+        assert!(!errors[0].contains("hunter2"));
+    }
+}
+
+#[test]
+fn headers_are_merged_from_file_and_environment() {
+    let toml = "[llm.providers.P.headers]\nX-Title = { file = 'absent' }\nX-B = 'b'\nX-C = { env = 'C' }";
+    let loaded = file(toml)
+        .environment(&[
+            ("PRECIS__LLM__PROVIDERS__P__HEADERS__X-TITLE", "hunter2"),
+            ("PRECIS__LLM__PROVIDERS__P__HEADERS__X-B__ENV", "B"),
+            ("PRECIS__LLM__PROVIDERS__P__HEADERS__X-D", "00"),
+            ("B", "hunter3"),
+            ("C", "hunter4"),
+        ])
+        .load();
+    let headers = &loaded.settings.llm.providers["P"].headers;
+    let read = headers.iter().map(|(name, value)| {
+        (name.as_str(), value.source().unwrap().read().unwrap().expose_secret().to_owned())
+    });
+    let expected = [("X-B", "hunter3"), ("X-C", "hunter4"), ("X-Title", "hunter2"), ("x-d", "00")];
+    assert_eq!(read.collect::<Vec<_>>(), expected.map(|(name, value)| (name, value.to_owned())));
+    let shown = loaded.to_string();
+    let line =
+        "llm.providers.P.headers.X-Title = \"[redacted]\"  # environment PRECIS__LLM__PROVIDERS__P__HEADERS";
+    assert!(shown.contains(line), "{shown}");
+    assert!(shown.contains("llm.providers.P.headers.X-C = \"[redacted]\"  # /"), "{shown}");
+    assert!(!format!("{shown}{loaded:?}").contains("hunter"));
+}
+
+#[test]
+fn invalid_headers_are_rejected() {
+    for (settings, expected) in [
+        ("api_key_header = ''", "api_key_header (precis.toml): must be the name of an HTTP header"),
+        ("api_key_header = 'hunter2:'", "api_key_header (precis.toml): must be the name of an HTTP header"),
+        ("api_key_header = 'Host'", "api_key_header (precis.toml): is set by the HTTP client itself"),
+        ("headers = { 'x y' = 'hunter2' }", "headers.\"x y\" (precis.toml): must be the name of an HTTP"),
+        ("headers = { Content-Length = '1' }", "headers.Content-Length (precis.toml): is set by the HTTP"),
+        ("headers = { host = { env = 'A' } }", "headers.host (precis.toml): is set by the HTTP client"),
+        (
+            "api_key = 'k'\nheaders = { Authorization = 'hunter2' }",
+            "headers.Authorization (precis.toml): takes the api_key: leave out one of the two",
+        ),
+        (
+            "kind = 'anthropic'\napi_key = 'k'\nheaders = { x-api-key = 'hunter2' }",
+            "headers.x-api-key (precis.toml): takes the api_key",
+        ),
+        (
+            "api_key = 'k'\napi_key_header = 'api-key'\nheaders = { API-Key = 'hunter2' }",
+            "headers.API-Key (precis.toml): takes the api_key",
+        ),
+        (
+            "headers = { X-A = 'hunter2', x-a = 'hunter2' }",
+            "headers.x-a (precis.toml): is the same header as X-A",
+        ),
+        ("headers = { x-a = 5 }", "headers.x-a (precis.toml): expected one of: a string, { env"),
+        ("headers = { x-a = {} }", "headers.x-a (precis.toml): expected one of: a string, { env"),
+        ("headers = { x-a.env = 'A', x-a.file = 'hunter2' }", "headers.x-a (precis.toml): expected one of"),
+        ("headers = { x-a.sk = 'hunter2' }", "headers.x-a.sk (precis.toml): unknown key: llm"),
+        ("headers = 'hunter2'", "headers (precis.toml): is a section: set its keys, such as llm"),
+        (
+            "header.x-a = 'hunter2'",
+            "header.x-a (precis.toml): unknown key: did you mean llm.providers.openai.headers.x-a?",
+        ),
+        ("headers = { x-a = ' ' }", "headers.x-a (precis.toml): the secret is empty"),
+        ("headers = { x-a = \"hunter2\\n2\" }", "headers.x-a (precis.toml): the secret must be one line"),
+        (
+            "headers = { x-a.env = 'ABSENT' }",
+            "headers.x-a.env (precis.toml): the environment variable ABSENT",
+        ),
+    ] {
+        let errors = with_provider(settings).environment(&[("A", "hunter2")]).errors();
+        assert_one_error(&errors, &format!("llm.providers.openai.{expected}"));
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+        assert!(!errors[0].contains("hunter2"), "{errors:#?}");
+    }
+    let elsewhere = "api_key = 'k'\napi_key_header = 'api-key'\nheaders = { authorization = 'Basic x' }";
+    with_provider(elsewhere).load();
+    with_provider("headers = { Authorization = 'Basic x' }").load();
+    with_provider("headers = {}\nbody = {}").load();
+}
+
+#[test]
+fn body_fields_keep_their_toml_types() {
+    let toml = "[llm.providers.openai.body]\nTemperature = 0.0\nseed = 0\nservice_tier = 'flex'\nstore = false\nbig = 1e300\n\
+        empty = {}\nneg = -1\ntools = [1, 'a', { \"b c\" = [{}, 2.0] }]\n[llm.providers.openai.body.chat.kwargs]\n\
+        Enable_Thinking = true\n\"a.b\" = 'x'";
+    let loaded = file(toml)
+        .environment(&[
+            ("PRECIS__LLM__PROVIDERS__OPENAI__BODY__SERVICE_TIER", "auto"),
+            ("PRECIS__LLM__PROVIDERS__OPENAI__BODY__CHAT__KWARGS__ENABLE_THINKING", "5"),
+        ])
+        .load();
+    let expected = json!({
+        "Temperature": 0.0, "seed": 0, "service_tier": "auto", "store": false, "big": 1e300, "empty": {}, "neg": -1,
+        "tools": [1, "a", { "b c": [{}, 2.0] }], "chat": { "kwargs": { "Enable_Thinking": "5", "a.b": "x" } },
+    });
+    let body = |loaded: &Loaded| json!(loaded.settings.llm.providers["openai"].body);
+    assert_eq!(body(&loaded), expected);
+    let shown = loaded.to_string();
+    for line in [
+        "llm.providers.openai.body.Temperature = 0.0  # /",
+        "llm.providers.openai.body.chat.kwargs.\"a.b\" = \"x\"  # /",
+        "llm.providers.openai.body.chat.kwargs.Enable_Thinking = \"5\"  # environment PRECIS__LLM__PROV",
+        "llm.providers.openai.body.empty = {}  # /",
+        "llm.providers.openai.body.tools = [1, \"a\", {\"b c\" = [{}, 2.0]}]  # /",
+    ] {
+        assert!(shown.contains(&format!("\n{line}")), "{line} in {shown}");
+    }
+    assert_eq!(body(&file(&shown).load()), expected);
+}
+
+#[test]
+fn reserved_body_fields_are_rejected() {
+    for (body, expected) in [
+        ("model = 'm'", "body.model (precis.toml): is set by precis itself: leave it out"),
+        ("messages = []", "body.messages (precis.toml): is set by precis itself"),
+        ("Stream = false", "body.Stream (precis.toml): is set by precis itself"),
+        ("system = 's'", "body.system (precis.toml): is set by precis itself"),
+        ("stream_options.a = 1", "body.stream_options (precis.toml): is set by precis itself"),
+        (
+            "max_tokens = 0",
+            "body.max_tokens (precis.toml): is set by precis: write the model's output_limit, and the provider's",
+        ),
+        ("max_completion_tokens = 1", "body.max_completion_tokens (precis.toml): is set by precis: write"),
+        ("a = nan", "body.a (precis.toml): contains nan or inf"),
+        ("a.b = [{ c = -inf }]", "body.a (precis.toml): contains nan or inf"),
+    ] {
+        let errors = with_provider(&format!("body = {{ {body} }}")).errors();
+        assert_one_error(&errors, &format!("llm.providers.openai.{expected}"));
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+    }
+    let text = environment(&[("PRECIS__LLM__PROVIDERS__X__BODY", "{}")]).errors();
+    assert_one_error(
+        &text,
+        "llm.providers.x.body (environment PRECIS__LLM__PROVIDERS__X__BODY): is a section",
+    );
+    let misspelt = with_provider("bdy.chat.kwargs = 1").errors();
+    let meant = "did you mean llm.providers.openai.body.chat.kwargs?";
+    assert_one_error(
+        &misspelt,
+        &format!("llm.providers.openai.bdy.chat.kwargs (precis.toml): unknown key: {meant}"),
+    );
+}
+
+fn key_of(loaded: &Loaded) -> String {
+    let provider = &loaded.settings.llm.providers["openai"];
+    assert_eq!(provider.base_url.as_deref(), Some("https://api.openai.com/v1"));
+    provider.api_key.as_ref().unwrap().source().unwrap().read().unwrap().expose_secret().to_owned()
+}
+
+#[test]
+fn api_key_is_read_from_text_environment_or_file() {
+    assert_eq!(key_of(&with_provider("api_key = 'sk-1'").load()), "sk-1");
+    let digits = [("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY", "00123"), ("UNUSED", "x")];
+    let loaded = with_provider("api_key = { env = 'UNUSED' }").environment(&digits).load();
+    assert_eq!(key_of(&loaded), "00123", "text as it is, over the table of the file");
+    let loaded = with_provider("api_key = { env = 'OPENAI_API_KEY' }")
+        .environment(&[("OPENAI_API_KEY", "007")])
+        .load();
+    assert_eq!(key_of(&loaded), "007");
+    assert!(loaded.to_string().contains("llm.providers.openai.api_key = \"[redacted]\"  # /"));
+
+    let sources = with_provider("api_key = { env = 'ABSENT' }");
+    let path = sources.directory.path().join("key");
+    std::fs::write(&path, " sk-2 \n").unwrap();
+    let path = path.display().to_string();
+    let sources = sources.environment(&[("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY__FILE", &path)]);
+    assert_eq!(key_of(&sources.load()), "sk-2");
+    std::fs::write(&path, " \n").unwrap();
+    assert_one_error(&sources.errors(), "llm.providers.openai.api_key.file (environment PRECIS__");
+}
+
+#[test]
+fn unusable_api_key_of_provider_in_use_is_rejected() {
+    for (api_key, expected) in [
+        (
+            "api_key = { env = 'ABSENT' }",
+            "llm.providers.openai.api_key.env (precis.toml): the environment variable ABSENT",
+        ),
+        ("api_key = { env = 'sk-secret' }", "llm.providers.openai.api_key.env (precis.toml): write the name"),
+        (
+            "api_key = { file = '/sk-secret' }",
+            "llm.providers.openai.api_key.file (precis.toml): cannot read the file",
+        ),
+        ("api_key = ''", "llm.providers.openai.api_key (precis.toml): the secret is empty"),
+        (
+            "api_key = \"sk-secret\\nX\"",
+            "llm.providers.openai.api_key (precis.toml): the secret must be one line",
+        ),
+        ("api_key = ['sk-secret']", "llm.providers.openai.api_key (precis.toml): expected one of: a string"),
+        ("api_key = {}", "llm.providers.openai.api_key (precis.toml): expected one of: a string"),
+        (
+            "api_key = { env = 'A', file = 'sk-secret' }",
+            "llm.providers.openai.api_key (precis.toml): expected one of: a string",
+        ),
+        ("api_key = { sk = 'sk-secret' }", "llm.providers.openai.api_key.sk (precis.toml): unknown key"),
+        ("apikey = 'sk-secret'", "llm.providers.openai.apikey (precis.toml): unknown key: did you mean"),
+        ("api_key = sk-secret", "precis.toml: invalid TOML in line 2"),
+        ("api_key = 'sk-secret", "precis.toml: invalid TOML in line 2"),
+        ("api_key = 'a' sk-secret", "precis.toml: invalid TOML in line 2"),
+        ("api_key = 'a'\napi_key = 'sk-secret'", "precis.toml: invalid TOML in line 3"),
+        ("api_key = \"sk-secret\\q\"", "precis.toml: invalid TOML in line 2"),
+        ("sk-secret", "precis.toml: invalid TOML in line 2"),
+        (
+            "base_url = 'http://u:sk-secret@h'",
+            "llm.providers.openai.base_url (precis.toml): must not contain",
+        ),
+    ] {
+        let errors = with_provider(api_key).errors();
+        assert_one_error(&errors, expected);
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+        assert!(!errors[0].contains("sk-secret"), "{errors:#?}");
+    }
+}
+
+#[test]
+fn unusable_api_key_of_unused_provider_is_accepted() {
+    for (api_key, reason) in [
+        ("{ env = 'ABSENT' }", "the environment variable ABSENT is not set"),
+        ("{ env = 'sk-secret' }", "write the name of an environment variable"),
+        ("{ file = '/sk-secret' }", "cannot read the file"),
+        ("\"sk-secret\\n2\"", "the secret must be one line"),
+    ] {
+        let loaded = file(&format!("[llm.providers.a]\napi_key = {api_key}\nheaders.x = {api_key}")).load();
+        let provider = &loaded.settings.llm.providers["a"];
+        for secret in [provider.api_key.as_ref().unwrap(), &provider.headers["x"]] {
+            assert!(secret.source().unwrap_err().starts_with(reason), "{secret:?}");
+        }
+        let shown = format!("{loaded}{loaded:?}{:?}", provider.api_key.as_ref().unwrap().source());
+        assert!(!shown.contains("sk-secret"), "{shown}");
+    }
+    let there = file("[llm.providers.openai]\napi_key = { env = 'A' }").environment(&[("A", "sk-3")]);
+    assert_eq!(key_of(&there.load()), "sk-3");
+}
+
+#[test]
+fn api_key_file_is_read_again_at_each_use() {
+    let sources = with_provider("");
+    let path = sources.directory.path().join("key");
+    let named = path.display().to_string();
+    std::fs::write(&path, "sk-1\n").unwrap();
+    let sources = sources.environment(&[("PRECIS__LLM__PROVIDERS__OPENAI__API_KEY__FILE", &named)]);
+    let loaded = sources.load();
+    assert_eq!(key_of(&loaded), "sk-1");
+    let source = loaded.settings.llm.providers["openai"].api_key.as_ref().unwrap().source().unwrap();
+    assert!(matches!(source, SecretSource::File(file) if *file == path), "{source:?}");
+    std::fs::write(&path, "sk-2\n").unwrap();
+    assert_eq!(key_of(&loaded), "sk-2");
+    std::fs::write(&path, "sk-2\nsk-3").unwrap();
+    assert!(source.read().unwrap_err().starts_with("the secret must be one line"));
+    std::fs::remove_file(&path).unwrap();
+    assert!(source.read().unwrap_err().starts_with("cannot read the file"));
+}
+
+#[test]
+fn secrets_are_redacted_in_all_output() {
+    for url in [
+        "postgres://user:hunter2@host:5432/db?sslmode=require",
+        "postgres://user@host/db?password=hunter2&application_name=a",
+        "postgresql:///db?host=/run&sslpassword=hunter2",
+        "postgresql:///db?p%61ssword=hunter2",
+    ] {
+        let sources = with_provider("api_key = 'hunter2'").flag("database.url", url, "--database-url");
+        let loaded = sources.load();
+        assert_eq!(loaded.settings.database.url.expose(), url);
+        let shown = format!("{loaded:?}{loaded}{}", loaded.settings.database.url);
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert!(shown.contains("[redacted]"));
+    }
+}
+
+#[test]
+fn password_of_invalid_database_url_is_redacted() {
+    let url = DatabaseUrl::from("postgres://user:hunter2@host:5432/db?sslmode=require");
+    assert_eq!(url.to_string(), "postgres://user:[redacted]@host:5432/db?sslmode=require");
+    for split in
+        ["postgres://u:1/hunter2@h/d", "postgres://u:1?hunter2@h/d", "postgres://u:1#hunter2@h/d", "hunter2"]
+    {
+        let errors = file("").flag("database.url", split, "--database-url").errors();
+        assert_one_error(&errors, "database.url (flag --database-url): must be a URL");
+        assert!(!errors[0].contains("hunter2"));
+        assert_eq!(DatabaseUrl::from(split).to_string(), "[redacted]");
+    }
 }

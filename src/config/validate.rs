@@ -1,375 +1,392 @@
-//! What types cannot say: references that lead somewhere, limits that leave room, settings that fit together.
-//!
-//! Every rule looks at the whole and adds what it finds; none stops the others. A finding names all keys that take
-//! part, so that it is left out where one of them is known to be wrong already.
+//! Rules for values that types cannot express: ranges, references, and settings that depend on each other.
 
-use super::Settings;
-use super::keys::{Key, closest, entries};
-use super::load::Problem;
+use super::error::{SettingError, SettingPath, origin_of};
+use super::schema::{closest, entries};
+use super::settings::{Provider, ProviderKind, Settings};
+use reqwest::Url;
+use reqwest::header::HeaderName;
+use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// So that "forever" can be said, and a point in time that far away still be computed.
-pub(super) const LONGEST: Duration = Duration::from_hours(365 * 24);
+/// Responses add up to three levels to a value from a request, and the parsers of some clients stop at 127.
+const MAX_JSON_DEPTH: u64 = 120;
 
-/// So that "any number" can be said, and be counted with the counters there are.
-const MOST_CALLS: usize = 1_000_000;
+/// Large enough for "no limit", and small enough for every counter.
+const MAX_COUNT: u64 = 1_000_000;
 
-/// A rule that is broken.
+/// A violated rule.
 #[derive(Debug)]
-pub(super) struct Finding {
-    /// The keys that take part; at least one.
-    pub(super) keys: Vec<String>,
-    /// What to do.
+pub(super) struct Violation {
+    /// The settings that the rule compares; at least one. The error is dropped if one of them is known to be invalid.
+    pub(super) paths: Vec<String>,
     pub(super) message: String,
 }
 
-impl Finding {
-    /// Filed under the first of its keys that somebody has set, be it only in part.
-    pub(super) fn into_problem(self, origins: &BTreeMap<String, String>) -> Problem {
-        let origin = |key: &String| {
-            let part = format!("{key}.");
-            let mut set = origins.iter().filter(|(set, _)| *set == key || set.starts_with(&part));
-            set.next().map(|(_, origin)| origin.clone())
-        };
-        let set = self.keys.iter().find_map(|key| Some((key, origin(key)?)));
-        let (key, origin) = set.map(|(key, origin)| (Some(key), Some(origin))).unwrap_or_default();
-        let key = key.or(self.keys.first()).cloned().unwrap_or_default();
-        Problem { origin, key, message: self.message }
+impl Violation {
+    /// Reports the violation for the first of its settings that does not have its default.
+    pub(super) fn into_error(self, origins: &BTreeMap<String, String>) -> SettingError {
+        let origin = |path: &String| origin_of(path, origins).cloned();
+        let changed = self.paths.iter().find(|path| origin(path).is_some());
+        let path = changed.or(self.paths.first()).cloned().unwrap_or_default();
+        SettingError { origin: origin(&path), path, message: self.message }
     }
 }
 
-/// All rules.
-pub(super) fn validate(settings: &Settings) -> Vec<Finding> {
-    let mut findings = Findings(Vec::new());
-    findings.amounts(settings);
-    findings.durations(settings);
-    findings.places(settings);
-    findings.consolidation(settings);
-    findings.limits(settings);
+/// Checks all rules.
+pub(super) fn validate(settings: &Settings) -> Vec<Violation> {
+    let mut violations = Violations(Vec::new());
+    violations.check_numbers(settings);
+    violations.check_server(settings);
+    violations.check_consolidation(settings);
+    violations.check_retry_delays(settings);
     for (name, provider) in &settings.llm.providers {
-        findings.provider(name, provider);
+        violations.check_kind(name, provider);
+        violations.check_headers(name, provider);
+        violations.check_body(name, provider);
+        if let Some(problem) = provider.base_url.as_deref().and_then(base_url_error) {
+            violations.add(&[&llm("providers", name, "base_url")], problem);
+        }
     }
-    findings.references(settings);
-    findings.0
+    violations.check_references(settings);
+    violations.0
 }
 
-/// What the rules have found so far.
-pub(super) struct Findings(Vec<Finding>);
+struct Violations(Vec<Violation>);
 
-impl Findings {
-    pub(super) fn add(&mut self, keys: &[&str], message: impl Into<String>) {
-        self.0.push(Finding {
-            keys: keys.iter().map(|&key| key.to_owned()).collect(),
-            message: message.into(),
-        });
+impl Violations {
+    fn add(&mut self, paths: &[&str], message: impl Into<String>) {
+        let paths = paths.iter().map(|&path| path.to_owned()).collect();
+        self.0.push(Violation { paths, message: message.into() });
     }
 
-    fn amounts(&mut self, settings: &Settings) {
-        for (key, value) in entries(settings) {
-            let way_out = match *key.parts() {
-                ["llm", "models", _, "retries" | "max_queued_calls"]
-                | ["llm", "providers", _, "body", ..]
-                | ["limits", "requests_per_second"] => continue,
-                ["consolidation", "max_tail_tokens" | "daily_token_limit"] => ": leave it out for no limit",
-                _ => "",
+    /// Checks the range of every number. A number must be positive unless it is listed here.
+    fn check_numbers(&mut self, settings: &Settings) {
+        for (path, value) in entries(settings) {
+            let (min, max, hint) = match *path.parts() {
+                ["llm", "providers", _, "body", ..] => continue,
+                ["llm", "models", _, "retries" | "max_queued_calls"] | ["limits", "requests_per_second"] => {
+                    (0, u64::MAX, "")
+                }
+                ["consolidation", "max_tail_tokens" | "daily_token_limit"] => {
+                    (1, u64::MAX, ": leave it out for no limit")
+                }
+                ["llm", "models", _, "breaker_failure_percent"] => (1, 100, ""),
+                ["llm", "models", _, "max_concurrent_calls"]
+                | ["limits", "max_requests_in_flight" | "max_concurrent_requests"] => (1, MAX_COUNT, ""),
+                ["limits", "max_json_depth"] => (1, MAX_JSON_DEPTH, ""),
+                _ => (1, u64::MAX, ""),
             };
-            if value == 0 {
-                self.add(&[&key.to_string()], format!("must be greater than 0{way_out}"));
-            }
-        }
-        for (name, model) in &settings.llm.models {
-            if model.breaker_failure_percent > 100 {
-                self.add(&[&path("models", name, "breaker_failure_percent")], "must be at most 100");
-            }
-            if model.max_concurrent_calls > MOST_CALLS {
-                let key = path("models", name, "max_concurrent_calls");
-                self.add(&[&key], format!("must be at most {MOST_CALLS}"));
+            let Some(number) = value.as_u64() else { continue };
+            if number < min {
+                self.add(&[&path.to_string()], format!("must be greater than 0{hint}"));
+            } else if number > max {
+                self.add(&[&path.to_string()], format!("must be at most {max}"));
             }
         }
     }
 
-    fn durations(&mut self, settings: &Settings) {
-        let Settings { server, limits, database, consolidation, llm, .. } = settings;
-        let mut durations = vec![
-            ("server.shutdown_grace".to_owned(), server.shutdown_grace),
-            ("server.read_timeout".to_owned(), server.read_timeout),
-            ("server.write_timeout".to_owned(), server.write_timeout),
-            ("server.request_timeout".to_owned(), server.request_timeout),
-            ("limits.queue_timeout".to_owned(), limits.queue_timeout),
-            ("database.acquire_timeout".to_owned(), database.acquire_timeout),
-            ("database.statement_timeout".to_owned(), database.statement_timeout),
-            ("consolidation.retry_initial".to_owned(), consolidation.retry_initial),
-            ("consolidation.retry_max".to_owned(), consolidation.retry_max),
-            ("consolidation.inline_wait".to_owned(), consolidation.inline_wait),
-        ];
-        for (name, model) in &llm.models {
-            let of_model = [
-                ("timeout", Some(model.timeout)),
-                ("connect_timeout", Some(model.connect_timeout)),
-                ("first_token_timeout", model.first_token_timeout),
-                ("idle_timeout", Some(model.idle_timeout)),
-                ("retry_initial", Some(model.retry_initial)),
-                ("retry_max", Some(model.retry_max)),
-                ("queue_timeout", Some(model.queue_timeout)),
-                ("breaker_window", Some(model.breaker_window)),
-                ("breaker_open_for", Some(model.breaker_open_for)),
-            ];
-            let set = of_model
-                .into_iter()
-                .filter_map(|(key, duration)| Some((path("models", name, key), duration?)));
-            durations.extend(set);
+    fn check_server(&mut self, settings: &Settings) {
+        let Settings { server, limits, consolidation, .. } = settings;
+        let (one, all) = (limits.max_body_bytes, limits.max_body_bytes_in_flight);
+        if all < one && all > 0 {
+            self.add(
+                &["limits.max_body_bytes_in_flight", "limits.max_body_bytes"],
+                format!("limits.max_body_bytes_in_flight ({all}) must not be less than limits.max_body_bytes ({one})"),
+            );
         }
-        for (name, pool) in &llm.pools {
-            durations.push((path("pools", name, "deadline"), pool.deadline));
-        }
-        for (key, duration) in durations {
-            if duration.is_zero() {
-                self.add(&[&key], "must be longer than 0");
-            } else if duration > LONGEST {
-                self.add(&[&key], "must be at most 365days");
+        let total = server.request_timeout;
+        for (path, part) in [
+            ("server.read_timeout", server.read_timeout),
+            ("consolidation.inline_wait", consolidation.inline_wait),
+        ] {
+            if total <= part {
+                let (total, part) = (humantime::format_duration(total), humantime::format_duration(part));
+                self.add(
+                    &["server.request_timeout", path],
+                    format!(
+                        "server.request_timeout ({total}) must be longer than {path} ({part}), which it includes"
+                    ),
+                );
             }
         }
-        let waits = &Key::dotted("consolidation");
-        self.waits(waits, consolidation.retry_initial, consolidation.retry_max);
-        for (name, model) in &llm.models {
-            let waits = &Key::dotted("llm.models").child(name);
-            self.waits(waits, model.retry_initial, model.retry_max);
+        for host in server.allowed_hosts.iter().filter(|host| *host != "*" && !is_host(host)) {
+            let fix = "write a name without scheme and port, such as \"precis.internal\"";
+            self.add(&["server.allowed_hosts"], format!("{host:?} is not a host: {fix}"));
         }
-    }
-
-    fn waits(&mut self, section: &Key, retry_initial: Duration, retry_max: Duration) {
-        if retry_initial > retry_max {
-            let [initial, most] = ["retry_initial", "retry_max"].map(|key| section.child(key).to_string());
-            self.add(&[&initial, &most], format!("{initial} must not be longer than {most}"));
+        for origin in server.cors_origins.iter().filter(|origin| !is_origin(origin)) {
+            let fix = "write scheme, host and port only, such as \"https://app.example.com\"";
+            self.add(&["server.cors_origins"], format!("{origin:?} is not an origin: {fix}"));
         }
-    }
-
-    fn places(&mut self, settings: &Settings) {
         if !settings.database.url.is_valid() {
             self.add(
                 &["database.url"],
                 "must be a URL that begins with sqlite:, postgres:// or postgresql://; \
-                 write special characters of a password as %40 and the like",
+                 escape special characters of a password, such as @ as %40",
             );
         }
         if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&settings.log.filter) {
-            self.add(
-                &["log.filter"],
-                format!("{error}: write a level or directives, such as \"info,precis=debug\""),
-            );
+            let fix = "write a level or directives, such as \"info,precis=debug\"";
+            self.add(&["log.filter"], format!("{error}: {fix}"));
         }
     }
 
-    fn consolidation(&mut self, settings: &Settings) {
-        let threshold = settings.consolidation.threshold;
-        let keep = settings.consolidation.keep_recent;
-        let most = settings.consolidation.max_history_messages;
+    fn check_consolidation(&mut self, settings: &Settings) {
+        let set = &settings.consolidation;
+        let (threshold, keep, max) = (set.threshold, set.keep_recent, set.max_history_messages);
         if threshold <= keep {
             self.add(
                 &["consolidation.threshold", "consolidation.keep_recent"],
                 format!("consolidation.threshold ({threshold}) must be greater than consolidation.keep_recent ({keep})"),
             );
         }
-        if most <= threshold {
+        if max <= threshold {
             self.add(
                 &["consolidation.max_history_messages", "consolidation.threshold"],
                 format!(
-                    "consolidation.max_history_messages ({most}) must be greater than consolidation.threshold \
-                     ({threshold}): messages would be dropped before they are summarised"
+                    "consolidation.max_history_messages ({max}) must be greater than consolidation.threshold \
+                     ({threshold}): otherwise messages are omitted before they are summarised"
                 ),
             );
         }
-        let prompts = &settings.consolidation.prompts;
-        for (key, prompt) in [
-            ("consolidation.prompts.consolidate_system", &prompts.consolidate_system),
-            ("consolidation.prompts.consolidate_user", &prompts.consolidate_user),
-            ("consolidation.prompts.meta_system", &prompts.meta_system),
-            ("consolidation.prompts.meta_user", &prompts.meta_user),
-        ] {
-            if prompt.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
-                self.add(&[key], "must not be empty: leave it out for the built-in prompt");
+        for (path, value) in entries(settings) {
+            let is_prompt = matches!(*path.parts(), ["consolidation", "prompts", _]);
+            if is_prompt && value.as_str().is_some_and(|prompt| prompt.trim().is_empty()) {
+                self.add(&[&path.to_string()], "must not be empty: leave it out for the built-in prompt");
             }
         }
     }
 
-    fn references(&mut self, settings: &Settings) {
-        let llm = &settings.llm;
-        for (name, model) in &llm.models {
-            let key = path("models", name, "provider");
-            if model.provider.is_empty() {
-                self.add(&[&key], format!("missing: set it to one of {}", listed(&llm.providers)));
+    fn check_retry_delays(&mut self, settings: &Settings) {
+        let mut check = |section: &SettingPath, initial: Duration, max: Duration| {
+            if initial > max {
+                let [initial, max] =
+                    ["retry_initial", "retry_max"].map(|name| section.child(name).to_string());
+                self.add(&[&initial, &max], format!("{initial} must not be longer than {max}"));
+            }
+        };
+        let set = &settings.consolidation;
+        check(&SettingPath::from("consolidation"), set.retry_initial, set.retry_max);
+        for (name, model) in &settings.llm.models {
+            let section = SettingPath::from("llm.models").child(name);
+            check(&section, model.retry_initial, model.retry_max);
+        }
+    }
+
+    /// Rejects settings that have no effect for the kind of the provider.
+    fn check_kind(&mut self, name: &str, provider: &Provider) {
+        let only_openai = [
+            ("output_limit_field", provider.output_limit_field.is_some()),
+            ("stream_options", provider.stream_options.is_some()),
+        ];
+        let only_servers = [
+            ("base_url", provider.base_url.is_some()),
+            ("api_key", provider.api_key.is_some()),
+            ("api_key_header", provider.api_key_header.is_some()),
+            ("headers", !provider.headers.is_empty()),
+            ("body", !provider.body.is_empty()),
+        ];
+        let (rejected, kind, fix) = match provider.kind {
+            ProviderKind::OpenAi => return,
+            ProviderKind::Anthropic => (only_openai.to_vec(), "a provider of kind anthropic", "leave it out"),
+            ProviderKind::Extractive => (
+                [&only_servers[..], &only_openai].concat(),
+                "extractive is built in and",
+                "write kind = \"openai\" for a server",
+            ),
+        };
+        for (setting, _) in rejected.into_iter().filter(|(_, is_set)| *is_set) {
+            let paths = [setting, "kind"].map(|setting| llm("providers", name, setting));
+            self.add(&paths.each_ref().map(String::as_str), format!("{kind} takes no {setting}: {fix}"));
+        }
+    }
+
+    fn check_headers(&mut self, name: &str, provider: &Provider) {
+        if let Some(header) = &provider.api_key_header
+            && let Err(problem) = check_header_name(header)
+        {
+            self.add(&[&llm("providers", name, "api_key_header")], problem);
+        }
+        let key_header = header_of_api_key(provider);
+        let mut earlier: Vec<&String> = Vec::new();
+        for header in provider.headers.keys() {
+            let same = |other: &str| other.eq_ignore_ascii_case(header);
+            let problem = if let Err(problem) = check_header_name(header) {
+                problem.to_owned()
+            } else if key_header.is_some_and(same) {
+                "takes the api_key: leave out one of the two".to_owned()
+            } else if let Some(other) = earlier.iter().find(|other| same(other)) {
+                format!("is the same header as {other}: leave out one of the two")
             } else {
-                self.reference(&key, "provider", &model.provider, &llm.providers);
+                earlier.push(header);
+                continue;
+            };
+            self.add(&[&SettingPath::llm("providers", name, "headers").child(header).to_string()], problem);
+        }
+    }
+
+    /// Rejects fields of the body that precis sets: replacing them would break its own assumptions about the request.
+    fn check_body(&mut self, name: &str, provider: &Provider) {
+        const RESERVED: [&str; 5] = ["messages", "model", "stream", "stream_options", "system"];
+        for (field, value) in &provider.body {
+            // Some servers ignore the case of field names.
+            let lower = field.to_ascii_lowercase();
+            let problem = if RESERVED.contains(&lower.as_str()) {
+                "is set by precis itself: leave it out"
+            } else if lower == "max_tokens" || lower == "max_completion_tokens" {
+                match provider.kind {
+                    ProviderKind::OpenAi => {
+                        "is set by precis: write the model's output_limit, and the provider's output_limit_field \
+                         for its name"
+                    }
+                    _ => "is set by precis: write the model's output_limit",
+                }
+            } else if has_null(value) {
+                "contains nan or inf, which JSON does not support"
+            } else {
+                continue;
+            };
+            self.add(&[&SettingPath::llm("providers", name, "body").child(field).to_string()], problem);
+        }
+    }
+
+    fn check_references(&mut self, settings: &Settings) {
+        let llm_settings = &settings.llm;
+        for (name, model) in &llm_settings.models {
+            let path = llm("models", name, "provider");
+            if model.provider.is_empty() {
+                let names = list_names(&llm_settings.providers);
+                self.add(&[&path], format!("missing: set it to one of {names}"));
+            } else {
+                self.check_reference(&path, "provider", &model.provider, &llm_settings.providers);
             }
             if model.model.is_empty() {
-                let key = path("models", name, "model");
-                self.add(&[&key], "missing: set it to the provider's name for the model");
+                let path = llm("models", name, "model");
+                self.add(&[&path], "missing: set it to the provider's name for the model");
             }
         }
-        for (name, pool) in &llm.pools {
-            let key = path("pools", name, "models");
+        for (name, pool) in &llm_settings.pools {
+            let path = llm("pools", name, "models");
             if pool.models.is_empty() {
-                self.add(&[&key], format!("has no model: list at least one of {}", listed(&llm.models)));
+                let names = list_names(&llm_settings.models);
+                self.add(&[&path], format!("has no model: list at least one of {names}"));
             }
             let distinct: BTreeSet<&String> = pool.models.iter().collect();
             for model in distinct {
-                self.reference(&key, "model", model, &llm.models);
+                self.check_reference(&path, "model", model, &llm_settings.models);
                 if pool.models.iter().filter(|other| *other == model).count() > 1 {
-                    self.add(&[&key], format!("lists {model:?} twice: leave out one of them"));
+                    self.add(&[&path], format!("lists {model:?} twice: leave out one of them"));
                 }
             }
         }
-        for (key, pool) in [
-            ("llm.default_pool", &llm.default_pool),
+        for (path, pool) in [
+            ("llm.default_pool", &llm_settings.default_pool),
             ("consolidation.pool", &settings.consolidation.pool),
             ("consolidation.meta_pool", &settings.consolidation.meta_pool),
         ] {
             if !pool.is_empty() {
-                self.reference(key, "pool", pool, &llm.pools);
+                self.check_reference(path, "pool", pool, &llm_settings.pools);
             }
         }
     }
 
-    fn reference<T>(&mut self, key: &str, what: &str, name: &str, known: &BTreeMap<String, T>) {
+    fn check_reference<T>(&mut self, path: &str, kind: &str, name: &str, known: &BTreeMap<String, T>) {
         if !known.contains_key(name) {
             let hint = match closest(name, known.keys().cloned()) {
                 Some(known) => format!("did you mean {known:?}?"),
-                None => format!("there is {}", listed(known)),
+                None => format!("write one of {}", list_names(known)),
             };
-            self.add(&[key], format!("there is no {what} {name:?}: {hint}"));
+            self.add(&[path], format!("there is no {kind} {name:?}: {hint}"));
         }
     }
 }
 
-/// `llm.<section>.<name>.<setting>`
-pub(super) fn path(section: &str, name: &str, setting: &str) -> String {
-    Key::dotted("llm").child(section).child(name).child(setting).to_string()
+fn llm(section: &str, name: &str, setting: &str) -> String {
+    SettingPath::llm(section, name, setting).to_string()
 }
 
-fn listed<T>(named: &BTreeMap<String, T>) -> String {
+fn list_names<T>(named: &BTreeMap<String, T>) -> String {
     named.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::Strategy;
-    use super::super::tests::{assert_one, environment, file};
-    use std::time::Duration;
+/// Returns `true` if the text is a host name as in a URL.
+fn is_host(text: &str) -> bool {
+    let url = Url::parse(&format!("http://{text}/")).ok();
+    url.is_some_and(|url| url.host_str() == Some(&text.to_lowercase()))
+}
 
-    #[test]
-    fn what_does_not_fit_together_is_named() {
-        let problem = |variables: &[(&str, &str)]| {
-            let problems = environment(variables).problems();
-            assert_eq!(problems.len(), 1, "{problems:#?}");
-            problems[0].clone()
-        };
-        for (variables, beginning) in [
-            (&[("PRECIS__CONSOLIDATION__THRESHOLD", "20")][..], "consolidation.threshold (environment"),
-            (&[("PRECIS__CONSOLIDATION__KEEP_RECENT", "100")], "consolidation.keep_recent (environment"),
-            (&[("PRECIS__CONSOLIDATION__KEEP_RECENT", "0")], "consolidation.keep_recent (environment"),
-            (&[("PRECIS__CONSOLIDATION__THRESHOLD", "200")], "consolidation.threshold (environment"),
-            (
-                &[("PRECIS__CONSOLIDATION__MAX_TAIL_TOKENS", "0")],
-                "consolidation.max_tail_tokens (environment",
-            ),
-            (&[("PRECIS__CONSOLIDATION__RETRY_MAX", "1s")], "consolidation.retry_max (environment"),
-            (&[("PRECIS__CONSOLIDATION__INLINE_WAIT", "0s")], "consolidation.inline_wait (environment"),
-            (&[("PRECIS__CONSOLIDATION__INLINE_WAIT", "2years")], "consolidation.inline_wait (environment"),
-            (
-                &[("PRECIS__CONSOLIDATION__PROMPTS__META_USER", " ")],
-                "consolidation.prompts.meta_user (environment",
-            ),
-            (&[("PRECIS__DATABASE__MAX_CONNECTIONS", "5000000000")], "database.max_connections (environment"),
-            (&[("PRECIS__LOG__FILTER", "precis=loud")], "log.filter (environment"),
-            (
-                &[("PRECIS__LLM__PROVIDERS__EXTRACTIVE__API_KEY", "x")],
-                "llm.providers.extractive.api_key (environment",
-            ),
-            (
-                &[("PRECIS__LLM__PROVIDERS__X__BASE_URL", "http://x?key=1")],
-                "llm.providers.x.base_url (environment",
-            ),
-            (
-                &[("PRECIS__LLM__MODELS__EXTRACTIVE__TIMEOUT", "0s")],
-                "llm.models.extractive.timeout (environment",
-            ),
-            (&[("PRECIS__LLM__POOLS__DEFAULT__MODELS", "")], "llm.pools.default.models (environment"),
-        ] {
-            assert!(problem(variables).starts_with(beginning), "{}", problem(variables));
+/// Returns `true` if the text is an origin as browsers send it. `*` is rejected: with it any page that the user opens
+/// could read the data of a service without keys.
+pub(super) fn is_origin(text: &str) -> bool {
+    let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+    url.is_some_and(|url| url.origin().ascii_serialization() == text)
+}
+
+/// Returns the problem of a provider's base URL, without the URL: it may contain a key.
+fn base_url_error(base_url: &str) -> Option<&'static str> {
+    match Url::parse(base_url) {
+        Err(_) => Some("must be a URL, such as \"http://127.0.0.1:11434/v1\""),
+        Ok(url) if !["http", "https"].contains(&url.scheme()) => Some("must begin with http:// or https://"),
+        Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+            Some("must not contain user or password: set api_key or headers instead")
         }
-        // Whether that needs a key is asked at the start: only the database knows if there is one.
-        environment(&[("PRECIS__SERVER__BIND", "0.0.0.0:80")]).load();
+        Ok(url) if url.fragment().is_some() => Some("must have no fragment: leave out # and what follows"),
+        Ok(url) if url.query().is_some_and(has_secret_parameter) => Some(
+            "must contain no secret, and a parameter of its query looks like one: set api_key or headers instead",
+        ),
+        Ok(_) => None,
     }
+}
 
-    #[test]
-    fn the_limits_of_a_model_have_limits() {
-        let key = |setting: &str| format!("PRECIS__LLM__MODELS__EXTRACTIVE__{}", setting.to_uppercase());
-        for (setting, value, message) in [
-            ("first_token_timeout", "0s", "must be longer than 0"),
-            ("first_token_timeout", "", "\"\" is no duration"),
-            ("idle_timeout", "0s", "must be longer than 0"),
-            ("idle_timeout", "2years", "must be at most 365days"),
-            ("retries", "-1", "must be a whole number, not negative"),
-            ("retry_initial", "0s", "must be longer than 0"),
-            (
-                "retry_initial",
-                "11s",
-                "llm.models.extractive.retry_initial must not be longer than llm.models.extr",
-            ),
-            (
-                "retry_max",
-                "400ms",
-                "llm.models.extractive.retry_initial must not be longer than llm.models.extr",
-            ),
-            ("max_concurrent_calls", "0", "must be greater than 0"),
-            ("max_concurrent_calls", "1000001", "must be at most 1000000"),
-            ("queue_timeout", "0s", "must be longer than 0"),
-            ("breaker_failure_percent", "0", "must be greater than 0"),
-            ("breaker_failure_percent", "101", "must be at most 100"),
-            ("breaker_min_calls", "0", "must be greater than 0"),
-            ("breaker_window", "0s", "must be longer than 0"),
-            ("breaker_open_for", "0s", "must be longer than 0"),
-        ] {
-            let variable = key(setting);
-            let problems = environment(&[(&variable, value)]).problems();
-            let beginning = format!("llm.models.extractive.{setting} (environment {variable}): {message}");
-            assert_one(&problems, &beginning);
-            assert_eq!(problems.len(), 1, "{problems:#?}");
+/// Returns `true` if a parameter has a name that is typical of secrets, or a name with an escape, which may spell one.
+fn has_secret_parameter(query: &str) -> bool {
+    const TYPICAL: [&str; 6] = ["auth", "key", "pass", "secret", "sig", "token"];
+    query.split(['&', ';']).any(|parameter| {
+        let name = parameter.split('=').next().unwrap_or_default().to_ascii_lowercase();
+        name.contains('%') || TYPICAL.iter().any(|secret| name.contains(secret))
+    })
+}
+
+/// Returns the header for the API key, if there is a key.
+fn header_of_api_key(provider: &Provider) -> Option<&str> {
+    provider.api_key.as_ref()?;
+    match (&provider.api_key_header, provider.kind) {
+        (Some(header), _) => Some(header),
+        (None, ProviderKind::OpenAi) => Some("authorization"),
+        (None, ProviderKind::Anthropic) => Some("x-api-key"),
+        (None, ProviderKind::Extractive) => None,
+    }
+}
+
+/// Rejects invalid names and the headers that belong to the connection or to the format of the request.
+fn check_header_name(header: &str) -> Result<(), &'static str> {
+    const RESERVED: [&str; 11] = [
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    match HeaderName::from_bytes(header.as_bytes()) {
+        Err(_) => Err("must be the name of an HTTP header, such as \"x-title\""),
+        Ok(name) if RESERVED.contains(&name.as_str()) => {
+            Err("is set by the HTTP client itself: leave it out")
         }
-        let variables = ["retries", "max_queued_calls"].map(key);
-        let settings =
-            environment(&variables.each_ref().map(|variable| (variable.as_str(), "0"))).load().settings;
-        let model = &settings.llm.models["extractive"];
-        assert_eq!((model.retries, model.max_queued_calls), (0, 0));
-        let later = environment(&[(&key("first_token_timeout"), "9min")]).load().settings;
-        assert_eq!(later.llm.models["extractive"].first_token_timeout, Some(Duration::from_mins(9)));
+        Ok(_) => Ok(()),
     }
+}
 
-    #[test]
-    fn what_is_no_limit_is_left_out() {
-        for setting in ["max_tail_tokens", "daily_token_limit"] {
-            let problems = file(&format!("[consolidation]\n{setting} = 0")).problems();
-            let key = format!("consolidation.{setting} (precis.toml)");
-            assert_one(&problems, &format!("{key}: must be greater than 0: leave it out for no limit"));
-        }
-        let settings = file("[consolidation]\ndaily_token_limit = 5000000000").load().settings;
-        assert_eq!(settings.consolidation.daily_token_limit, Some(5_000_000_000));
-    }
-
-    #[test]
-    fn a_pool_tries_each_model_once() {
-        let pool = |models: &str| {
-            file(&format!("[llm.pools.default]\nmodels = [{models}]\nstrategy = 'round_robin'"))
-        };
-        assert_eq!(pool("'extractive'").load().settings.llm.pools["default"].strategy, Strategy::RoundRobin);
-        let problems = pool("'extractive', 'extractive', 'extractive'").problems();
-        assert_one(&problems, "llm.pools.default.models (precis.toml): lists \"extractive\" twice");
-        assert_eq!(problems.len(), 1, "{problems:#?}");
-        let problems = file("[llm.pools.default]\nstrategy = 'robin'").problems();
-        assert_one(
-            &problems,
-            "llm.pools.default.strategy (precis.toml): unknown value `robin`, expected `fallback` or `round_robin`",
-        );
+fn has_null(value: &Json) -> bool {
+    match value {
+        Json::Null => true,
+        Json::Array(items) => items.iter().any(has_null),
+        Json::Object(fields) => fields.values().any(has_null),
+        Json::Bool(_) | Json::Number(_) | Json::String(_) => false,
     }
 }

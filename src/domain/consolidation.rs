@@ -3,6 +3,7 @@
 use super::message_metadata::MessageMetadata;
 use super::session::Session;
 use super::split_points::{self, UnansweredCalls};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use time::OffsetDateTime;
 
@@ -28,7 +29,8 @@ pub struct Policy {
 }
 
 /// When consolidation happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Inside the request that finds it due.
     Inline,

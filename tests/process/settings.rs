@@ -1,20 +1,23 @@
 //! `precis config`, and how wrong settings are refused.
 
 use crate::service::Precis;
-use ::config::{Config, File, FileFormat};
 use std::collections::BTreeMap;
 
-/// What `precis config` printed: for each key its value, and where that came from.
+/// Parses the output of `precis config`: value and origin by key.
 fn read(printed: &str) -> BTreeMap<String, (String, String)> {
-    let parsed = Config::builder().add_source(File::from_str(printed, FileFormat::Toml)).build();
-    let parsed = parsed.unwrap_or_else(|error| panic!("not TOML: {error}\n{printed}"));
+    let parsed: toml::Value =
+        toml::from_str(printed).unwrap_or_else(|error| panic!("not TOML: {error}\n{printed}"));
     let lines = printed.lines().filter(|line| !line.starts_with('#'));
     lines
         .map(|line| {
             let key = line.split(" = ").next().expect("a key");
             let origin = line.rsplit("  # ").next().expect("an origin");
-            let value = parsed.get::<::config::Value>(key).unwrap_or_else(|error| panic!("{key}: {error}"));
-            (key.to_owned(), (value.to_string(), origin.to_owned()))
+            let value = match key.split('.').fold(&parsed, |table, part| &table[part]) {
+                toml::Value::String(text) => text.clone(),
+                toml::Value::Integer(number) => number.to_string(),
+                value => format!("{value:?}"),
+            };
+            (key.to_owned(), (value, origin.to_owned()))
         })
         .collect()
 }
