@@ -1,9 +1,10 @@
-//! Runs the commands of the README's quick start and compares their output with the README.
+//! Checks the documentation: the README's quick start prints the output shown there, and every test that
+//! `docs/guarantees.md` names exists.
 #![cfg(test)]
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// A running service in its own folder. Dropping it kills the process.
@@ -84,4 +85,28 @@ fn quick_start_commands_print_the_output_shown() {
 /// Removes trailing spaces of lines: `fold` leaves them, editors remove them.
 fn trim_line_ends(text: &str) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn guarantees_name_existing_tests() {
+    let sources: String = ["src", "tests"].iter().flat_map(|folder| rust_files(Path::new(folder))).collect();
+    let code_spans = include_str!("../docs/guarantees.md").split('`').skip(1).step_by(2);
+    let is_test_name = |span: &&str| {
+        span.matches('_').count() >= 2
+            && span.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    };
+    let names: Vec<&str> = code_spans.filter(is_test_name).collect();
+    assert!(names.len() > 30, "{names:?}");
+    let missing: Vec<_> = names.iter().filter(|name| !sources.contains(&format!(" fn {name}("))).collect();
+    assert!(missing.is_empty(), "docs/guarantees.md names tests that do not exist: {missing:#?}");
+}
+
+/// Returns the text of all Rust files in a folder and its subfolders.
+fn rust_files(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let (folders, files): (Vec<PathBuf>, Vec<PathBuf>) = entries.partition(|path| path.is_dir());
+    let files = files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let mut texts: Vec<String> = files.map(|path| std::fs::read_to_string(path).expect("UTF-8")).collect();
+    texts.extend(folders.iter().flat_map(|folder| rust_files(folder)));
+    texts
 }
