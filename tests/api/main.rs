@@ -22,6 +22,7 @@ mod messages;
 mod meters;
 mod openapi;
 mod operation;
+mod responses;
 mod revisions;
 mod search;
 mod security;
