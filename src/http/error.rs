@@ -90,7 +90,7 @@ impl Problem {
         let detail = format!("Correct these fields and send the request again: {}{more}.", fields.join(", "));
         Self {
             errors,
-            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-input", "FieldError input", detail)
+            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-input", "Invalid input", detail)
         }
     }
 

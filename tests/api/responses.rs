@@ -12,8 +12,15 @@ fn redacted(mut response: Value) -> Value {
     match &mut response {
         Value::Object(fields) => {
             for (name, value) in fields {
-                let is_redacted = matches!(name.as_str(), "created_at" | "updated_at" | "duration_ms" | "queued_ms" | "detail");
-                *value = if is_redacted && !value.is_null() { json!("[redacted]") } else { redacted(value.take()) };
+                let is_redacted = matches!(
+                    name.as_str(),
+                    "created_at" | "updated_at" | "duration_ms" | "queued_ms" | "detail"
+                );
+                *value = if is_redacted && !value.is_null() {
+                    json!("[redacted]")
+                } else {
+                    redacted(value.take())
+                };
             }
         }
         Value::Array(items) => items.iter_mut().for_each(|item| *item = redacted(item.take())),
@@ -92,7 +99,8 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
     });
     assert_eq!(redacted(app.get("/sessions/s/messages?after_seq=5").await), expected);
 
-    let expected = json!({"user_id": "ada", "version": 0, "content": "", "words": 0, "tokens": 0, "updated_at": null});
+    let expected =
+        json!({"user_id": "ada", "version": 0, "content": "", "words": 0, "tokens": 0, "updated_at": null});
     assert_eq!(redacted(app.get("/users/ada/memory").await), expected);
 
     let expected = json!({

@@ -215,7 +215,7 @@ mod tests {
             "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 3000 `inputs` tokens",
             "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000",
             "too many tokens: total number of tokens in the prompt cannot exceed 4081",
-            "FieldError request: Your request exceeded model token limit: 8192",
+            "Invalid request: Your request exceeded model token limit: 8192",
             "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
             "prompt token count of 130000 exceeds the limit of 128000 (model_max_prompt_tokens_exceeded)",
         ] {
