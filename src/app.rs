@@ -5,7 +5,7 @@ use crate::domain::consolidation::Policy;
 use crate::domain::limits::SizeLimits;
 use crate::domain::tokens;
 use crate::http::{self, server};
-use crate::llm::check::{self, Report};
+use crate::llm::check::{self, CheckReport};
 use crate::service::keys::Keys;
 use crate::service::keys::authenticator::Authenticator;
 use crate::service::{MemoryService, PoolNames, ServiceConfig};
@@ -198,10 +198,10 @@ pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>,
 ///
 /// # Errors
 /// A model can't be made.
-pub async fn check_models(settings: &Settings) -> Result<Report, AppError> {
+pub async fn check_models(settings: &Settings) -> Result<CheckReport, AppError> {
     let models = models::models(settings).map_err(AppError::Models)?;
     let pools = settings.llm.pools.iter().map(|(name, pool)| (name.clone(), pool.models.clone()));
-    Ok(check::check(&models, pools.collect()).await)
+    Ok(check::check_models(&models, pools.collect()).await)
 }
 
 fn interface(settings: &Settings) -> http::Options {

@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blocking", &[]),
     ("domain", &[]),
     ("storage", &["blocking", "domain"]),
-    ("llm", &["domain"]),
+    ("llm", &["config", "domain"]),
     ("service", &["blocking", "domain", "llm", "storage"]),
     ("config", &["domain"]),
     ("http", &["blocking", "config", "domain", "service"]),

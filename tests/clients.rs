@@ -29,6 +29,7 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod keys;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod postgres;

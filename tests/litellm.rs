@@ -26,18 +26,18 @@
 //! it would say 400 to a wrong key; a hook has it say what it says with one.
 #![cfg(test)]
 
+use precis::config::{self, OutputLimitField, SecretSource};
 use precis::domain::message::Role;
 use precis::domain::transcript::TranscriptEntry;
-use precis::llm::check::check;
-use precis::llm::circuit_breaker::CircuitBreakerPolicy;
+use precis::llm::check::check_models;
 use precis::llm::error::TimeoutPhase;
 use precis::llm::http::anthropic::Anthropic;
 use precis::llm::http::openai::OpenAi;
-use precis::llm::http::{HttpProvider, HttpProviderSpec, SecretSource, build_http_client};
-use precis::llm::model::{ModelSpec, QueuePolicy, RetryPolicy};
-use precis::llm::pool::{ModelPools, PoolSpec, PoolStrategy};
-use precis::llm::prompt::{PromptTemplates, Prompts};
-use precis::llm::provider::{Completion, Finish, Provider, Request};
+use precis::llm::http::{HttpProvider, build_http_client};
+use precis::llm::model::ModelSpec;
+use precis::llm::pool::ModelPools;
+use precis::llm::prompt::Prompts;
+use precis::llm::provider::{Completion, FinishReason, Provider, Request};
 use precis::llm::{Llm, LlmError, ModelError, PoolResponse, Task, Usage};
 use std::env;
 use std::sync::Arc;
@@ -51,12 +51,12 @@ const SECOND: Duration = Duration::from_secs(1);
 /// What a model of the tests can differ in.
 #[derive(Clone, Copy, Debug)]
 enum Protocol {
-    OpenAi(OpenAi),
+    OpenAi(OutputLimitField, bool),
     Anthropic,
 }
 
 fn protocols() -> [Protocol; 2] {
-    [Protocol::OpenAi(OpenAi::default()), Protocol::Anthropic]
+    [Protocol::OpenAi(OutputLimitField::MaxCompletionTokens, true), Protocol::Anthropic]
 }
 
 fn variable(name: &str) -> String {
@@ -64,55 +64,51 @@ fn variable(name: &str) -> String {
 }
 
 fn remote(protocol: Protocol, key: &str, key_header: Option<&str>) -> HttpProvider {
-    let http = build_http_client(5 * SECOND).expect("a client");
-    let spec = HttpProviderSpec {
-        base_url: format!("{}/v1", variable("PRECIS_LITELLM_URL")),
-        key: Some(SecretSource::fixed(key)),
-        key_header: key_header.map(str::to_owned),
-        ..HttpProviderSpec::default()
+    let client = build_http_client(5 * SECOND).expect("a client");
+    let mut settings = config::Provider {
+        base_url: Some(format!("{}/v1", variable("PRECIS_LITELLM_URL"))),
+        api_key: Some(SecretSource::Text(key.into()).into()),
+        api_key_header: key_header.map(str::to_owned),
+        ..config::Provider::default()
     };
     match protocol {
-        Protocol::OpenAi(dialect) => HttpProvider::new(http, dialect, spec),
-        Protocol::Anthropic => HttpProvider::new(http, Anthropic, spec),
+        Protocol::OpenAi(output_limit_field, stream_options) => {
+            settings.output_limit_field = Some(output_limit_field);
+            settings.stream_options = Some(stream_options);
+            HttpProvider::new(client, OpenAi::new(&settings), &settings)
+        }
+        Protocol::Anthropic => HttpProvider::new(client, Anthropic, &settings),
     }
     .expect("valid")
 }
 
 /// A model of the proxy, by the name that it has there.
 fn model(protocol: Protocol, name: &str) -> ModelSpec {
-    ModelSpec {
-        name: name.to_owned(),
-        provider: Arc::new(remote(protocol, &variable("PRECIS_LITELLM_KEY"), None)),
+    let settings = config::Model {
         model: name.to_owned(),
         output_limit: 500,
-        input_limit: 100_000,
         timeout: 60 * SECOND,
         first_token_timeout: Some(60 * SECOND),
         idle_timeout: 60 * SECOND,
-        retry: RetryPolicy { retries: 1, initial: Duration::from_millis(1), max: SECOND },
-        queue: QueuePolicy { max_calls: 4, max_waiting: 4, timeout: SECOND },
-        breaker: CircuitBreakerPolicy {
-            failure_percent: 100,
-            min_calls: 100,
-            window: SECOND,
-            open_for: SECOND,
-        },
-    }
+        retries: 1,
+        retry_initial: Duration::from_millis(1),
+        retry_max: SECOND,
+        breaker_failure_percent: 100,
+        breaker_min_calls: 100,
+        ..config::Model::default()
+    };
+    let provider = Arc::new(remote(protocol, &variable("PRECIS_LITELLM_KEY"), None));
+    ModelSpec { name: name.to_owned(), provider, settings }
 }
 
 fn prompts() -> Prompts {
-    Prompts::new(&PromptTemplates::default()).expect("valid")
+    Prompts::new(&config::Prompts::default()).expect("valid")
 }
 
 fn pools(models: Vec<ModelSpec>) -> ModelPools {
     let names = models.iter().map(|model| model.name.clone()).collect();
-    let pool = PoolSpec {
-        name: "p".to_owned(),
-        models: names,
-        strategy: PoolStrategy::Fallback,
-        deadline: 120 * SECOND,
-    };
-    ModelPools::new(models, vec![pool], prompts()).expect("valid")
+    let pool = config::Pool { models: names, deadline: 120 * SECOND, ..config::Pool::default() };
+    ModelPools::new(models, &[("p".to_owned(), pool)].into(), prompts()).expect("valid")
 }
 
 fn conversation() -> [TranscriptEntry; 2] {
@@ -153,7 +149,7 @@ async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, Mo
 /// What a pool of this one model fails with, attempt by attempt.
 async fn failures(model: ModelSpec) -> Vec<ModelError> {
     let error = ask(&pools(vec![model])).await.expect_err("no answer");
-    error.attempts.into_iter().map(|attempt| attempt.cause).collect()
+    error.attempts.into_iter().map(|attempt| attempt.error).collect()
 }
 
 #[tokio::test]
@@ -177,8 +173,8 @@ async fn a_streamed_answer_is_read_as_a_stream_and_another_one_as_a_whole() {
         for name in ["answers", "relayed"] {
             let remote = remote(protocol, &variable("PRECIS_LITELLM_KEY"), None);
             let completion = complete(&remote, name).await.expect("an answer");
-            assert_eq!((completion.text.trim(), completion.finish), (ANSWER, Finish::Complete));
-            let streams = name == "relayed" || matches!(protocol, Protocol::OpenAi(_));
+            assert_eq!((completion.text.trim(), completion.finish_reason), (ANSWER, FinishReason::Complete));
+            let streams = name == "relayed" || matches!(protocol, Protocol::OpenAi(..));
             assert_eq!(completion.first_token.is_some(), streams, "{protocol:?} {name}");
         }
     }
@@ -187,14 +183,14 @@ async fn a_streamed_answer_is_read_as_a_stream_and_another_one_as_a_whole() {
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
 async fn every_variant_of_a_chat_completion_is_taken() {
-    for output_limit_field in ["max_completion_tokens", "max_tokens"] {
+    for output_limit_field in [OutputLimitField::MaxCompletionTokens, OutputLimitField::MaxTokens] {
         for stream_options in [true, false] {
-            let dialect = OpenAi { output_limit_field, stream_options };
+            let protocol = Protocol::OpenAi(output_limit_field, stream_options);
             for name in ["answers", "relayed"] {
-                let answer = answer(vec![model(Protocol::OpenAi(dialect), name)]).await;
+                let answer = answer(vec![model(protocol, name)]).await;
                 // Who does not ask for the usage does not get it; then the tokens are counted here.
-                assert_eq!(answer.cost.usage.total().is_some(), stream_options, "{dialect:?}");
-                assert!(answer.cost.tokens > 50, "{dialect:?}: {answer:?}");
+                assert_eq!(answer.cost.usage.total().is_some(), stream_options, "{protocol:?}");
+                assert!(answer.cost.tokens > 50, "{protocol:?}: {answer:?}");
             }
         }
     }
@@ -221,9 +217,9 @@ async fn a_wrong_key_is_said_without_the_key() {
             ..model(protocol, "relayed")
         };
         let error = ask(&pools(vec![wrong()])).await.expect_err("no answer");
-        let causes: Vec<&ModelError> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
+        let causes: Vec<&ModelError> = error.attempts.iter().map(|attempt| &attempt.error).collect();
         assert!(matches!(causes[..], [ModelError::Status { status: 401, .. }]), "{causes:?}");
-        let checked = check(&[wrong()], vec![]).await.to_string();
+        let checked = check_models(&[wrong()], vec![]).await.to_string();
         assert!(checked.contains("refused"), "{checked}");
         for text in [error.to_string(), format!("{error:?}"), checked] {
             assert!(text.contains("Authentication Error"), "{text}");
@@ -278,10 +274,11 @@ async fn a_prompt_that_is_too_long_is_known_for_that() {
             let pools = pools(vec![model(protocol, name)]);
             let before = pools.capacity("p");
             let error = ask(&pools).await.expect_err("no answer");
-            let causes: Vec<&ModelError> = error.attempts.iter().map(|attempt| &attempt.cause).collect();
+            let causes: Vec<&ModelError> = error.attempts.iter().map(|attempt| &attempt.error).collect();
             assert!(matches!(causes[..], [ModelError::PromptTooLong(_)]), "{protocol:?} {name}: {causes:?}");
-            assert!(error.is_too_long() && pools.capacity("p") < before);
-            let large = ModelSpec { input_limit: 200_000, ..model(protocol, "answers") };
+            assert!(error.is_prompt_too_long() && pools.capacity("p") < before);
+            let mut large = model(protocol, "answers");
+            large.settings.input_limit = 200_000;
             answer(vec![model(protocol, name), large]).await;
         }
     }
@@ -292,7 +289,11 @@ async fn a_prompt_that_is_too_long_is_known_for_that() {
 async fn a_slow_model_gives_way_to_the_next_one() {
     let limit = Duration::from_millis(500);
     for protocol in protocols() {
-        let slow = || ModelSpec { first_token_timeout: Some(limit), ..model(protocol, "slow-relayed") };
+        let slow = || {
+            let mut slow = model(protocol, "slow-relayed");
+            slow.settings.first_token_timeout = Some(limit);
+            slow
+        };
         assert_eq!(
             failures(slow()).await,
             [ModelError::Timeout(TimeoutPhase::FirstToken, limit)],
@@ -308,7 +309,7 @@ async fn the_check_says_that_it_works() {
     let candidates = [("chat", protocols()[0]), ("messages", protocols()[1])]
         .map(|(name, protocol)| ModelSpec { name: name.to_owned(), ..model(protocol, "relayed") });
     let pools = vec![("p".to_owned(), vec!["chat".to_owned(), "messages".to_owned()])];
-    let report = check(&candidates, pools).await;
+    let report = check_models(&candidates, pools).await;
     let table = report.to_string();
     assert!(report.passed(), "{table}");
     let rows: Vec<Vec<&str>> =

@@ -9,19 +9,20 @@
 use bytes::Bytes;
 use futures_util::stream;
 use libfuzzer_sys::{Corpus, fuzz_target};
+use precis::config;
 use precis::llm::http::anthropic::Anthropic;
 use precis::llm::http::openai::OpenAi;
-use precis::llm::prompt::{Prompt, Prompts, PromptTemplates};
-use precis::llm::provider::{Finish, Request};
-use precis::llm::http::{ProviderCall, HttpProvider, HttpProviderSpec, build_http_client};
-use precis::llm::{ModelError, Task, Usage};
+use precis::llm::prompt::{Prompt, Prompts};
+use precis::llm::provider::Request;
+use precis::llm::http::{HttpProvider, ParsedResponse, build_http_client};
+use precis::llm::{ModelError, Task};
 use secrecy::{ExposeSecret as _, SecretString};
 use std::io;
 use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-type Answer = Result<(String, Finish, Usage), ModelError>;
+type Answer = Result<ParsedResponse, ModelError>;
 
 /// What a server could quote.
 const QUESTION: &str = "Vermilion herons inhabit Zanzibar";
@@ -37,12 +38,13 @@ struct Server {
 
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
     let http = build_http_client(Duration::from_secs(1)).expect("a client");
-    let spec = || HttpProviderSpec { base_url: "http://localhost".to_owned(), ..HttpProviderSpec::default() };
+    let settings =
+        config::Provider { base_url: Some("http://localhost".to_owned()), ..config::Provider::default() };
     Server {
         runtime: Builder::new_current_thread().enable_time().build().expect("a runtime"),
-        openai: HttpProvider::new(http.clone(), OpenAi::default(), spec()).expect("a URL"),
-        anthropic: HttpProvider::new(http, Anthropic, spec()).expect("a URL"),
-        prompts: Prompts::new(&PromptTemplates::default()).expect("templates"),
+        openai: HttpProvider::new(http.clone(), OpenAi::new(&settings), &settings).expect("a URL"),
+        anthropic: HttpProvider::new(http, Anthropic, &settings).expect("a URL"),
+        prompts: Prompts::new(&config::Prompts::default()).expect("prompts"),
         prompt: Prompt { system: String::new(), user: QUESTION.to_owned() },
         secrets: ["sk-0123456789".into()],
     }
@@ -80,8 +82,8 @@ impl Arrival<'_> {
             idle_timeout: Duration::from_secs(60),
         };
         let remote = if is_anthropic { &server.anthropic } else { &server.openai };
-        let mut call = ProviderCall::begin(remote, &request, &server.prompt, &server.secrets);
-        server.runtime.block_on(call.answer(response))
+        let parsed = remote.read_response(&request, &server.prompt, &server.secrets, response);
+        server.runtime.block_on(parsed)
     }
 }
 

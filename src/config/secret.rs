@@ -60,6 +60,13 @@ impl From<RawSecret> for Secret {
     }
 }
 
+impl From<SecretSource> for Secret {
+    /// A secret that is resolved already.
+    fn from(source: SecretSource) -> Self {
+        Self { raw: RawSecret::Text(SecretString::default()), source: Ok(source) }
+    }
+}
+
 impl fmt::Debug for Secret {
     /// Redacts names and paths, too: users put keys there by mistake.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,39 +1,37 @@
-//! The breaker of a model: keeps a pool from waiting, question after question, for a model that is down.
+//! A [circuit breaker](https://en.wikipedia.org/wiki/Circuit_breaker_design_pattern) for one model: it stops calls to a
+//! failing model, so that requests do not spend their deadline on it.
 //!
-//! Closed, it lets every call through and looks at how the last ones ended. When too many failed it opens, and calls
-//! are refused without being made. After a while it lets one through, the probe: if that is answered it closes, else
-//! it stays open for as long again.
+//! Closed, it admits all calls and observes their results. It opens when too many of the last calls have failed. After
+//! `open_for` it is half-open and admits a single call, the probe. A successful probe closes it, a failed one opens it
+//! again for the same time.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// When to open, and for how long.
+/// The settings of a circuit breaker.
 #[derive(Clone, Copy, Debug)]
-pub struct CircuitBreakerPolicy {
-    /// The share of failures, in percent, from which on it opens.
-    pub failure_percent: u32,
-    /// The fewest calls that are a sample. Twice as many are looked at, the latest ones.
-    pub min_calls: usize,
-    /// Older calls don't count.
-    pub window: Duration,
-    /// How long no call is made.
-    pub open_for: Duration,
+pub(super) struct CircuitBreakerPolicy {
+    /// The circuit breaker opens at this percentage of failed calls.
+    pub(super) failure_percent: u32,
+    /// Minimum number of calls for which the percentage is computed. The last `2 * min_calls` calls are considered.
+    pub(super) min_calls: usize,
+    /// Calls that ended earlier are ignored.
+    pub(super) window: Duration,
+    /// Time between opening and the probe.
+    pub(super) open_for: Duration,
 }
 
-/// Where it stands, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CircuitState {
-    /// Calls are made.
+pub(super) enum CircuitState {
     Closed,
-    /// A probe is under way or the next call will be one.
+    /// A probe is running, or the next call will be one.
     HalfOpen,
-    /// No calls are made.
     Open,
 }
 
-/// One model's breaker.
+/// The circuit breaker of one model.
 #[derive(Debug)]
 pub(super) struct CircuitBreaker {
     policy: CircuitBreakerPolicy,
@@ -42,36 +40,35 @@ pub(super) struct CircuitBreaker {
 
 #[derive(Debug)]
 enum State {
-    /// When each of the last calls ended, and whether it failed.
+    /// The last calls: time of the end, and `true` for a failure.
     Closed(VecDeque<(Instant, bool)>),
     Open {
         until: Instant,
-        probing: bool,
+        is_probing: bool,
     },
 }
 
 impl State {
-    fn opened(policy: &CircuitBreakerPolicy) -> Self {
-        Self::Open { until: Instant::now() + policy.open_for, probing: false }
+    fn open(policy: &CircuitBreakerPolicy) -> Self {
+        Self::Open { until: Instant::now() + policy.open_for, is_probing: false }
     }
 
-    /// How long no call may be made.
-    fn wait(&self) -> Option<Duration> {
+    fn rejects_for(&self) -> Option<Duration> {
         match self {
             Self::Closed(_) => None,
-            Self::Open { until, probing } => {
+            Self::Open { until, is_probing } => {
                 let wait = until.saturating_duration_since(Instant::now());
-                (*probing || !wait.is_zero()).then_some(wait)
+                (*is_probing || !wait.is_zero()).then_some(wait)
             }
         }
     }
 }
 
-/// Leave for one call. Dropped, it says nothing about the model.
+/// The permission for one call. Dropping it without a result does not count for or against the model.
 #[derive(Debug)]
-pub(super) struct Permit<'a> {
+pub(super) struct CallPermit<'a> {
     breaker: &'a CircuitBreaker,
-    probe: bool,
+    is_probe: bool,
 }
 
 impl CircuitBreaker {
@@ -79,25 +76,25 @@ impl CircuitBreaker {
         Self { policy, state: Mutex::new(State::Closed(VecDeque::new())) }
     }
 
-    /// Leave for a call, or how long there will be none.
-    pub(super) fn admit(&self) -> Result<Permit<'_>, Duration> {
+    /// Returns the permission for a call, or the time until the next probe.
+    pub(super) fn admit(&self) -> Result<CallPermit<'_>, Duration> {
         let mut state = self.lock();
-        if let Some(wait) = state.wait() {
+        if let Some(wait) = state.rejects_for() {
             return Err(wait);
         }
-        let probe = match &mut *state {
+        let is_probe = match &mut *state {
             State::Closed(_) => false,
-            State::Open { probing, .. } => {
-                *probing = true;
+            State::Open { is_probing, .. } => {
+                *is_probing = true;
                 true
             }
         };
-        Ok(Permit { breaker: self, probe })
+        Ok(CallPermit { breaker: self, is_probe })
     }
 
-    /// How long there will be no leave; `None` where the next call may be made.
-    pub(super) fn wait(&self) -> Option<Duration> {
-        self.lock().wait()
+    /// Returns the time until the next probe, or `None` if a call would be admitted now.
+    pub(super) fn rejects_for(&self) -> Option<Duration> {
+        self.lock().rejects_for()
     }
 
     pub(super) fn state(&self) -> CircuitState {
@@ -108,76 +105,76 @@ impl CircuitBreaker {
         }
     }
 
-    /// Nothing that holds the lock can panic; and if it could, the state would still be one.
+    /// Ignores poisoning: no code that holds the lock can panic, and the state would be consistent if it did.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this failure opened it.
-    fn note(&self, failed: bool) -> bool {
+    /// Records the result of a call that was not a probe. Returns `true` if this failure opens the circuit breaker.
+    fn record(&self, failed: bool) -> bool {
         let now = Instant::now();
         let mut state = self.lock();
-        // A call from before it opened has nothing new to say.
+        // The call started before the circuit breaker opened, so its result is outdated.
         let State::Closed(calls) = &mut *state else {
             return false;
         };
         calls.push_back((now, failed));
-        let most = self.policy.min_calls.saturating_mul(2);
-        let too_old = |at: Instant| now.saturating_duration_since(at) > self.policy.window;
-        while calls.len() > most || calls.front().is_some_and(|(at, _)| too_old(*at)) {
+        let max_calls = self.policy.min_calls.saturating_mul(2);
+        let is_outdated = |ended_at: Instant| now.saturating_duration_since(ended_at) > self.policy.window;
+        while calls.len() > max_calls || calls.front().is_some_and(|(ended_at, _)| is_outdated(*ended_at)) {
             calls.pop_front();
         }
         let failures = calls.iter().filter(|(_, failed)| *failed).count();
-        let share = usize::try_from(self.policy.failure_percent).unwrap_or(usize::MAX);
+        let failure_percent = usize::try_from(self.policy.failure_percent).unwrap_or(usize::MAX);
         let opens = failed
             && calls.len() >= self.policy.min_calls
-            && failures.saturating_mul(100) >= share.saturating_mul(calls.len());
+            && failures.saturating_mul(100) >= failure_percent.saturating_mul(calls.len());
         if opens {
-            *state = State::opened(&self.policy);
+            *state = State::open(&self.policy);
         }
         opens
     }
 
-    /// The end of a probe; `None`: it was not made after all.
-    fn probed(&self, failed: Option<bool>) {
+    /// Ends the probe. `failed` is `None` if the call was not made or was cancelled.
+    fn finish_probe(&self, failed: Option<bool>) {
         let mut state = self.lock();
         match failed {
             Some(false) => *state = State::Closed(VecDeque::new()),
-            Some(true) => *state = State::opened(&self.policy),
+            Some(true) => *state = State::open(&self.policy),
             None => {
-                if let State::Open { probing, .. } = &mut *state {
-                    *probing = false;
+                if let State::Open { is_probing, .. } = &mut *state {
+                    *is_probing = false;
                 }
             }
         }
     }
 }
 
-impl Permit<'_> {
-    /// The model did its part. `true`: the breaker closed.
-    pub(super) fn answered(mut self) -> bool {
-        if std::mem::take(&mut self.probe) {
-            self.breaker.probed(Some(false));
+impl CallPermit<'_> {
+    /// Records a successful call. Returns `true` if this closes the circuit breaker.
+    pub(super) fn record_success(mut self) -> bool {
+        if std::mem::take(&mut self.is_probe) {
+            self.breaker.finish_probe(Some(false));
             return true;
         }
-        self.breaker.note(false);
+        self.breaker.record(false);
         false
     }
 
-    /// The model failed. `true`: the breaker opened.
-    pub(super) fn failed(mut self) -> bool {
-        if std::mem::take(&mut self.probe) {
-            self.breaker.probed(Some(true));
+    /// Records a failed call. Returns `true` if this opens the circuit breaker; a failed probe keeps it open.
+    pub(super) fn record_failure(mut self) -> bool {
+        if std::mem::take(&mut self.is_probe) {
+            self.breaker.finish_probe(Some(true));
             return false;
         }
-        self.breaker.note(true)
+        self.breaker.record(true)
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for CallPermit<'_> {
     fn drop(&mut self) {
-        if self.probe {
-            self.breaker.probed(None);
+        if self.is_probe {
+            self.breaker.finish_probe(None);
         }
     }
 }
@@ -194,21 +191,21 @@ mod tests {
     };
 
     fn call(breaker: &CircuitBreaker, failed: bool) -> bool {
-        let permit = breaker.admit().expect("leave");
-        if failed { permit.failed() } else { permit.answered() }
+        let permit = breaker.admit().expect("closed");
+        if failed { permit.record_failure() } else { permit.record_success() }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_opens_on_a_share_of_failures_over_a_minimum_of_calls() {
+    async fn breaker_opens_at_failure_percentage_after_min_calls() {
         let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..3 {
             assert!(!call(&breaker, true), "too few calls");
         }
         assert!(call(&breaker, true));
         assert_eq!(breaker.admit().expect_err("open"), POLICY.open_for);
-        assert_eq!((breaker.wait(), breaker.state()), (Some(POLICY.open_for), CircuitState::Open));
+        assert_eq!((breaker.rejects_for(), breaker.state()), (Some(POLICY.open_for), CircuitState::Open));
 
-        // Of the last eight calls.
+        // Only the last eight calls count.
         let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..20 {
             call(&breaker, false);
@@ -218,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn old_failures_are_forgotten() {
+    async fn failures_outside_the_window_are_ignored() {
         let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..3 {
             call(&breaker, true);
@@ -229,36 +226,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_call_probes() {
+    async fn half_open_breaker_admits_one_probe_at_a_time() {
         let breaker = CircuitBreaker::new(POLICY);
         for _ in 0..4 {
             call(&breaker, true);
         }
         tokio::time::advance(POLICY.open_for).await;
-        assert_eq!((breaker.wait(), breaker.state()), (None, CircuitState::HalfOpen));
+        assert_eq!((breaker.rejects_for(), breaker.state()), (None, CircuitState::HalfOpen));
         let probe = breaker.admit().expect("the probe");
-        assert!(breaker.admit().is_err() && breaker.wait().is_some(), "one at a time");
-        assert!(!probe.failed());
+        assert!(breaker.admit().is_err() && breaker.rejects_for().is_some(), "one at a time");
+        assert!(!probe.record_failure());
         assert_eq!(breaker.admit().expect_err("open again"), POLICY.open_for);
 
         tokio::time::advance(POLICY.open_for).await;
-        drop(breaker.admit().expect("a probe that is not made"));
-        let probe = breaker.admit().expect("the next is");
-        assert!(probe.answered());
+        drop(breaker.admit().expect("a probe that is cancelled"));
+        let probe = breaker.admit().expect("the next probe");
+        assert!(probe.record_success());
         assert_eq!(breaker.state(), CircuitState::Closed);
         for _ in 0..3 {
-            assert!(!call(&breaker, true), "it begins anew");
+            assert!(!call(&breaker, true), "earlier failures are forgotten");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_from_before_says_nothing() {
+    async fn result_of_a_call_from_before_the_opening_is_ignored() {
         let breaker = CircuitBreaker::new(POLICY);
-        let (early, late) = (breaker.admit().expect("leave"), breaker.admit().expect("leave"));
+        let (early, late) = (breaker.admit().expect("closed"), breaker.admit().expect("closed"));
         for _ in 0..4 {
             call(&breaker, true);
         }
-        assert!(!early.answered() && !late.failed());
+        assert!(!early.record_success() && !late.record_failure());
         assert_eq!(breaker.state(), CircuitState::Open);
     }
 }

@@ -1,105 +1,99 @@
-//! Why no model brought a summary: every attempt with its cause, and what each cause means for the next attempt.
+//! Errors of models and pools, and the consequence of each error: retry, next model, circuit breaker.
 //!
-//! The texts are for logs and for the state of a session: they hold no key and no text of a conversation.
+//! The error texts are written to logs and to the state of a session. They never contain keys or message text.
 
 use super::Cost;
 use std::fmt;
 use std::time::Duration;
 
-/// One attempt with one model that brought no summary.
+/// A failed or skipped attempt with one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// The name of the model in the settings.
+    /// Name of the model in the settings.
     pub model: String,
-    /// Why there is no summary of it.
-    pub cause: ModelError,
-    /// How long it took, without the wait for its turn.
+    pub error: ModelError,
+    /// Duration of the call, without the time in the queue.
     pub duration: Duration,
 }
 
 impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.model, self.cause)?;
-        if self.cause.was_sent() { write!(f, " (after {:.1?})", self.duration) } else { Ok(()) }
+        write!(f, "{}: {}", self.model, self.error)?;
+        if self.error.was_sent() { write!(f, " (after {:.1?})", self.duration) } else { Ok(()) }
     }
 }
 
-/// Why an attempt failed.
+/// The reason for a failed or skipped attempt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
-    /// No connection: refused, reset, unknown host, TLS.
-    #[error("no connection: {0}")]
+    /// Connection refused or reset, unknown host, TLS error.
+    #[error("connection failed: {0}")]
     Connection(String),
-    /// Took longer than a timeout, or than what the deadline left of it.
-    #[error("{0} within {1:.1?}")]
+    /// The duration is the timeout that expired, or the part of it that the pool's deadline allowed.
+    #[error("timeout: {0} within {1:.1?}")]
     Timeout(TimeoutPhase, Duration),
-    /// An error status, or an error in the answer that says as much.
+    /// An HTTP error status, or an error object in a response that corresponds to one.
     #[error("status {status}: {message}")]
     Status {
-        /// The HTTP status.
         status: u16,
-        /// What the server said, shortened.
+        /// The provider's message, redacted and shortened.
         message: String,
-        /// How long the server wants to be left alone.
         retry_after: Option<Duration>,
     },
-    /// The prompt is longer than the model takes.
-    #[error("the prompt is too long for it: {0}")]
+    #[error("the prompt is too long for the model: {0}")]
     PromptTooLong(String),
-    /// Not the protocol, or an error object in the stream.
-    #[error("unusable answer: {0}")]
+    /// The response violates the protocol, or its stream contains an unknown error object.
+    #[error("invalid response: {0}")]
     Protocol(String),
-    /// The stream ended before the answer did.
-    #[error("the answer broke off")]
+    /// The stream ended before the completion did.
+    #[error("the response stream was truncated")]
     StreamTruncated,
-    /// The gate refused the answer.
-    #[error("answer refused: {0}")]
+    /// The response check rejected the completion.
+    #[error("response rejected: {0}")]
     Rejected(Rejection),
-    /// The key, or another secret of its provider, can't be had.
-    #[error("no key: {0}")]
+    /// The API key or another secret of the provider is unavailable.
+    #[error("secret unavailable: {0}")]
     SecretUnavailable(String),
-    /// Not called: it has failed too often of late, and is tried again after this time; zero: just now, by another call.
-    #[error("not called: it keeps failing, and is tried again {}", soon(.0))]
+    /// Skipped: the circuit breaker is open for this time. Zero means that another call is the probe.
+    #[error("skipped: the circuit breaker is open after repeated failures; {}", next_probe(.0))]
     CircuitOpen(Duration),
-    /// Not called: its server wants to be left alone for this time, and there is another model to ask.
-    #[error("not called: its server wants to be left alone for {0:.1?}")]
+    /// Skipped: the provider sent `Retry-After`, and the pool has another model.
+    #[error("skipped: rate limited by the provider; retry after {0:.1?}")]
     RetryLater(Duration),
-    /// Not called: the prompt was too long for a model that takes no less.
-    #[error("not called: it takes at most {0} tokens, too few for this prompt")]
+    /// Skipped: another model with at least this input limit rejected the prompt as too long.
+    #[error("skipped: its input limit of {0} tokens is too small for the prompt")]
     InputLimitTooSmall(usize),
-    /// Not called: enough calls wait for their turn.
-    #[error("not called: {0} calls wait for their turn already")]
+    /// Skipped: the queue is full.
+    #[error("skipped: its queue is full with {0} calls")]
     QueueFull(usize),
-    /// Not called: its turn did not come.
-    #[error("not called: no turn within {0:.1?}")]
+    /// Skipped: the queue timeout expired.
+    #[error("skipped: no free call slot within {0:.1?}")]
     QueueTimeout(Duration),
 }
 
-fn soon(wait: &Duration) -> String {
-    if wait.is_zero() { "just now, by another call".to_owned() } else { format!("in {wait:.1?}") }
+fn next_probe(wait: &Duration) -> String {
+    if wait.is_zero() { "a probe is running".to_owned() } else { format!("next probe in {wait:.1?}") }
 }
 
-/// What did not come in time.
+/// The phase of a call in which a timeout expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimeoutPhase {
-    /// The first piece of the answer.
     #[error("no first token")]
     FirstToken,
-    /// The next piece of the answer.
-    #[error("nothing more")]
+    #[error("no further token")]
     NextToken,
-    /// The end of the answer, within the model's own timeout.
-    #[error("no complete answer")]
+    /// The model's total timeout.
+    #[error("no complete response")]
     Total,
-    /// The end of the answer, within what the pool's deadline left.
-    #[error("no complete answer, until the pool's deadline,")]
+    /// The remaining time of the pool's deadline, which was shorter than the model's total timeout.
+    #[error("no complete response before the pool's deadline")]
     Deadline,
 }
 
 impl ModelError {
-    /// The word for it in metrics.
+    /// Returns the value of the label `cause` in metrics.
     #[must_use]
-    pub fn name(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Connection(_) => "connection",
             Self::Timeout(..) => "timeout",
@@ -120,8 +114,8 @@ impl ModelError {
         }
     }
 
-    /// All that [`ModelError::name`] can say.
-    pub const NAMES: [&str; 16] = [
+    /// All values of [`ModelError::label`].
+    pub const LABELS: [&str; 16] = [
         "connection",
         "timeout",
         "rate_limited",
@@ -140,7 +134,7 @@ impl ModelError {
         "queue_timeout",
     ];
 
-    /// Whether the model was called at all.
+    /// Returns `true` if a request was sent to the model, or at least a connection attempted.
     #[must_use]
     pub fn was_sent(&self) -> bool {
         !matches!(
@@ -154,8 +148,8 @@ impl ModelError {
         )
     }
 
-    /// Whether the same call may well succeed a moment later. Not after a timeout: it has cost its time already, and
-    /// the next model is there now.
+    /// Returns `true` if the same call may succeed a moment later. A timeout is not retryable: it has already used a
+    /// large part of the deadline, which is better spent on the next model.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -165,62 +159,59 @@ impl ModelError {
         }
     }
 
-    /// Whether it speaks against the model, so that its breaker should know. A prompt that it doesn't take and an
-    /// answer that the gate refuses don't: they come with a conversation, and would close the model to all others.
-    /// Nor does the end of the time that the pool had left for it, unless that was time enough.
+    /// Returns `true` if the circuit breaker counts this error. Oversized prompts and rejected responses depend on the
+    /// conversation: counting them would block the model for all other sessions. The end of the pool's deadline is
+    /// not counted here, because the model may have had too little time.
     #[must_use]
     pub fn is_model_fault(&self) -> bool {
         match self {
             Self::Connection(_) | Self::Protocol(_) | Self::StreamTruncated => true,
-            Self::Timeout(missing, _) => *missing != TimeoutPhase::Deadline,
+            Self::Timeout(phase, _) => *phase != TimeoutPhase::Deadline,
             Self::Status { status, .. } => !matches!(status, 400 | 413 | 422),
             _ => false,
         }
     }
 }
 
-/// Why the gate refused an answer.
+/// The reason for which the response check rejected a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
-    /// No text in it.
     #[error("empty")]
     Empty,
-    /// Ended by the output limit.
-    #[error("cut off at its output limit")]
+    #[error("truncated at the output limit")]
     Truncated,
-    /// Ended by the provider's filter, or by the model's own refusal.
+    /// Stopped by the provider's content filter or by a refusal of the model.
     #[error("filtered")]
     Filtered,
-    /// Just "none", "n/a" and the like.
+    /// Only "none", "n/a" or the like.
     #[error("a bare \"none\"")]
     NonAnswer,
-    /// A compression that is not shorter than what it compresses.
+    /// A compressed summary that is not shorter than its source.
     #[error("not shorter than its input")]
     NotShorter,
 }
 
-/// No model of the pool brought a summary.
+/// All models of a pool failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LlmError {
-    /// The pool that was asked.
+    /// Name of the pool.
     pub pool: String,
-    /// Every attempt, in order; empty where the deadline left no time for one.
+    /// All attempts in order; empty if the deadline left no time for any.
     pub attempts: Vec<Attempt>,
-    /// What they took.
     pub cost: Cost,
 }
 
 impl LlmError {
-    /// Whether a model found the prompt too long: a part of it may pass.
+    /// Returns `true` if a model reported that the prompt is too long, so a smaller batch may succeed.
     #[must_use]
-    pub fn is_too_long(&self) -> bool {
-        self.attempts.iter().any(|attempt| matches!(attempt.cause, ModelError::PromptTooLong(_)))
+    pub fn is_prompt_too_long(&self) -> bool {
+        self.attempts.iter().any(|attempt| matches!(attempt.error, ModelError::PromptTooLong(_)))
     }
 }
 
 impl fmt::Display for LlmError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no model of pool \"{}\" brought a summary", self.pool)?;
+        write!(f, "all models of pool \"{}\" failed", self.pool)?;
         for (index, attempt) in self.attempts.iter().enumerate() {
             let separator = if index == 0 { ": " } else { "; " };
             write!(f, "{separator}{attempt}")?;

@@ -1,44 +1,50 @@
-//! A model behind HTTP: what all dialects have in common.
+//! Providers over HTTP: everything that is common to all wire formats.
 //!
-//! Answers are streamed, so that a break is noticed when it happens, and what the model was told to be the end can be
-//! told from a lost connection. What arrives is bounded in time and size, is read for what it is, whatever its label
-//! says, and a server's words about an error are cleaned before they go anywhere: they may quote the key or the
-//! conversation. A new dialect is a file with a [`WireFormat`] in it, like [`super::openai`], and a line in `app`.
+//! Responses are streamed, so that a broken connection is noticed at once and can be distinguished from the end of a
+//! completion. Everything that arrives is limited in time and size. The content type is detected from the content,
+//! because servers send wrong ones. Error messages of a server are redacted before they are used, because they may quote
+//! the key or the conversation.
+//!
+//! A new wire format implements [`WireFormat`], like [`openai`], and is selected in `app/models.rs`.
 
 use super::ModelError;
 use super::prompt::Prompt;
 use super::provider::{Completion, Provider, Request};
+use crate::config::{self, Secret, SecretSource};
+use crate::domain::error_chain::ErrorChain;
+use crate::domain::tokens;
 use async_trait::async_trait;
-use call::count;
-use reqwest::Url;
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderName, HeaderValue};
+use error_body::ErrorBody;
+use futures_util::StreamExt as _;
+use redact::redact;
+use reqwest::header::{
+    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+};
+use reqwest::{Client, Response, Url};
+use response::{BodyKind, MAX_OBJECT_BYTES, ResponseBody, response_too_large};
 use secrecy::{ExposeSecret as _, SecretString};
-use secret_source::CachedSecret;
 use serde_json::{Map, Value};
+use std::error::Error as _;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use stream_timeouts::StreamTimeouts;
 
 pub mod anthropic;
-mod call;
 mod error_body;
 pub mod openai;
 mod redact;
-mod response_body;
-mod response_builder;
-mod retry_after;
-mod secret_source;
+mod response;
 mod stream_timeouts;
 
-pub use call::ProviderCall;
-pub use response_builder::ResponseBuilder;
-pub use secret_source::SecretSource;
+pub use response::{ParsedResponse, ResponseBuilder};
 
-/// The HTTP client for models. Redirects are errors: a request that holds a conversation and a key goes where the
-/// settings say and nowhere else.
-pub fn build_http_client(connect_timeout: Duration) -> Result<reqwest::Client, reqwest::Error> {
-    // The first caller installs it; that it is there already is what every other one wants.
+/// Builds an HTTP client for model providers. It does not follow redirects, because a request contains a conversation
+/// and a key and must only go to the configured server.
+pub fn build_http_client(connect_timeout: Duration) -> Result<Client, reqwest::Error> {
+    // Fails if a provider is installed already, which is the desired state.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder()
+    Client::builder()
         .connect_timeout(connect_timeout)
         .redirect(reqwest::redirect::Policy::none())
         .referer(false)
@@ -46,72 +52,56 @@ pub fn build_http_client(connect_timeout: Duration) -> Result<reqwest::Client, r
         .build()
 }
 
-/// A way to say it over HTTP.
+/// The protocol of a provider.
 pub trait WireFormat: fmt::Debug + Send + Sync + 'static {
-    /// What follows the base URL.
+    /// Returns the path segments after the base URL.
     fn path(&self) -> &'static [&'static str];
 
-    /// The header for a key, and what stands in it before the key.
+    /// Returns the header for the key and the prefix of its value.
     fn key_header(&self) -> (HeaderName, &'static str);
 
-    /// Further headers of every request.
+    /// Returns further headers of every request.
     fn headers(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }
 
-    /// The body of a request for a streamed answer.
+    /// Builds the body of a request for a streamed response.
     fn body(&self, request: &Request<'_>, prompt: &Prompt) -> Map<String, Value>;
 
-    /// Takes an event of the stream, or the one object of a server that doesn't stream. `event` is its name,
-    /// "message" where it has none. Error objects don't come here. A cause's text must not quote `data`.
-    fn read(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError>;
+    /// Reads one event of the stream, or the single object of a server that does not stream. `event` is the event's
+    /// name, "message" by default. Error objects are handled by the caller. The text of an error must not quote `data`.
+    fn read_event(&self, event: &str, data: &str, response: &mut ResponseBuilder) -> Result<(), ModelError>;
 }
 
-/// Where a model is, and what every request to it holds beside the question.
-#[derive(Clone, Debug, Default)]
-pub struct HttpProviderSpec {
-    /// For example `https://api.openai.com/v1`; a query is kept.
-    pub base_url: String,
-    /// What the server knows its callers by.
-    pub key: Option<SecretSource>,
-    /// The header that takes the bare key in place of the dialect's own.
-    pub key_header: Option<String>,
-    /// Further headers.
-    pub headers: Vec<(String, SecretSource)>,
-    /// Further fields of the body; they go over what the dialect says.
-    pub body: Map<String, Value>,
-}
-
-/// Why a provider can't be made of these settings. None of the texts holds a secret.
+/// Invalid settings of a provider. The texts contain no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HttpProviderError {
-    /// Not a URL that can be called.
-    #[error("base_url: must be like https://api.openai.com/v1")]
+    #[error("base_url: must be a URL like https://api.openai.com/v1")]
     BaseUrl,
-    /// A URL shows up in places where a password must not.
-    #[error("base_url: must not hold a user or a password; the key belongs into api_key")]
+    /// URLs appear in places where passwords must not.
+    #[error("base_url: must not contain a user or a password; use api_key")]
     Credentials,
-    /// Not the name of a header.
-    #[error("{0}: not a name that an HTTP header can have")]
+    #[error("{0}: must be the name of an HTTP header")]
     HeaderName(&'static str),
 }
 
 /// A model server.
 pub struct HttpProvider {
-    http: reqwest::Client,
+    client: Client,
     endpoint: Url,
-    dialect: Box<dyn WireFormat>,
+    wire_format: Box<dyn WireFormat>,
     key: Option<CachedSecret>,
     key_header: (HeaderName, &'static str),
     headers: Vec<(HeaderName, CachedSecret)>,
+    /// Further fields of the body; they replace fields of the wire format.
     body: Map<String, Value>,
 }
 
 impl fmt::Debug for HttpProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the query, in which some servers want a key.
+        // Without the query, because some servers expect a key in it.
         f.debug_struct("HttpProvider")
-            .field("dialect", &self.dialect)
+            .field("wire_format", &self.wire_format)
             .field("host", &self.endpoint.host_str())
             .field("path", &self.endpoint.path())
             .finish_non_exhaustive()
@@ -119,13 +109,13 @@ impl fmt::Debug for HttpProvider {
 }
 
 impl HttpProvider {
-    /// A server that speaks the dialect.
     pub fn new(
-        http: reqwest::Client,
-        dialect: impl WireFormat,
-        spec: HttpProviderSpec,
+        client: Client,
+        wire_format: impl WireFormat,
+        settings: &config::Provider,
     ) -> Result<Self, HttpProviderError> {
-        let mut endpoint = Url::parse(spec.base_url.trim()).map_err(|_| HttpProviderError::BaseUrl)?;
+        let base_url = settings.base_url.as_deref().unwrap_or_default();
+        let mut endpoint = Url::parse(base_url.trim()).map_err(|_| HttpProviderError::BaseUrl)?;
         if !matches!(endpoint.scheme(), "http" | "https") {
             return Err(HttpProviderError::BaseUrl);
         }
@@ -134,42 +124,61 @@ impl HttpProvider {
         }
         endpoint.set_fragment(None);
         let mut segments = endpoint.path_segments_mut().map_err(|()| HttpProviderError::BaseUrl)?;
-        segments.pop_if_empty().extend(dialect.path());
+        segments.pop_if_empty().extend(wire_format.path());
         drop(segments);
-        let key_header = match spec.key_header {
+        let key_header = match &settings.api_key_header {
             Some(name) => (name.parse().map_err(|_| HttpProviderError::HeaderName("api_key_header"))?, ""),
-            None => dialect.key_header(),
+            None => wire_format.key_header(),
         };
         let mut headers = Vec::new();
-        for (name, value) in spec.headers {
+        for (name, value) in &settings.headers {
             let name: HeaderName = name.parse().map_err(|_| HttpProviderError::HeaderName("headers"))?;
             headers.push((name, CachedSecret::new(value)));
         }
-        let key = spec.key.map(CachedSecret::new);
-        Ok(Self { http, endpoint, dialect: Box::new(dialect), key, key_header, headers, body: spec.body })
+        Ok(Self {
+            client,
+            endpoint,
+            wire_format: Box::new(wire_format),
+            key: settings.api_key.as_ref().map(CachedSecret::new),
+            key_header,
+            headers,
+            body: settings.body.clone().into_iter().collect(),
+        })
     }
 
-    /// The headers of a request, and the secrets in them.
+    /// Returns the headers of a request, and the secrets in them.
     async fn headers(&self) -> Result<(HeaderMap, Vec<SecretString>), ModelError> {
         let (mut headers, mut secrets) = (HeaderMap::new(), Vec::new());
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        for (name, value) in self.dialect.headers() {
+        for (name, value) in self.wire_format.headers() {
             headers.insert(*name, HeaderValue::from_static(value));
         }
         let (name, prefix) = &self.key_header;
         let key = self.key.iter().map(|key| (name, *prefix, key));
-        for (name, prefix, key) in key.chain(self.headers.iter().map(|(name, key)| (name, "", key))) {
-            let wrong = |why: &str| ModelError::SecretUnavailable(format!("for the header {name}: {why}"));
-            let secret = key.current().await.map_err(|why| wrong(&why))?;
+        for (name, prefix, secret) in key.chain(self.headers.iter().map(|(name, value)| (name, "", value))) {
+            let unavailable =
+                |reason: &str| ModelError::SecretUnavailable(format!("header {name}: {reason}"));
+            let secret = secret.read().await.map_err(|reason| unavailable(&reason))?;
             let value = format!("{prefix}{}", secret.expose_secret());
             let mut value = HeaderValue::try_from(value)
-                .map_err(|_| wrong("it holds a character that an HTTP header can't"))?;
+                .map_err(|_| unavailable("the secret contains a character that a header cannot"))?;
             value.set_sensitive(true);
             headers.insert(name, value);
             secrets.push(secret);
         }
         Ok((headers, secrets))
+    }
+
+    /// Reads a response like [`Provider::complete`]. Errors contain none of the secrets and do not quote the prompt.
+    pub async fn read_response(
+        &self,
+        request: &Request<'_>,
+        prompt: &Prompt,
+        secrets: &[SecretString],
+        response: Response,
+    ) -> Result<ParsedResponse, ModelError> {
+        ProviderCall::new(self, request, prompt, secrets).read_response(response).await
     }
 }
 
@@ -178,15 +187,15 @@ impl Provider for HttpProvider {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
         let prompt = request.prompts.render(&request.task);
         let (headers, secrets) = self.headers().await?;
-        let mut call = ProviderCall::begin(self, request, &prompt, &secrets);
+        let mut call = ProviderCall::new(self, request, &prompt, &secrets);
         let response = call.send(headers).await?;
-        let (text, finish, usage) = call.answer(response).await?;
-        let first_token = call.first_token();
+        let ParsedResponse { text, finish_reason, usage } = call.read_response(response).await?;
+        let first_token = call.timeouts.time_to_first_token();
         let tokens = match usage.total() {
             Some(tokens) => tokens,
-            None => count(&prompt, &text).await,
+            None => count_tokens(prompt, &text).await,
         };
-        Ok(Completion { text, finish, usage, tokens, first_token })
+        Ok(Completion { text, finish_reason, usage, tokens, first_token })
     }
 
     fn has_key(&self) -> bool {
@@ -194,8 +203,171 @@ impl Provider for HttpProvider {
     }
 }
 
-fn too_long() -> ModelError {
-    ModelError::Protocol("longer than any summary".to_owned())
+/// Counts prompt and completion with our tokenizer. Takes milliseconds of CPU time for a long prompt.
+async fn count_tokens(prompt: Prompt, text: &str) -> u64 {
+    let text = text.to_owned();
+    let count = tokio::task::spawn_blocking(move || prompt.tokens() + tokens::count(&text));
+    count.await.ok().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or_default()
+}
+
+/// One call of a provider.
+#[derive(Debug)]
+struct ProviderCall<'a> {
+    provider: &'a HttpProvider,
+    request: &'a Request<'a>,
+    prompt: &'a Prompt,
+    secrets: &'a [SecretString],
+    timeouts: StreamTimeouts,
+}
+
+impl<'a> ProviderCall<'a> {
+    fn new(
+        provider: &'a HttpProvider,
+        request: &'a Request<'a>,
+        prompt: &'a Prompt,
+        secrets: &'a [SecretString],
+    ) -> Self {
+        let timeouts = StreamTimeouts::new(request.first_token_timeout, request.idle_timeout);
+        Self { provider, request, prompt, secrets, timeouts }
+    }
+
+    /// Sends the request and waits for the head of a successful response.
+    async fn send(&mut self, headers: HeaderMap) -> Result<Response, ModelError> {
+        let provider = self.provider;
+        let mut body = provider.wire_format.body(self.request, self.prompt);
+        body.extend(provider.body.clone());
+        let request = provider.client.post(provider.endpoint.clone()).headers(headers).json(&body);
+        let result = self.timeouts.apply(request.send()).await?;
+        let response = result.map_err(|error| {
+            let error = error.without_url();
+            // The first error of the chain only says "error sending request".
+            let sources = ErrorChain(error.source().unwrap_or(&error)).to_string();
+            ModelError::Connection(self.redact(&sources))
+        })?;
+        if response.status().is_success() { Ok(response) } else { Err(self.read_error(response).await) }
+    }
+
+    async fn read_error(&self, response: Response) -> ModelError {
+        let status = response.status();
+        let retry_after = error_body::retry_after(response.headers());
+        // An incomplete body of a broken connection still is the best available explanation.
+        let body = response::read_prefix(response, self.request.idle_timeout).await;
+        let text = String::from_utf8_lossy(&body);
+        let error = ErrorBody::parse(&text).unwrap_or_else(|| ErrorBody::from_text_or_html(&text));
+        let mut message = self.redact(&error.message);
+        if message.is_empty() {
+            status.canonical_reason().unwrap_or("no message").clone_into(&mut message);
+        }
+        error.into_response_error(status.as_u16(), message, retry_after)
+    }
+
+    async fn read_response(&mut self, response: Response) -> Result<ParsedResponse, ModelError> {
+        let mut builder = ResponseBuilder::default();
+        match self.read_until_end(response, &mut builder).await {
+            // A broken connection after the end of the completion does no harm.
+            Err(ModelError::StreamTruncated | ModelError::Timeout(..)) if builder.has_ended() => {}
+            result => result?,
+        }
+        builder.finish()
+    }
+
+    async fn read_until_end(
+        &mut self,
+        response: Response,
+        builder: &mut ResponseBuilder,
+    ) -> Result<(), ModelError> {
+        let header = |name: HeaderName| {
+            let value = response.headers().get(name).and_then(|value| value.to_str().ok());
+            value.unwrap_or_default().to_owned()
+        };
+        let (content_type, encoding) = (header(CONTENT_TYPE), header(CONTENT_ENCODING));
+        if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
+            let message = format!("compressed ({encoding}) although the request does not accept compression");
+            return Err(ModelError::Protocol(self.redact(&message)));
+        }
+        let body = ResponseBody::open(response, &self.timeouts).await?;
+        match body.kind {
+            BodyKind::Json => {
+                let object = body.read_to_end(&self.timeouts).await?;
+                self.read_event("message", &String::from_utf8_lossy(&object), builder)?;
+                builder.end_of_stream();
+                return Ok(());
+            }
+            // Usually a web page, because the base_url is wrong.
+            BodyKind::Other => {
+                let message = format!("not an event stream but \"{content_type}\"; check base_url");
+                return Err(ModelError::Protocol(self.redact(&message)));
+            }
+            BodyKind::Empty => return Err(ModelError::StreamTruncated),
+            BodyKind::Events => {}
+        }
+        let mut events = body.into_events();
+        while let Some(event) = self.timeouts.apply(events.next()).await? {
+            let event = event?;
+            // Some servers send empty events to keep the connection alive.
+            if event.data.is_empty() {
+                continue;
+            }
+            if event.data.len() > MAX_OBJECT_BYTES {
+                return Err(response_too_large());
+            }
+            let tokens_before = builder.token_events();
+            self.read_event(&event.event, &event.data, builder)?;
+            if builder.token_events() > tokens_before {
+                self.timeouts.token_received();
+            }
+            if builder.is_end_of_stream() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_event(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
+        match ErrorBody::parse(data) {
+            Some(error) => {
+                let message = self.redact(&error.message);
+                Err(error.into_stream_error(message))
+            }
+            None => self.provider.wire_format.read_event(event, data, builder),
+        }
+    }
+
+    fn redact(&self, message: &str) -> String {
+        redact(message, self.prompt, self.secrets)
+    }
+}
+
+/// A secret that is read again for each call, so that a key can be replaced while the service runs.
+#[derive(Debug)]
+struct CachedSecret {
+    /// The error is the reason for which the secret was unavailable at start. The settings allow that only for a
+    /// provider that no pool uses.
+    source: Result<SecretSource, String>,
+    last: Mutex<Option<SecretString>>,
+}
+
+impl CachedSecret {
+    fn new(secret: &Secret) -> Self {
+        let source = secret.source().cloned().map_err(str::to_owned);
+        Self { source, last: Mutex::new(None) }
+    }
+
+    /// Returns the current secret. A file that is missing or empty may be in the course of being replaced, so its
+    /// previous content remains valid.
+    async fn read(&self) -> Result<SecretString, String> {
+        let source = self.source.clone();
+        let result = tokio::task::spawn_blocking(move || source?.read()).await;
+        let result = result.unwrap_or_else(|_| Err("it cannot be read".to_owned()));
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match result {
+            Ok(secret) => {
+                *last = Some(secret.clone());
+                Ok(secret)
+            }
+            Err(reason) => last.clone().ok_or(reason),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -203,57 +375,77 @@ mod tests {
     use super::openai::OpenAi;
     use super::*;
 
-    fn remote(base_url: &str, key_header: Option<&str>) -> Result<HttpProvider, HttpProviderError> {
-        let http = build_http_client(Duration::from_secs(1)).expect("a client");
-        let spec = HttpProviderSpec {
-            base_url: base_url.to_owned(),
-            key: Some(SecretSource::fixed("sk-secret")),
-            key_header: key_header.map(str::to_owned),
-            headers: vec![("x-more".to_owned(), SecretSource::fixed("hidden"))],
-            ..HttpProviderSpec::default()
+    fn secret(text: &str) -> Secret {
+        SecretSource::Text(text.into()).into()
+    }
+
+    fn provider(base_url: &str, key_header: Option<&str>) -> Result<HttpProvider, HttpProviderError> {
+        let client = build_http_client(Duration::from_secs(1)).expect("a client");
+        let settings = config::Provider {
+            base_url: Some(base_url.to_owned()),
+            api_key: Some(secret("sk-secret")),
+            api_key_header: key_header.map(str::to_owned),
+            headers: [("x-more".to_owned(), secret("hidden"))].into(),
+            ..config::Provider::default()
         };
-        HttpProvider::new(http, OpenAi::default(), spec)
+        HttpProvider::new(client, OpenAi::new(&settings), &settings)
     }
 
     #[test]
-    fn the_endpoint_follows_the_base_url() {
+    fn endpoint_is_derived_from_the_base_url() {
         for (base_url, endpoint) in [
             ("https://api.openai.com/v1", "https://api.openai.com/v1/chat/completions"),
             ("https://api.openai.com/v1/", "https://api.openai.com/v1/chat/completions"),
             ("http://localhost:8000", "http://localhost:8000/chat/completions"),
             ("https://h/o/d?api-version=1", "https://h/o/d/chat/completions?api-version=1"),
         ] {
-            assert_eq!(remote(base_url, None).expect(base_url).endpoint.as_str(), endpoint);
+            assert_eq!(provider(base_url, None).expect(base_url).endpoint.as_str(), endpoint);
         }
         for (base_url, error) in [
             ("api.openai.com/v1", HttpProviderError::BaseUrl),
             ("file:///etc/passwd", HttpProviderError::BaseUrl),
             ("https://user:pass@host/v1", HttpProviderError::Credentials),
         ] {
-            assert_eq!(remote(base_url, None).err(), Some(error), "{base_url}");
+            assert_eq!(provider(base_url, None).err(), Some(error), "{base_url}");
         }
     }
 
     #[tokio::test]
-    async fn the_key_stands_where_the_server_wants_it() {
+    async fn key_is_sent_in_the_configured_header_and_never_shown() {
         for (header, name, value) in
             [(None, "authorization", "Bearer sk-secret"), (Some("api-key"), "api-key", "sk-secret")]
         {
-            let remote = remote("https://host/v1?key=in-query", header).expect("valid");
-            let (headers, secrets) = remote.headers().await.expect("headers");
+            let provider = provider("https://host/v1?key=in-query", header).expect("valid");
+            let (headers, secrets) = provider.headers().await.expect("headers");
             assert_eq!(headers[name], value);
             assert_eq!(headers["x-more"], "hidden");
             assert!(headers[name].is_sensitive() && headers["x-more"].is_sensitive());
             assert_eq!((headers.contains_key("authorization"), secrets.len()), (header.is_none(), 2));
-            let debug = format!("{remote:?} {headers:?}");
+            let debug = format!("{provider:?} {headers:?}");
             assert!(
                 !["sk-secret", "hidden", "in-query"].iter().any(|secret| debug.contains(secret)),
                 "{debug}"
             );
         }
-        assert_eq!(
-            remote("https://host", Some("a b")).err(),
-            Some(HttpProviderError::HeaderName("api_key_header"))
-        );
+        let invalid = provider("https://host", Some("a b"));
+        assert_eq!(invalid.err(), Some(HttpProviderError::HeaderName("api_key_header")));
+    }
+
+    #[tokio::test]
+    async fn secret_file_is_read_for_each_call_and_its_last_content_outlives_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("key");
+        let key = CachedSecret::new(&SecretSource::File(path.clone()).into());
+        assert!(key.read().await.is_err_and(|reason| reason.contains("cannot read the file")));
+        for (content, expected) in
+            [(Some("one"), "one"), (Some("two"), "two"), (Some(""), "two"), (None, "two")]
+        {
+            match content {
+                Some(content) => std::fs::write(&path, content).expect("written"),
+                None => std::fs::remove_file(&path).expect("removed"),
+            }
+            assert_eq!(key.read().await.expect("a secret").expose_secret(), expected);
+        }
+        assert!(!format!("{key:?}").contains("two"));
     }
 }

@@ -1,5 +1,5 @@
-//! What is measured of each model. A meter belongs to the recorder that is in force where it is made, so that each
-//! service of a process has its own.
+//! Metrics of each model. They belong to the recorder that is installed when they are created, so that several services
+//! in one process (in tests) have separate metrics.
 
 use super::circuit_breaker::CircuitState;
 use super::{ModelError, Usage};
@@ -16,22 +16,20 @@ const IN_FLIGHT: &str = "precis_llm_calls_in_flight";
 const WAITING: &str = "precis_llm_calls_waiting";
 const BREAKER: &str = "precis_llm_breaker_state";
 
-/// One model's meters.
+/// The metrics of one model.
 pub(super) struct ModelMetrics {
-    /// Calls that have ended.
+    /// Number of ended calls.
     pub(super) calls: Counter,
     failures: Vec<(&'static str, Counter)>,
     input_tokens: Counter,
     output_tokens: Counter,
-    /// Seconds of a call, however it ended.
+    /// Duration of all calls, successful or not.
     pub(super) duration: Histogram,
-    /// Seconds to the first piece of an answer.
     pub(super) first_token: Histogram,
-    /// Seconds that a call waited for its turn.
+    /// Time that a call waited in the queue.
     pub(super) queued: Histogram,
-    /// Calls under way.
     pub(super) in_flight: Gauge,
-    /// Calls that wait for their turn.
+    /// Number of queued calls.
     pub(super) waiting: Gauge,
     breaker: Gauge,
 }
@@ -41,7 +39,7 @@ impl ModelMetrics {
         describe();
         let model = model.to_owned();
         let tokens = |direction| counter!(TOKENS, "model" => model.clone(), "direction" => direction);
-        let failures = ModelError::NAMES
+        let failures = ModelError::LABELS
             .map(|cause| (cause, counter!(FAILURES, "model" => model.clone(), "cause" => cause)))
             .to_vec();
         Self {
@@ -58,19 +56,19 @@ impl ModelMetrics {
         }
     }
 
-    pub(super) fn failed(&self, cause: &ModelError) {
-        let name = cause.name();
-        if let Some((_, counter)) = self.failures.iter().find(|(known, _)| *known == name) {
+    pub(super) fn record_failure(&self, error: &ModelError) {
+        let label = error.label();
+        if let Some((_, counter)) = self.failures.iter().find(|(known, _)| *known == label) {
             counter.increment(1);
         }
     }
 
-    pub(super) fn used(&self, usage: &Usage) {
+    pub(super) fn record_usage(&self, usage: &Usage) {
         self.input_tokens.increment(usage.input_tokens.unwrap_or_default());
         self.output_tokens.increment(usage.output_tokens.unwrap_or_default());
     }
 
-    pub(super) fn breaker(&self, state: CircuitState) {
+    pub(super) fn set_circuit_state(&self, state: CircuitState) {
         self.breaker.set(match state {
             CircuitState::Closed => 0.0,
             CircuitState::HalfOpen => 1.0,
@@ -79,24 +77,46 @@ impl ModelMetrics {
     }
 }
 
-/// `Debug` of a model must not fail for want of one of these.
+/// The metric types do not implement `Debug`.
 impl std::fmt::Debug for ModelMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ModelMetrics").finish_non_exhaustive()
     }
 }
 
+/// Increments a gauge and decrements it again when dropped.
+pub(super) struct GaugeGuard<'a>(&'a Gauge);
+
+impl<'a> GaugeGuard<'a> {
+    pub(super) fn increment(gauge: &'a Gauge) -> Self {
+        gauge.increment(1);
+        Self(gauge)
+    }
+}
+
+impl Drop for GaugeGuard<'_> {
+    fn drop(&mut self) {
+        self.0.decrement(1);
+    }
+}
+
 fn describe() {
-    describe_counter!(CALLS, "Calls of a model that have ended, however they did");
+    describe_counter!(CALLS, "Ended calls of a model, successful or not");
     describe_counter!(
         FAILURES,
-        "Attempts with a model that brought no summary, by cause; some causes come without a call"
+        "Failed or skipped attempts with a model, by cause; skipped attempts are not calls"
     );
-    describe_counter!(TOKENS, "Tokens of prompts (input) and answers (output), as the provider counts them");
-    describe_histogram!(DURATION, Unit::Seconds, "From a call to the end of its answer, or to its failure");
-    describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From a call to the first piece of its answer");
-    describe_histogram!(QUEUED, Unit::Seconds, "How long a call waited for its turn");
-    describe_gauge!(IN_FLIGHT, "Calls under way");
-    describe_gauge!(WAITING, "Calls that wait for their turn");
-    describe_gauge!(BREAKER, "0: calls are made, 1: one call probes, 2: the model is skipped");
+    describe_counter!(
+        TOKENS,
+        "Tokens of prompts (input) and completions (output), as reported by the provider"
+    );
+    describe_histogram!(DURATION, Unit::Seconds, "Duration of a call, successful or not");
+    describe_histogram!(FIRST_TOKEN, Unit::Seconds, "Time from a call to its first token");
+    describe_histogram!(QUEUED, Unit::Seconds, "Time that a call waited in the queue of its model");
+    describe_gauge!(IN_FLIGHT, "Running calls");
+    describe_gauge!(WAITING, "Queued calls");
+    describe_gauge!(
+        BREAKER,
+        "State of the circuit breaker: 0 closed, 1 half-open (one call probes the model), 2 open (skipped)"
+    );
 }

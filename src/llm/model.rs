@@ -1,310 +1,292 @@
-//! One model: a turn in its queue, leave of its breaker, calls, and calls again after failures that may pass.
+//! One model of the pools: concurrency limit, circuit breaker, timeouts and retries around the calls of its provider.
 //!
-//! What it has learned of its model holds for every pool and every session: that it keeps failing, how long it wants
-//! to be left alone, how long a prompt it takes.
+//! A model is shared by all pools and sessions. So is what it has observed: the failures in its circuit breaker, the
+//! `Retry-After` of its provider, and an input limit that is smaller than the configured one.
 
-use super::circuit_breaker::{CircuitBreaker, CircuitBreakerPolicy, Permit};
+use super::circuit_breaker::{CallPermit, CircuitBreaker, CircuitBreakerPolicy};
 use super::concurrency_limit::ConcurrencyLimit;
 use super::error::TimeoutPhase;
-use super::metrics::ModelMetrics;
+use super::metrics::{GaugeGuard, ModelMetrics};
 use super::prompt::Prompts;
 use super::provider::{Completion, Provider, Request};
-use super::{Attempt, Cost, ModelError, Task, reasoning, response_check};
+use super::{Attempt, Cost, ModelError, Task};
+use super::{reasoning, response_check};
+use crate::config;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use metrics::Gauge;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 
-/// What a prompt that was too long teaches is never less than the prompt without a conversation and this much of one.
-const LEAST_CONVERSATION: usize = 256;
+/// Lower bound of an observed input limit: the prompt without a conversation, and this many tokens.
+const MIN_CONVERSATION_TOKENS: usize = 256;
 
-/// How long that stands; then twice as much is tried, up to what the settings say. What a server refuses for a while,
-/// or for one session's sake, must not make all others work in crumbs until the next start.
-const LEARNED_FOR: Duration = Duration::from_hours(1);
+/// An observed input limit doubles after this time, up to the configured limit. A provider may reject long prompts only
+/// temporarily or because of one session; without the doubling, all sessions would be summarised in tiny batches until
+/// the next start.
+const OBSERVED_LIMIT_DOUBLES_AFTER: Duration = Duration::from_hours(1);
 
-/// A model, as the settings describe it.
+/// A model with its provider.
 #[derive(Clone, Debug)]
 pub struct ModelSpec {
-    /// Its name in the settings.
+    /// Name of the model in the settings.
     pub name: String,
-    /// How to reach it. Its HTTP client holds the model's connect timeout.
+    /// The provider. Its HTTP client applies the model's connect timeout.
     pub provider: Arc<dyn Provider>,
-    /// The provider's name for it.
-    pub model: String,
-    /// The most tokens that it is asked to answer with.
-    pub output_limit: u32,
-    /// The most tokens that it takes.
-    pub input_limit: usize,
-    /// Of one call, from the connection to the last chunk.
-    pub timeout: Duration,
-    /// How long the first piece of an answer may take; `None`: only `timeout` counts.
-    pub first_token_timeout: Option<Duration>,
-    /// How long each further piece may take.
-    pub idle_timeout: Duration,
-    /// When it is called again.
-    pub retry: RetryPolicy,
-    /// How many calls are made at once.
-    pub queue: QueuePolicy,
-    /// When it is not called at all.
-    pub breaker: CircuitBreakerPolicy,
+    pub settings: config::Model,
 }
 
-/// When a model is called again after a failure that may pass.
-#[derive(Clone, Copy, Debug)]
-pub struct RetryPolicy {
-    /// Further calls after the first, in one question.
-    pub retries: usize,
-    /// The wait before the first of them; doubled for each further one, with up to as much again by chance.
-    pub initial: Duration,
-    /// The longest wait, of those too that a server asks for.
-    pub max: Duration,
-}
-
-/// How many calls are made at once, and how many wait.
-#[derive(Clone, Copy, Debug)]
-pub struct QueuePolicy {
-    /// Calls at a time.
-    pub max_calls: usize,
-    /// Calls that wait for their turn; one more goes to the pool's next model.
-    pub max_waiting: usize,
-    /// How long a call waits before it goes to the pool's next model.
-    pub timeout: Duration,
-}
-
-/// A question on its way through a pool.
+/// The state of one [`Llm::complete`](super::Llm::complete) on its way through the models of a pool.
 #[derive(Debug)]
-pub(super) struct Question<'a> {
+pub(super) struct PoolRequest<'a> {
     pub(super) task: Task<'a>,
     pub(super) prompts: &'a Prompts,
-    /// How long it may take.
+    /// The pool's deadline.
     pub(super) deadline: Duration,
-    /// When that is over: no call is made after it, and none goes on.
-    pub(super) until: Instant,
-    /// Whether there is no other model to ask: only then is it worth waiting for one that wants to be left alone.
-    pub(super) last: bool,
-    /// What was tried so far.
+    /// End of the deadline. No call starts after it, and a running call is cancelled.
+    pub(super) deadline_at: Instant,
+    /// `true` for the last model of the pool. Only then it is worth waiting for the provider's `Retry-After`.
+    pub(super) is_last_model: bool,
     pub(super) attempts: Vec<Attempt>,
-    /// What that took.
     pub(super) cost: Cost,
 }
 
-impl Question<'_> {
-    pub(super) fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+impl PoolRequest<'_> {
+    pub(super) fn remaining(&self) -> Duration {
+        self.deadline_at.saturating_duration_since(Instant::now())
     }
 }
 
-/// A model at work.
+/// A model with its state.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) spec: ModelSpec,
     breaker: CircuitBreaker,
-    slots: ConcurrencyLimit,
+    concurrency: ConcurrencyLimit,
     metrics: ModelMetrics,
-    /// Before this, its server does not want to be asked.
-    not_before: Mutex<Option<Instant>>,
-    /// The most tokens that it takes, as it has shown, and when.
-    learned: Mutex<Option<(usize, Instant)>>,
+    /// End of the last `Retry-After`.
+    retry_not_before: Mutex<Option<Instant>>,
+    /// The input limit that the provider's errors imply, and the time of the last such error.
+    observed_input_limit: Mutex<Option<(usize, Instant)>>,
 }
 
 impl Model {
     pub(super) fn new(spec: ModelSpec) -> Self {
+        let settings = &spec.settings;
+        let policy = CircuitBreakerPolicy {
+            failure_percent: settings.breaker_failure_percent,
+            min_calls: settings.breaker_min_calls,
+            window: settings.breaker_window,
+            open_for: settings.breaker_open_for,
+        };
         Self {
-            breaker: CircuitBreaker::new(spec.breaker),
-            slots: ConcurrencyLimit::new(spec.queue.max_calls, spec.queue.max_waiting),
+            breaker: CircuitBreaker::new(policy),
+            concurrency: ConcurrencyLimit::new(settings.max_concurrent_calls, settings.max_queued_calls),
             metrics: ModelMetrics::new(&spec.name),
-            not_before: Mutex::new(None),
-            learned: Mutex::new(None),
+            retry_not_before: Mutex::new(None),
+            observed_input_limit: Mutex::new(None),
             spec,
         }
     }
 
-    /// The most tokens of a prompt.
+    /// Returns the maximum number of tokens of a prompt: the configured or the observed limit.
     pub(super) fn input_limit(&self) -> usize {
-        self.limit_of(*self.learned.lock().unwrap_or_else(PoisonError::into_inner))
+        self.input_limit_with(*self.observed_input_limit.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn limit_of(&self, learned: Option<(usize, Instant)>) -> usize {
-        let Some((limit, at)) = learned else {
-            return self.spec.input_limit;
+    fn input_limit_with(&self, observed: Option<(usize, Instant)>) -> usize {
+        let configured = self.spec.settings.input_limit;
+        let Some((limit, observed_at)) = observed else {
+            return configured;
         };
-        let doublings = at.elapsed().as_secs() / LEARNED_FOR.as_secs();
+        let doublings = observed_at.elapsed().as_secs() / OBSERVED_LIMIT_DOUBLES_AFTER.as_secs();
         let factor = 2_usize.saturating_pow(u32::try_from(doublings).unwrap_or(u32::MAX));
-        limit.saturating_mul(factor).min(self.spec.input_limit)
+        limit.saturating_mul(factor).min(configured)
     }
 
-    /// Calls it until an answer passes the gate, or until calling it again makes no sense. Failures are noted in the
-    /// question.
-    pub(super) async fn answer(&self, question: &mut Question<'_>) -> Option<Completion> {
-        let RetryPolicy { retries, initial, max } = self.spec.retry;
-        let mut waits = ExponentialBuilder::new()
+    /// Calls the model until the response check accepts a completion or a further call is pointless. Records failed
+    /// attempts in the request.
+    pub(super) async fn complete(&self, request: &mut PoolRequest<'_>) -> Option<Completion> {
+        let settings = &self.spec.settings;
+        let mut backoff = ExponentialBuilder::new()
             .with_jitter()
-            .with_min_delay(initial)
-            .with_max_delay(max)
-            .with_max_times(retries)
+            .with_min_delay(settings.retry_initial)
+            .with_max_delay(settings.retry_max)
+            .with_max_times(settings.retries)
             .build();
         loop {
-            let (cause, duration) = match self.attempt(question).await {
+            let (error, duration) = match self.attempt(request).await {
                 Ok(completion) => return Some(completion),
-                Err(failed) => failed,
+                Err(failure) => failure,
             };
-            let wait = if cause.is_retryable() { waits.next() } else { None };
-            self.failed(question, cause, duration);
-            let wait = wait.map(|wait| wait.max(self.pause()).min(max));
-            sleep(wait.filter(|wait| *wait < question.left())?).await;
+            let delay = if error.is_retryable() { backoff.next() } else { None };
+            self.record_failed_attempt(request, error, duration);
+            let delay = delay.map(|delay| delay.max(self.retry_after_remaining()).min(settings.retry_max));
+            sleep(delay.filter(|delay| *delay < request.remaining())?).await;
         }
     }
 
-    /// Notes a failed attempt, or one that is not made.
-    pub(super) fn failed(&self, question: &mut Question<'_>, cause: ModelError, duration: Duration) {
-        tracing::debug!(%cause, "attempt failed");
-        self.metrics.failed(&cause);
-        question.cost.failures += u32::from(cause.was_sent());
-        question.attempts.push(Attempt { model: self.spec.name.clone(), cause, duration });
+    /// Records a failed or skipped attempt in the request and in the metrics.
+    pub(super) fn record_failed_attempt(
+        &self,
+        request: &mut PoolRequest<'_>,
+        error: ModelError,
+        duration: Duration,
+    ) {
+        tracing::debug!(%error, "attempt failed");
+        self.metrics.record_failure(&error);
+        request.cost.failures += u32::from(error.was_sent());
+        request.attempts.push(Attempt { model: self.spec.name.clone(), error, duration });
     }
 
-    /// One call at most. With a failure comes how long the call took.
-    async fn attempt(&self, question: &mut Question<'_>) -> Result<Completion, (ModelError, Duration)> {
-        let not_called = |cause| (cause, Duration::ZERO);
-        let began = Instant::now();
-        let turn = self.turn(question.left(), question.last).await;
-        question.cost.queued += began.elapsed();
-        let (_slot, permit) = turn.map_err(not_called)?;
-        self.metrics.queued.record(began.elapsed());
-        let left = question.left();
-        if left.is_zero() {
-            return Err(not_called(ModelError::QueueTimeout(began.elapsed())));
+    /// Makes at most one call. An error comes with the duration of the call.
+    async fn attempt(&self, request: &mut PoolRequest<'_>) -> Result<Completion, (ModelError, Duration)> {
+        let skipped = |error| (error, Duration::ZERO);
+        let queued_at = Instant::now();
+        let permits = self.acquire(request.remaining(), request.is_last_model).await;
+        let queued = queued_at.elapsed();
+        request.cost.queued += queued;
+        let (_concurrency_permit, call_permit) = permits.map_err(skipped)?;
+        self.metrics.queued.record(queued);
+        let remaining = request.remaining();
+        if remaining.is_zero() {
+            return Err(skipped(ModelError::QueueTimeout(queued_at.elapsed())));
         }
-        let began = Instant::now();
-        let called = self.call(question, left).await;
-        let duration = began.elapsed();
-        if called.as_ref().err().is_none_or(ModelError::was_sent) {
-            question.cost.calls += 1;
+        let started_at = Instant::now();
+        let result = self.call(request, remaining).await;
+        let duration = started_at.elapsed();
+        if result.as_ref().err().is_none_or(ModelError::was_sent) {
+            request.cost.calls += 1;
             self.metrics.calls.increment(1);
             self.metrics.duration.record(duration);
         }
-        let had_its_time = left >= self.spec.timeout.min(question.deadline) / 2;
-        self.judge(permit, called.as_ref().err(), had_its_time);
-        let mut completion = match called {
+        let had_enough_time = remaining >= self.spec.settings.timeout.min(request.deadline) / 2;
+        self.record_outcome(call_permit, result.as_ref().err(), had_enough_time);
+        let mut completion = match result {
             Ok(completion) => completion,
-            Err(cause) => {
-                self.learn(&cause, question).await;
-                return Err((cause, duration));
+            Err(error) => {
+                self.adapt_limits(&error, request).await;
+                return Err((error, duration));
             }
         };
-        self.metrics.used(&completion.usage);
-        question.cost.usage += completion.usage;
-        question.cost.tokens = question.cost.tokens.saturating_add(completion.tokens);
-        completion.first_token.into_iter().for_each(|first| self.metrics.first_token.record(first));
+        self.metrics.record_usage(&completion.usage);
+        request.cost.usage += completion.usage;
+        request.cost.tokens = request.cost.tokens.saturating_add(completion.tokens);
+        if let Some(first_token) = completion.first_token {
+            self.metrics.first_token.record(first_token);
+        }
         let text = reasoning::strip_reasoning(&completion.text);
-        let text = response_check::check_response(text, completion.finish, &question.task);
-        completion.text = text.map_err(|refusal| (ModelError::Rejected(refusal), duration))?;
+        let text = response_check::check_response(text, completion.finish_reason, &request.task);
+        completion.text = text.map_err(|rejection| (ModelError::Rejected(rejection), duration))?;
         Ok(completion)
     }
 
-    /// A place among the calls that are made at once, and leave to call. Neither is waited for where the breaker is
-    /// open: what stands in the queue when it opens leaves as soon as it is called up. A server that wants to be left
-    /// alone is waited for if there is no other model to ask.
-    async fn turn(
+    /// Waits for a free call slot and for the permission of the circuit breaker. Fails at once if the circuit breaker is
+    /// open; it is checked again after the queue, so that queued calls leave it when the circuit breaker opens. A
+    /// `Retry-After` of the provider is only waited for if the pool has no other model.
+    async fn acquire(
         &self,
-        left: Duration,
-        last: bool,
-    ) -> Result<(SemaphorePermit<'_>, Permit<'_>), ModelError> {
-        if let Some(wait) = self.breaker.wait() {
+        remaining: Duration,
+        is_last_model: bool,
+    ) -> Result<(SemaphorePermit<'_>, CallPermit<'_>), ModelError> {
+        if let Some(wait) = self.breaker.rejects_for() {
             return Err(ModelError::CircuitOpen(wait));
         }
-        let until = Instant::now() + left;
-        let slot = {
-            let _waiting = Counted::in_gauge(&self.metrics.waiting);
-            self.slots.take(self.spec.queue.timeout.min(left)).await?
+        let deadline_at = Instant::now() + remaining;
+        let concurrency_permit = {
+            let _waiting = GaugeGuard::increment(&self.metrics.waiting);
+            self.concurrency.acquire(self.spec.settings.queue_timeout.min(remaining)).await?
         };
-        if let Some(wait) = self.breaker.wait() {
+        if let Some(wait) = self.breaker.rejects_for() {
             return Err(ModelError::CircuitOpen(wait));
         }
-        let pause = self.pause();
-        if !pause.is_zero() && !last {
-            return Err(ModelError::RetryLater(pause));
+        let retry_after = self.retry_after_remaining();
+        if !retry_after.is_zero() {
+            if !is_last_model {
+                return Err(ModelError::RetryLater(retry_after));
+            }
+            if retry_after >= deadline_at.saturating_duration_since(Instant::now()) {
+                return Err(ModelError::QueueTimeout(remaining));
+            }
         }
-        if pause >= until.saturating_duration_since(Instant::now()) && !pause.is_zero() {
-            return Err(ModelError::QueueTimeout(left));
-        }
-        sleep(pause).await;
-        let permit = self.breaker.admit().map_err(ModelError::CircuitOpen)?;
-        self.metrics.breaker(self.breaker.state());
-        Ok((slot, permit))
+        sleep(retry_after).await;
+        let call_permit = self.breaker.admit().map_err(ModelError::CircuitOpen)?;
+        self.metrics.set_circuit_state(self.breaker.state());
+        Ok((concurrency_permit, call_permit))
     }
 
-    async fn call(&self, question: &Question<'_>, left: Duration) -> Result<Completion, ModelError> {
-        let request = Request {
-            model: &self.spec.model,
-            task: question.task,
-            prompts: question.prompts,
-            output_limit: self.spec.output_limit,
-            first_token_timeout: self.spec.first_token_timeout,
-            idle_timeout: self.spec.idle_timeout,
+    async fn call(&self, request: &PoolRequest<'_>, remaining: Duration) -> Result<Completion, ModelError> {
+        let settings = &self.spec.settings;
+        let provider_request = Request {
+            model: &settings.model,
+            task: request.task,
+            prompts: request.prompts,
+            output_limit: settings.output_limit,
+            first_token_timeout: settings.first_token_timeout,
+            idle_timeout: settings.idle_timeout,
         };
-        let _in_flight = Counted::in_gauge(&self.metrics.in_flight);
-        let (limit, missing) = if left < self.spec.timeout {
-            (left, TimeoutPhase::Deadline)
+        let _in_flight = GaugeGuard::increment(&self.metrics.in_flight);
+        let (limit, phase) = if remaining < settings.timeout {
+            (remaining, TimeoutPhase::Deadline)
         } else {
-            (self.spec.timeout, TimeoutPhase::Total)
+            (settings.timeout, TimeoutPhase::Total)
         };
-        timeout(limit, self.spec.provider.complete(&request))
+        timeout(limit, self.spec.provider.complete(&provider_request))
             .await
-            .unwrap_or(Err(ModelError::Timeout(missing, limit)))
+            .unwrap_or(Err(ModelError::Timeout(phase, limit)))
     }
 
-    /// Tells the breaker how a call ended. That the deadline ended it speaks against the model as well if it had its
-    /// time: one whose timeout is longer than the deadline would else hold up every question for ever.
-    fn judge(&self, permit: Permit<'_>, failure: Option<&ModelError>, had_its_time: bool) {
+    /// Reports the result of a call to the circuit breaker. A call that the deadline ended counts as a failure if it
+    /// had enough time. Otherwise a model whose timeout exceeds the deadline would delay every request forever.
+    fn record_outcome(&self, permit: CallPermit<'_>, error: Option<&ModelError>, had_enough_time: bool) {
         let name = &self.spec.name;
-        let too_slow = |cause: &ModelError| {
-            had_its_time && matches!(cause, ModelError::Timeout(TimeoutPhase::Deadline, _))
+        let is_too_slow = |error: &ModelError| {
+            had_enough_time && matches!(error, ModelError::Timeout(TimeoutPhase::Deadline, _))
         };
-        match failure {
+        match error {
             None => {
-                if permit.answered() {
-                    tracing::info!(model = name, "the model answers again");
+                if permit.record_success() {
+                    tracing::info!(model = name, "circuit breaker closed: the model responds again");
                 }
             }
-            Some(cause) if cause.is_model_fault() || too_slow(cause) => {
-                if permit.failed() {
-                    let open_for = self.spec.breaker.open_for;
-                    tracing::warn!(model = name, %cause, ?open_for, "the model keeps failing and is left out");
+            Some(error) if error.is_model_fault() || is_too_slow(error) => {
+                if permit.record_failure() {
+                    let open_for = self.spec.settings.breaker_open_for;
+                    tracing::warn!(model = name, %error, ?open_for, "circuit breaker opened after repeated failures");
                 }
             }
             Some(_) => drop(permit),
         }
-        self.metrics.breaker(self.breaker.state());
+        self.metrics.set_circuit_state(self.breaker.state());
     }
 
-    async fn learn(&self, cause: &ModelError, question: &Question<'_>) {
-        match cause {
+    /// Remembers a `Retry-After`, and lowers the input limit after a prompt that was too long.
+    async fn adapt_limits(&self, error: &ModelError, request: &PoolRequest<'_>) {
+        match error {
             ModelError::Status { retry_after: Some(wait), .. } => {
-                let until = Instant::now() + (*wait).min(self.spec.retry.max);
-                let mut not_before = self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+                let until = Instant::now() + (*wait).min(self.spec.settings.retry_max);
+                let mut not_before = self.retry_not_before.lock().unwrap_or_else(PoisonError::into_inner);
                 *not_before = (*not_before).max(Some(until));
             }
             ModelError::PromptTooLong(_) => {
-                let prompt = question.prompts.render(&question.task);
-                // Counting takes its time: not on a thread that serves requests.
-                let count = move || prompt.tokens();
-                let Ok(Ok(size)) = timeout(question.left(), tokio::task::spawn_blocking(count)).await else {
+                let prompt = request.prompts.render(&request.task);
+                // Counting a long prompt takes milliseconds of CPU time.
+                let count = tokio::task::spawn_blocking(move || prompt.tokens());
+                let Ok(Ok(prompt_tokens)) = timeout(request.remaining(), count).await else {
                     return;
                 };
-                let least = question.prompts.overhead() + LEAST_CONVERSATION;
-                let input_limit = (size / 2).max(least);
-                let mut learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
-                if input_limit < self.limit_of(*learned) {
-                    *learned = Some((input_limit, Instant::now()));
+                let min_limit = request.prompts.overhead() + MIN_CONVERSATION_TOKENS;
+                let input_limit = (prompt_tokens / 2).max(min_limit);
+                let mut observed = self.observed_input_limit.lock().unwrap_or_else(PoisonError::into_inner);
+                if input_limit < self.input_limit_with(*observed) {
+                    *observed = Some((input_limit, Instant::now()));
                     let model = &self.spec.name;
                     tracing::warn!(
                         model,
-                        size,
+                        prompt_tokens,
                         input_limit,
-                        "the model takes less than its input_limit says"
+                        "the model rejected a prompt within its input limit; using a lower limit. Set input_limit to \
+                         the model's real limit"
                     );
                 }
             }
@@ -312,25 +294,8 @@ impl Model {
         }
     }
 
-    /// How long its server still wants to be left alone.
-    fn pause(&self) -> Duration {
-        let not_before = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+    fn retry_after_remaining(&self) -> Duration {
+        let not_before = *self.retry_not_before.lock().unwrap_or_else(PoisonError::into_inner);
         not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
-    }
-}
-
-/// One more in a gauge, for as long as this lives.
-struct Counted<'a>(&'a Gauge);
-
-impl<'a> Counted<'a> {
-    fn in_gauge(gauge: &'a Gauge) -> Self {
-        gauge.increment(1);
-        Self(gauge)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.decrement(1);
     }
 }

@@ -1,14 +1,14 @@
-//! ModelPools: models tried one after another, under one deadline, until an answer passes the gate.
+//! Pools: models that are tried one after another under one deadline until the response check accepts a completion.
 //!
-//! A timeout or a refused answer is a failed attempt like any other, so there is one way from each failure to the
-//! next model. Nothing is logged as an error here: whoever asked decides what the failure of all of them means.
+//! A timeout or a rejected response is a failed attempt like any other, so there is one path from each failure to the
+//! next model. Failures are not logged as errors here, because only the caller knows the consequences.
 
-use super::model::{Model, ModelSpec, Question};
+use super::model::{Model, ModelSpec, PoolRequest};
 use super::prompt::Prompts;
 use super::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task};
+use crate::config::{self, Strategy};
 use async_trait::async_trait;
-use std::collections::HashMap;
-use std::fmt;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,44 +18,9 @@ use tracing::Instrument as _;
 #[cfg(test)]
 mod tests;
 
-/// The share of an input limit that stays free, in percent: models count with tokenizers of their own, and put
-/// marks of theirs around each message.
-const MARGIN_PERCENT: usize = 3;
-
-/// A pool, as the settings describe it.
-#[derive(Clone, Debug)]
-pub struct PoolSpec {
-    /// Its name in the settings.
-    pub name: String,
-    /// Names of models.
-    pub models: Vec<String>,
-    /// In which order they are tried.
-    pub strategy: PoolStrategy,
-    /// Of all attempts together.
-    pub deadline: Duration,
-}
-
-/// In which order the models of a pool are tried.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PoolStrategy {
-    /// As they are listed: the first one is the best.
-    #[default]
-    Fallback,
-    /// Each question begins with the next one: they share the work.
-    RoundRobin,
-}
-
-/// What is wrong with pools: everything, each line with its path in the settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolError(pub Vec<String>);
-
-impl fmt::Display for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("; "))
-    }
-}
-
-impl std::error::Error for PoolError {}
+/// Percentage of an input limit that stays unused. Models count with their own tokenizers and add tokens around each
+/// message.
+const INPUT_MARGIN_PERCENT: usize = 3;
 
 /// All pools of the service.
 #[derive(Debug)]
@@ -67,53 +32,50 @@ pub struct ModelPools {
 #[derive(Debug)]
 struct Pool {
     models: Vec<Arc<Model>>,
-    strategy: PoolStrategy,
+    strategy: Strategy,
     deadline: Duration,
-    questions: AtomicUsize,
+    /// Number of requests so far, for the rotation.
+    requests: AtomicUsize,
 }
 
 impl ModelPools {
-    /// Puts the pools together. Wrong references are found here, all of them, so that no later call meets one.
-    pub fn new(models: Vec<ModelSpec>, pools: Vec<PoolSpec>, prompts: Prompts) -> Result<Self, PoolError> {
-        let mut wrong = Vec::new();
-        let mut known = HashMap::new();
-        for spec in models {
-            let name = spec.name.clone();
-            if known.insert(name.clone(), Arc::new(Model::new(spec))).is_some() {
-                wrong.push(format!("llm.models.{name}: there are two of this name"));
-            }
-        }
+    /// Creates the pools. The error lists all invalid references with their paths in the settings.
+    pub fn new(
+        models: Vec<ModelSpec>,
+        pools: &BTreeMap<String, config::Pool>,
+        prompts: Prompts,
+    ) -> Result<Self, String> {
+        let models: HashMap<String, Arc<Model>> =
+            models.into_iter().map(|spec| (spec.name.clone(), Arc::new(Model::new(spec)))).collect();
+        let mut errors = Vec::new();
         let mut built = HashMap::new();
-        for spec in pools {
-            let path = format!("llm.pools.{}", spec.name);
-            if spec.models.is_empty() {
-                wrong.push(format!("{path}.models: must name a model at least"));
+        for (name, pool) in pools {
+            let path = format!("llm.pools.{name}.models");
+            if pool.models.is_empty() {
+                errors.push(format!("{path}: must list at least one model"));
             }
-            let mut models = Vec::new();
-            for (index, name) in spec.models.iter().enumerate() {
-                match known.get(name) {
-                    Some(model) => models.push(Arc::clone(model)),
-                    None => wrong.push(format!("{path}.models[{index}]: no model \"{name}\" in llm.models")),
+            let mut members = Vec::new();
+            for (index, model) in pool.models.iter().enumerate() {
+                match models.get(model) {
+                    Some(model) => members.push(Arc::clone(model)),
+                    None => errors
+                        .push(format!("{path}[{index}]: unknown model \"{model}\"; add it to llm.models")),
                 }
             }
-            let (strategy, deadline) = (spec.strategy, spec.deadline);
-            let pool = Pool { models, strategy, deadline, questions: AtomicUsize::new(0) };
-            if built.insert(spec.name, pool).is_some() {
-                wrong.push(format!("{path}: there are two of this name"));
-            }
+            let (strategy, deadline) = (pool.strategy, pool.deadline);
+            let pool = Pool { models: members, strategy, deadline, requests: AtomicUsize::new(0) };
+            built.insert(name.clone(), pool);
         }
-        if wrong.is_empty() { Ok(Self { pools: built, prompts }) } else { Err(PoolError(wrong)) }
+        if errors.is_empty() { Ok(Self { pools: built, prompts }) } else { Err(errors.join("; ")) }
     }
 }
 
 impl Pool {
-    /// The models in the order in which this question tries them.
-    fn order(&self) -> Vec<&Arc<Model>> {
+    /// Returns the models in the order in which the next request tries them.
+    fn next_order(&self) -> Vec<&Arc<Model>> {
         let start = match self.strategy {
-            PoolStrategy::Fallback => 0,
-            PoolStrategy::RoundRobin => {
-                self.questions.fetch_add(1, Ordering::Relaxed) % self.models.len().max(1)
-            }
+            Strategy::Fallback => 0,
+            Strategy::RoundRobin => self.requests.fetch_add(1, Ordering::Relaxed) % self.models.len().max(1),
         };
         self.models.iter().cycle().skip(start).take(self.models.len()).collect()
     }
@@ -121,74 +83,70 @@ impl Pool {
 
 #[async_trait]
 impl Llm for ModelPools {
-    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError> {
-        let started = Instant::now();
-        // A pool that doesn't exist has no models: what the settings name was checked when they were read.
-        let known = self.pools.get(pool);
-        let deadline = known.map_or(Duration::ZERO, |pool| pool.deadline);
-        let mut question = Question {
+    async fn complete(&self, pool_name: &str, task: Task<'_>) -> Result<PoolResponse, LlmError> {
+        let started_at = Instant::now();
+        // References to pools are validated with the settings. An unknown pool behaves like one without models.
+        let pool = self.pools.get(pool_name);
+        let deadline = self.deadline(pool_name);
+        let mut request = PoolRequest {
             task,
             prompts: &self.prompts,
             deadline,
-            until: started + deadline,
-            last: false,
+            deadline_at: started_at + deadline,
+            is_last_model: false,
             attempts: Vec::new(),
             cost: Cost::default(),
         };
-        // The largest limit that this prompt turned out to be too long for.
-        let mut too_small = 0;
-        let models = known.map(Pool::order).unwrap_or_default();
+        // The largest input limit of the models that rejected the prompt as too long.
+        let mut too_small_limit = 0;
+        let models = pool.map(Pool::next_order).unwrap_or_default();
         for (index, model) in models.iter().enumerate() {
-            question.last = index + 1 == models.len();
-            if question.left().is_zero() {
+            request.is_last_model = index + 1 == models.len();
+            if request.remaining().is_zero() {
                 break;
             }
             let name = &model.spec.name;
-            let limit = model.spec.input_limit;
-            // One with the same limit is asked: limits that nobody has set are all the same.
-            if limit < too_small {
-                model.failed(&mut question, ModelError::InputLimitTooSmall(limit), Duration::ZERO);
+            let input_limit = model.spec.settings.input_limit;
+            // A model with the same limit is tried: the default limit says nothing about the models.
+            if input_limit < too_small_limit {
+                let error = ModelError::InputLimitTooSmall(input_limit);
+                model.record_failed_attempt(&mut request, error, Duration::ZERO);
                 continue;
             }
-            let before = question.attempts.len();
-            let span = tracing::info_span!("llm_model", pool, model = name);
-            if let Some(completion) = model.answer(&mut question).instrument(span.clone()).await {
-                if !question.attempts.is_empty() {
-                    // A wrong key, say, would else be found by nobody: summaries are made all the same.
-                    let failed: Vec<String> = question.attempts.iter().map(Attempt::to_string).collect();
+            let attempts_before = request.attempts.len();
+            let span = tracing::info_span!("llm_model", pool = pool_name, model = name);
+            if let Some(completion) = model.complete(&mut request).instrument(span.clone()).await {
+                if !request.attempts.is_empty() {
+                    // Makes a permanent problem such as a wrong key visible although summaries are still written.
+                    let failed: Vec<String> = request.attempts.iter().map(Attempt::to_string).collect();
                     let failed = failed.join("; ");
-                    tracing::info!(parent: &span, failed, "answered after failures");
+                    tracing::info!(parent: &span, failed, "model responded after failed attempts");
                 }
                 return Ok(PoolResponse {
                     text: completion.text,
                     model: name.clone(),
                     prompt_version: model.spec.provider.prompt_version(&self.prompts).to_owned(),
-                    cost: Cost { duration: started.elapsed(), ..question.cost },
+                    cost: Cost { duration: started_at.elapsed(), ..request.cost },
                 });
             }
-            let mut tried = question.attempts.iter().skip(before);
-            if tried.any(|attempt| matches!(attempt.cause, ModelError::PromptTooLong(_))) {
-                too_small = too_small.max(limit);
+            let mut attempts = request.attempts.iter().skip(attempts_before);
+            if attempts.any(|attempt| matches!(attempt.error, ModelError::PromptTooLong(_))) {
+                too_small_limit = too_small_limit.max(input_limit);
             }
         }
-        let cost = Cost { duration: started.elapsed(), ..question.cost };
-        Err(LlmError { pool: pool.to_owned(), attempts: question.attempts, cost })
+        let cost = Cost { duration: started_at.elapsed(), ..request.cost };
+        Err(LlmError { pool: pool_name.to_owned(), attempts: request.attempts, cost })
     }
 
     fn capacity(&self, pool: &str) -> usize {
         let models = self.pools.get(pool).map_or(&[][..], |pool| &pool.models);
-        capacity(models, self.prompts.overhead())
+        let input_limit = models.iter().map(|model| model.input_limit()).min().unwrap_or_default();
+        let margin = input_limit.div_ceil(100).saturating_mul(INPUT_MARGIN_PERCENT);
+        // At least one token: batches of one token are slow, but the work ends.
+        input_limit.saturating_sub(margin).saturating_sub(self.prompts.overhead()).max(1)
     }
 
     fn deadline(&self, pool: &str) -> Duration {
         self.pools.get(pool).map_or(Duration::ZERO, |pool| pool.deadline)
     }
-}
-
-/// What the smallest model of a pool has room for beside the prompt. Never nothing: work that is handed over in
-/// pieces of a token is slow, but it ends.
-fn capacity(models: &[Arc<Model>], overhead: usize) -> usize {
-    let smallest = models.iter().map(|model| model.input_limit()).min().unwrap_or_default();
-    let margin = smallest.div_ceil(100).saturating_mul(MARGIN_PERCENT);
-    smallest.saturating_sub(margin).saturating_sub(overhead).max(1)
 }

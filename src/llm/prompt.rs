@@ -1,19 +1,19 @@
-//! What models are asked: the wording for both tasks, ours or the user's, and how a conversation is put into it.
+//! The prompts for both tasks: the built-in ones or the user's, filled with a conversation or a summary.
 //!
-//! The conversation goes in as data that can't get out: JSON lines inside a block whose end no content can spell
-//! ([`TranscriptEntry::encode`] escapes angle brackets). PromptTemplates are cut up when they are read, so a conversation that talks
-//! about `{summary}` is never itself taken for a template.
+//! The conversation is inserted as data that cannot end its block: JSON lines between tags that no content can spell,
+//! because [`TranscriptEntry::encode`] escapes angle brackets. Placeholders are replaced in the templates only and never in the
+//! inserted data.
 
 use super::Task;
+use crate::config;
 use crate::domain::tokens;
 use crate::domain::transcript::{TranscriptEntry, encode_text};
 use sha2::{Digest, Sha256};
-use std::fmt::Write;
 
-/// The version of the built-in wording; to be raised with each change of it, since revisions keep it.
+/// Version of the built-in prompts. Increase it with every change of their text, because revisions record it.
 const VERSION: &str = "1";
-/// The most sentences that are ever asked for, and so the longest number in a prompt.
-const MOST_SENTENCES: usize = 50;
+/// The largest number of sentences that is ever requested, and thus the longest number in a prompt.
+const MAX_SENTENCES: usize = 50;
 
 const CONSOLIDATE_SYSTEM: &str = "\
 You keep the memory of an AI agent. You are given a part of its conversation and write the summary that takes the \
@@ -61,157 +61,125 @@ Compress this summary to about {sentences} sentences.
 
 Now write the shorter summary: about {sentences} sentences, only its text, and shorter than the one above.";
 
-/// The four texts, with placeholders: `{sentences}` in each of them where it is wanted, and exactly one
-/// `{conversation}` or `{summary}` in a user prompt, where the block of data goes, tags included. Braces around
-/// anything but a single word are ordinary text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PromptTemplates {
-    /// System prompt for [`Task::Consolidate`].
-    pub consolidate_system: String,
-    /// User prompt for [`Task::Consolidate`], with `{conversation}`.
-    pub consolidate_user: String,
-    /// System prompt for [`Task::MetaConsolidate`].
-    pub meta_system: String,
-    /// User prompt for [`Task::MetaConsolidate`], with `{summary}`.
-    pub meta_user: String,
-}
-
-impl Default for PromptTemplates {
-    /// The built-in wording.
-    fn default() -> Self {
-        Self {
-            consolidate_system: CONSOLIDATE_SYSTEM.to_owned(),
-            consolidate_user: CONSOLIDATE_USER.to_owned(),
-            meta_system: META_SYSTEM.to_owned(),
-            meta_user: META_USER.to_owned(),
-        }
-    }
-}
-
-/// What is wrong with a template; `template` is the field of [`PromptTemplates`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PromptError {
-    /// Without it the model would not get to see the data.
-    #[error("prompt {template}: {{{placeholder}}} is missing; it is replaced by the text to work on")]
-    TimeoutPhase {
-        /// Which template.
-        template: &'static str,
-        /// Its placeholder.
-        placeholder: &'static str,
-    },
-    /// The data twice would be twice what was measured against the input limit.
-    #[error("prompt {template}: {{{placeholder}}} may stand there only once")]
-    Repeated {
-        /// Which template.
-        template: &'static str,
-        /// Its placeholder.
-        placeholder: &'static str,
-    },
-    /// Not one of this template's placeholders.
-    #[error("prompt {template}: unknown placeholder {{{placeholder}}}; known here: {known}")]
-    Unknown {
-        /// Which template.
-        template: &'static str,
-        /// The word between the braces.
-        placeholder: String,
-        /// Those that it may hold, as they are written.
-        known: String,
-    },
-}
-
-/// A prompt, ready to be sent. It holds the conversation: not for logs.
+/// A rendered prompt. It contains the conversation, so it must not be logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// The system message; may be empty where the user wants none.
+    /// The system message; empty if the user configured an empty one.
     pub system: String,
     /// The user message.
     pub user: String,
 }
 
 impl Prompt {
-    /// What it weighs, by our own count. Of a long one that takes milliseconds.
+    /// Counts the tokens of the prompt with our tokenizer. Takes milliseconds for a long prompt.
     #[must_use]
     pub fn tokens(&self) -> usize {
         tokens::count(&self.system) + tokens::count(&self.user)
     }
 }
 
-/// Valid templates, cut up at their placeholders.
+/// The prompts of both tasks with valid placeholders.
 #[derive(Clone, Debug)]
 pub struct Prompts {
-    consolidate_system: Vec<Part>,
-    consolidate_user: Vec<Part>,
-    meta_system: Vec<Part>,
-    meta_user: Vec<Part>,
+    consolidate_system: String,
+    consolidate_user: UserTemplate,
+    meta_system: String,
+    meta_user: UserTemplate,
     version: String,
     overhead: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
-    Text(String),
-    Sentences,
-    Block,
+/// A user prompt, split at the placeholder of its data.
+#[derive(Clone, Debug)]
+struct UserTemplate {
+    before: String,
+    after: String,
 }
 
 impl Prompts {
-    /// Reads the templates; everything that is wrong with them is reported at once.
-    pub fn new(templates: &PromptTemplates) -> Result<Self, Vec<PromptError>> {
+    /// Validates the configured prompts and uses the built-in ones for the rest.
+    ///
+    /// `{sentences}` may occur anywhere. A user prompt must contain exactly one `{conversation}` or `{summary}`, which
+    /// is replaced by the data including its tags. Braces around anything but a single word are ordinary text. The
+    /// error lists all problems with their paths in the settings.
+    pub fn new(configured: &config::Prompts) -> Result<Self, Vec<String>> {
         let mut errors = Vec::new();
-        let mut prompts = Self {
-            consolidate_system: parse("consolidate_system", &templates.consolidate_system, None, &mut errors),
-            consolidate_user: parse(
-                "consolidate_user",
-                &templates.consolidate_user,
-                Some("conversation"),
-                &mut errors,
-            ),
-            meta_system: parse("meta_system", &templates.meta_system, None, &mut errors),
-            meta_user: parse("meta_user", &templates.meta_user, Some("summary"), &mut errors),
-            version: version(templates),
-            overhead: 0,
+        let text = |configured: &Option<String>, built_in: &str| {
+            configured.clone().unwrap_or_else(|| built_in.to_owned())
         };
+        let consolidate_system = text(&configured.consolidate_system, CONSOLIDATE_SYSTEM);
+        let consolidate_user = text(&configured.consolidate_user, CONSOLIDATE_USER);
+        let meta_system = text(&configured.meta_system, META_SYSTEM);
+        let meta_user = text(&configured.meta_user, META_USER);
+        let version = version([&consolidate_system, &consolidate_user, &meta_system, &meta_user]);
+
+        check_placeholders("consolidate_system", &consolidate_system, None, &mut errors);
+        check_placeholders("consolidate_user", &consolidate_user, Some("{conversation}"), &mut errors);
+        check_placeholders("meta_system", &meta_system, None, &mut errors);
+        check_placeholders("meta_user", &meta_user, Some("{summary}"), &mut errors);
         if !errors.is_empty() {
             return Err(errors);
         }
-        let empty = prompts.render(&Task::Consolidate { entries: &[], sentences: MOST_SENTENCES });
+        let mut prompts = Self {
+            consolidate_system,
+            consolidate_user: UserTemplate::new(&consolidate_user, "{conversation}"),
+            meta_system,
+            meta_user: UserTemplate::new(&meta_user, "{summary}"),
+            version,
+            overhead: 0,
+        };
+        let empty = prompts.render(&Task::Consolidate { entries: &[], sentences: MAX_SENTENCES });
         prompts.overhead = empty.tokens();
         Ok(prompts)
     }
 
-    /// Which wording this is: `1` for the built-in one, `custom-` and a part of its SHA-256 for the user's.
+    /// Returns the prompt version: `1` for the built-in prompts, `custom-` and a part of their SHA-256 for others.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The tokens of a consolidation prompt without any conversation in it.
+    /// Returns the number of tokens of a consolidation prompt without a conversation.
     #[must_use]
     pub fn overhead(&self) -> usize {
         self.overhead
     }
 
-    /// The prompt for a task.
     #[must_use]
     pub fn render(&self, task: &Task<'_>) -> Prompt {
         match *task {
             Task::Consolidate { entries, sentences } => Prompt {
-                system: fill(&self.consolidate_system, sentences, ""),
-                user: fill(&self.consolidate_user, sentences, &conversation(entries)),
+                system: insert_sentences(&self.consolidate_system, sentences),
+                user: self.consolidate_user.render(sentences, &conversation_block(entries)),
             },
             Task::MetaConsolidate { summary, sentences } => Prompt {
-                system: fill(&self.meta_system, sentences, ""),
-                user: fill(
-                    &self.meta_user,
-                    sentences,
-                    &format!("<summary>\n{}\n</summary>", encode_text(summary)),
-                ),
+                system: insert_sentences(&self.meta_system, sentences),
+                user: self
+                    .meta_user
+                    .render(sentences, &format!("<summary>\n{}\n</summary>", encode_text(summary))),
             },
         }
     }
 }
 
-fn conversation(entries: &[TranscriptEntry]) -> String {
+impl UserTemplate {
+    fn new(template: &str, placeholder: &str) -> Self {
+        let (before, after) = template.split_once(placeholder).unwrap_or((template, ""));
+        Self { before: before.to_owned(), after: after.to_owned() }
+    }
+
+    fn render(&self, sentences: usize, data: &str) -> String {
+        let before = insert_sentences(&self.before, sentences);
+        let after = insert_sentences(&self.after, sentences);
+        [before.as_str(), data, after.as_str()].concat()
+    }
+}
+
+fn insert_sentences(template: &str, sentences: usize) -> String {
+    template.replace("{sentences}", &sentences.to_string())
+}
+
+fn conversation_block(entries: &[TranscriptEntry]) -> String {
     let mut block = "<conversation>\n".to_owned();
     for entry in entries {
         block.push_str(&entry.encode());
@@ -221,58 +189,24 @@ fn conversation(entries: &[TranscriptEntry]) -> String {
     block
 }
 
-fn fill(parts: &[Part], sentences: usize, block: &str) -> String {
-    let mut text = String::with_capacity(block.len() + 2048);
-    for part in parts {
-        match part {
-            Part::Text(words) => text.push_str(words),
-            Part::Sentences => text.push_str(&sentences.to_string()),
-            Part::Block => text.push_str(block),
+/// Checks that the template contains only known placeholders, and the one for the data exactly once. A second one
+/// would double the size of the prompt beyond the input limit.
+fn check_placeholders(name: &str, template: &str, data: Option<&str>, errors: &mut Vec<String>) {
+    let setting = format!("consolidation.prompts.{name}");
+    let known = data.map_or("{sentences}".to_owned(), |data| format!("{{sentences}}, {data}"));
+    let candidates = template.split('{').skip(1).filter_map(|rest| rest.split_once('}'));
+    for (word, _) in candidates.filter(|(word, _)| is_word(word)) {
+        let placeholder = format!("{{{word}}}");
+        if placeholder != "{sentences}" && Some(placeholder.as_str()) != data {
+            errors.push(format!("{setting}: unknown placeholder {placeholder}; known here: {known}"));
         }
     }
-    text
-}
-
-/// A template's parts; `block` is the name of its data placeholder, where it has one.
-fn parse(
-    template: &'static str,
-    text: &str,
-    block: Option<&'static str>,
-    errors: &mut Vec<PromptError>,
-) -> Vec<Part> {
-    let mut parts = Vec::new();
-    let mut rest = text;
-    let mut literal = String::new();
-    while let Some((before, after)) = rest.split_once('{') {
-        literal.push_str(before);
-        let word = after.split_once('}').filter(|(word, _)| is_word(word));
-        let Some((word, tail)) = word else {
-            literal.push('{');
-            rest = after;
-            continue;
-        };
-        rest = tail;
-        parts.push(Part::Text(std::mem::take(&mut literal)));
-        match word {
-            "sentences" => parts.push(Part::Sentences),
-            word if Some(word) == block => parts.push(Part::Block),
-            word => errors.push(PromptError::Unknown {
-                template,
-                placeholder: word.to_owned(),
-                known: block.map_or("{sentences}".to_owned(), |block| format!("{{sentences}}, {{{block}}}")),
-            }),
-        }
+    let Some(data) = data else { return };
+    match template.matches(data).count() {
+        0 => errors.push(format!("{setting}: {data} is missing; insert it where the text belongs")),
+        1 => {}
+        _ => errors.push(format!("{setting}: {data} occurs more than once; keep one")),
     }
-    literal.push_str(rest);
-    parts.push(Part::Text(literal));
-    if let Some(placeholder) = block {
-        match parts.iter().filter(|part| **part == Part::Block).count() {
-            0 => errors.push(PromptError::TimeoutPhase { template, placeholder }),
-            1 => {}
-            _ => errors.push(PromptError::Repeated { template, placeholder }),
-        }
-    }
-    parts
 }
 
 fn is_word(text: &str) -> bool {
@@ -280,26 +214,18 @@ fn is_word(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-fn version(templates: &PromptTemplates) -> String {
-    if *templates == PromptTemplates::default() {
+fn version(templates: [&String; 4]) -> String {
+    if templates == [CONSOLIDATE_SYSTEM, CONSOLIDATE_USER, META_SYSTEM, META_USER] {
         return VERSION.to_owned();
     }
     let mut hash = Sha256::new();
-    for text in [
-        &templates.consolidate_system,
-        &templates.consolidate_user,
-        &templates.meta_system,
-        &templates.meta_user,
-    ] {
-        // With the length, a text that moves from one template to the next is a change too.
-        hash.update(text.len().to_be_bytes());
-        hash.update(text);
+    for template in templates {
+        // The length makes a difference if text moves from one template to the next.
+        hash.update(template.len().to_be_bytes());
+        hash.update(template);
     }
-    let mut version = "custom-".to_owned();
-    for byte in hash.finalize().iter().take(4) {
-        let _ = write!(version, "{byte:02x}"); // writing to a String can't fail
-    }
-    version
+    let [a, b, c, d, ..] = <[u8; 32]>::from(hash.finalize());
+    format!("custom-{:08x}", u32::from_be_bytes([a, b, c, d]))
 }
 
 #[cfg(test)]

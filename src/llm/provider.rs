@@ -1,8 +1,8 @@
-//! One call of one model: the interface behind which the providers differ.
+//! The [`Provider`] trait: one call of one model.
 //!
-//! A provider knows how to ask and how to read an answer. It knows nothing of other models, of retries or of what
-//! makes an answer good: [`super::model`], [`super::pool`] and [`super::response_check`] do. A new provider is a file with one
-//! of these in it; one that speaks HTTP is a [`super::http::WireFormat`].
+//! A provider sends a request and reads the completion. Retries, fallback and the quality of the completion are the
+//! concern of [`super::model`], [`super::pool`] and [`super::response_check`]. A new provider implements [`Provider`];
+//! one that uses HTTP only needs a [`super::http::WireFormat`].
 
 use super::prompt::Prompts;
 use super::{ModelError, Task, Usage, extractive};
@@ -10,76 +10,73 @@ use async_trait::async_trait;
 use std::fmt;
 use std::time::Duration;
 
-/// What one call needs.
+/// One request to a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The provider's name for the model.
     pub model: &'a str,
-    /// What is to be done.
     pub task: Task<'a>,
-    /// How to put it into words, for a provider that needs words.
+    /// The prompts for the task, if the provider needs any.
     pub prompts: &'a Prompts,
-    /// The most tokens that the answer may have.
-    pub output_limit: u32,
-    /// How long the first piece of the answer may take. `None`: as long as the caller waits.
+    /// Maximum number of tokens of the completion.
+    pub output_limit: usize,
+    /// Time until the first token. `None`: only the caller's timeout applies.
     pub first_token_timeout: Option<Duration>,
-    /// How long each further piece may take.
+    /// Time between two tokens.
     pub idle_timeout: Duration,
 }
 
-/// How an answer ended.
+/// The reason for which the model stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model was done; also where the provider says nothing or something we don't know.
+pub enum FinishReason {
+    /// The model has finished. Also used if the provider reports no reason or an unknown one.
     Complete,
-    /// At the output limit.
+    /// The output limit was reached.
     Length,
-    /// By the provider's filter, or by a refusal of the model.
+    /// The provider's content filter or a refusal of the model.
     Filtered,
 }
 
-/// A whole answer, not yet judged.
+/// A complete response of a model that the response check has not seen yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The text, chunks joined.
     pub text: String,
-    /// How it ended.
-    pub finish: Finish,
-    /// What it cost, as the provider says.
+    pub finish_reason: FinishReason,
+    /// Tokens as reported by the provider.
     pub usage: Usage,
-    /// What it cost, prompt and answer together: by our own count where the provider doesn't say.
+    /// Tokens of prompt and completion; our own count if the provider does not report them.
     pub tokens: u64,
-    /// From the request to the first piece of the answer; `None` where it did not come in pieces.
+    /// Time until the first token; `None` if the response was not streamed.
     pub first_token: Option<Duration>,
 }
 
-/// A way to reach models. Dropping the future ends the call.
+/// A service that runs models. Dropping the future of a call cancels the call.
 #[async_trait]
 pub trait Provider: Send + Sync + fmt::Debug {
-    /// Asks once, and returns only an answer that came to its end.
+    /// Sends the request once. Returns only completions that have reached their end.
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError>;
 
-    /// Whether a key goes with each call.
+    /// Returns `true` if an API key is sent with each call.
     fn has_key(&self) -> bool {
         false
     }
 
-    /// What a revision says about the wording behind a summary of this provider.
+    /// Returns the prompt version that revisions record for the summaries of this provider.
     fn prompt_version<'a>(&self, prompts: &'a Prompts) -> &'a str {
         prompts.version()
     }
 }
 
-/// The built-in summariser as a provider: no key, no network, no prompt.
+/// The built-in summariser as a provider. It needs no key, no network and no prompt.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extractive;
 
 #[async_trait]
 impl Provider for Extractive {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
-        // The work takes milliseconds and more, too long for a worker of the runtime. The copy that a thread of its
-        // own needs is cheap beside it; `block_in_place` would do without, but then no timeout could end the wait.
-        let work = match request.task {
+        // A summary takes milliseconds of CPU time, which would block a worker thread of the runtime. The copy of the
+        // input for the blocking thread is cheap. `block_in_place` would avoid the copy, but no timeout could end it.
+        let summary = match request.task {
             Task::Consolidate { entries, sentences } => {
                 let entries = entries.to_vec();
                 tokio::task::spawn_blocking(move || extractive::consolidate(&entries, sentences))
@@ -89,14 +86,19 @@ impl Provider for Extractive {
                 tokio::task::spawn_blocking(move || extractive::compress(&summary, sentences))
             }
         };
-        // The error's text may quote a panic, and that the conversation.
+        // The JoinError is dropped: the text of a panic may quote the conversation.
         let text =
-            work.await.map_err(|_| ModelError::Protocol("the built-in summariser failed".to_owned()))?;
-        let usage = Usage::default();
-        Ok(Completion { text, finish: Finish::Complete, usage, tokens: 0, first_token: None })
+            summary.await.map_err(|_| ModelError::Protocol("the built-in summariser failed".to_owned()))?;
+        Ok(Completion {
+            text,
+            finish_reason: FinishReason::Complete,
+            usage: Usage::default(),
+            tokens: 0,
+            first_token: None,
+        })
     }
 
-    /// It has no prompt; what may change is its choice.
+    /// Returns the version of the algorithm, because there is no prompt.
     fn prompt_version<'a>(&self, _: &'a Prompts) -> &'a str {
         extractive::VERSION
     }

@@ -1,39 +1,36 @@
-//! What a model thought aloud: some write it into the answer itself, between marks, before the answer proper.
+//! Removes the reasoning that some models write into their response, in a think block before the actual answer.
 //!
-//! Only what stands at the beginning is taken out. A summary may well speak of such marks.
+//! Only blocks at the beginning are removed, because a summary may mention such tags.
 
-const MARKS: [&str; 4] = ["think", "thinking", "thought", "reasoning"];
+const TAGS: [&str; 4] = ["think", "thinking", "thought", "reasoning"];
 
-/// The answer without them. Thoughts that don't end leave nothing: the model never came to its answer.
+/// Returns the response without its reasoning. The result is empty if the reasoning does not end, because the model
+/// then never started its answer.
 pub(super) fn strip_reasoning(text: &str) -> &str {
     let mut rest = text.trim_start();
-    while let Some(mark) = MARKS.iter().find(|mark| begins_with_tag(rest, mark)) {
-        let close = format!("</{mark}>");
-        let Some(end) = find_ignoring_case(rest, &close) else {
+    while let Some(tag) = TAGS.iter().find(|tag| starts_with_open_tag(rest, tag)) {
+        let close_tag = format!("</{tag}>");
+        // ASCII lower case keeps all byte positions.
+        let Some(end) = rest.to_ascii_lowercase().find(&close_tag) else {
             return "";
         };
-        rest = rest.get(end + close.len()..).unwrap_or_default().trim_start();
+        rest = rest.get(end + close_tag.len()..).unwrap_or_default().trim_start();
     }
-    // Where the prompt's template has opened the thoughts, the answer only closes them: alone on a line.
-    let closing = MARKS.iter().find_map(|mark| {
-        let close = format!("</{mark}>");
-        let mut from = 0;
+    // If the chat template opens the block, the response only contains the closing tag, alone on a line.
+    let end = TAGS.iter().find_map(|tag| {
+        let close_tag = format!("</{tag}>");
+        let mut line_end = 0;
         rest.split_inclusive('\n').find_map(|line| {
-            from += line.len();
-            line.trim().eq_ignore_ascii_case(&close).then_some(from)
+            line_end += line.len();
+            line.trim().eq_ignore_ascii_case(&close_tag).then_some(line_end)
         })
     });
-    closing.and_then(|end| rest.get(end..)).unwrap_or(rest)
+    end.and_then(|end| rest.get(end..)).unwrap_or(rest)
 }
 
-fn begins_with_tag(text: &str, mark: &str) -> bool {
-    let tag = format!("<{mark}>");
-    text.get(..tag.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(&tag))
-}
-
-fn find_ignoring_case(text: &str, part: &str) -> Option<usize> {
-    // In ASCII only, so that no character changes its length.
-    text.to_ascii_lowercase().find(part)
+fn starts_with_open_tag(text: &str, tag: &str) -> bool {
+    let open_tag = format!("<{tag}>");
+    text.get(..open_tag.len()).is_some_and(|start| start.eq_ignore_ascii_case(&open_tag))
 }
 
 #[cfg(test)]
@@ -41,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thoughts_go_and_summaries_stay() {
-        for (text, rest) in [
+    fn leading_reasoning_is_removed_and_tags_inside_the_text_are_kept() {
+        for (text, stripped) in [
             ("<think>Hm. Who is Ada?</think>Ada flies.", "Ada flies."),
             ("\n<think>\nHm.\n</think>\n\nAda flies.", "Ada flies."),
             ("<THINK>Hm.</Think> Ada flies.", "Ada flies."),
@@ -60,7 +57,7 @@ mod tests {
             ("", ""),
             ("é<think>", "é<think>"),
         ] {
-            assert_eq!(strip_reasoning(text), rest, "{text:?}");
+            assert_eq!(strip_reasoning(text), stripped, "{text:?}");
         }
     }
 }

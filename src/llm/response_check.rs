@@ -1,15 +1,15 @@
-//! What a model's answer must be before it becomes memory: a bad summary is worse than a late one.
+//! Validates a model's response before it becomes a summary.
 //!
-//! Only what can be told without reading the text is refused here; whether a summary is a good one is a matter of
-//! prompt and model. A refusal is a failed attempt, so the pool goes on to its next model.
+//! Only formal defects are detected; the quality of a summary depends on the prompt and the model. A rejected response
+//! is a failed attempt, so the pool continues with its next model.
 
-use super::provider::Finish;
+use super::provider::FinishReason;
 use super::{Rejection, Task};
 use crate::domain::summary::words;
 
-/// Answers that are no summary, as [`plain`] leaves them. Only what is no sentence in any conversation: "There was
-/// nothing to decide" is a summary.
-const BARE: [&str; 30] = [
+/// Responses that are not summaries, in the form that [`normalize`] returns. They must not be possible sentences of a
+/// summary: "There was nothing to decide" is a valid one.
+const NON_ANSWERS: [&str; 30] = [
     "none",
     "n a",
     "na",
@@ -42,21 +42,21 @@ const BARE: [&str; 30] = [
     "нет",
 ];
 
-/// The answer's text, trimmed, or why it is no summary. The end of an answer is judged before its text: one that was
-/// cut off while the model was still thinking is empty, but raising the output limit is what helps.
-pub fn check_response(text: &str, finish: Finish, task: &Task<'_>) -> Result<String, Rejection> {
-    match finish {
-        Finish::Filtered => return Err(Rejection::Filtered),
-        Finish::Length => return Err(Rejection::Truncated),
-        Finish::Complete => {}
+/// Returns the trimmed text, or the reason for the rejection. The finish reason is checked before the text: a response
+/// that was truncated during the reasoning is empty, but the user must raise the output limit.
+pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) -> Result<String, Rejection> {
+    match finish_reason {
+        FinishReason::Filtered => return Err(Rejection::Filtered),
+        FinishReason::Length => return Err(Rejection::Truncated),
+        FinishReason::Complete => {}
     }
     let text = text.trim();
-    let plain = plain(text);
-    if plain.is_empty() {
+    let normalized = normalize(text);
+    if normalized.is_empty() {
         return Err(Rejection::Empty);
     }
-    let body = plain.strip_prefix("summary").map_or(plain.as_str(), str::trim_start);
-    if body.is_empty() || BARE.contains(&body) {
+    let body = normalized.strip_prefix("summary").map_or(normalized.as_str(), str::trim_start);
+    if body.is_empty() || NON_ANSWERS.contains(&body) {
         return Err(Rejection::NonAnswer);
     }
     if let Task::MetaConsolidate { summary, .. } = task
@@ -67,20 +67,20 @@ pub fn check_response(text: &str, finish: Finish, task: &Task<'_>) -> Result<Str
     Ok(text.to_owned())
 }
 
-/// The words in lower case, without punctuation and Markdown; of a long text no more than tells it from a bare word.
-fn plain(text: &str) -> String {
-    let longest = BARE.iter().map(|bare| bare.len()).max().unwrap_or_default() + "summary ".len();
-    let mut plain = String::new();
+/// Returns the words in lower case without punctuation and Markdown. Stops after the length of the longest non-answer.
+fn normalize(text: &str) -> String {
+    let max_len = NON_ANSWERS.iter().map(|answer| answer.len()).max().unwrap_or_default() + "summary ".len();
+    let mut normalized = String::new();
     for word in text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
-        if plain.len() > longest {
+        if normalized.len() > max_len {
             break;
         }
-        if !plain.is_empty() {
-            plain.push(' ');
+        if !normalized.is_empty() {
+            normalized.push(' ');
         }
-        plain.push_str(&word.to_lowercase());
+        normalized.push_str(&word.to_lowercase());
     }
-    plain
+    normalized
 }
 
 #[cfg(test)]
@@ -89,19 +89,19 @@ mod tests {
 
     const CONSOLIDATE: Task<'_> = Task::Consolidate { entries: &[], sentences: 5 };
 
-    fn refused(text: &str) -> Option<Rejection> {
-        check_response(text, Finish::Complete, &CONSOLIDATE).err()
+    fn rejection(text: &str) -> Option<Rejection> {
+        check_response(text, FinishReason::Complete, &CONSOLIDATE).err()
     }
 
     #[test]
-    fn nothing_in_it_is_empty() {
+    fn response_without_words_is_rejected_as_empty() {
         for text in ["", " ", "\n\t \u{3000}", "---", "…", "```\n```", "\"\"", "{}", "**"] {
-            assert_eq!(refused(text), Some(Rejection::Empty), "{text:?}");
+            assert_eq!(rejection(text), Some(Rejection::Empty), "{text:?}");
         }
     }
 
     #[test]
-    fn a_bare_none_is_refused() {
+    fn non_answers_are_rejected() {
         for text in [
             "none",
             "None.",
@@ -126,12 +126,12 @@ mod tests {
             "无。",
             "なし",
         ] {
-            assert_eq!(refused(text), Some(Rejection::NonAnswer), "{text:?}");
+            assert_eq!(rejection(text), Some(Rejection::NonAnswer), "{text:?}");
         }
     }
 
     #[test]
-    fn sentences_pass_trimmed() {
+    fn sentences_are_accepted_and_trimmed() {
         for text in [
             "None of the three offers was accepted.",
             "Nothing was decided.",
@@ -145,40 +145,40 @@ mod tests {
             "Null is the name of the dog.",
         ] {
             assert_eq!(
-                check_response(&format!("\n  {text} \r\n"), Finish::Complete, &CONSOLIDATE).as_deref(),
+                check_response(&format!("\n  {text} \r\n"), FinishReason::Complete, &CONSOLIDATE).as_deref(),
                 Ok(text)
             );
         }
     }
 
     #[test]
-    fn the_end_of_an_answer_is_judged_first() {
-        for (text, finish, refusal) in [
-            ("Ada flies on", Finish::Length, Rejection::Truncated),
-            ("", Finish::Length, Rejection::Truncated),
-            ("Ada flies.", Finish::Filtered, Rejection::Filtered),
-            ("", Finish::Filtered, Rejection::Filtered),
+    fn finish_reason_is_checked_before_the_text() {
+        for (text, finish_reason, rejection) in [
+            ("Ada flies on", FinishReason::Length, Rejection::Truncated),
+            ("", FinishReason::Length, Rejection::Truncated),
+            ("Ada flies.", FinishReason::Filtered, Rejection::Filtered),
+            ("", FinishReason::Filtered, Rejection::Filtered),
         ] {
-            assert_eq!(check_response(text, finish, &CONSOLIDATE), Err(refusal), "{text:?}");
+            assert_eq!(check_response(text, finish_reason, &CONSOLIDATE), Err(rejection), "{text:?}");
         }
     }
 
     #[test]
-    fn a_compression_must_be_shorter() {
+    fn meta_consolidation_must_be_shorter_than_its_input() {
         let cases = [
             ("one two three", "one two", None),
             ("one two three", "one two three", Some(Rejection::NotShorter)),
             ("one two three", "un deux trois quatre", Some(Rejection::NotShorter)),
-            // By words, not by bytes: and punctuation is none.
+            // Words are counted, not bytes, and punctuation does not count.
             ("a b c d", "internationalisation", None),
             ("one two", "one - two!", Some(Rejection::NotShorter)),
             ("我们明天上午十点开会", "明天十点开会", None),
             ("明天十点开会", "我们明天上午十点开会", Some(Rejection::NotShorter)),
         ];
-        for (summary, text, refusal) in cases {
+        for (summary, text, rejection) in cases {
             let task = Task::MetaConsolidate { summary, sentences: 8 };
-            assert_eq!(check_response(text, Finish::Complete, &task).err(), refusal, "{text:?}");
-            assert_eq!(check_response(text, Finish::Complete, &CONSOLIDATE).err(), None);
+            assert_eq!(check_response(text, FinishReason::Complete, &task).err(), rejection, "{text:?}");
+            assert_eq!(check_response(text, FinishReason::Complete, &CONSOLIDATE).err(), None);
         }
     }
 }

@@ -257,7 +257,9 @@ impl ConsolidationRun<'_> {
             let range_tokens = metadata.iter().skip(from).take(count).map(|metadata| metadata.tokens).sum();
             let step = match self.step(state, entries, range_tokens, capacity).await {
                 // A model has shown that it takes less than its settings say: again, with as much as it may take.
-                Err(Failure::Llm(error)) if error.is_too_long() && self.capacity() < capacity => continue,
+                Err(Failure::Llm(error)) if error.is_prompt_too_long() && self.capacity() < capacity => {
+                    continue;
+                }
                 step => step?,
             };
             let committed =

@@ -38,6 +38,7 @@ mod support {
     pub(crate) mod backend;
     pub(crate) mod keys;
     pub(crate) mod lists;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     pub(crate) mod postgres;
 }

@@ -54,7 +54,7 @@ async fn fifty_requests_make_one_call_and_none_waits_for_another(backend: Backen
     release.add_permits(1);
     let answer = ended(requests.join_next()).await.unwrap().unwrap();
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("consolidated", 20));
-    assert_eq!((model.calls().len(), model.most_in_flight()), (1, 1));
+    assert_eq!((model.calls().len(), model.max_in_flight()), (1, 1));
     assert_eq!(revisions(&one, "s").await.len(), 1);
     for app in &apps {
         assert_eq!(plain(app, "s", &given).await.outcome(), "not_due");

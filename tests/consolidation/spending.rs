@@ -56,7 +56,7 @@ impl Llm for Models {
         if self.fail {
             let attempt = Attempt {
                 model: "small".to_owned(),
-                cause: ModelError::StreamTruncated,
+                error: ModelError::StreamTruncated,
                 duration: cost.duration,
             };
             return Err(LlmError { pool: pool.to_owned(), attempts: vec![attempt], cost });

@@ -39,6 +39,7 @@ mod service;
 #[path = "../support"]
 mod support {
     pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     pub(crate) mod postgres;
 }

@@ -1,17 +1,12 @@
-//! The pool against model servers that misbehave, in both protocols: which model's answer counts, what becomes of the
-//! others, and how long it all takes at most.
+//! HTTP providers against a scripted model server: how each behaviour of a server in each wire format becomes a response
+//! or an error. The policies of pools have their tests in `src/llm/pool/tests`.
 #![cfg(test)]
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "../support/model_server.rs"]
 mod model_server;
 
-mod answers;
-mod breaker;
-mod deadline;
 mod faults;
 mod harness;
-mod limits;
-mod queue;
-mod random;
-mod retries;
+mod responses;
 mod secrets;

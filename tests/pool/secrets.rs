@@ -1,32 +1,29 @@
-//! Keys: where they go, and where they don't.
+//! Keys and headers: they are sent where the settings say and never shown.
 
 use crate::harness::{
-    DEADLINE, GOOD, KEY, PROTOCOLS, client, consolidate, model, names, pool, pool_of, remote,
+    GOOD, KEY, PROTOCOLS, client, consolidate, labels, model, pool, pool_of, provider, provider_settings,
+    secret,
 };
 use crate::model_server::{Behaviour, ModelServer};
-use precis::llm::http::{HttpProviderSpec, SecretSource};
-use precis::llm::model::ModelSpec;
-use precis::llm::pool::PoolStrategy;
+use precis::config::{self, SecretSource};
 use serde_json::json;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[tokio::test]
-async fn the_key_stays_in_its_header() {
+async fn key_is_redacted_in_every_error() {
     for protocol in PROTOCOLS {
         let server = ModelServer::start().await;
-        let quoted = format!("wrong key {KEY}, go away. {}", KEY.repeat(50));
+        let message = format!("wrong key {KEY}, go away. {}", KEY.repeat(50));
         let body = format!("{{\"detail\": [\"{KEY}\"]}}");
         for behaviour in [
-            Behaviour::fail(401, &quoted),
-            Behaviour::fail(200, &quoted),
+            Behaviour::fail(401, &message),
+            Behaviour::fail(200, &message),
             Behaviour::Raw(403, Vec::new(), body),
             Behaviour::Raw(200, vec![("content-type", format!("text/{KEY}"))], "<html>".to_owned()),
             Behaviour::Raw(200, vec![("content-encoding", format!("x-{KEY}"))], String::new()),
         ] {
             server.default(behaviour);
-            let pools = pool(protocol, &[&server]);
-            let error = consolidate(&pools).await.expect_err("no answer");
+            let pools = pool(protocol, &server);
+            let error = consolidate(&pools).await.expect_err("no response");
             let text = format!("{error} {error:?} {pools:?}");
             assert!(!text.contains("sk-very") && !text.contains("secret-0"), "{text}");
             assert!(text.contains("[key]"), "{text}");
@@ -35,22 +32,18 @@ async fn the_key_stays_in_its_header() {
 }
 
 #[tokio::test]
-async fn headers_and_fields_of_the_body_go_with_each_call() {
+async fn configured_headers_and_body_fields_are_sent_with_each_call() {
     for protocol in PROTOCOLS {
         let server = ModelServer::start().await;
         let body = [("reasoning".to_owned(), json!({"effort": "low"})), ("seed".to_owned(), json!(7))];
-        let spec = HttpProviderSpec {
-            base_url: format!("{}?api-version=1", server.base_url()),
-            key_header: Some("api-key".to_owned()),
-            headers: vec![("x-title".to_owned(), SecretSource::fixed("precis"))],
-            body: body.into_iter().collect(),
-            ..HttpProviderSpec::default()
+        let settings = config::Provider {
+            api_key_header: Some("api-key".to_owned()),
+            headers: [("x-title".to_owned(), secret("precis"))].into(),
+            body: body.into(),
+            ..provider_settings(&format!("{}?api-version=1", server.base_url()))
         };
-        let spec = ModelSpec {
-            provider: remote(client(), protocol, spec),
-            ..model("m0", protocol, "http://127.0.0.1:9")
-        };
-        consolidate(&pool_of(vec![spec], PoolStrategy::Fallback, DEADLINE)).await.expect("an answer");
+        let pools = pool_of(vec![model("m0", provider(client(), protocol, &settings))]);
+        consolidate(&pools).await.expect("a response");
         let call = &server.calls()[0];
         assert_eq!((call.header("api-key"), call.header("x-title")), (KEY, "precis"));
         assert_eq!((call.header("authorization"), call.header("x-api-key")), ("", ""));
@@ -60,38 +53,27 @@ async fn headers_and_fields_of_the_body_go_with_each_call() {
 }
 
 #[tokio::test]
-async fn a_key_that_changes_is_used_from_the_next_call_on() {
+async fn secret_in_a_file_is_read_again_for_each_call() {
     for protocol in PROTOCOLS {
         let server = ModelServer::start().await;
-        let turn = Arc::new(AtomicUsize::new(0));
-        let turns = Arc::clone(&turn);
-        let key = SecretSource::new(move || match turns.load(Ordering::Relaxed) {
-            0 => Err("its file is empty".to_owned()),
-            turn => Ok(format!("key-{turn}").into()),
-        });
-        let spec = HttpProviderSpec {
-            base_url: server.base_url(),
-            key_header: Some("x-api-key".to_owned()),
-            headers: vec![("x-api-key".to_owned(), key)],
-            ..HttpProviderSpec::default()
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("key");
+        let settings = config::Provider {
+            api_key_header: Some("x-other".to_owned()),
+            headers: [("x-api-key".to_owned(), SecretSource::File(path.clone()).into())].into(),
+            ..provider_settings(&server.base_url())
         };
-        let spec = ModelSpec {
-            provider: remote(client(), protocol, spec),
-            ..model("m0", protocol, "http://127.0.0.1:9")
-        };
-        let pools = pool_of(vec![spec], PoolStrategy::Fallback, DEADLINE);
+        let pools = pool_of(vec![model("m0", provider(client(), protocol, &settings))]);
         let error = consolidate(&pools).await.expect_err("no key");
-        assert_eq!(names(&error), [("m0", "key")]);
-        assert!(
-            error.to_string().contains("m0: no key: for the header x-api-key: its file is empty"),
-            "{error}"
-        );
-        assert_eq!(server.connections(), 0, "nothing is sent without it");
-        for number in [1, 2] {
-            turn.store(number, Ordering::Relaxed);
+        assert_eq!(labels(&error), [("m0", "key")]);
+        let text = error.to_string();
+        assert!(text.contains("m0: secret unavailable: header x-api-key: cannot read the file"), "{text}");
+        assert_eq!(server.connections(), 0, "nothing is sent without the key");
+        for (index, key) in ["key-1", "key-2"].into_iter().enumerate() {
+            std::fs::write(&path, key).expect("written");
             server.push(Behaviour::answer(GOOD));
-            consolidate(&pools).await.expect("an answer");
-            assert_eq!(server.calls()[number - 1].header("x-api-key"), format!("key-{number}"));
+            consolidate(&pools).await.expect("a response");
+            assert_eq!(server.calls()[index].header("x-api-key"), key);
         }
     }
 }

@@ -84,11 +84,17 @@ async fn each_failure_is_told_from_the_others() {
             ("options", refusal(400, options), "yes", "-", "try stream_options = false for its provider"),
             ("absent", refusal(404, "no such model"), "yes", "-", "status 404: no such model"),
             ("busy", refusal(503, "busy"), "yes", "-", "status 503: busy"),
-            ("garbage", Some(Behaviour::garbage()), "yes", "-", "unusable answer"),
-            ("broken", Some(Behaviour::BreakOff("Ada".to_owned())), "yes", "-", "the answer broke off"),
-            ("empty", Some(Behaviour::answer("")), "yes", "-", "answer refused: empty"),
-            ("hanging", Some(Behaviour::Hang), "silent", "-", "no complete answer within 2.0s"),
-            ("nobody", None, "no", "-", "no connection: "),
+            ("garbage", Some(Behaviour::garbage()), "yes", "-", "invalid response"),
+            (
+                "broken",
+                Some(Behaviour::BreakOff("Ada".to_owned())),
+                "yes",
+                "-",
+                "the response stream was truncated",
+            ),
+            ("empty", Some(Behaviour::answer("")), "yes", "-", "response rejected: empty"),
+            ("hanging", Some(Behaviour::Hang), "silent", "-", "no complete response within 2.0s"),
+            ("nobody", None, "no", "-", "connection failed: "),
         ];
         let names = cases.each_ref().map(|case| case.0);
         let mut precis = Precis::new().set("llm.pools.default.models", &names.join(","));
@@ -169,7 +175,7 @@ async fn a_key_that_is_not_there_is_said() {
     {
         let row = row(&table, name);
         assert_eq!(row[1..3], ["-", "missing"], "{table}");
-        assert!(row[7].contains("no key: ") && row[7].contains(why), "{table}");
+        assert!(row[7].contains("secret unavailable: ") && row[7].contains(why), "{table}");
     }
     assert_eq!(server.calls().len(), 1);
 }

@@ -1,18 +1,16 @@
-//! Anthropic's messages API: the system prompt apart, the answer in blocks, every event with its type in its data.
+//! The wire format of Anthropic's messages API.
 
-use super::super::ModelError;
-use super::super::prompt::Prompt;
-use super::super::provider::{Finish, Request};
 use super::{ResponseBuilder, WireFormat};
 use crate::domain::json::MapOnly;
+use crate::llm::ModelError;
+use crate::llm::prompt::Prompt;
+use crate::llm::provider::{FinishReason, Request};
 use reqwest::header::HeaderName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The version of the interface that this file speaks.
-const VERSION: &str = "2023-06-01";
+const API_VERSION: &str = "2023-06-01";
 
-/// The dialect.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Anthropic;
 
@@ -26,14 +24,14 @@ impl WireFormat for Anthropic {
     }
 
     fn headers(&self) -> &'static [(&'static str, &'static str)] {
-        &[("anthropic-version", VERSION)]
+        &[("anthropic-version", API_VERSION)]
     }
 
     fn body(&self, request: &Request<'_>, prompt: &Prompt) -> Map<String, Value> {
         let mut body = Map::new();
         body.insert("model".to_owned(), request.model.into());
         body.insert("max_tokens".to_owned(), request.output_limit.into());
-        // An empty text is refused.
+        // The API rejects an empty text.
         if !prompt.system.is_empty() {
             body.insert("system".to_owned(), prompt.system.as_str().into());
         }
@@ -42,8 +40,8 @@ impl WireFormat for Anthropic {
         body
     }
 
-    fn read(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
-        let known = matches!(
+    fn read_event(&self, event: &str, data: &str, response: &mut ResponseBuilder) -> Result<(), ModelError> {
+        let is_known = matches!(
             event,
             "message"
                 | "message_start"
@@ -53,53 +51,53 @@ impl WireFormat for Anthropic {
                 | "message_stop"
         );
         match serde_json::from_str::<Event>(data) {
-            Ok(event) => read_event(event, builder),
-            // There may be new events at any time, says the interface.
-            Err(_) if !known => Ok(()),
-            // Without serde's own words: they quote what they found, and that is the conversation.
+            Ok(event) => handle_event(event, response),
+            // The API may introduce new events at any time.
+            Err(_) if !is_known => Ok(()),
+            // serde's message would quote the conversation.
             Err(_) => Err(ModelError::Protocol("not a message of the messages API".to_owned())),
         }
     }
 }
 
-fn read_event(event: Event, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
+fn handle_event(event: Event, response: &mut ResponseBuilder) -> Result<(), ModelError> {
     match event {
-        Event::Start { message } => builder.used(&message.usage, "input_tokens", "output_tokens"),
-        Event::BlockStart { content_block } => read_block(content_block, builder)?,
-        Event::BlockDelta { delta } => read_block(delta, builder)?,
+        Event::Start { message } => response.usage(&message.usage, "input_tokens", "output_tokens"),
+        Event::BlockStart { content_block } => handle_block(content_block, response)?,
+        Event::BlockDelta { delta } => handle_block(delta, response)?,
         Event::Delta { delta: MapOnly(delta), usage } => {
-            builder.used(&usage, "input_tokens", "output_tokens");
-            read_end(delta.stop_reason.as_deref(), builder);
+            response.usage(&usage, "input_tokens", "output_tokens");
+            handle_stop_reason(delta.stop_reason.as_deref(), response);
         }
-        Event::Stop => builder.mark(),
-        Event::Whole(message) => {
-            builder.used(&message.usage, "input_tokens", "output_tokens");
+        Event::Stop => response.end_of_stream(),
+        Event::CompleteMessage(message) => {
+            response.usage(&message.usage, "input_tokens", "output_tokens");
             for block in message.content {
-                read_block(block, builder)?;
+                handle_block(block, response)?;
             }
-            read_end(message.stop_reason.as_deref(), builder);
+            handle_stop_reason(message.stop_reason.as_deref(), response);
         }
         Event::Other => {}
     }
     Ok(())
 }
 
-fn read_block(block: Block, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
+fn handle_block(block: Block, response: &mut ResponseBuilder) -> Result<(), ModelError> {
     match block {
-        Block::Text { text } => builder.push(&text),
+        Block::Text { text } => response.text_delta(&text),
         Block::Other => {
-            builder.thought();
+            response.reasoning_delta();
             Ok(())
         }
     }
 }
 
-fn read_end(reason: Option<&str>, builder: &mut ResponseBuilder) {
+fn handle_stop_reason(reason: Option<&str>, response: &mut ResponseBuilder) {
     match reason {
         None => {}
-        Some("max_tokens" | "model_context_window_exceeded") => builder.end(Finish::Length),
-        Some("refusal") => builder.end(Finish::Filtered),
-        Some(_) => builder.end(Finish::Complete),
+        Some("max_tokens" | "model_context_window_exceeded") => response.finish_reason(FinishReason::Length),
+        Some("refusal") => response.finish_reason(FinishReason::Filtered),
+        Some(_) => response.finish_reason(FinishReason::Complete),
     }
 }
 
@@ -114,15 +112,15 @@ enum Event {
     BlockDelta { delta: Block },
     #[serde(rename = "message_delta")]
     Delta {
-        delta: MapOnly<End>,
+        delta: MapOnly<MessageDelta>,
         #[serde(default)]
         usage: Value,
     },
     #[serde(rename = "message_stop")]
     Stop,
-    /// What a server sends that doesn't stream.
+    /// The response of a server that does not stream.
     #[serde(rename = "message")]
-    Whole(Message),
+    CompleteMessage(Message),
     #[serde(other)]
     Other,
 }
@@ -138,18 +136,18 @@ struct Message {
 }
 
 #[derive(Deserialize)]
-struct End {
+struct MessageDelta {
     #[serde(default)]
     stop_reason: Option<String>,
 }
 
-/// A block, its beginning, or a piece of it.
+/// A content block, its start, or its delta.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum Block {
     #[serde(rename = "text", alias = "text_delta")]
     Text { text: String },
-    /// Thoughts, signatures, and what there may be one day.
+    /// Reasoning, signatures, and future block types.
     #[serde(other)]
     Other,
 }
@@ -158,13 +156,14 @@ enum Block {
 mod tests {
     use super::*;
     use crate::llm::Usage;
+    use crate::llm::http::ParsedResponse;
 
-    fn read(events: &[&str]) -> Result<(String, Finish, Usage), ModelError> {
-        let mut builder = ResponseBuilder::default();
+    fn read(events: &[&str]) -> Result<ParsedResponse, ModelError> {
+        let mut response = ResponseBuilder::default();
         for event in events {
-            Anthropic.read("message", event, &mut builder)?;
+            Anthropic.read_event("message", event, &mut response)?;
         }
-        builder.finish()
+        response.finish()
     }
 
     const START: &str =
@@ -173,7 +172,7 @@ mod tests {
         r#"{"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"Ada "}}"#;
 
     #[test]
-    fn text_blocks_are_joined_and_thoughts_left_out() {
+    fn text_blocks_are_joined_and_reasoning_is_left_out() {
         let read = read(&[
             START,
             r#"{"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":""}}"#,
@@ -189,34 +188,39 @@ mod tests {
             r#"{"type":"message_stop"}"#,
         ]);
         let usage = Usage { input_tokens: Some(7), output_tokens: Some(3) };
-        assert_eq!(read, Ok(("Ada flies.".to_owned(), Finish::Complete, usage)));
+        let text = "Ada flies.".to_owned();
+        assert_eq!(read, Ok(ParsedResponse { text, finish_reason: FinishReason::Complete, usage }));
     }
 
     #[test]
-    fn the_end_is_told_from_a_break() {
+    fn stop_reasons_are_mapped_and_a_missing_end_is_truncation() {
         assert_eq!(read(&[START, TEXT]), Err(ModelError::StreamTruncated));
-        assert_eq!(read(&[TEXT, r#"{"type":"message_stop"}"#]).map(|read| read.1), Ok(Finish::Complete));
+        assert_eq!(
+            read(&[TEXT, r#"{"type":"message_stop"}"#]).map(|response| response.finish_reason),
+            Ok(FinishReason::Complete)
+        );
         for (reason, finish) in [
-            ("end_turn", Finish::Complete),
-            ("stop_sequence", Finish::Complete),
-            ("max_tokens", Finish::Length),
-            ("refusal", Finish::Filtered),
+            ("end_turn", FinishReason::Complete),
+            ("stop_sequence", FinishReason::Complete),
+            ("max_tokens", FinishReason::Length),
+            ("refusal", FinishReason::Filtered),
         ] {
             let end = format!(r#"{{"type":"message_delta","delta":{{"stop_reason":"{reason}"}}}}"#);
-            assert_eq!(read(&[TEXT, &end]).map(|read| read.1), Ok(finish), "{reason}");
+            assert_eq!(read(&[TEXT, &end]).map(|response| response.finish_reason), Ok(finish), "{reason}");
         }
     }
 
     #[test]
-    fn a_whole_message_is_read_too() {
+    fn complete_message_without_stream_is_read() {
         let whole = r#"{"type":"message","content":[{"type":"thinking","thinking":"Hm."},{"type":"text","text":"Ada."}],
             "stop_reason":"end_turn","usage":{"input_tokens":1,"output_tokens":2}}"#;
         let usage = Usage { input_tokens: Some(1), output_tokens: Some(2) };
-        assert_eq!(read(&[whole]), Ok(("Ada.".to_owned(), Finish::Complete, usage)));
+        let text = "Ada.".to_owned();
+        assert_eq!(read(&[whole]), Ok(ParsedResponse { text, finish_reason: FinishReason::Complete, usage }));
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn malformed_events_are_protocol_errors_and_unknown_events_are_ignored() {
         let wrong = Err(ModelError::Protocol("not a message of the messages API".to_owned()));
         for event in [
             "<html>",
@@ -227,7 +231,7 @@ mod tests {
         ] {
             assert_eq!(read(&[event]), wrong, "{event}");
         }
-        let mut builder = ResponseBuilder::default();
-        assert_eq!(Anthropic.read("whatever", "tick", &mut builder), Ok(()));
+        let mut response = ResponseBuilder::default();
+        assert_eq!(Anthropic.read_event("whatever", "tick", &mut response), Ok(()));
     }
 }

@@ -1,30 +1,34 @@
-//! Chat completions: OpenAI's, and any server's that calls itself compatible.
+//! The wire format of OpenAI's chat completions and of compatible servers.
 //!
-//! Those servers differ in small things, so whatever is not needed may be missing, null or of another shape. What a
-//! model thought before it answered (`reasoning_content` and the like) is not its answer.
+//! These servers differ in details, so fields that are not needed may be missing, null or of another type. The model's
+//! reasoning (`reasoning_content` and the like) is not part of the completion.
 
-use super::super::ModelError;
-use super::super::prompt::Prompt;
-use super::super::provider::{Finish, Request};
 use super::{ResponseBuilder, WireFormat};
+use crate::config::{self, OutputLimitField};
 use crate::domain::json::MapOnly;
+use crate::llm::ModelError;
+use crate::llm::prompt::Prompt;
+use crate::llm::provider::{FinishReason, Request};
 use reqwest::header::{AUTHORIZATION, HeaderName};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// What servers differ in.
+/// Chat completions in the variant of one server.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenAi {
-    /// What the output limit is called: newer servers know `max_completion_tokens`, older ones `max_tokens` only.
-    pub output_limit_field: &'static str,
-    /// Whether the stream is asked to end with the usage; some servers refuse the question.
-    pub stream_options: bool,
+    /// Newer servers use `max_completion_tokens`, older ones only know `max_tokens`.
+    output_limit_field: OutputLimitField,
+    /// Requests usage in the stream; some servers reject that.
+    stream_options: bool,
 }
 
-impl Default for OpenAi {
-    /// As OpenAI wants it.
-    fn default() -> Self {
-        Self { output_limit_field: "max_completion_tokens", stream_options: true }
+impl OpenAi {
+    #[must_use]
+    pub fn new(settings: &config::Provider) -> Self {
+        Self {
+            output_limit_field: settings.output_limit_field.unwrap_or(OutputLimitField::MaxCompletionTokens),
+            stream_options: settings.stream_options.unwrap_or(true),
+        }
     }
 }
 
@@ -50,78 +54,84 @@ impl WireFormat for OpenAi {
         if self.stream_options {
             body.insert("stream_options".to_owned(), json!({"include_usage": true}));
         }
-        body.insert(self.output_limit_field.to_owned(), request.output_limit.into());
+        let output_limit_field = match self.output_limit_field {
+            OutputLimitField::MaxCompletionTokens => "max_completion_tokens",
+            OutputLimitField::MaxTokens => "max_tokens",
+        };
+        body.insert(output_limit_field.to_owned(), request.output_limit.into());
         body
     }
 
-    fn read(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
+    fn read_event(&self, event: &str, data: &str, response: &mut ResponseBuilder) -> Result<(), ModelError> {
         if data.trim() == "[DONE]" {
-            builder.mark();
+            response.end_of_stream();
             return Ok(());
         }
         let Ok(chunk) = serde_json::from_str::<Chunk>(data) else {
-            // An event of a name that chat completions don't know is somebody's addition.
+            // Chat completions do not name their events, so a named one is an extension of the server.
             if !matches!(event, "message" | "error") {
                 return Ok(());
             }
-            // Without serde's own words: they quote what they found, and that is the conversation.
+            // serde's message would quote the conversation.
             return Err(ModelError::Protocol("not a chat completion".to_owned()));
         };
-        builder.used(&chunk.usage, "prompt_tokens", "completion_tokens");
-        // One answer was asked for; should there be more, they are not parts of one text.
-        let first = |MapOnly(choice): &MapOnly<Choice>| choice.index.as_u64().unwrap_or_default() == 0;
-        for MapOnly(choice) in chunk.choices.unwrap_or_default().into_iter().filter(first) {
-            read_choice(choice, builder)?;
+        response.usage(&chunk.usage, "prompt_tokens", "completion_tokens");
+        // One choice was requested. Further choices would not be parts of the same text.
+        let is_first = |MapOnly(choice): &MapOnly<Choice>| choice.index.as_u64().unwrap_or_default() == 0;
+        for MapOnly(choice) in chunk.choices.unwrap_or_default().into_iter().filter(is_first) {
+            read_choice(choice, response)?;
         }
         Ok(())
     }
 }
 
-fn read_choice(choice: Choice, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
-    // Some servers send with each piece what there is so far: that is no piece.
+fn read_choice(choice: Choice, response: &mut ResponseBuilder) -> Result<(), ModelError> {
+    // Some servers send a `message` with the whole text so far together with each `delta`.
     if let Some(MapOnly(delta)) = choice.delta.or(choice.message) {
         match delta.content {
-            Some(Content::Text(text)) => builder.push(&text)?,
+            Some(Content::Text(text)) => response.text_delta(&text)?,
             Some(Content::Parts(parts)) => {
                 for part in parts {
                     if part.kind == "text" {
-                        builder.push(&part.text.unwrap_or_default())?;
+                        response.text_delta(&part.text.unwrap_or_default())?;
                     } else {
-                        builder.thought();
+                        response.reasoning_delta();
                     }
                 }
             }
             None => {}
         }
         if !delta.reasoning_content.is_null() || !delta.reasoning.is_null() {
-            builder.thought();
+            response.reasoning_delta();
         }
         if delta.refusal.is_some_and(|refusal| !refusal.is_empty()) {
-            builder.refuse();
+            response.refusal();
         }
     }
     let reason = choice.finish_reason.unwrap_or_default().to_ascii_lowercase();
-    // Some add the category: "content_filter: RECITATION".
+    // Some servers append a category: "content_filter: RECITATION".
     match reason.split(':').next().unwrap_or_default() {
         // Some servers send an empty reason with every chunk.
         "" => {}
         "length" | "max_tokens" | "model_length" | "model_context_window_exceeded" => {
-            builder.end(Finish::Length);
+            response.finish_reason(FinishReason::Length);
         }
         "content_filter" | "safety" | "refusal" | "sensitive" | "recitation" | "prohibited_content" => {
-            builder.end(Finish::Filtered);
+            response.finish_reason(FinishReason::Filtered);
         }
-        "error" => return Err(ModelError::Protocol("the server ended it with an error".to_owned())),
-        // The server gave up in the middle, and says so: vLLM and SGLang, DeepSeek, GLM.
+        "error" => {
+            return Err(ModelError::Protocol("the server ended the response with an error".to_owned()));
+        }
+        // Servers such as vLLM, SGLang, DeepSeek and GLM report an aborted completion this way.
         "abort" | "insufficient_system_resource" | "network_error" => {
             return Err(ModelError::StreamTruncated);
         }
-        _ => builder.end(Finish::Complete),
+        _ => response.finish_reason(FinishReason::Complete),
     }
     Ok(())
 }
 
-/// Both a chunk, with its `delta`, and a whole answer, with its `message`.
+/// A chunk of a stream, with `delta`, or a complete response, with `message`.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
@@ -173,17 +183,22 @@ struct Part {
 mod tests {
     use super::*;
     use crate::llm::Usage;
+    use crate::llm::http::ParsedResponse;
 
-    fn read(chunks: &[&str]) -> Result<(String, Finish, Usage), ModelError> {
-        let mut builder = ResponseBuilder::default();
+    fn openai() -> OpenAi {
+        OpenAi::new(&config::Provider::default())
+    }
+
+    fn read(chunks: &[&str]) -> Result<ParsedResponse, ModelError> {
+        let mut response = ResponseBuilder::default();
         for chunk in chunks {
-            OpenAi::default().read("message", chunk, &mut builder)?;
+            openai().read_event("message", chunk, &mut response)?;
         }
-        builder.finish()
+        response.finish()
     }
 
     #[test]
-    fn chunks_are_joined() {
+    fn text_chunks_of_the_first_choice_are_joined() {
         let read = read(&[
             r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":""}]}"#,
             r#"{"choices":[{"index":0,"delta":{"reasoning_content":"Hm."},"finish_reason":null}],"usage":null}"#,
@@ -194,50 +209,57 @@ mod tests {
             r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}"#,
         ]);
         let usage = Usage { input_tokens: Some(7), output_tokens: Some(2) };
-        assert_eq!(read, Ok(("Ada flies.".to_owned(), Finish::Complete, usage)));
+        let text = "Ada flies.".to_owned();
+        assert_eq!(read, Ok(ParsedResponse { text, finish_reason: FinishReason::Complete, usage }));
     }
 
     #[test]
-    fn what_stands_beside_a_piece_is_not_read_twice() {
-        // Perplexity sends with each piece what there is so far.
+    fn message_next_to_a_delta_is_ignored() {
+        // Perplexity sends the whole text so far with each piece.
         let read = read(&[
             r#"{"choices":[{"message":{"content":"Ada "},"delta":{"content":"Ada "}}]}"#,
             r#"{"choices":[{"delta":{"content":"flies."},"message":{"content":"Ada flies."},"finish_reason":"stop"}]}"#,
         ]);
-        assert_eq!(read.map(|read| read.0), Ok("Ada flies.".to_owned()));
+        assert_eq!(read.map(|response| response.text), Ok("Ada flies.".to_owned()));
     }
 
     #[test]
-    fn the_end_is_told_from_a_break() {
+    fn finish_reasons_are_mapped_and_a_missing_end_is_truncation() {
         let text = r#"{"choices":[{"delta":{"content":"Ada"}}]}"#;
         assert_eq!(read(&[text]), Err(ModelError::StreamTruncated));
         assert_eq!(read(&[]), Err(ModelError::StreamTruncated));
-        assert_eq!(read(&[text, "[DONE]"]).map(|read| read.1), Ok(Finish::Complete));
+        assert_eq!(
+            read(&[text, "[DONE]"]).map(|response| response.finish_reason),
+            Ok(FinishReason::Complete)
+        );
         for (reason, finish) in [
-            ("stop", Finish::Complete),
-            ("eos", Finish::Complete),
-            ("length", Finish::Length),
-            ("MAX_TOKENS", Finish::Length),
-            ("content_filter", Finish::Filtered),
-            ("content_filter: PROHIBITED_CONTENT", Finish::Filtered),
-            ("SAFETY", Finish::Filtered),
-            ("sensitive", Finish::Filtered),
+            ("stop", FinishReason::Complete),
+            ("eos", FinishReason::Complete),
+            ("length", FinishReason::Length),
+            ("MAX_TOKENS", FinishReason::Length),
+            ("content_filter", FinishReason::Filtered),
+            ("content_filter: PROHIBITED_CONTENT", FinishReason::Filtered),
+            ("SAFETY", FinishReason::Filtered),
+            ("sensitive", FinishReason::Filtered),
         ] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
-            assert_eq!(read(&[text, &end]).map(|read| read.1), Ok(finish), "{reason}");
+            assert_eq!(read(&[text, &end]).map(|response| response.finish_reason), Ok(finish), "{reason}");
         }
         for reason in ["abort", "insufficient_system_resource", "network_error"] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
             assert_eq!(read(&[text, &end, "[DONE]"]), Err(ModelError::StreamTruncated), "{reason}");
         }
         let refusal = r#"{"choices":[{"message":{"content":null,"refusal":"No."},"finish_reason":"stop"}]}"#;
-        assert_eq!(read(&[refusal]).map(|read| read.1), Ok(Finish::Filtered));
+        assert_eq!(read(&[refusal]).map(|response| response.finish_reason), Ok(FinishReason::Filtered));
     }
 
     #[test]
-    fn what_is_no_chat_completion_is_an_error() {
+    fn malformed_chunks_are_protocol_errors_and_unknown_events_are_ignored() {
         for (chunk, message) in [
-            (r#"{"choices":[{"delta":{},"finish_reason":"error"}]}"#, "the server ended it with an error"),
+            (
+                r#"{"choices":[{"delta":{},"finish_reason":"error"}]}"#,
+                "the server ended the response with an error",
+            ),
             (r#"{"choices":[{"delta":{"content":{"secret":1}}}]}"#, "not a chat completion"),
             (r#"{"choices":[[0,["Ada"],null,"stop"]]}"#, "not a chat completion"),
             ("<html>", "not a chat completion"),
@@ -246,7 +268,7 @@ mod tests {
         ] {
             assert_eq!(read(&[chunk]), Err(ModelError::Protocol(message.to_owned())), "{chunk}");
         }
-        let mut builder = ResponseBuilder::default();
-        assert_eq!(OpenAi::default().read("heartbeat", "tick", &mut builder), Ok(()));
+        let mut response = ResponseBuilder::default();
+        assert_eq!(openai().read_event("heartbeat", "tick", &mut response), Ok(()));
     }
 }

@@ -1,83 +1,193 @@
-//! The pool over providers that a test makes up; `tests/pool` has it over real sockets.
+//! The policies of pools and models, with scripted providers and a paused clock: order, retries, deadline, queue,
+//! circuit breaker and limits. `tests/pool` shows how the behaviour of a server becomes a [`ModelError`].
 
-mod faults;
+mod policies;
 mod random;
 
 use super::*;
 use crate::domain::message::Role;
 use crate::domain::tokens;
 use crate::domain::transcript::TranscriptEntry;
-use crate::llm::circuit_breaker::CircuitBreakerPolicy;
 use crate::llm::extractive;
-use crate::llm::model::{QueuePolicy, RetryPolicy};
-use crate::llm::prompt::PromptTemplates;
-use crate::llm::provider::{Completion, Extractive, Provider, Request};
+use crate::llm::provider::{Completion, Extractive, FinishReason, Provider, Request};
+use crate::llm::usage::Usage;
+use std::sync::Mutex;
+use tokio::time::sleep;
+
+const SECOND: Duration = Duration::from_secs(1);
 
 fn prompts() -> Prompts {
-    Prompts::new(&PromptTemplates::default()).expect("valid")
+    Prompts::new(&config::Prompts::default()).expect("the built-in prompts are valid")
 }
 
-fn model(name: &str, input_limit: usize) -> ModelSpec {
-    let second = Duration::from_secs(1);
-    ModelSpec {
-        name: name.to_owned(),
-        provider: Arc::new(Extractive),
-        model: String::new(),
-        output_limit: 1000,
-        input_limit,
-        timeout: 10 * second,
-        first_token_timeout: None,
-        idle_timeout: second,
-        retry: RetryPolicy { retries: 2, initial: second, max: 4 * second },
-        queue: QueuePolicy { max_calls: 8, max_waiting: 8, timeout: second },
-        breaker: CircuitBreakerPolicy {
-            failure_percent: 50,
-            min_calls: 5,
-            window: 60 * second,
-            open_for: 30 * second,
-        },
+/// Settings with two retries after 1 s and up to 4 s, and with a circuit breaker that opens after five calls.
+fn settings() -> config::Model {
+    config::Model {
+        timeout: 10 * SECOND,
+        idle_timeout: SECOND,
+        retries: 2,
+        retry_initial: SECOND,
+        retry_max: 4 * SECOND,
+        max_concurrent_calls: 8,
+        max_queued_calls: 8,
+        queue_timeout: SECOND,
+        breaker_min_calls: 5,
+        breaker_window: 60 * SECOND,
+        breaker_open_for: 30 * SECOND,
+        ..config::Model::default()
     }
 }
 
-fn pool(name: &str, models: &[&str]) -> PoolSpec {
-    PoolSpec {
-        name: name.to_owned(),
-        models: models.iter().map(|&name| name.to_owned()).collect(),
-        strategy: PoolStrategy::Fallback,
-        deadline: Duration::from_secs(20),
-    }
+fn model(name: &str, provider: impl Provider + 'static, settings: config::Model) -> ModelSpec {
+    ModelSpec { name: name.to_owned(), provider: Arc::new(provider), settings }
+}
+
+fn built_in(name: &str, input_limit: usize) -> ModelSpec {
+    model(name, Extractive, config::Model { input_limit, max_queued_calls: 100, ..settings() })
+}
+
+/// A pool with a deadline of 20 s.
+fn pool(models: &[&str]) -> config::Pool {
+    let models = models.iter().map(|&name| name.to_owned()).collect();
+    config::Pool { models, strategy: Strategy::Fallback, deadline: 20 * SECOND }
+}
+
+fn pools<const N: usize>(models: Vec<ModelSpec>, pools: [(&str, config::Pool); N]) -> ModelPools {
+    let pools = pools.into_iter().map(|(name, pool)| (name.to_owned(), pool)).collect();
+    ModelPools::new(models, &pools, prompts()).expect("valid")
+}
+
+/// One pool, "p", with all of the models.
+fn pool_of(models: Vec<ModelSpec>) -> ModelPools {
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let pool = pool(&names);
+    pools(models, [("p", pool)])
 }
 
 fn entry(text: &str) -> TranscriptEntry {
     TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
 }
 
-#[test]
-fn wrong_references_are_reported_together() {
-    let error = ModelPools::new(
-        vec![model("a", 1), model("a", 1)],
-        vec![pool("p", &["a", "b"]), pool("q", &[]), pool("p", &["c"])],
-        prompts(),
-    )
-    .expect_err("much is wrong");
-    assert_eq!(
-        error.0,
-        [
-            "llm.models.a: there are two of this name",
-            "llm.pools.p.models[1]: no model \"b\" in llm.models",
-            "llm.pools.q.models: must name a model at least",
-            "llm.pools.p.models[0]: no model \"c\" in llm.models",
-            "llm.pools.p: there are two of this name",
-        ]
-    );
-    assert!(error.to_string().contains("no model \"b\" in llm.models; llm.pools.q"));
+async fn consolidate(pools: &ModelPools, pool: &str) -> Result<PoolResponse, LlmError> {
+    let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(100))];
+    pools.complete(pool, Task::Consolidate { entries: &entries, sentences: 5 }).await
+}
+
+/// The models of the attempts, and the labels of their errors.
+fn labels(error: &LlmError) -> Vec<(&str, &'static str)> {
+    error.attempts.iter().map(|attempt| (attempt.model.as_str(), attempt.error.label())).collect()
+}
+
+/// The reaction of a scripted provider to one call.
+#[derive(Clone, Debug)]
+struct Reply {
+    after: Duration,
+    result: Result<(&'static str, FinishReason), ModelError>,
+}
+
+fn answer(text: &'static str) -> Reply {
+    Reply { after: Duration::ZERO, result: Ok((text, FinishReason::Complete)) }
+}
+
+fn failure(error: ModelError) -> Reply {
+    Reply { after: Duration::ZERO, result: Err(error) }
+}
+
+fn status(status: u16, retry_after: Option<Duration>) -> Reply {
+    failure(ModelError::Status { status, message: "BAD".to_owned(), retry_after })
+}
+
+fn silence() -> Reply {
+    answer("late").after(86_400 * SECOND)
+}
+
+impl Reply {
+    fn after(self, after: Duration) -> Self {
+        Self { after, ..self }
+    }
+}
+
+/// A provider that plays a script and then repeats its default reply. Each call costs 7 tokens.
+#[derive(Clone, Debug)]
+struct Scripted(Arc<Mutex<Script>>);
+
+#[derive(Debug)]
+struct Script {
+    next: std::collections::VecDeque<Reply>,
+    default: Reply,
+    /// Start of each call.
+    calls: Vec<Instant>,
+    running: usize,
+    max_running: usize,
+}
+
+impl Scripted {
+    fn new(default: Reply) -> Self {
+        let next = std::collections::VecDeque::new();
+        Self(Arc::new(Mutex::new(Script { next, default, calls: Vec::new(), running: 0, max_running: 0 })))
+    }
+
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.0.lock().expect("not poisoned")
+    }
+
+    fn push(&self, reply: Reply) {
+        self.script().next.push_back(reply);
+    }
+
+    fn default(&self, reply: Reply) {
+        self.script().default = reply;
+    }
+
+    fn calls(&self) -> Vec<Instant> {
+        self.script().calls.clone()
+    }
+}
+
+/// Counts a running call until it ends or is cancelled.
+struct RunningCall<'a>(&'a Scripted);
+
+impl Drop for RunningCall<'_> {
+    fn drop(&mut self) {
+        self.0.script().running -= 1;
+    }
+}
+
+#[async_trait]
+impl Provider for Scripted {
+    async fn complete(&self, _: &Request<'_>) -> Result<Completion, ModelError> {
+        let Reply { after, result } = {
+            let mut script = self.script();
+            script.calls.push(Instant::now());
+            script.running += 1;
+            script.max_running = script.max_running.max(script.running);
+            script.next.pop_front().unwrap_or_else(|| script.default.clone())
+        };
+        let _running = RunningCall(self);
+        sleep(after).await;
+        let (text, finish_reason) = result?;
+        let usage = Usage::default();
+        Ok(Completion { text: text.to_owned(), finish_reason, usage, tokens: 7, first_token: None })
+    }
 }
 
 #[test]
-fn what_fits_the_capacity_fits_every_model() {
-    let models = vec![model("large", 100_000), model("small", 4000), model("tiny", 10)];
-    let pools = vec![pool("two", &["large", "small"]), pool("tiny", &["large", "tiny"])];
-    let pools = ModelPools::new(models, pools, prompts()).expect("valid");
+fn invalid_references_of_pools_are_reported_together() {
+    let settings = [("p", pool(&["a", "b"])), ("q", pool(&[]))];
+    let settings = settings.map(|(name, pool)| (name.to_owned(), pool)).into();
+    let error = ModelPools::new(vec![built_in("a", 1)], &settings, prompts()).expect_err("invalid");
+    assert_eq!(
+        error,
+        "llm.pools.p.models[1]: unknown model \"b\"; add it to llm.models; \
+         llm.pools.q.models: must list at least one model"
+    );
+}
+
+#[test]
+fn batch_within_the_capacity_fits_every_model_of_the_pool() {
+    let models = vec![built_in("large", 100_000), built_in("small", 4000), built_in("tiny", 10)];
+    let pools = pools(models, [("two", pool(&["large", "small"])), ("tiny", pool(&["large", "tiny"]))]);
     assert_eq!(pools.capacity("tiny"), 1);
     let capacity = pools.capacity("two");
     assert!(capacity < 4000 - 120, "{capacity}");
@@ -93,63 +203,48 @@ fn what_fits_the_capacity_fits_every_model() {
         entries.push(next);
     }
     let prompt = prompts().render(&Task::Consolidate { entries: &entries, sentences: 50 });
-    let whole = tokens::count(&prompt.system) + tokens::count(&prompt.user);
-    assert!((3500..4000).contains(&whole), "{whole}");
+    assert!((3500..4000).contains(&prompt.tokens()), "{}", prompt.tokens());
 }
 
 #[tokio::test]
-async fn the_built_in_model_needs_nothing() {
-    let pools =
-        ModelPools::new(vec![model("extractive", 1000)], vec![pool("default", &["extractive"])], prompts())
-            .expect("valid");
-    let entries = [entry("Ada lives in Berlin. She has two cats.")];
-    let task = Task::Consolidate { entries: &entries, sentences: 5 };
-    let answer = pools.complete("default", task).await.expect("an answer");
-    assert_eq!((answer.model.as_str(), answer.prompt_version.as_str()), ("extractive", extractive::VERSION));
-    assert!(answer.text.contains("Berlin"));
-    assert_eq!(pools.deadline("default"), Duration::from_secs(20));
-}
-
-/// Fails, with a cause that stands for any.
-#[derive(Debug)]
-struct Broken;
-
-#[async_trait]
-impl Provider for Broken {
-    async fn complete(&self, _: &Request<'_>) -> Result<Completion, ModelError> {
-        Err(ModelError::StreamTruncated)
-    }
+async fn built_in_model_needs_no_settings() {
+    let pools = pools(vec![built_in("extractive", 1000)], [("default", pool(&["extractive"]))]);
+    let response = consolidate(&pools, "default").await.expect("a response");
+    assert_eq!(
+        (response.model.as_str(), response.prompt_version.as_str()),
+        ("extractive", extractive::VERSION)
+    );
+    assert!(response.text.contains("Berlin"));
+    assert_eq!(pools.deadline("default"), 20 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recovered_failure_is_no_alarm_and_no_log_holds_the_conversation() {
-    let broken = ModelSpec { provider: Arc::new(Broken), ..model("broken", 1000) };
-    let models = vec![broken, model("works", 1000)];
-    let pools = ModelPools::new(models, vec![pool("p", &["broken", "works"])], prompts()).expect("valid");
+async fn failures_before_a_response_are_logged_as_info_without_the_conversation() {
+    let broken = model("broken", Scripted::new(failure(ModelError::StreamTruncated)), settings());
+    let pools = pool_of(vec![broken, built_in("works", 1000)]);
     let (log, writer) = std::io::pipe().expect("a pipe");
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
         .with_writer(std::sync::Mutex::new(writer))
         .finish();
-    let entries = [entry("Ada lives in Berlin. She has two cats.")];
-    let task = Task::Consolidate { entries: &entries, sentences: 5 };
-    // While there is just one subscriber, a line that another test comes across first, in a thread without any, is
-    // taken for one that nobody wants (tokio-rs/tracing#3611).
+    // With a single subscriber, a callsite that another test reaches first in a thread without a subscriber is disabled
+    // for all threads (tokio-rs/tracing#3611).
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let guard = tracing::subscriber::set_default(subscriber);
-    pools.complete("p", task).await.expect("an answer");
+    consolidate(&pools, "p").await.expect("a response");
     drop(guard);
     let log = std::io::read_to_string(log).expect("UTF-8");
     assert!(log.contains("DEBUG") && log.contains("model=\"broken\""), "{log}");
-    assert!(log.contains(" INFO ") && log.contains("failed=\"broken: the answer broke off"), "{log}");
+    assert!(
+        log.contains(" INFO ") && log.contains("failed=\"broken: the response stream was truncated"),
+        "{log}"
+    );
     assert!(!["WARN", "ERROR", "Berlin"].iter().any(|word| log.contains(word)), "{log}");
 }
 
 #[tokio::test]
-async fn a_pool_that_is_not_there_fails_without_an_attempt() {
-    let pools = ModelPools::new(Vec::new(), Vec::new(), prompts()).expect("valid");
-    let task = Task::MetaConsolidate { summary: "A b c.", sentences: 1 };
-    let error = pools.complete("x", task).await.expect_err("no such pool");
+async fn unknown_pool_fails_without_an_attempt() {
+    let error = consolidate(&pools(Vec::new(), []), "x").await.expect_err("unknown pool");
     assert!(error.attempts.is_empty() && error.pool == "x");
 }
