@@ -26,6 +26,7 @@ mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod postgres;

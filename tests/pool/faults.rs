@@ -7,7 +7,6 @@ use crate::harness::{
 };
 use crate::model_server::{Behaviour, Form, ModelServer, Protocol, refused_base_url};
 use futures_util::future::join_all;
-use precis::config;
 use precis::llm::ModelError;
 use precis::llm::error::TimeoutPhase;
 use precis::llm::model::ModelSpec;
