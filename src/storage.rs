@@ -7,16 +7,17 @@ use crate::domain::search::analyzer::Analyzer;
 use std::sync::Arc;
 use std::time::Duration;
 
-mod archives;
 mod database;
 mod error;
+mod import;
 mod migrations;
 mod pool;
 pub mod postgres;
-mod row;
+mod rows;
 pub mod search;
 pub mod search_index;
 pub mod sqlite;
+mod statement;
 mod store;
 
 pub use error::StoreError;

@@ -1,6 +1,7 @@
 //! How a summary came to be: one record per change of it, never changed afterwards.
 
 use super::session::Summary;
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 /// What made a revision.
@@ -53,7 +54,7 @@ pub struct Revision {
 }
 
 /// Which model wrote a text, and what that took.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
     /// The model's name in the settings.
     pub model: String,
@@ -76,7 +77,7 @@ pub struct Provenance {
 }
 
 /// A meta-consolidation: what it started from and who did it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaConsolidation {
     /// The summary before it was compressed.
     pub text_before: String,

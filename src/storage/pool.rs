@@ -1,10 +1,11 @@
-//! Connections to a Postgres server that may restart, fail over or fall silent at any time.
+//! A Postgres connection pool that tolerates servers that restart, fail over or stop answering.
 //!
-//! A pool learns that a connection is dead only by using it. A ping before each use would cost 14 % of the throughput;
-//! here a connection is tested when it has been idle for long enough that the server may have restarted meanwhile, or
-//! when another one has failed just now. And no statement is waited for without end: a host that is gone doesn't say so,
-//! and would hold connections until TCP gives up, a quarter of an hour later.
+//! A pool notices a broken connection only when it uses it. A ping before each use would cost 14 % of the throughput.
+//! Instead, a connection is pinged if it was idle for so long that the server may have restarted, or if another connection
+//! failed recently. Every statement has a timeout: a host that disappears sends no error, and would block its connections
+//! until TCP gives up after about 15 minutes.
 
+use super::StoreError;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use sqlx::pool::PoolConnection;
@@ -19,34 +20,35 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// No server is down and up again within this time. At ten connections it costs a hundred pings a second at most.
-const FRESH: Duration = Duration::from_millis(100);
-/// For how long after a failure every connection is tested: one that was in use then comes back later, seems fresh, and
-/// may be as dead.
-const SUSPICION: Duration = Duration::from_secs(1);
-/// What a test of a connection may take.
-const TEST: Duration = Duration::from_secs(2);
+/// No server restarts within this time. With ten connections it causes at most a hundred pings per second.
+const MAX_IDLE_WITHOUT_PING: Duration = Duration::from_millis(100);
+/// After a failure, every connection is pinged for this long: connections that were in use during the failure return to the
+/// pool later, look recently used, and may be broken too.
+const PING_AFTER_FAILURE: Duration = Duration::from_secs(1);
+const PING_TIMEOUT: Duration = Duration::from_secs(2);
+/// Attempts of an operation that may be repeated. The connection of a retry can fail after its ping, too.
+const MAX_ATTEMPTS: usize = 3;
 
-/// A pool of connections. As an executor it is used as `&PgPool` is; what it doesn't do itself is the pool's.
+/// A connection pool. It can be used like a `&PgPool`.
 #[derive(Clone, Debug)]
 pub(super) struct Connections {
     pool: PgPool,
     statement_timeout: Duration,
-    failed: Failed,
+    last_failure: LastFailure,
 }
 
-/// When a connection last failed.
+/// The time of the last failure of a connection.
 #[derive(Clone, Debug, Default)]
-struct Failed(Arc<Mutex<Option<Instant>>>);
+struct LastFailure(Arc<Mutex<Option<Instant>>>);
 
-impl Failed {
-    fn now(&self) {
+impl LastFailure {
+    fn record(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    fn within(&self, time: Duration) -> bool {
-        let failed = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.is_some_and(|failed| failed.elapsed() <= time)
+    fn is_within(&self, time: Duration) -> bool {
+        let failure = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.is_some_and(|failure| failure.elapsed() <= time)
     }
 }
 
@@ -59,45 +61,44 @@ impl Deref for Connections {
 }
 
 impl Connections {
-    /// The first connection is made when it's needed.
+    /// Creates the pool without connecting.
     pub(super) fn new(
         options: PgPoolOptions,
         connect: PgConnectOptions,
         statement_timeout: Duration,
     ) -> Self {
-        let failed = Failed::default();
-        let seen = failed.clone();
+        let last_failure = LastFailure::default();
+        let observed = last_failure.clone();
         let options = options.test_before_acquire(false).before_acquire(move |connection, meta| {
-            let is_fresh = meta.idle_for < FRESH && !seen.within(SUSPICION);
+            let needs_ping = meta.idle_for >= MAX_IDLE_WITHOUT_PING || observed.is_within(PING_AFTER_FAILURE);
             Box::pin(async move {
-                Ok(is_fresh || timeout(TEST, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok()))
+                Ok(!needs_ping || matches!(timeout(PING_TIMEOUT, connection.ping()).await, Ok(Ok(()))))
             })
         });
-        Self { pool: options.connect_lazy_with(connect), statement_timeout, failed }
+        Self { pool: options.connect_lazy_with(connect), statement_timeout, last_failure }
     }
 
-    /// What `ask` gets from a connection, within the time for a statement. A connection that fails is not used again.
-    pub(super) async fn ask<T>(
+    /// Runs `operation` on a connection, within the statement timeout. A connection that fails is closed.
+    pub(super) async fn with_connection<T>(
         &self,
-        ask: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
+        operation: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let limit = self.statement_timeout;
         let mut connection = self.pool.acquire().await?;
-        let asked = timeout(limit, ask(&mut connection)).await;
-        let asked = asked.unwrap_or_else(|_| {
+        let result = timeout(limit, operation(&mut connection)).await.unwrap_or_else(|_| {
             Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into())
         });
-        if asked.as_ref().is_err_and(is_useless) {
-            self.failed.now();
+        if result.as_ref().is_err_and(is_connection_broken) {
+            self.last_failure.record();
             connection.close_on_drop();
         }
-        asked
+        result
     }
 }
 
-/// Whether the connection is no good any more: it is broken, its server is about to end, or it leads to a server that
-/// only reads (25006), such as a primary that has become a standby.
-fn is_useless(error: &Error) -> bool {
+/// Returns `true` if the connection can't be used any more: it is broken, its server is shutting down, or the server is
+/// read-only (25006), for example because it was demoted to a standby.
+fn is_connection_broken(error: &Error) -> bool {
     match error {
         Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::BeginFailed => true,
         Error::Database(error) => error
@@ -107,38 +108,35 @@ fn is_useless(error: &Error) -> bool {
     }
 }
 
-/// Whether a statement failed because of its connection, so that it may go better on another one.
-fn is_lost(error: &super::StoreError) -> bool {
-    matches!(error, super::StoreError::Unavailable(error) if is_useless(error) && !timed_out(error))
+/// Returns `true` if the connection failed and the operation may succeed on another one. Timeouts are not retried: the time
+/// of the request is used up.
+fn is_retryable(error: &StoreError) -> bool {
+    let is_timeout =
+        |error: &Error| matches!(error, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut);
+    matches!(error, StoreError::Unavailable(error) if is_connection_broken(error) && !is_timeout(error))
 }
 
-fn timed_out(error: &Error) -> bool {
-    matches!(error, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut)
-}
-
-/// How often what may be done twice is tried: a connection may die after its test, too.
-const TRIES: usize = 3;
-
-/// Does it again where the connection was lost: for what may be done more than once.
-pub(super) async fn again<T, F>(attempt: impl Fn() -> F) -> Result<T, super::StoreError>
+/// Repeats an operation that lost its connection. The operation must be idempotent.
+pub(super) async fn retry_on_disconnect<T, F>(operation: impl Fn() -> F) -> Result<T, StoreError>
 where
-    F: Future<Output = Result<T, super::StoreError>>,
+    F: Future<Output = Result<T, StoreError>>,
 {
-    for _ in 1..TRIES {
-        match attempt().await {
-            Err(error) if is_lost(&error) => {
-                tracing::info!(%error, "a connection was lost; once more, on another one");
+    for _ in 1..MAX_ATTEMPTS {
+        match operation().await {
+            Err(error) if is_retryable(&error) => {
+                tracing::info!(%error, "lost a database connection; retrying on another one");
             }
-            done => return done,
+            result => return result,
         }
     }
-    attempt().await
+    operation().await
 }
 
 impl<'p> Executor<'p> for &'_ Connections {
     type Database = Postgres;
 
-    /// All rows, then the stream: the time for a statement is not its reader's.
+    /// Fetches all rows before the first one is returned, so that the statement timeout does not include the time of the
+    /// reader.
     fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Either<PgQueryResult, PgRow>, Error>>
     where
         E: 'q + Execute<'q, Postgres>,
@@ -146,7 +144,9 @@ impl<'p> Executor<'p> for &'_ Connections {
         let connections = self.clone();
         let rows = async move {
             connections
-                .ask(async |connection| (&mut **connection).fetch_many(query).try_collect::<Vec<_>>().await)
+                .with_connection(async |connection| {
+                    (&mut **connection).fetch_many(query).try_collect::<Vec<_>>().await
+                })
                 .await
         };
         stream::once(rows).map_ok(|rows| stream::iter(rows.into_iter().map(Ok))).try_flatten().boxed()
@@ -158,7 +158,9 @@ impl<'p> Executor<'p> for &'_ Connections {
     {
         let connections = self.clone();
         Box::pin(async move {
-            connections.ask(async |connection| (&mut **connection).fetch_optional(query).await).await
+            connections
+                .with_connection(async |connection| (&mut **connection).fetch_optional(query).await)
+                .await
         })
     }
 
@@ -172,7 +174,9 @@ impl<'p> Executor<'p> for &'_ Connections {
     {
         let connections = self.clone();
         Box::pin(async move {
-            connections.ask(async |connection| (&mut **connection).prepare_with(sql, parameters).await).await
+            connections
+                .with_connection(async |connection| (&mut **connection).prepare_with(sql, parameters).await)
+                .await
         })
     }
 }

@@ -1,9 +1,9 @@
-//! Postgres: the store for production. Any number of replicas over one database.
+//! The store for production. Any number of replicas can share a database.
 //!
-//! Each method is one statement in a transaction of its own, which names the tenant whose rows it may see: behind the
-//! tenant in every statement stands the database's row-level security. Nothing relies on the state of a connection
-//! beyond a transaction, so a transaction pooler may stand between, if it knows prepared statements (`PgBouncer` does
-//! from 1.21 on).
+//! Each method runs one statement in a transaction of its own. The transaction sets the tenant, so that row-level security
+//! restricts the statement to the rows of that tenant, in addition to the condition on the tenant in the statement. No
+//! method depends on the state of a connection after its transaction, so a transaction pooler works if it supports prepared
+//! statements (`PgBouncer` 1.21 or later).
 
 use super::pool::Connections;
 use super::{StoreError, StoreOptions, migrations};
@@ -15,24 +15,17 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, SqlSaf
 use std::fmt::Write as _;
 use std::io;
 use std::str::FromStr as _;
-use std::time::Duration;
-use time::OffsetDateTime;
 
-mod api_keys;
-mod archives;
-mod consolidations;
-mod context_snapshot;
+mod erasure;
 mod exchanges;
+mod import;
 mod memory;
-mod messages;
 mod revisions;
 mod search;
 mod search_index;
-mod sessions;
-mod token_usage;
-mod users;
 
-/// The store over a pool of connections.
+pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
+
 #[derive(Debug)]
 pub struct Postgres {
     pool: Connections,
@@ -40,15 +33,15 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Prepares the pool; the first connection is made when it's needed.
+    /// Creates the pool without connecting.
     ///
     /// # Errors
-    /// The URL can't be read.
+    /// The URL is invalid.
     pub fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
         let connect = PgConnectOptions::from_str(url)
             .map_err(|_| StoreError::Url("expected postgres://user:password@host:port/database".to_owned()))?
             .application_name("precis")
-            // A pooler may refuse parameters that it doesn't know.
+            // Some poolers reject startup parameters that they don't know.
             .extra_float_digits(None)
             .log_statements(tracing::log::LevelFilter::Off);
         let pool = PgPoolOptions::new()
@@ -58,39 +51,140 @@ impl Postgres {
         Ok(Self { pool, search: options.search })
     }
 
-    /// The newest migration; 0 = none. A server that takes no writes is one that is not available.
-    async fn schema(&self) -> Result<i64, StoreError> {
-        const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
-        const TABLE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS found,
-            current_setting('transaction_read_only')::boolean AS read_only";
-        let row = sqlx::query(TABLE).fetch_one(&self.pool).await?;
-        if row.try_get("read_only")? {
-            let error = io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the server takes no writes");
-            return Err(StoreError::Unavailable(error.into()));
+    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
+        /// Lets one replica migrate at a time. The number is arbitrary, but must not be used by other programs.
+        const LOCK_MIGRATIONS: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
+        const BYPASSES_ROW_SECURITY: &str =
+            "SELECT rolsuper OR rolbypassrls AS bypasses FROM pg_roles WHERE rolname = current_user";
+        self.probe_connection().await.map_err(StoreError::Unavailable)?;
+        // The migrator's own lock is bound to a connection, which a transaction pooler may hand to another client.
+        let mut transaction = self.pool.begin().await?;
+        sqlx::query(LOCK_MIGRATIONS).execute(&mut *transaction).await?;
+        let mut migrator = migrations::postgres();
+        migrator.set_locking(false);
+        migrator.run_direct(None, &mut *transaction, false).await.map_err(StoreError::Migration)?;
+        let row = sqlx::query(BYPASSES_ROW_SECURITY).fetch_one(&mut *transaction).await?;
+        if row.try_get("bypasses")? {
+            tracing::warn!(
+                "the database role is a superuser or has BYPASSRLS, so row-level security does not apply to it; use a \
+                 separate role for precis"
+            );
         }
-        let migrated: bool = row.try_get("found")?;
-        if !migrated {
-            return Ok(0);
-        }
-        Ok(sqlx::query(APPLIED).fetch_one(&self.pool).await?.try_get("found")?)
+        Ok(transaction.commit().await?)
     }
 
-    /// Connects once, to learn why that fails: the pool tries until its time is over, and then knows only that.
-    async fn reach(&self) -> Result<(), sqlx::Error> {
+    /// Connects once to get the real error. The pool would retry until the timeout and then report only the timeout.
+    async fn probe_connection(&self) -> Result<(), sqlx::Error> {
         let (options, limit) = (self.pool.connect_options(), self.pool.options().get_acquire_timeout());
         match tokio::time::timeout(limit, PgConnection::connect_with(&options)).await {
-            Ok(connected) => connected?.close().await,
-            Err(_) => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into())
-            }
+            Ok(connection) => connection?.close().await,
+            Err(_) => Err(timed_out(limit)),
         }
+    }
+
+    pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
+        // A readiness probe needs an answer within the acquire timeout, even if a connection hangs.
+        let limit = self.pool.options().get_acquire_timeout();
+        let version = tokio::time::timeout(limit, self.schema_version()).await;
+        let found = version.map_err(|_| timed_out(limit))??;
+        let expected = migrations::latest_version(&migrations::postgres());
+        if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
+    }
+
+    /// Returns the number of the last applied migration, or 0. A read-only server counts as unavailable.
+    async fn schema_version(&self) -> Result<i64, StoreError> {
+        const SELECT_SERVER_STATE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS is_migrated,
+            current_setting('transaction_read_only')::boolean AS is_read_only";
+        const SELECT_SCHEMA_VERSION: &str =
+            "SELECT coalesce(max(version), 0) AS version FROM _sqlx_migrations WHERE success";
+        let state = sqlx::query(SELECT_SERVER_STATE).fetch_one(&self.pool).await?;
+        if state.try_get("is_read_only")? {
+            let error = io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the server is read-only");
+            return Err(StoreError::Unavailable(error.into()));
+        }
+        if !state.try_get("is_migrated")? {
+            return Ok(0);
+        }
+        Ok(sqlx::query(SELECT_SCHEMA_VERSION).fetch_one(&self.pool).await?.try_get("version")?)
+    }
+
+    pub(super) async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    /// Reads all rows, in a transaction of the tenant if there is one. The transaction is rolled back without waiting.
+    pub(super) async fn read_all(
+        &self,
+        tenant: impl Into<Option<&TenantId>>,
+        query: Query<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let Some(tenant) = tenant.into() else { return query.fetch_all(&self.pool).await };
+        let begin = begin(tenant);
+        self.pool
+            .with_connection(async |connection| {
+                let mut transaction = connection.begin_with(begin).await?;
+                query.fetch_all(&mut *transaction).await
+            })
+            .await
+    }
+
+    /// Reads at most one row, as [`Self::read_all`].
+    pub(super) async fn read(
+        &self,
+        tenant: impl Into<Option<&TenantId>>,
+        query: Query<'_>,
+    ) -> Result<Option<PgRow>, sqlx::Error> {
+        let Some(tenant) = tenant.into() else { return query.fetch_optional(&self.pool).await };
+        let begin = begin(tenant);
+        self.pool
+            .with_connection(async |connection| {
+                let mut transaction = connection.begin_with(begin).await?;
+                query.fetch_optional(&mut *transaction).await
+            })
+            .await
+    }
+
+    /// Runs a statement that writes, commits, and returns the row of the statement.
+    pub(super) async fn write_returning(
+        &self,
+        tenant: impl Into<Option<&TenantId>>,
+        query: Query<'_>,
+    ) -> Result<Option<PgRow>, sqlx::Error> {
+        let Some(tenant) = tenant.into() else { return query.fetch_optional(&self.pool).await };
+        let begin = begin(tenant);
+        self.pool
+            .with_connection(async |connection| {
+                let mut transaction = connection.begin_with(begin).await?;
+                let row = query.fetch_optional(&mut *transaction).await?;
+                transaction.commit().await?;
+                Ok(row)
+            })
+            .await
+    }
+
+    /// Runs a statement that writes, commits, and returns the number of changed rows.
+    pub(super) async fn execute(
+        &self,
+        tenant: impl Into<Option<&TenantId>>,
+        query: Query<'_>,
+    ) -> Result<u64, sqlx::Error> {
+        let Some(tenant) = tenant.into() else {
+            return Ok(query.execute(&self.pool).await?.rows_affected());
+        };
+        let begin = begin(tenant);
+        self.pool
+            .with_connection(async |connection| {
+                let mut transaction = connection.begin_with(begin).await?;
+                let result = query.execute(&mut *transaction).await?;
+                transaction.commit().await?;
+                Ok(result.rows_affected())
+            })
+            .await
     }
 }
 
-type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
-
-/// Begins a transaction that sees one tenant's rows and no others, whatever its statements say. One round trip: that is
-/// why the tenant is part of the text. As hexadecimal digits nothing in it can end the literal.
+/// Returns the statement that begins a transaction of one tenant. It is one round trip, so the tenant is part of the text:
+/// as hexadecimal digits, which can't end the literal.
 fn begin(tenant: &TenantId) -> SqlStr {
     let mut begin = "BEGIN; SELECT set_config('precis.tenant', convert_from('\\x".to_owned();
     for byte in tenant.as_str().bytes() {
@@ -100,110 +194,22 @@ fn begin(tenant: &TenantId) -> SqlStr {
     AssertSqlSafe(begin).into_sql_str()
 }
 
-impl Postgres {
-    /// All rows of a statement that changes nothing. Its transaction is given up, which nobody waits for.
-    async fn read_all(&self, tenant: &TenantId, query: Query<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
-        let read = self.pool.ask(async |connection| {
-            let mut transaction = connection.begin_with(begin(tenant)).await?;
-            query.fetch_all(&mut *transaction).await
-        });
-        read.await
-    }
-
-    /// The row of a statement that changes nothing.
-    async fn read(&self, tenant: &TenantId, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
-        let read = self.pool.ask(async |connection| {
-            let mut transaction = connection.begin_with(begin(tenant)).await?;
-            query.fetch_optional(&mut *transaction).await
-        });
-        read.await
-    }
-
-    /// The row that a statement returns which changes something; committed.
-    async fn write(&self, tenant: &TenantId, query: Query<'_>) -> Result<Option<PgRow>, sqlx::Error> {
-        let written = self.pool.ask(async |connection| {
-            let mut transaction = connection.begin_with(begin(tenant)).await?;
-            let row = query.fetch_optional(&mut *transaction).await?;
-            transaction.commit().await?;
-            Ok(row)
-        });
-        written.await
-    }
-
-    /// How many rows a statement changed; committed.
-    async fn execute(&self, tenant: &TenantId, query: Query<'_>) -> Result<u64, sqlx::Error> {
-        let done = self.pool.ask(async |connection| {
-            let mut transaction = connection.begin_with(begin(tenant)).await?;
-            let done = query.execute(&mut *transaction).await?;
-            transaction.commit().await?;
-            Ok(done.rows_affected())
-        });
-        done.await
-    }
+fn timed_out(limit: std::time::Duration) -> sqlx::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into()
 }
 
-impl Postgres {
-    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
-        /// Of the lock that lets one replica migrate at a time; any figure that nobody else uses.
-        const LOCK: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
-        const EXEMPT: &str =
-            "SELECT rolsuper OR rolbypassrls AS exempt FROM pg_roles WHERE rolname = current_user";
-        self.reach().await.map_err(StoreError::Unavailable)?;
-        // The migrator's own lock belongs to a connection, which a transaction pooler may give to somebody else.
-        let mut transaction = self.pool.begin().await?;
-        sqlx::query(LOCK).execute(&mut *transaction).await?;
-        let mut migrator = migrations::postgres();
-        migrator.set_locking(false);
-        migrator.run_direct(None, &mut *transaction, false).await.map_err(StoreError::Migration)?;
-        let exempt: bool = sqlx::query(EXEMPT).fetch_one(&mut *transaction).await?.try_get("exempt")?;
-        if exempt {
-            tracing::warn!(
-                "the database's role is a superuser or has BYPASSRLS: row-level security does not hold it, and only \
-                 the statements keep tenants apart. Give precis a role of its own"
-            );
-        }
-        Ok(transaction.commit().await?)
-    }
-
-    pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
-        // Whoever asks wants to know it now.
-        let limit = self.pool.options().get_acquire_timeout();
-        let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
-        let answered = tokio::time::timeout(limit, self.schema()).await;
-        let found = answered.map_err(|_| sqlx::Error::from(silent()))??;
-        let expected = migrations::latest_version(&migrations::postgres());
-        if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
-    }
-
-    pub(super) async fn close(&self) {
-        self.pool.close().await;
-    }
-}
-
-/// Whether it's worth trying again: the classes 57 (shutting down, cancelled), 53 (out of resources, such as disk), 08
-/// (connection) and 40 (to be repeated), 25006 (a standby) and 25P03 (it heard nothing for too long).
+/// Returns `true` if a retry may succeed: the error is of class 57 (shutting down, cancelled), 53 (out of resources such as
+/// disk space), 08 (connection) or 40 (transaction rollback), or is 25006 (read-only server) or 25P03 (idle in transaction
+/// for too long).
 pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
-    let error = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
-    error.is_some_and(|code| {
+    let code = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
+    code.is_some_and(|code| {
         ["57", "53", "08", "40", "25006", "25P03"].iter().any(|class| code.starts_with(class))
     })
 }
 
-/// Whether a table, a column or a function is not there.
+/// Returns `true` if a table, a column or a function does not exist.
 pub(super) fn is_schema_incomplete(error: &dyn DatabaseError) -> bool {
-    let error = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
-    error.is_some_and(|code| matches!(code, "42P01" | "42703" | "42883"))
-}
-
-fn time(row: &PgRow, column: &str) -> Result<OffsetDateTime, sqlx::Error> {
-    row.try_get(column)
-}
-
-fn maybe_time(row: &PgRow, column: &str) -> Result<Option<OffsetDateTime>, sqlx::Error> {
-    row.try_get(column)
-}
-
-/// A duration as the statements take it: microseconds.
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+    let code = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::code);
+    code.is_some_and(|code| matches!(code, "42P01" | "42703" | "42883"))
 }

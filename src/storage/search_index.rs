@@ -6,7 +6,7 @@
 //! goes with its session, and so does what waits.
 
 use super::StoreError;
-use super::row::limit;
+use super::rows::to_i64;
 use crate::blocking;
 use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -107,7 +107,7 @@ pub(super) struct ExchangeSpan {
 pub(super) fn pending_spans(analyzer: Option<Analyzer>, exchange: &Exchange) -> Vec<ExchangeSpan> {
     let mut runs: Vec<ExchangeSpan> = Vec::new();
     for (at, (message, _)) in (0..).zip(&exchange.messages).take_while(|_| analyzer.is_some()) {
-        let bytes = limit(message.json().len());
+        let bytes = to_i64(message.json().len());
         match runs.last_mut().filter(|run| run.bytes < MAX_BATCH_BYTES) {
             Some(run) => (run.last, run.bytes) = (at, run.bytes + bytes),
             None => runs.push(ExchangeSpan { first: at, last: at, bytes }),
@@ -129,7 +129,7 @@ pub(super) struct PendingRange {
 
 /// Of up to [`MAX_BATCH_RANGES`] that wait, those that are indexed together, and whether more may wait.
 pub(super) fn next_batch(mut waiting: Vec<PendingRange>) -> (Vec<PendingRange>, bool) {
-    let is_full = limit(waiting.len()) >= MAX_BATCH_RANGES;
+    let is_full = to_i64(waiting.len()) >= MAX_BATCH_RANGES;
     let mut bytes = 0;
     let fits = waiting.iter().take_while(|run| {
         let before = bytes;

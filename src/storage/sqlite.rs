@@ -1,8 +1,9 @@
-//! SQLite: the embedded default. One process, one file, and as durable as the disk is.
+//! The embedded store: one process and one file.
 //!
-//! One connection writes and several read: SQLite has one writer anyhow, and waiting for it in a queue of ours is
-//! fair and never ends in "database is locked". A write transaction begins as one (`BEGIN IMMEDIATE`).
+//! One connection writes and several read. SQLite permits only one writer anyway; queueing for a single connection is fair
+//! and never fails with "database is locked". Write transactions start with `BEGIN IMMEDIATE`.
 
+use super::statement::DbTime;
 use super::{StoreError, StoreOptions, migrations};
 use crate::domain::search::analyzer::Analyzer;
 use sqlx::error::DatabaseError;
@@ -10,27 +11,22 @@ use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteRow, SqliteSynchronous,
 };
-use sqlx::{ConnectOptions as _, Connection as _, Row as _, Sqlite as Driver, Transaction};
+use sqlx::{ConnectOptions as _, Connection as _, Row as _, Transaction};
 use std::str::FromStr as _;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 
-mod api_keys;
-mod archives;
-mod consolidations;
-mod context_snapshot;
+mod erasure;
 mod exchanges;
+mod import;
 mod memory;
-mod messages;
 mod revisions;
 mod search;
 mod search_index;
-mod sessions;
-mod token_usage;
-mod users;
 
-/// The store over one file.
+pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
+
 #[derive(Debug)]
 pub struct Sqlite {
     writer: SqlitePool,
@@ -39,17 +35,16 @@ pub struct Sqlite {
     settling: Mutex<()>,
 }
 
-type Query<'q> = sqlx::query::Query<'q, Driver, SqliteArguments>;
-
 impl Sqlite {
-    /// Opens the file, and creates it where there is none.
+    /// Opens the file, or creates it.
     ///
     /// # Errors
-    /// The URL can't be read, or the file can't be opened.
+    /// The URL is invalid, or the file can't be opened.
     pub async fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
         if url.contains(":memory:") || url.contains("mode=memory") {
             return Err(StoreError::Url(
-                "an in-memory database would be another one on each connection".to_owned(),
+                "an in-memory database is not supported, because each connection would get its own"
+                    .to_owned(),
             ));
         }
         let connect = SqliteConnectOptions::from_str(url)
@@ -58,10 +53,10 @@ impl Sqlite {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
-            // Another process, such as a backup, may hold the file for a moment.
+            // Another process, such as a backup, may lock the file for a moment.
             .busy_timeout(Duration::from_secs(5))
             .pragma("temp_store", "memory")
-            // What is erased must not stay in the file: its bytes are overwritten.
+            // Overwrites deleted content, so that erased data does not stay in the file.
             .pragma("secure_delete", "on")
             .log_statements(tracing::log::LevelFilter::Off);
         let pool = |connections| {
@@ -71,51 +66,33 @@ impl Sqlite {
                 .test_before_acquire(false)
                 .idle_timeout(None)
                 .max_lifetime(None)
-                // Where a commit fails, on a full disk, SQLite has ended the transaction by itself. The driver believes
-                // that it goes on, and would never begin another one on the connection.
+                // If a commit fails because the disk is full, SQLite ends the transaction by itself. The driver does not
+                // notice, and would never begin another transaction on this connection.
                 .before_acquire(|connection, _| {
                     let is_free = !connection.is_in_transaction();
                     Box::pin(async move { Ok(is_free) })
                 })
         };
-        // The writer comes first: it creates the file and turns the log on.
+        // The writer connects first: it creates the file and enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
         Ok(Self { writer, readers, search: options.search, settling: Mutex::default() })
     }
 
-    /// The row of a statement that writes one row at most. It is read to its end: the statement commits after its rows,
-    /// and what goes wrong then (a full disk) would be lost with the first row.
-    async fn written(&self, query: Query<'_>) -> Result<Option<SqliteRow>, sqlx::Error> {
-        Ok(query.fetch_all(&self.writer).await?.pop())
-    }
-
-    /// Takes what was erased out of the log too: its frames would stay in that file until others are written over them.
-    /// Best effort: with a reader in the way, the next checkpoint does it.
-    async fn forget(&self) {
-        const CHECKPOINT: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
-        if let Err(error) = sqlx::query(CHECKPOINT).fetch_all(&self.writer).await {
-            tracing::warn!(%error, "what was erased may still be in the log of the database");
-        }
-    }
-
-    async fn write(&self) -> Result<Transaction<'static, Driver>, sqlx::Error> {
-        self.writer.begin_with("BEGIN IMMEDIATE").await
-    }
-}
-
-impl Sqlite {
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {
         migrations::sqlite().run(&self.writer).await.map_err(StoreError::Migration)
     }
 
     pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
-        const APPLIED: &str = "SELECT coalesce(max(version), 0) AS found FROM _sqlx_migrations WHERE success";
-        const TABLE: &str = "SELECT count(*) AS found FROM sqlite_schema WHERE name = '_sqlx_migrations'";
+        const COUNT_MIGRATION_TABLES: &str =
+            "SELECT count(*) AS tables FROM sqlite_schema WHERE name = '_sqlx_migrations'";
+        const SELECT_SCHEMA_VERSION: &str =
+            "SELECT coalesce(max(version), 0) AS version FROM _sqlx_migrations WHERE success";
         let expected = migrations::latest_version(&migrations::sqlite());
-        let tables: i64 = sqlx::query(TABLE).fetch_one(&self.readers).await?.try_get("found")?;
+        let tables: i64 =
+            sqlx::query(COUNT_MIGRATION_TABLES).fetch_one(&self.readers).await?.try_get("tables")?;
         let found: i64 = if tables > 0 {
-            sqlx::query(APPLIED).fetch_one(&self.readers).await?.try_get("found")?
+            sqlx::query(SELECT_SCHEMA_VERSION).fetch_one(&self.readers).await?.try_get("version")?
         } else {
             0
         };
@@ -126,43 +103,54 @@ impl Sqlite {
         self.readers.close().await;
         self.writer.close().await;
     }
+
+    pub(super) async fn read(&self, query: Query<'_>) -> Result<Option<SqliteRow>, sqlx::Error> {
+        query.fetch_optional(&self.readers).await
+    }
+
+    pub(super) async fn read_all(&self, query: Query<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        query.fetch_all(&self.readers).await
+    }
+
+    /// Runs a statement that writes at most one row, and returns that row. All rows are fetched, because the statement
+    /// commits after its last row: an error at that point, such as a full disk, would be lost otherwise.
+    pub(super) async fn write_returning(&self, query: Query<'_>) -> Result<Option<SqliteRow>, sqlx::Error> {
+        Ok(query.fetch_all(&self.writer).await?.pop())
+    }
+
+    /// Runs a statement that writes, and returns the number of changed rows.
+    pub(super) async fn execute(&self, query: Query<'_>) -> Result<u64, sqlx::Error> {
+        Ok(query.execute(&self.writer).await?.rows_affected())
+    }
+
+    async fn begin_write(&self) -> Result<Transaction<'static, sqlx::Sqlite>, sqlx::Error> {
+        self.writer.begin_with("BEGIN IMMEDIATE").await
+    }
 }
 
-/// Whether it's worth trying again: `BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`, `CANTOPEN`, in any of their kinds.
+/// Returns `true` if a retry may succeed: `BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL` and `CANTOPEN`, with all their
+/// extended codes.
 pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
-    let error = error.try_downcast_ref::<SqliteError>().and_then(|error| error.code()?.parse::<u32>().ok());
-    error.is_some_and(|code| matches!(code & 0xff, 5 | 6 | 8 | 10 | 13 | 14))
+    let code = error.try_downcast_ref::<SqliteError>().and_then(|error| error.code()?.parse::<u32>().ok());
+    code.is_some_and(|code| matches!(code & 0xff, 5 | 6 | 8 | 10 | 13 | 14))
 }
 
-/// Whether a table or a column is not there; SQLite has no code of its own for that.
+/// Returns `true` if a table or a column does not exist. SQLite has no error code for that.
 pub(super) fn is_schema_incomplete(error: &dyn DatabaseError) -> bool {
-    let error = error.try_downcast_ref::<SqliteError>().map(DatabaseError::message);
-    error.is_some_and(|message| {
-        ["no such table", "no such column"].iter().any(|lack| message.starts_with(lack))
+    let message = error.try_downcast_ref::<SqliteError>().map(DatabaseError::message);
+    message.is_some_and(|message| {
+        ["no such table", "no such column"].iter().any(|prefix| message.starts_with(prefix))
     })
 }
 
-/// The store's clock: with one process, the process's own.
-fn now() -> OffsetDateTime {
+/// Returns the time of the store's clock. There is one process, so it is the clock of the process.
+pub(super) fn now() -> OffsetDateTime {
     OffsetDateTime::now_utc()
 }
 
-/// A time as the file has it: microseconds since 1970.
+/// Returns the time as it is stored.
 fn micros(time: OffsetDateTime) -> i64 {
-    i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX)
-}
-
-fn time(row: &SqliteRow, column: &str) -> Result<OffsetDateTime, sqlx::Error> {
-    from_micros(row.try_get(column)?)
-}
-
-fn maybe_time(row: &SqliteRow, column: &str) -> Result<Option<OffsetDateTime>, sqlx::Error> {
-    row.try_get::<Option<i64>, _>(column)?.map(from_micros).transpose()
-}
-
-fn from_micros(micros: i64) -> Result<OffsetDateTime, sqlx::Error> {
-    OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000)
-        .map_err(|error| sqlx::Error::Decode(Box::new(error)))
+    DbTime(time).micros()
 }
 
 #[cfg(test)]

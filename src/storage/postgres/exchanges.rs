@@ -1,21 +1,20 @@
-//! Persisting exchanges, on Postgres.
+//! Appending exchanges on Postgres.
 
 use super::Postgres;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::storage::AppendOutcome;
-use crate::storage::StoreError;
-use crate::storage::pool;
-use crate::storage::row::{limit, tool_columns};
+use crate::storage::pool::retry_on_disconnect;
+use crate::storage::rows::{to_i64, tool_columns};
 use crate::storage::search_index::pending_spans;
+use crate::storage::{AppendOutcome, StoreError};
 use sqlx::Row as _;
 
-/// One statement, so that one round trip does all of it or nothing. `known` finds an earlier request with the key;
-/// `session` takes the row's lock, which is what makes `seq` free of holes and doubles. The clock is read once: read
-/// twice about the turn of an hour, a session's time and its hour could differ, and the list would miss a session.
-/// The messages wait to be indexed; without an index, in no runs.
-/// Old keys of the session go about every 64th message, so that they need no job of their own.
-const APPEND: &str = "\
+/// A single statement appends everything in one round trip, or nothing. `known` finds an earlier request with the key.
+/// `session` locks the row of the session, which keeps `seq` free of gaps and duplicates. The clock is read once: if it
+/// were read twice around a full hour, the time and the hour of a session could differ, and the list would omit it. Messages
+/// become pending for the search index; if search is disabled, there are no spans. Expired keys of the session are deleted
+/// about every 64th message, so that they need no background job.
+const APPEND_EXCHANGE: &str = "\
     WITH known AS (
         SELECT fingerprint, first_seq, last_seq, created_at FROM idempotency_keys
         WHERE tenant_id = $1 AND session_id = $2 AND key = $6
@@ -34,21 +33,21 @@ const APPEND: &str = "\
             activity_hour = greatest(excluded.activity_hour, s.activity_hour)
         WHERE $3 IS NULL OR s.user_id = $3
         RETURNING s.last_seq, s.updated_at
-    ), stored AS (
+    ), inserted_messages AS (
         INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
-        SELECT $1, $2, session.last_seq - $5 + m.place, m.role, m.tool_call_ids, m.tool_result_of, m.tokens, m.message,
+        SELECT $1, $2, session.last_seq - $5 + m.position, m.role, m.tool_call_ids, m.tool_result_of, m.tokens, m.message,
             session.updated_at
         FROM session, unnest($9::text[], $10::text[], $11::text[], $12::bigint[], $14::text[]) WITH ORDINALITY
-            AS m (role, tool_call_ids, tool_result_of, tokens, message, place)
-    ), waiting AS (
+            AS m (role, tool_call_ids, tool_result_of, tokens, message, position)
+    ), pending AS (
         INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
         SELECT $1, $2, session.last_seq - $5 + 1 + run.first, session.last_seq - $5 + 1 + run.last, run.bytes,
             session.updated_at
         FROM session, unnest($15::bigint[], $16::bigint[], $17::bigint[]) AS run (first, last, bytes)
-    ), keyed AS (
+    ), inserted_key AS (
         INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
         SELECT $1, $2, $6, $7, last_seq - $5 + 1, last_seq, updated_at FROM session WHERE $6 IS NOT NULL
-    ), pruned AS (
+    ), deleted_keys AS (
         DELETE FROM idempotency_keys
         WHERE tenant_id = $1 AND session_id = $2 AND created_at < now() - interval '24 hours' AND key <> $6
             AND (SELECT last_seq % 64 < $5 FROM session)
@@ -66,7 +65,7 @@ impl Postgres {
         key: Option<&IdempotencyKey>,
     ) -> Result<AppendOutcome, StoreError> {
         let once = async || match self.append_once(tenant, session, exchange, key).await {
-            // The same key at the same time: the other one was first, so now there is something to find.
+            // A concurrent request with the same key was faster: the second attempt finds its result.
             Err(StoreError::Statement(sqlx::Error::Database(error)))
                 if error.is_unique_violation() && error.table() == Some("idempotency_keys") =>
             {
@@ -74,8 +73,8 @@ impl Postgres {
             }
             other => other,
         };
-        // With a key it is there once, whether a lost connection did it or not.
-        if key.is_some() { pool::again(once).await } else { once().await }
+        // With a key a retry is safe, even if the lost connection had committed.
+        if key.is_some() { retry_on_disconnect(once).await } else { once().await }
     }
 }
 
@@ -92,14 +91,14 @@ impl Postgres {
         let (tool_call_ids, tool_result_of): (Vec<_>, Vec<_>) =
             messages.iter().map(|(message, _)| tool_columns(message)).unzip();
         let row = self
-            .write(
+            .write_returning(
                 tenant,
-                sqlx::query(APPEND)
+                sqlx::query(APPEND_EXCHANGE)
                     .bind(tenant.as_str())
                     .bind(session.as_str())
                     .bind(exchange.user_id.as_ref().map(UserId::as_str))
                     .bind(exchange.metadata.as_deref())
-                    .bind(limit(messages.len()))
+                    .bind(to_i64(messages.len()))
                     .bind(key.map(|key| key.key.as_str()))
                     .bind(key.map(|key| key.fingerprint.as_slice()))
                     .bind(exchange.tokens())

@@ -1,25 +1,20 @@
-//! Memory documents, on Postgres.
+//! Writing memory documents on Postgres.
 
-use super::{Postgres, time};
+use super::Postgres;
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
-use crate::storage::NewMemoryDocument;
-use crate::storage::StoreError;
-use crate::storage::row::read_memory;
-use sqlx::Row as _;
+use crate::storage::{NewMemoryDocument, StoreError, rows};
 
-const GET: &str = "\
-    SELECT version, content, words, tokens, created_at FROM memories WHERE tenant_id = $1 AND user_id = $2";
-
-/// Two ways, of which one applies: an expected version is replaced and never made, for its document may be erased
-/// meanwhile; without one, or with 0, the document is made, and replaced only if no version was named.
-const WRITE: &str = "\
-    WITH replaced AS (
+/// Has two branches, of which at most one applies. With an expected version above 0, the document is updated but never
+/// inserted, because it may have been erased meanwhile. Otherwise it is inserted, and updated only if no version is
+/// expected.
+const WRITE_MEMORY_DOCUMENT: &str = "\
+    WITH updated AS (
         UPDATE memories SET version = version + 1, content = $3, words = $4, tokens = $5,
             created_at = greatest(clock_timestamp(), created_at)
         WHERE tenant_id = $1 AND user_id = $2 AND version = $6::bigint
         RETURNING version, content, words, tokens, created_at
-    ), written AS (
+    ), upserted AS (
         INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at)
         SELECT $1, $2, 1, $3, $4, $5, clock_timestamp() WHERE coalesce($6, 0) = 0
         ON CONFLICT (tenant_id, user_id) DO UPDATE SET version = m.version + 1, content = $3, words = $4, tokens = $5,
@@ -29,55 +24,25 @@ const WRITE: &str = "\
     )
     INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
     SELECT $1, $2, version, content, words, tokens, created_at
-    FROM (TABLE replaced UNION ALL TABLE written) AS current
+    FROM (TABLE updated UNION ALL TABLE upserted) AS current
     RETURNING version, content, words, tokens, created_at";
 
-const LIST: &str = "\
-    SELECT version, content, words, tokens, created_at FROM memory_revisions
-    WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4";
-
 impl Postgres {
-    pub(in crate::storage) async fn memory_document(
-        &self,
-        tenant: &TenantId,
-        user: &UserId,
-    ) -> Result<Option<MemoryDocument>, StoreError> {
-        let query = sqlx::query(GET).bind(tenant.as_str()).bind(user.as_str());
-        let row = self.read(tenant, query).await?;
-        row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
-    }
-
     pub(in crate::storage) async fn write_memory_document(
         &self,
         tenant: &TenantId,
         user: &UserId,
-        new: NewMemoryDocument<'_>,
+        document: NewMemoryDocument<'_>,
         expected: Option<i64>,
     ) -> Result<Option<MemoryDocument>, StoreError> {
-        let row = self
-            .write(
-                tenant,
-                sqlx::query(WRITE)
-                    .bind(tenant.as_str())
-                    .bind(user.as_str())
-                    .bind(new.content)
-                    .bind(new.words)
-                    .bind(new.tokens)
-                    .bind(expected),
-            )
-            .await?;
-        row.as_ref().map(|row| Ok(read_memory!(row, "", time))).transpose()
-    }
-
-    pub(in crate::storage) async fn memory_revisions(
-        &self,
-        tenant: &TenantId,
-        user: &UserId,
-        before: i64,
-        limit: i64,
-    ) -> Result<Vec<MemoryDocument>, StoreError> {
-        let query = sqlx::query(LIST).bind(tenant.as_str()).bind(user.as_str()).bind(before).bind(limit);
-        let rows = self.read_all(tenant, query).await?;
-        rows.iter().map(|row| Ok(read_memory!(row, "", time))).collect()
+        let query = sqlx::query(WRITE_MEMORY_DOCUMENT)
+            .bind(tenant.as_str())
+            .bind(user.as_str())
+            .bind(document.content)
+            .bind(document.words)
+            .bind(document.tokens)
+            .bind(expected);
+        let row = self.write_returning(tenant, query).await?;
+        row.map(|row| rows::memory_document(&row, "")).transpose()
     }
 }

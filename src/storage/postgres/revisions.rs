@@ -1,27 +1,28 @@
-//! How a summary came to be, and the way back, on Postgres.
+//! Committing and restoring revisions on Postgres.
 
-use super::{Postgres, time};
+use super::Postgres;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{Revision, RevisionKind};
-use crate::storage::StoreError;
-use crate::storage::row::{read_revision, revision_columns};
-use sqlx::Row as _;
+use crate::storage::rows::{self, meta_column, revision_columns, source_column};
+use crate::storage::{NewRevision, StoreError};
+use uuid::Uuid;
 
-const EXISTS: &str = "SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2";
-
-const LIST: &str = concat!(
-    "SELECT ",
-    revision_columns!(),
-    " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3 ORDER BY revision DESC LIMIT $4"
+const COMMIT_REVISION: &str = concat!(
+    "WITH session AS (
+        UPDATE sessions SET summary = $7, summary_words = $8, summary_tokens = $9, cursor_seq = $6,
+            cursor_tokens = cursor_tokens + $10, revision = revision + 1, failures = 0, retry_at = NULL,
+            last_failure = NULL
+        WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 AND revision = $4 AND cursor_seq = $5
+        RETURNING revision AS new_revision
+    )
+    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
+        summary_tokens, added, meta, source, created_at)
+    SELECT $1, $2, new_revision, $11, $5 + 1, $6, $6, $7, $8, $9, $12, $13, $14, now() FROM session
+    RETURNING ",
+    revision_columns!()
 );
 
-const GET: &str = concat!(
-    "SELECT ",
-    revision_columns!(),
-    " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision = $3"
-);
-
-const RESTORE: &str = concat!(
+const RESTORE_REVISION: &str = concat!(
     "WITH target AS (
         SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
         WHERE tenant_id = $1 AND session_id = $2 AND revision = $3
@@ -43,31 +44,30 @@ const RESTORE: &str = concat!(
 );
 
 impl Postgres {
-    pub(in crate::storage) async fn revisions(
+    pub(in crate::storage) async fn commit_revision(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        before: i64,
-        limit: i64,
-    ) -> Result<Option<Vec<Revision>>, StoreError> {
-        let query = sqlx::query(LIST).bind(tenant.as_str()).bind(session.as_str()).bind(before).bind(limit);
-        let rows = self.read_all(tenant, query).await?;
-        if rows.is_empty() {
-            let query = sqlx::query(EXISTS).bind(tenant.as_str()).bind(session.as_str());
-            return Ok(self.read(tenant, query).await?.map(|_| Vec::new()));
-        }
-        rows.iter().map(|row| Ok(read_revision!(row, time))).collect::<Result<_, _>>().map(Some)
-    }
-
-    pub(in crate::storage) async fn revision(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        revision: i64,
+        token: Uuid,
+        revision: &NewRevision,
     ) -> Result<Option<Revision>, StoreError> {
-        let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
-        let row = self.read(tenant, query).await?;
-        row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
+        let query = sqlx::query(COMMIT_REVISION)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(token)
+            .bind(revision.base_revision)
+            .bind(revision.base_cursor)
+            .bind(revision.cursor)
+            .bind(&revision.summary.text)
+            .bind(revision.summary.words)
+            .bind(revision.summary.tokens)
+            .bind(revision.range_tokens)
+            .bind(RevisionKind::Consolidation.as_str())
+            .bind(&revision.added)
+            .bind(meta_column(revision.meta.as_ref()))
+            .bind(source_column(revision.source.as_ref()));
+        let row = self.write_returning(tenant, query).await?;
+        row.as_ref().map(rows::revision).transpose()
     }
 
     pub(in crate::storage) async fn restore_revision(
@@ -76,16 +76,12 @@ impl Postgres {
         session: &SessionId,
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
-        let row = self
-            .write(
-                tenant,
-                sqlx::query(RESTORE)
-                    .bind(tenant.as_str())
-                    .bind(session.as_str())
-                    .bind(revision)
-                    .bind(RevisionKind::Restore.as_str()),
-            )
-            .await?;
-        row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
+        let query = sqlx::query(RESTORE_REVISION)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(revision)
+            .bind(RevisionKind::Restore.as_str());
+        let row = self.write_returning(tenant, query).await?;
+        row.as_ref().map(rows::revision).transpose()
     }
 }

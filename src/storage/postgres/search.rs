@@ -5,11 +5,11 @@
 //! may get any plan, and the index on times looks cheap to it: so the rows are found first (`OFFSET 0` keeps that apart), and
 //! put in order then.
 
-use super::{Postgres, begin, time};
+use super::{Postgres, begin};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::row::read_message_ref;
+use crate::storage::rows;
 use crate::storage::search::{
     FtsSyntax, LARGE, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
@@ -115,7 +115,7 @@ impl Postgres {
         settings: &'static str,
         query: super::Query<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let read = self.pool.ask(async |connection| {
+        let read = self.pool.with_connection(async |connection| {
             let mut transaction = connection.begin_with(begin(tenant)).await?;
             sqlx::query(settings).execute(&mut *transaction).await?;
             query.fetch_all(&mut *transaction).await
@@ -241,7 +241,7 @@ fn queries(tenant: &TenantId, scope: &SearchFilter, probes: &[TermQuery]) -> Vec
 }
 
 fn place(row: &PgRow) -> Result<MessageRef, StoreError> {
-    Ok(read_message_ref!(row, time))
+    rows::message_ref(row)
 }
 
 fn found(row: &PgRow) -> Result<StoredHit, StoreError> {

@@ -1,11 +1,11 @@
 //! Keeping the index of search, on Postgres.
 
-use super::{Postgres, Query, begin, time};
+use super::{Postgres, Query, begin};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
-use crate::storage::row::{read_pending_message, read_pending_range, read_reindex_range};
+use crate::storage::rows;
 use crate::storage::search::MessageRef;
 use crate::storage::search_index::{
     IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements, ReindexRange,
@@ -167,7 +167,7 @@ impl Postgres {
 
     pub(in crate::storage) async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
         let row = sqlx::query(SELECT_REINDEX_RANGE).fetch_optional(&self.pool).await?;
-        row.map(|row| Ok(read_reindex_range!(&row))).transpose()
+        row.as_ref().map(rows::reindex_range).transpose()
     }
 
     pub(in crate::storage) async fn reindex_messages(
@@ -216,10 +216,10 @@ impl Postgres {
 
     /// Indexes what a statement takes of what waits. Returns whether more may wait.
     async fn index_claimed(&self, analyzer: Analyzer, take: Query<'_>) -> Result<bool, StoreError> {
-        let settled = self.pool.ask(async |connection| {
+        let settled = self.pool.with_connection(async |connection| {
             let mut transaction = connection.begin_with(BEGIN_LAZILY).await?;
             let rows = take.fetch_all(&mut *transaction).await?;
-            let waiting = rows.iter().map(|row| Ok(read_pending_range!(row, time)));
+            let waiting = rows.iter().map(rows::pending_range);
             let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
             let Some(first) = rows.first() else { return Ok(false) };
             let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
@@ -252,7 +252,7 @@ async fn unindexed(
         .bind(column(piece, |run| run.first_seq))
         .bind(column(piece, |run| run.last_seq));
     let rows = query.fetch_all(connection).await?;
-    rows.iter().map(|row| Ok(read_pending_message!(row, time, piece))).collect()
+    rows.iter().map(|row| rows::pending_message(row, piece)).collect()
 }
 
 /// Writes rows of the index, in their order.

@@ -1,27 +1,27 @@
-//! How a summary came to be, and the way back, on SQLite.
+//! Committing and restoring revisions on SQLite.
 
-use super::{Sqlite, micros, now, time};
+use super::{Sqlite, micros, now};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{Revision, RevisionKind};
-use crate::storage::StoreError;
-use crate::storage::row::{read_revision, revision_columns};
-use sqlx::Row as _;
+use crate::storage::rows::{self, meta_column, revision_columns, source_column};
+use crate::storage::{NewRevision, StoreError};
+use uuid::Uuid;
 
-const EXISTS: &str = "SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+const UPDATE_SUMMARY: &str = "\
+    UPDATE sessions SET summary = $7, summary_words = $8, summary_tokens = $9, cursor_seq = $6,
+        cursor_tokens = cursor_tokens + $10, revision = revision + 1, failures = 0, retry_at = NULL, last_failure = NULL
+    WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 AND revision = $4 AND cursor_seq = $5";
 
-const LIST: &str = concat!(
-    "SELECT ",
-    revision_columns!(),
-    " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3 ORDER BY revision DESC LIMIT $4"
+const INSERT_REVISION: &str = concat!(
+    "INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
+        summary_tokens, added, meta, source, created_at)
+    SELECT $1, $2, revision, $3, $4 + 1, cursor_seq, cursor_seq, summary, summary_words, summary_tokens, $5, $6, $7, $8
+    FROM sessions WHERE tenant_id = $1 AND session_id = $2
+    RETURNING ",
+    revision_columns!()
 );
 
-const GET: &str = concat!(
-    "SELECT ",
-    revision_columns!(),
-    " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision = $3"
-);
-
-const SET_BACK: &str = "\
+const RESTORE_SUMMARY: &str = "\
     UPDATE sessions AS s SET summary = t.summary, summary_words = t.summary_words, summary_tokens = t.summary_tokens,
         cursor_seq = t.cursor_seq,
         cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
@@ -34,7 +34,7 @@ const SET_BACK: &str = "\
     ) AS t
     WHERE s.tenant_id = $1 AND s.session_id = $2";
 
-const KEEP: &str = concat!(
+const INSERT_RESTORED_REVISION: &str = concat!(
     "INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens,
         added, created_at)
     SELECT $1, $2, revision, $3, cursor_seq, summary, summary_words, summary_tokens, '', $4 FROM sessions
@@ -44,31 +44,43 @@ const KEEP: &str = concat!(
 );
 
 impl Sqlite {
-    pub(in crate::storage) async fn revisions(
+    pub(in crate::storage) async fn commit_revision(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        before: i64,
-        limit: i64,
-    ) -> Result<Option<Vec<Revision>>, StoreError> {
-        let query = sqlx::query(LIST).bind(tenant.as_str()).bind(session.as_str()).bind(before).bind(limit);
-        let rows = query.fetch_all(&self.readers).await?;
-        if rows.is_empty() {
-            let query = sqlx::query(EXISTS).bind(tenant.as_str()).bind(session.as_str());
-            return Ok(query.fetch_optional(&self.readers).await?.map(|_| Vec::new()));
-        }
-        rows.iter().map(|row| Ok(read_revision!(row, time))).collect::<Result<_, _>>().map(Some)
-    }
-
-    pub(in crate::storage) async fn revision(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        revision: i64,
+        token: Uuid,
+        revision: &NewRevision,
     ) -> Result<Option<Revision>, StoreError> {
-        let query = sqlx::query(GET).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
-        let row = query.fetch_optional(&self.readers).await?;
-        row.as_ref().map(|row| Ok(read_revision!(row, time))).transpose()
+        let mut transaction = self.begin_write().await?;
+        let updated = sqlx::query(UPDATE_SUMMARY)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(token)
+            .bind(revision.base_revision)
+            .bind(revision.base_cursor)
+            .bind(revision.cursor)
+            .bind(&revision.summary.text)
+            .bind(revision.summary.words)
+            .bind(revision.summary.tokens)
+            .bind(revision.range_tokens)
+            .execute(&mut *transaction)
+            .await?;
+        if updated.rows_affected() == 0 {
+            return Ok(None);
+        }
+        let row = sqlx::query(INSERT_REVISION)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(RevisionKind::Consolidation.as_str())
+            .bind(revision.base_cursor)
+            .bind(&revision.added)
+            .bind(meta_column(revision.meta.as_ref()))
+            .bind(source_column(revision.source.as_ref()))
+            .bind(micros(now()))
+            .fetch_one(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok(Some(rows::revision(&row)?))
     }
 
     pub(in crate::storage) async fn restore_revision(
@@ -77,12 +89,12 @@ impl Sqlite {
         session: &SessionId,
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
-        let mut transaction = self.write().await?;
-        let query = sqlx::query(SET_BACK).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
+        let mut transaction = self.begin_write().await?;
+        let query = sqlx::query(RESTORE_SUMMARY).bind(tenant.as_str()).bind(session.as_str()).bind(revision);
         if query.execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(None);
         }
-        let row = sqlx::query(KEEP)
+        let row = sqlx::query(INSERT_RESTORED_REVISION)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(RevisionKind::Restore.as_str())
@@ -90,6 +102,6 @@ impl Sqlite {
             .fetch_one(&mut *transaction)
             .await?;
         transaction.commit().await?;
-        Ok(Some(read_revision!(&row, time)))
+        Ok(Some(rows::revision(&row)?))
     }
 }

@@ -4,14 +4,15 @@
 //! asked for makes it leap over what other sessions say. The last few rows wait to be put into it (see its migration), and
 //! are looked at before it is asked.
 
-use super::{Sqlite, micros, time};
+use super::{Sqlite, micros};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::row::{limit, read_message_ref};
+use crate::storage::rows::{message_ref, to_i64};
 use crate::storage::search::{
     FtsSyntax, LARGE, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
+use crate::storage::statement::DbRow;
 use rows::{Sought, rows};
 use serde_json::{Value, json};
 use sqlx::Row as _;
@@ -131,11 +132,11 @@ impl Sqlite {
         let newest: Vec<_> = rows(&text).collect();
         let counts = |scope: &SearchFilter| {
             let sought = probes.iter().map(|probe| Sought::new(tenant, scope, probe));
-            sought.map(|sought| limit(newest.iter().filter(|row| sought.is_in(row)).count())).collect()
+            sought.map(|sought| to_i64(newest.iter().filter(|row| sought.is_in(row)).count())).collect()
         };
         let ids = || newest.iter().map(|row| row.id);
         let figures = SampleRange {
-            rows: limit(newest.len()),
+            rows: to_i64(newest.len()),
             first: ids().min().unwrap_or_default(),
             last: ids().max().unwrap_or_default(),
             oldest: oldest.unwrap_or_default(),
@@ -221,7 +222,7 @@ impl Sqlite {
         let (Some(first), Some(last)) = (reach.try_get("first")?, reach.try_get("last")?) else {
             return Ok(Vec::new());
         };
-        let scope = SearchFilter { since: Some(time(&reach, "since")?), ..scope.clone() };
+        let scope = SearchFilter { since: Some(DbRow::time(&reach, "since")?), ..scope.clone() };
         let drawn = self.drawn(tenant, &scope, first..=last, from_ref(probe), most).await?;
         Ok(drawn.into_iter().flatten().collect())
     }
@@ -251,7 +252,7 @@ impl Sqlite {
             let query = bounded(DRAW)
                 .bind(DIALECT.query(tenant, scope, probe))
                 .bind(scope.session.as_ref().map(SessionId::as_str))
-                .bind(most - limit(places.len()));
+                .bind(most - to_i64(places.len()));
             for row in &query.fetch_all(&mut *transaction).await? {
                 places.push(place(row)?);
             }
@@ -270,7 +271,7 @@ fn listed(places: &[MessageRef]) -> String {
 }
 
 fn place(row: &SqliteRow) -> Result<MessageRef, StoreError> {
-    Ok(read_message_ref!(row, time))
+    message_ref(row)
 }
 
 fn found(row: &SqliteRow) -> Result<StoredHit, StoreError> {

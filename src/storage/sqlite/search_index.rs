@@ -1,11 +1,11 @@
 //! Keeping the index of search, on SQLite.
 
-use super::{Query, Sqlite, micros, now, time};
+use super::{Query, Sqlite, micros, now};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
-use crate::storage::row::{read_pending_message, read_pending_range, read_reindex_range};
+use crate::storage::rows;
 use crate::storage::search::MessageRef;
 use crate::storage::search_index::{
     IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements, ReindexRange,
@@ -107,7 +107,7 @@ impl Sqlite {
     }
 
     pub(in crate::storage) async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
-        let mut transaction = self.write().await?;
+        let mut transaction = self.begin_write().await?;
         sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?;
         if sqlx::query(UPDATE_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?.rows_affected()
             > 0
@@ -119,7 +119,7 @@ impl Sqlite {
 
     pub(in crate::storage) async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
         let row = sqlx::query(SELECT_REINDEX_RANGE).fetch_optional(&self.readers).await?;
-        row.map(|row| Ok(read_reindex_range!(&row))).transpose()
+        row.as_ref().map(rows::reindex_range).transpose()
     }
 
     pub(in crate::storage) async fn reindex_messages(
@@ -131,7 +131,7 @@ impl Sqlite {
         let ReindexRange { tenant, session, .. } = piece;
         let all = messages.iter().map(|(_, message)| message);
         let lexemes = lexemes_of_messages(self.search, tenant, session, all).await;
-        let mut transaction = self.write().await?;
+        let mut transaction = self.begin_write().await?;
         let query = sqlx::query(SELECT_SESSION_USER).bind(tenant.as_str()).bind(session.as_str());
         let Some(row) = query.fetch_optional(&mut *transaction).await? else {
             return Ok(());
@@ -163,7 +163,7 @@ impl Sqlite {
         let turn = tokio::time::timeout(patience, self.settling.lock()).await;
         let _turn = turn.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let rows = take.fetch_all(&self.readers).await?;
-        let waiting = rows.iter().map(|row| Ok(read_pending_range!(row, time)));
+        let waiting = rows.iter().map(rows::pending_range);
         let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
         let Some(first) = rows.first() else { return Ok(false) };
         let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
@@ -175,7 +175,7 @@ impl Sqlite {
         });
         let listed = listed.collect::<Value>().to_string();
         let entries = entries_of_pending(analyzer, self.unindexed(&piece, &listed).await?).await;
-        let mut transaction = self.write().await?;
+        let mut transaction = self.begin_write().await?;
         let indexed = sqlx::query(DELETE_PENDING).bind(listed).execute(&mut *transaction).await?;
         if indexed.rows_affected() < u64::try_from(piece.len()).unwrap_or_default() {
             // Some of it was erased meanwhile, and must not come back.
@@ -193,7 +193,7 @@ impl Sqlite {
         listed: &str,
     ) -> Result<Vec<PendingMessage>, sqlx::Error> {
         let rows = sqlx::query(SELECT_PENDING_MESSAGES).bind(listed).fetch_all(&self.readers).await?;
-        rows.iter().map(|row| Ok(read_pending_message!(row, time, piece))).collect()
+        rows.iter().map(|row| rows::pending_message(row, piece)).collect()
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Handing over a row takes the driver longer than SQLite takes to find it.
 
-use super::super::from_micros;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::search::lexemes::{self, TermQuery};
 use crate::storage::StoreError;
 use crate::storage::search::{MessageRef, SearchFilter};
+use crate::storage::statement::DbTime;
 
 /// A row of the index.
 pub(super) struct Row<'a> {
@@ -21,7 +21,7 @@ pub(super) struct Row<'a> {
 impl Row<'_> {
     pub(super) fn place(&self) -> Result<MessageRef, StoreError> {
         let session = SessionId::new(self.session).map_err(StoreError::corrupt("a session id"))?;
-        Ok(MessageRef { created_at: from_micros(self.created_at)?, seq: self.seq, session })
+        Ok(MessageRef { created_at: DbTime::from_micros(self.created_at)?.0, seq: self.seq, session })
     }
 }
 

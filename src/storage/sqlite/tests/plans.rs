@@ -8,11 +8,10 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
-use crate::storage::MessageQuery;
-use crate::storage::SessionPosition;
-use crate::storage::StoreOptions;
+use crate::storage::database::Database;
 use crate::storage::search::{MessageRef, SearchFilter};
-use sqlx::AssertSqlSafe;
+use crate::storage::{MessageQuery, SessionPosition, Store as _, StoreOptions};
+use sqlx::{AssertSqlSafe, SqlitePool};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -65,7 +64,8 @@ const CALLS: &[&str] = &[
 
 /// The store over one connection that reads, and the steps of that.
 struct Filled {
-    store: Sqlite,
+    store: Database,
+    writer: SqlitePool,
     now: OffsetDateTime,
     sessions: i64,
     steps: Arc<AtomicU64>,
@@ -85,6 +85,7 @@ impl Filled {
         let url = format!("sqlite://{}", folder.path().join("precis.db").display());
         let store = Sqlite::connect(&url, &options).await.unwrap();
         store.migrate().await.unwrap();
+        let writer = store.writer.clone();
         let now = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
         let (tag, session) = (lexemes::tenant_prefix(&TenantId::default()), demo());
         let fill = FILL
@@ -92,7 +93,7 @@ impl Filled {
             .replace("TAG", &tag)
             .replace("SIZE", &sessions.to_string())
             .replace("NOW", "1800000000000000");
-        sqlx::raw_sql(AssertSqlSafe(fill)).execute(&store.writer).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(fill)).execute(&writer).await.unwrap();
         let steps = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&steps);
         let mut connection = store.readers.acquire().await.unwrap();
@@ -101,7 +102,7 @@ impl Filled {
             true
         });
         drop(connection);
-        Self { store, now, sessions, steps, _folder: folder }
+        Self { store: Database::Sqlite(store), writer, now, sessions, steps, _folder: folder }
     }
 
     /// The steps that a call takes when its statements are prepared.
@@ -114,7 +115,7 @@ impl Filled {
 
     async fn waiting(&self) -> usize {
         let query = sqlx::query_scalar("SELECT count(*) FROM search_pending");
-        let waiting: i64 = query.fetch_one(&self.store.writer).await.unwrap();
+        let waiting: i64 = query.fetch_one(&self.writer).await.unwrap();
         usize::try_from(waiting).unwrap()
     }
 

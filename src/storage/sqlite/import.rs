@@ -1,74 +1,31 @@
-//! Exporting and importing whole sessions, on SQLite.
+//! Importing sessions on SQLite.
 
 use super::search_index::insert_entries;
-use super::{Sqlite, micros, now, time};
+use super::{Sqlite, micros, now};
 use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
-use crate::storage::StoreError;
-use crate::storage::archives::ImportCounts;
-use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
+use crate::storage::import::{INSERT_IMPORTED_REVISION, ImportCounts, UPDATE_CURSOR_TOKENS};
+use crate::storage::rows::{meta_column, source_column, tool_columns};
 use crate::storage::search_index::{self, SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries};
-use crate::storage::{ImportOutcome, MessageRange, RowBatch, RowBatches, StoredMessage};
+use crate::storage::{ImportOutcome, RowBatch, RowBatches, StoreError};
 use serde_json::json;
 use sqlx::{Row as _, SqliteConnection};
 use time::OffsetDateTime;
 
-/// The sizes are summed up first, so that no text is read that is not wanted. There is one upper bound, because of two
-/// the index gets the one that leaves all the rest of the history to be read and passed over.
-const PART: &str = "\
-    SELECT seq, created_at, message FROM messages
-    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= min($4, coalesce((
-        SELECT max(seq) FROM (
-            SELECT seq, sum(bytes) OVER (ORDER BY seq) AS bytes FROM (
-                SELECT seq, octet_length(message) AS bytes FROM messages
-                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5
-            ) AS sizes
-        ) AS sums WHERE bytes <= $6
-    ), $3 + 1))
-    ORDER BY seq";
-
-const CREATE: &str = "\
+const INSERT_SESSION: &str = "\
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, summary,
         summary_words, summary_tokens, revision, created_at, updated_at, activity_hour)
     VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, $12, $13, $13 / 3600000000)
     ON CONFLICT (tenant_id, session_id) DO NOTHING";
 
-/// Many rows as one JSON text: a statement for each row would take three times as long, and others wait meanwhile.
-const STORE: &str = "\
+/// All rows are one JSON parameter: a statement per row would take three times as long, while other writers wait.
+const INSERT_MESSAGES: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     SELECT $1, $2, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6
     FROM json_each($3)";
 
-const KEEP: &str = "\
-    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
-        summary_tokens, added, meta, source, created_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
-
-const COUNT_CURSOR: &str = "\
-    UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
-        WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
-    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
-
 impl Sqlite {
-    pub(in crate::storage) async fn message_range(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        part: MessageRange,
-    ) -> Result<Vec<StoredMessage>, StoreError> {
-        let rows = sqlx::query(PART)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(part.after_seq)
-            .bind(part.last_seq)
-            .bind(part.limit)
-            .bind(part.max_bytes)
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(|row| Ok(read_message!(row, time))).collect()
-    }
-
     pub(in crate::storage) async fn import_session(
         &self,
         tenant: &TenantId,
@@ -77,9 +34,9 @@ impl Sqlite {
         archive: &ImportedSession,
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
-        let mut transaction = self.write().await?;
+        let mut transaction = self.begin_write().await?;
         let now = now();
-        let created = sqlx::query(CREATE)
+        let inserted = sqlx::query(INSERT_SESSION)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(user.as_str())
@@ -95,14 +52,14 @@ impl Sqlite {
             .bind(micros(archive.times.map_or(now, |(_, updated_at)| updated_at)))
             .execute(&mut *transaction)
             .await?;
-        if created.rows_affected() == 0 {
+        if inserted.rows_affected() == 0 {
             return Ok(ImportOutcome::Exists);
         }
-        let label = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
-        let analyzer = analyzer_for_import(label.try_get("analyzer_version")?, self.search);
-        let mut tally = ImportCounts::default();
+        let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
+        let analyzer = analyzer_for_import(row.try_get("analyzer_version")?, self.search);
+        let mut counts = ImportCounts::default();
         while let Some(batch) = batches.recv().await {
-            tally.add(&batch);
+            counts.add(&batch);
             match batch {
                 RowBatch::Messages(rows) => {
                     let lexemes = search_index::lexemes_of_messages(
@@ -112,25 +69,27 @@ impl Sqlite {
                         rows.iter().map(|row| &row.message),
                     );
                     let lexemes = lexemes.await;
-                    store(&mut transaction, tenant, session, &rows, now).await?;
+                    insert_messages(&mut transaction, tenant, session, &rows, now).await?;
                     let places = rows.iter().map(|row| (row.seq, row.created_at));
                     let entries = index_entries(tenant, session, user, places, &lexemes);
                     insert_entries(&mut transaction, entries, now).await?;
                 }
-                RowBatch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
+                RowBatch::Revisions(rows) => {
+                    insert_revisions(&mut transaction, tenant, session, &rows).await?
+                }
             }
         }
-        if !tally.is_complete(archive) {
+        if !counts.is_complete(archive) {
             return Ok(ImportOutcome::Incomplete);
         }
-        let query = sqlx::query(COUNT_CURSOR).bind(tenant.as_str()).bind(session.as_str());
+        let query = sqlx::query(UPDATE_CURSOR_TOKENS).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         transaction.commit().await?;
         Ok(ImportOutcome::Imported)
     }
 }
 
-async fn store(
+async fn insert_messages(
     connection: &mut SqliteConnection,
     tenant: &TenantId,
     session: &SessionId,
@@ -143,19 +102,19 @@ async fn store(
         json!([row.seq, role, tool_call_ids, tool_result_of, row.tokens, row.message.json(), at])
     });
     let rows = rows.collect::<serde_json::Value>().to_string();
-    let query = sqlx::query(STORE).bind(tenant.as_str()).bind(session.as_str()).bind(rows);
+    let query = sqlx::query(INSERT_MESSAGES).bind(tenant.as_str()).bind(session.as_str()).bind(rows);
     query.execute(connection).await?;
     Ok(())
 }
 
-async fn keep(
+async fn insert_revisions(
     connection: &mut SqliteConnection,
     tenant: &TenantId,
     session: &SessionId,
     rows: &[Revision],
 ) -> Result<(), StoreError> {
     for row in rows {
-        sqlx::query(KEEP)
+        sqlx::query(INSERT_IMPORTED_REVISION)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(row.revision)

@@ -1,72 +1,30 @@
-//! Exporting and importing whole sessions, on Postgres.
+//! Importing sessions on Postgres.
 
 use super::search_index::{INSERT_ENTRIES, insert_entries};
-use super::{Postgres, begin, time};
+use super::{Postgres, begin};
 use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
-use crate::storage::StoreError;
-use crate::storage::archives::ImportCounts;
-use crate::storage::row::{meta_column, read_message, source_column, tool_columns};
+use crate::storage::import::{INSERT_IMPORTED_REVISION, ImportCounts, UPDATE_CURSOR_TOKENS};
+use crate::storage::rows::{meta_column, source_column, tool_columns};
 use crate::storage::search_index::{self, SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries};
-use crate::storage::{ImportOutcome, MessageRange, RowBatch, RowBatches, StoredMessage};
+use crate::storage::{ImportOutcome, RowBatch, RowBatches, StoreError};
 use sqlx::{PgConnection, Row as _};
 
-/// The sizes are summed up first, so that no text is read that is not wanted. There is one upper bound, because of two
-/// the index gets the one that leaves all the rest of the history to be read and passed over.
-const PART: &str = "\
-    SELECT seq, created_at, message FROM messages
-    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= least($4, coalesce((
-        SELECT max(seq) FROM (
-            SELECT seq, sum(bytes) OVER (ORDER BY seq) AS bytes FROM (
-                SELECT seq, octet_length(message) AS bytes FROM messages
-                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5
-            ) AS sizes
-        ) AS sums WHERE bytes <= $6
-    ), $3 + 1))
-    ORDER BY seq";
-
-const CREATE: &str = "\
+const INSERT_SESSION: &str = "\
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, summary,
         summary_words, summary_tokens, revision, created_at, updated_at, activity_hour)
     VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, coalesce($12, now()), coalesce($13, now()),
         floor(extract(epoch FROM coalesce($13, now())) / 3600))
     ON CONFLICT (tenant_id, session_id) DO NOTHING";
 
-const STORE: &str = "\
+const INSERT_MESSAGES: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     SELECT $1, $2, m.seq, m.role, m.tool_call_ids, m.tool_result_of, m.tokens, m.message, coalesce(m.created_at, now())
     FROM unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::timestamptz[])
         AS m (seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)";
 
-const KEEP: &str = "\
-    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
-        summary_tokens, added, meta, source, created_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
-
-const COUNT_CURSOR: &str = "\
-    UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
-        WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
-    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
-
 impl Postgres {
-    pub(in crate::storage) async fn message_range(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        part: MessageRange,
-    ) -> Result<Vec<StoredMessage>, StoreError> {
-        let query = sqlx::query(PART)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(part.after_seq)
-            .bind(part.last_seq)
-            .bind(part.limit)
-            .bind(part.max_bytes);
-        let rows = self.read_all(tenant, query).await?;
-        rows.iter().map(|row| Ok(read_message!(row, time))).collect()
-    }
-
     pub(in crate::storage) async fn import_session(
         &self,
         tenant: &TenantId,
@@ -76,7 +34,7 @@ impl Postgres {
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
         let mut transaction = self.pool.begin_with(begin(tenant)).await?;
-        let created = sqlx::query(CREATE)
+        let inserted = sqlx::query(INSERT_SESSION)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(user.as_str())
@@ -92,14 +50,14 @@ impl Postgres {
             .bind(archive.times.map(|(_, updated_at)| updated_at))
             .execute(&mut *transaction)
             .await?;
-        if created.rows_affected() == 0 {
+        if inserted.rows_affected() == 0 {
             return Ok(ImportOutcome::Exists);
         }
-        let label = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
-        let analyzer = analyzer_for_import(label.try_get("analyzer_version")?, self.search);
-        let mut tally = ImportCounts::default();
+        let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
+        let analyzer = analyzer_for_import(row.try_get("analyzer_version")?, self.search);
+        let mut counts = ImportCounts::default();
         while let Some(batch) = batches.recv().await {
-            tally.add(&batch);
+            counts.add(&batch);
             match batch {
                 RowBatch::Messages(rows) => {
                     let lexemes = search_index::lexemes_of_messages(
@@ -109,25 +67,27 @@ impl Postgres {
                         rows.iter().map(|row| &row.message),
                     );
                     let lexemes = lexemes.await;
-                    store(&mut transaction, tenant, session, &rows).await?;
+                    insert_messages(&mut transaction, tenant, session, &rows).await?;
                     let places = rows.iter().map(|row| (row.seq, row.created_at));
                     let entries = index_entries(tenant, session, user, places, &lexemes);
                     insert_entries(&mut transaction, INSERT_ENTRIES, entries).await?;
                 }
-                RowBatch::Revisions(rows) => keep(&mut transaction, tenant, session, &rows).await?,
+                RowBatch::Revisions(rows) => {
+                    insert_revisions(&mut transaction, tenant, session, &rows).await?
+                }
             }
         }
-        if !tally.is_complete(archive) {
+        if !counts.is_complete(archive) {
             return Ok(ImportOutcome::Incomplete);
         }
-        let query = sqlx::query(COUNT_CURSOR).bind(tenant.as_str()).bind(session.as_str());
+        let query = sqlx::query(UPDATE_CURSOR_TOKENS).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         transaction.commit().await?;
         Ok(ImportOutcome::Imported)
     }
 }
 
-async fn store(
+async fn insert_messages(
     connection: &mut PgConnection,
     tenant: &TenantId,
     session: &SessionId,
@@ -135,7 +95,7 @@ async fn store(
 ) -> Result<(), StoreError> {
     let (tool_call_ids, tool_result_of): (Vec<_>, Vec<_>) =
         rows.iter().map(|row| tool_columns(&row.message)).unzip();
-    sqlx::query(STORE)
+    sqlx::query(INSERT_MESSAGES)
         .bind(tenant.as_str())
         .bind(session.as_str())
         .bind(rows.iter().map(|row| row.seq).collect::<Vec<_>>())
@@ -150,14 +110,14 @@ async fn store(
     Ok(())
 }
 
-async fn keep(
+async fn insert_revisions(
     connection: &mut PgConnection,
     tenant: &TenantId,
     session: &SessionId,
     rows: &[Revision],
 ) -> Result<(), StoreError> {
     for row in rows {
-        sqlx::query(KEEP)
+        sqlx::query(INSERT_IMPORTED_REVISION)
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(row.revision)

@@ -1,17 +1,17 @@
-//! Users as a whole, on Postgres.
+//! Erasing a user on Postgres.
 
 use super::Postgres;
 use crate::domain::id::{TenantId, UserId};
 use crate::storage::StoreError;
 use sqlx::Row as _;
 
-const ERASE: &str = "\
-    WITH memory AS (
+const DELETE_USER: &str = "\
+    WITH deleted_memory AS (
         DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
-    ), theirs AS (
+    ), deleted_sessions AS (
         DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
     )
-    SELECT (SELECT count(*) FROM memory) + (SELECT count(*) FROM theirs) AS erased";
+    SELECT (SELECT count(*) FROM deleted_memory) + (SELECT count(*) FROM deleted_sessions) AS deleted";
 
 impl Postgres {
     pub(in crate::storage) async fn erase_user(
@@ -19,11 +19,8 @@ impl Postgres {
         tenant: &TenantId,
         user: &UserId,
     ) -> Result<bool, StoreError> {
-        let row = self
-            .write(tenant, sqlx::query(ERASE).bind(tenant.as_str()).bind(user.as_str()))
-            .await?
-            .ok_or(sqlx::Error::RowNotFound)?;
-        let erased: i64 = row.try_get("erased")?;
-        Ok(erased > 0)
+        let query = sqlx::query(DELETE_USER).bind(tenant.as_str()).bind(user.as_str());
+        let row = self.write_returning(tenant, query).await?.ok_or(sqlx::Error::RowNotFound)?;
+        Ok(row.try_get::<i64, _>("deleted")? > 0)
     }
 }

@@ -1,0 +1,228 @@
+//! Encoding and decoding of rows, the same for both databases.
+
+use super::search::MessageRef;
+use super::search_index::{PendingMessage, PendingRange, ReindexRange};
+use super::statement::DbRow;
+use super::{StoreError, StoredMessage};
+use crate::domain::api_key::{KeyId, KeyRecord, Scope};
+use crate::domain::id::{KeyName, SessionId, TenantId, UserId};
+use crate::domain::memory::MemoryDocument;
+use crate::domain::message::{Message, Role};
+use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+use crate::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
+use crate::domain::session::{ConsolidationState, Session, Summary};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The columns that [`api_key`] decodes.
+macro_rules! api_key_columns {
+    () => {
+        "key_id, tenant_id, name, scope, created_at, revoked_at"
+    };
+}
+
+/// The columns that [`session`] decodes.
+macro_rules! session_columns {
+    () => {
+        "session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words, \
+         summary_tokens, revision, lease_until, failures, retry_at, last_failure, created_at, updated_at"
+    };
+}
+
+/// The columns that [`revision`] decodes.
+macro_rules! revision_columns {
+    () => {
+        "revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words, summary_tokens, added, meta, source, \
+         created_at"
+    };
+}
+
+pub(super) use {api_key_columns, revision_columns, session_columns};
+
+pub(super) fn api_key(row: &impl DbRow) -> Result<KeyRecord, StoreError> {
+    let (id, scope): (&str, &str) = (row.field("key_id")?, row.field("scope")?);
+    let name: Option<String> = row.field("name")?;
+    Ok(KeyRecord {
+        id: KeyId::parse(id).map_err(StoreError::corrupt("the id of an API key"))?,
+        tenant: tenant_id(row)?,
+        name: name.map(KeyName::new).transpose().map_err(StoreError::corrupt("the name of an API key"))?,
+        scope: Scope::parse(scope).ok_or(scope).map_err(StoreError::corrupt("the scope of an API key"))?,
+        created_at: row.time("created_at")?,
+        revoked_at: row.optional_time("revoked_at")?,
+    })
+}
+
+pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
+    Ok(Session {
+        session_id: session_id(row)?,
+        user_id: user_id(row)?,
+        metadata: row.field("metadata")?,
+        last_seq: row.field("last_seq")?,
+        tokens: row.field("tokens")?,
+        cursor: row.field("cursor_seq")?,
+        cursor_tokens: row.field("cursor_tokens")?,
+        summary: summary(row)?,
+        revision: row.field("revision")?,
+        consolidation: ConsolidationState {
+            lease_until: row.optional_time("lease_until")?,
+            failures: row.field("failures")?,
+            retry_at: row.optional_time("retry_at")?,
+            last_failure: row.field("last_failure")?,
+        },
+        created_at: row.time("created_at")?,
+        updated_at: row.time("updated_at")?,
+    })
+}
+
+pub(super) fn revision(row: &impl DbRow) -> Result<Revision, StoreError> {
+    let kind: &str = row.field("kind")?;
+    let (from_seq, to_seq): (Option<i64>, Option<i64>) = (row.field("from_seq")?, row.field("to_seq")?);
+    let (meta, source): (Option<&str>, Option<&str>) = (row.field("meta")?, row.field("source")?);
+    Ok(Revision {
+        revision: row.field("revision")?,
+        kind: RevisionKind::parse(kind).ok_or(kind).map_err(StoreError::corrupt("the kind of a revision"))?,
+        range: from_seq.zip(to_seq),
+        cursor: row.field("cursor_seq")?,
+        summary: summary(row)?,
+        added: row.field("added")?,
+        meta: from_json(meta).map_err(StoreError::corrupt("the meta-consolidation of a revision"))?,
+        source: from_json(source).map_err(StoreError::corrupt("the provenance of a revision"))?,
+        created_at: row.time("created_at")?,
+    })
+}
+
+fn summary(row: &impl DbRow) -> Result<Summary, StoreError> {
+    Ok(Summary {
+        text: row.field("summary")?,
+        words: row.field("summary_words")?,
+        tokens: row.field("summary_tokens")?,
+    })
+}
+
+/// Decodes a memory document from columns whose names begin with `prefix`.
+pub(super) fn memory_document(row: &impl DbRow, prefix: &str) -> Result<MemoryDocument, StoreError> {
+    let name = |column| format!("{prefix}{column}");
+    Ok(MemoryDocument {
+        version: row.field(&name("version"))?,
+        content: row.field(&name("content"))?,
+        words: row.field(&name("words"))?,
+        tokens: row.field(&name("tokens"))?,
+        created_at: row.time(&name("created_at"))?,
+    })
+}
+
+pub(super) fn stored_message(row: &impl DbRow) -> Result<StoredMessage, StoreError> {
+    Ok(StoredMessage {
+        seq: row.field("seq")?,
+        created_at: row.time("created_at")?,
+        json: row.field("message")?,
+    })
+}
+
+pub(super) fn context_message(row: &impl DbRow) -> Result<ContextMessage, StoreError> {
+    Ok(ContextMessage {
+        seq: row.field("seq")?,
+        metadata: message_metadata(row)?,
+        json: row.field("message")?,
+    })
+}
+
+pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, StoreError> {
+    let role: &str = row.field("role")?;
+    let calls: Option<&str> = row.field("tool_call_ids")?;
+    let result_of: Option<&str> = row.field("tool_result_of")?;
+    Ok(MessageMetadata {
+        role: Role::parse(role).ok_or(role).map_err(StoreError::corrupt("the role of a message"))?,
+        tokens: row.field("message_tokens")?,
+        calls: from_json(calls)
+            .map_err(StoreError::corrupt("the tool calls of a message"))?
+            .unwrap_or_default(),
+        result_of: from_json(result_of)
+            .map_err(StoreError::corrupt("the tool call that a message answers"))?,
+    })
+}
+
+pub(super) fn message_ref(row: &impl DbRow) -> Result<MessageRef, StoreError> {
+    Ok(MessageRef { created_at: row.time("created_at")?, seq: row.field("seq")?, session: session_id(row)? })
+}
+
+pub(super) fn reindex_range(row: &impl DbRow) -> Result<ReindexRange, StoreError> {
+    Ok(ReindexRange {
+        tenant: tenant_id(row)?,
+        session: session_id(row)?,
+        done_seq: row.field("done_seq")?,
+        through_seq: row.field("through_seq")?,
+    })
+}
+
+pub(super) fn pending_range(row: &impl DbRow) -> Result<PendingRange, sqlx::Error> {
+    Ok(PendingRange {
+        tenant: row.field("tenant_id")?,
+        session: row.field("session_id")?,
+        first_seq: row.field("first_seq")?,
+        last_seq: row.field("last_seq")?,
+        bytes: row.field("bytes")?,
+        created_at: row.time("created_at")?,
+    })
+}
+
+/// Decodes a pending message. The column `place` holds the position of its range in `ranges`.
+pub(super) fn pending_message(
+    row: &impl DbRow,
+    ranges: &[PendingRange],
+) -> Result<PendingMessage, sqlx::Error> {
+    let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
+    let range = ranges.get(place).ok_or(sqlx::Error::RowNotFound)?;
+    Ok(PendingMessage {
+        tenant: range.tenant.clone(),
+        session: range.session.clone(),
+        user: row.field("user_id")?,
+        seq: row.field("seq")?,
+        created_at: row.time("created_at")?,
+        json: row.field("message")?,
+    })
+}
+
+fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {
+    TenantId::new(row.field::<String>("tenant_id")?).map_err(StoreError::corrupt("a tenant id"))
+}
+
+fn session_id(row: &impl DbRow) -> Result<SessionId, StoreError> {
+    SessionId::new(row.field::<String>("session_id")?).map_err(StoreError::corrupt("a session id"))
+}
+
+fn user_id(row: &impl DbRow) -> Result<UserId, StoreError> {
+    UserId::new(row.field::<String>("user_id")?).map_err(StoreError::corrupt("a user id"))
+}
+
+/// Returns the columns `tool_call_ids` and `tool_result_of` of a message. They are JSON because an id can be any text, and
+/// Postgres can't store NUL.
+pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>) {
+    let ids: Vec<&str> = message.tool_calls().iter().map(|call| call.id.as_str()).collect();
+    let call_ids = (!ids.is_empty()).then(|| json(&ids));
+    (call_ids, message.tool_call_id().map(json))
+}
+
+/// Converts the length of a slice.
+pub(super) fn to_i64(length: usize) -> i64 {
+    i64::try_from(length).unwrap_or(i64::MAX)
+}
+
+/// Returns the column `source` of a revision. Revisions are never changed: a field that is added to [`Provenance`] later
+/// must be optional.
+pub(super) fn source_column(source: Option<&Provenance>) -> Option<String> {
+    source.map(json)
+}
+
+/// Returns the column `meta` of a revision.
+pub(super) fn meta_column(meta: Option<&MetaConsolidation>) -> Option<String> {
+    meta.map(json)
+}
+
+fn json<T: Serialize + ?Sized>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_else(|_| unreachable!("strings and numbers can be JSON"))
+}
+
+fn from_json<T: DeserializeOwned>(column: Option<&str>) -> Result<Option<T>, serde_json::Error> {
+    column.map(serde_json::from_str).transpose()
+}
