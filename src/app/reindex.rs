@@ -1,4 +1,4 @@
-//! `precis reindex`, and a word at start where it is needed.
+//! `precis reindex`, and a warning at startup if it should be run.
 
 use super::{AppError, store};
 use crate::config::Settings;
@@ -11,30 +11,28 @@ use crate::storage::Store;
 use indicatif::ProgressBar;
 use std::sync::Arc;
 
-/// Why messages were not indexed.
+/// The reason why `precis reindex` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReindexError {
-    /// The database can't be used.
     #[error(transparent)]
     App(#[from] AppError),
-    /// The settings want no index.
     #[error("search.enabled is false: there is nothing to index for")]
     Disabled,
-    /// The service failed. What is done stays done.
-    #[error("the database failed; the next `precis reindex` goes on where this one was")]
+    /// Messages that were indexed before the failure stay indexed.
+    #[error("the database failed; run `precis reindex` again to continue")]
     Failed(#[source] Error),
 }
 
-/// Indexes what is to be indexed, beside a service or without one; the words of what was done.
+/// Indexes all messages that are missing from the index, with or without a running service. Returns the text of the result.
 ///
 /// # Errors
-/// The database can't be used.
+/// Search is disabled, or the database failed.
 pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
     let analyzer = settings.analyzer().ok_or(ReindexError::Disabled)?;
     let store = store(settings, true).await?;
     let bar = ProgressBar::new_spinner();
-    let indexed = reindex::reindex(&store, analyzer, |indexed| bar.set_position(indexed));
-    let indexed = indexed.await.map_err(ReindexError::Failed)?;
+    let result = reindex::reindex(&store, analyzer, |indexed| bar.set_position(indexed)).await;
+    let indexed = result.map_err(ReindexError::Failed)?;
     bar.finish_and_clear();
     index_pending(&store, true).await;
     store.close().await;
@@ -45,26 +43,26 @@ pub async fn reindex(settings: &Settings) -> Result<String, ReindexError> {
     })
 }
 
-/// Says in the log what search does not find.
+/// Logs a warning if the index does not cover all messages. Without an analyzer, marks the index as disabled.
 pub(super) async fn warn_if_stale(store: &Arc<dyn Store>, analyzer: Option<Analyzer>) {
     let Some(analyzer) = analyzer else {
         if let Err(error) = store.disable_index().await {
-            tracing::warn!(error = %ErrorChain(&error), "that messages are not indexed any more can't be noted");
+            tracing::warn!(error = %ErrorChain(&error), "failed to mark the search index as disabled");
         }
         return;
     };
     match reindex::state(store, analyzer).await {
-        Ok(state) if state.label != analyzer.version() => tracing::warn!(
-            indexed_by = state.label,
-            settings = analyzer.version(),
-            "messages are indexed by other rules than the settings say, and search misses some: run `precis reindex`"
+        Ok(state) if state.analyzer_version != analyzer.version() => tracing::warn!(
+            index_version = state.analyzer_version,
+            expected_version = analyzer.version(),
+            "the search index was built with other settings, and search misses messages: run `precis reindex`"
         ),
-        Ok(state) if state.backlog > 0 => tracing::warn!(
-            sessions = state.backlog,
-            "not all messages are indexed, and search misses them: run `precis reindex`"
+        Ok(state) if state.sessions_to_reindex > 0 => tracing::warn!(
+            sessions = state.sessions_to_reindex,
+            "the search index does not cover all messages: run `precis reindex`"
         ),
         Ok(_) => {}
-        // It has been told already, or will be: requests say what is wrong with the database.
-        Err(error) => tracing::debug!(error = %ErrorChain(&error), "how far the index is can't be told"),
+        // Not a warning: failing requests report the state of the database.
+        Err(error) => tracing::debug!(error = %ErrorChain(&error), "failed to read the search index state"),
     }
 }

@@ -32,7 +32,7 @@ pub struct SystemParts<'a> {
     pub memory: CountedText<'a>,
     /// The rolling summary.
     pub summary: CountedText<'a>,
-    /// What [`skill::text`] makes, headings included.
+    /// What [`skill::section`] makes, headings included.
     pub skills: &'a str,
     /// Whether messages will be dropped soon: see [`notice_due`].
     pub notice: bool,

@@ -1,16 +1,17 @@
-//! Search: what a query asks for, what of a message is searched, which of the messages found comes first.
+//! Full-text search: analysis of texts and queries, ranking, and snippets.
 //!
-//! | question | file |
+//! | file | contents |
 //! | --- | --- |
-//! | which terms has a text | [`analyzer`] |
-//! | what of a message is searched | [`text`] |
-//! | what does a query mean | [`query`] |
-//! | how are terms kept in the index | [`lexemes`] |
-//! | which message is the better hit | [`rank`] |
-//! | what of it is shown | [`snippet`] |
+//! | [`analyzer`] | splits a text into terms |
+//! | [`text`] | extracts the searchable text of a message |
+//! | [`query`] | parses the query language |
+//! | [`lexemes`] | encodes terms for the index of a store |
+//! | [`rank`] | scores and sorts candidates |
+//! | [`snippet`] | cuts the excerpt of a hit and marks its matches |
 //!
-//! The stores only draw candidates, by the terms of [`lexemes`]; what they draw is read and scored here, so that both give
-//! the same hits in the same order. A change to what terms a text has needs another [`analyzer::Analyzer::version`].
+//! The stores only return candidates from an index of [`lexemes`]. Candidates are parsed and scored here, so that both
+//! stores return the same hits in the same order. A change of the terms that a text produces requires a new
+//! [`analyzer::Analyzer::version`].
 
 pub mod analyzer;
 pub mod lexemes;

@@ -1,40 +1,35 @@
-//! The agent's tools: what the model is told of them, and what it may ask of them.
+//! Definitions of the agent's tools, and the arguments of their calls.
 //!
-//! This is the one place where a tool is defined; each door (the two model APIs, MCP) writes the same definition in its
-//! own form. A model's mistake is a text for the model, since it is the model that can mend it. A new tool is a variant
-//! here and an arm in `service::tools`.
+//! A tool is defined only here. [`provider_call`] and `http::routes::mcp` render the same definition for OpenAI, Anthropic
+//! and MCP. Invalid arguments produce a text for the model, because only the model can correct them. To add a tool, add a
+//! variant here and its implementation in `service::tools`.
 
 use super::json::as_integer;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-pub mod call;
+pub mod provider_call;
 
-/// Matches of a search, where the model doesn't say how many.
-pub const DEFAULT_RESULTS: i64 = 10;
-/// Matches of a search, at most.
-pub const MOST_RESULTS: i64 = 50;
-/// Words of a memory document above which its writer is told that it is long: "about 300" is what models are asked for.
+const DEFAULT_RESULTS: i64 = 10;
+const MAX_RESULTS: i64 = 50;
+/// `memory_write` warns about documents with more words. Models are asked for about 300.
 pub const LONG_MEMORY_WORDS: i64 = 330;
-/// A hundred years: a search that goes back further is one without a limit.
-const MOST_DAYS: i64 = 36_500;
+/// A hundred years. Keeps the computed point in time within the range of the stores.
+const MAX_DAYS: i64 = 36_500;
 
-/// A tool.
+/// A function that the agent's model can call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {
-    /// Reads the memory document.
     MemoryRead,
-    /// Replaces the memory document.
     MemoryWrite,
-    /// Finds earlier messages.
     SearchHistory,
 }
 
 impl Tool {
-    /// All of them, in the order in which models get to see them.
+    /// All tools, in the order in which models see them.
     pub const ALL: [Self; 3] = [Self::MemoryRead, Self::MemoryWrite, Self::SearchHistory];
 
-    /// The name by which a model calls it.
+    /// Returns the name by which a model calls the tool.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,19 +39,19 @@ impl Tool {
         }
     }
 
-    /// The tool of this name.
+    /// Returns the tool with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
-    /// Whether it changes anything.
+    /// Returns `true` if the tool changes stored data.
     #[must_use]
     pub fn writes(self) -> bool {
         self == Self::MemoryWrite
     }
 
-    /// What teaches the model when and how to call it.
+    /// Returns the description that teaches the model when and how to call the tool.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
@@ -84,7 +79,7 @@ impl Tool {
         }
     }
 
-    /// JSON Schema of its arguments: an object.
+    /// Returns the JSON Schema of the arguments, an object.
     #[must_use]
     pub fn parameters(self) -> Map<String, Value> {
         let (properties, required) = match self {
@@ -108,13 +103,13 @@ impl Tool {
                     "days": {
                         "type": "integer",
                         "minimum": 1,
-                        "maximum": MOST_DAYS,
+                        "maximum": MAX_DAYS,
                         "description": "Only messages of the last so many days; all, if left out.",
                     },
                     "max_results": {
                         "type": "integer",
                         "minimum": 1,
-                        "maximum": MOST_RESULTS,
+                        "maximum": MAX_RESULTS,
                         "default": DEFAULT_RESULTS,
                         "description": "How many matches you get at most.",
                     },
@@ -132,131 +127,117 @@ impl Tool {
     }
 }
 
-/// What a model asks of a tool.
+/// A call of a tool with valid arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolCall {
-    /// The memory document.
     MemoryRead,
-    /// This as the memory document.
-    MemoryWrite {
-        /// Markdown, all of it.
-        content: String,
-    },
-    /// Messages that match.
-    SearchHistory {
-        /// What to look for.
-        query: String,
-        /// Only the last so many days.
-        days: Option<i64>,
-        /// How many at most: 1 to [`MOST_RESULTS`].
-        max_results: i64,
-    },
+    MemoryWrite { content: String },
+    SearchHistory { query: String, days: Option<i64>, max_results: i64 },
 }
 
-/// What a model did wrong, in words that tell it how to mend it.
+/// An error text for the model. It tells the model how to correct the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolError(pub String);
 
 impl ToolCall {
-    /// Reads arguments as a model writes them: the text of a JSON object. No text at all is no arguments, and so is null:
-    /// models write it where there are none.
+    /// Parses arguments as a model writes them: the text of a JSON object. Models write an empty text or null for a call
+    /// without arguments.
     ///
     /// # Errors
-    /// All that is wrong with them.
+    /// One text about all invalid arguments.
     pub fn parse(tool: Tool, arguments: &str) -> Result<Self, ToolError> {
         if arguments.trim_ascii().is_empty() {
-            return Self::read(tool, Map::new());
+            return Self::from_arguments(tool, Map::new());
         }
         match serde_json::from_str(arguments) {
-            Ok(Value::Object(arguments)) => Self::read(tool, arguments),
-            Ok(Value::Null) => Self::read(tool, Map::new()),
+            Ok(Value::Object(arguments)) => Self::from_arguments(tool, arguments),
+            Ok(Value::Null) => Self::from_arguments(tool, Map::new()),
             Ok(_) => Err(ToolError::new(tool, &["the arguments must be one JSON object".to_owned()])),
             Err(error) => Err(ToolError::new(tool, &[format!("the arguments are not JSON: {error}")])),
         }
     }
 
-    /// Reads arguments. An optional one may be null.
+    /// Validates arguments. Optional arguments may be null.
     ///
     /// # Errors
-    /// All that is wrong with them.
-    pub fn read(tool: Tool, arguments: Map<String, Value>) -> Result<Self, ToolError> {
-        let mut arguments = Arguments { given: arguments, wrong: Vec::new() };
+    /// One text about all invalid arguments.
+    pub fn from_arguments(tool: Tool, arguments: Map<String, Value>) -> Result<Self, ToolError> {
+        let mut arguments = Arguments { remaining: arguments, errors: Vec::new() };
         let call = match tool {
             Tool::MemoryRead => Some(Self::MemoryRead),
             Tool::MemoryWrite => arguments.text("content").map(|content| Self::MemoryWrite { content }),
             Tool::SearchHistory => {
                 let query = arguments.text("query");
                 if query.as_deref().is_some_and(|query| query.trim().is_empty()) {
-                    arguments.wrong.push("`query` is empty: it must have a word to look for".to_owned());
+                    arguments.errors.push("`query` is empty: it must have a word to look for".to_owned());
                 }
-                let days = arguments.number("days", MOST_DAYS);
-                let max_results = arguments.number("max_results", MOST_RESULTS).unwrap_or(DEFAULT_RESULTS);
+                let days = arguments.integer("days", MAX_DAYS);
+                let max_results = arguments.integer("max_results", MAX_RESULTS).unwrap_or(DEFAULT_RESULTS);
                 query.map(|query| Self::SearchHistory { query, days, max_results })
             }
         };
-        // What a model thinks that an argument does must not just fail to happen: "mode": "append", for one.
-        let unknown = arguments.given.keys().map(|name| format!("`{name}` is no argument of it"));
-        arguments.wrong.extend(unknown);
+        // Unknown arguments are errors: a model that sends "mode": "append" expects an effect.
+        let unknown = arguments.remaining.keys().map(|name| format!("`{name}` is no argument of it"));
+        arguments.errors.extend(unknown);
         match call {
-            Some(call) if arguments.wrong.is_empty() => Ok(call),
-            _ => Err(ToolError::new(tool, &arguments.wrong)),
+            Some(call) if arguments.errors.is_empty() => Ok(call),
+            _ => Err(ToolError::new(tool, &arguments.errors)),
         }
     }
 }
 
 impl ToolError {
-    fn new(tool: Tool, wrong: &[String]) -> Self {
-        let mut text = format!("Nothing was done: {}. ", wrong.join("; "));
+    fn new(tool: Tool, errors: &[String]) -> Self {
+        let mut text = format!("Nothing was done: {}. ", errors.join("; "));
         let schema = tool.parameters();
         let properties = schema.get("properties").and_then(Value::as_object);
         let names: Vec<&str> = properties.into_iter().flat_map(Map::keys).map(String::as_str).collect();
         let takes = if names.is_empty() { "no arguments".to_owned() } else { names.join(", ") };
-        // Writing to a String can't fail.
+        // Writing to a String cannot fail.
         let _ = write!(text, "{} takes {takes}. Correct the call and make it again.", tool.name());
         Self(text)
     }
 
-    /// The model called for what there is not.
+    /// Returns the error for a call of an unknown tool.
     #[must_use]
-    pub fn no_such_tool(tools: impl Iterator<Item = Tool>) -> Self {
+    pub fn unknown_tool(tools: impl Iterator<Item = Tool>) -> Self {
         let names: Vec<&str> = tools.map(Tool::name).collect();
         Self(format!("There is no tool of this name. The tools are {}.", names.join(", ")))
     }
 }
 
-/// Arguments that are still to be read, and what was wrong with those that were.
+/// The arguments that have not been read yet, and the errors of those that have.
 struct Arguments {
-    given: Map<String, Value>,
-    wrong: Vec<String>,
+    remaining: Map<String, Value>,
+    errors: Vec<String>,
 }
 
 impl Arguments {
     fn text(&mut self, name: &str) -> Option<String> {
-        match self.given.remove(name) {
+        match self.remaining.remove(name) {
             Some(Value::String(text)) if text.contains('\0') => {
-                self.wrong.push(format!("`{name}` must not contain the NUL character"));
+                self.errors.push(format!("`{name}` must not contain the NUL character"));
                 None
             }
             Some(Value::String(text)) => Some(text),
             Some(Value::Null) | None => {
-                self.wrong.push(format!("`{name}` is missing: it must be a string"));
+                self.errors.push(format!("`{name}` is missing: it must be a string"));
                 None
             }
             Some(_) => {
-                self.wrong.push(format!("`{name}` must be a string"));
+                self.errors.push(format!("`{name}` must be a string"));
                 None
             }
         }
     }
 
-    fn number(&mut self, name: &str, most: i64) -> Option<i64> {
-        let given = self.given.remove(name).filter(|given| !given.is_null())?;
-        let number = given.as_number().and_then(as_integer);
-        let sound = number.filter(|number| (1..=most).contains(number));
-        if sound.is_none() {
-            self.wrong.push(format!("`{name}` must be a whole number from 1 to {most}"));
+    fn integer(&mut self, name: &str, max: i64) -> Option<i64> {
+        let value = self.remaining.remove(name).filter(|value| !value.is_null())?;
+        let integer = value.as_number().and_then(as_integer).filter(|integer| (1..=max).contains(integer));
+        if integer.is_none() {
+            self.errors.push(format!("`{name}` must be a whole number from 1 to {max}"));
         }
-        sound
+        integer
     }
 }
 
@@ -269,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_as_models_write_them() {
+    fn arguments_of_models_are_parsed() {
         for (tool, arguments, call) in [
             (Tool::MemoryRead, "", ToolCall::MemoryRead),
             (Tool::MemoryRead, " {} ", ToolCall::MemoryRead),
@@ -284,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_names_all_that_is_wrong() {
+    fn error_names_all_invalid_arguments() {
         for (tool, arguments, named) in [
             (Tool::MemoryRead, r#"{"user":"ada"}"#, &["`user`", "no arguments"][..]),
             (Tool::MemoryWrite, "{}", &["`content` is missing"]),
@@ -309,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_says_what_is_read() {
+    fn schema_and_parser_agree() {
         for tool in Tool::ALL {
             assert_eq!(Tool::parse(tool.name()), Some(tool));
             let schema = tool.parameters();
@@ -319,19 +300,18 @@ mod tests {
                 let most = property["maximum"].clone();
                 arguments.insert(name.clone(), if property["type"] == "string" { "a".into() } else { most });
             }
-            assert!(ToolCall::read(tool, arguments.clone()).is_ok(), "{arguments:?}");
+            assert!(ToolCall::from_arguments(tool, arguments.clone()).is_ok(), "{arguments:?}");
             for name in schema["required"].as_array().expect("names") {
                 let mut without = arguments.clone();
                 without.remove(name.as_str().expect("a name"));
-                assert!(ToolCall::read(tool, without).is_err(), "{name}");
+                assert!(ToolCall::from_arguments(tool, without).is_err(), "{name}");
             }
         }
         assert_eq!(Tool::parse("memory_delete"), None);
     }
 
-    /// What the contract wants a model to be taught.
     #[test]
-    fn the_descriptions_teach() {
+    fn descriptions_contain_what_the_contract_requires() {
         let write = Tool::MemoryWrite.description();
         for lesson in
             ["global", "all sessions", "replaces ALL", "read the document first", "merge", "300 words"]

@@ -111,7 +111,7 @@ impl Problem {
 
     /// 404: the path names no tool. The text is for the model, which may have made the name up.
     pub(crate) fn tool_not_found(tools: impl Iterator<Item = Tool>) -> Self {
-        let ToolError(detail) = ToolError::no_such_tool(tools);
+        let ToolError(detail) = ToolError::unknown_tool(tools);
         Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
 

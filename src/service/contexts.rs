@@ -27,7 +27,7 @@ pub struct ContextOptions {
     pub user_message: Option<Message>,
     /// Whose memory document applies where the session doesn't exist yet.
     pub user_id: Option<UserId>,
-    /// What the system message says of skills: `domain::skill::text`.
+    /// What the system message says of skills: `domain::skill::section`.
     pub skills: String,
     /// When to consolidate, other than the settings say.
     pub mode: Option<Mode>,

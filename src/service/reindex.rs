@@ -1,7 +1,8 @@
-//! Bringing the index up to the messages: those stored before there was one, and all of them when its rules have changed.
+//! Rebuilds the search index: indexes messages that were stored while search was disabled, and all messages after a change
+//! of the analyzer.
 //!
-//! Piece by piece, beside a running service: a piece is one transaction that also says how far the work is, so that it
-//! may be stopped at any time and goes on where it was.
+//! The work is done in batches next to a running service. Each batch is one transaction that also records the progress, so
+//! that an interrupted run continues at the same position.
 
 use super::{Error, decode_message};
 use crate::domain::search::analyzer::Analyzer;
@@ -11,17 +12,17 @@ use crate::storage::search_index::IndexState;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 
-/// Messages of a piece, at most.
-const ROWS: i64 = 500;
-/// Bytes of a piece, at most; but one message may have more.
-const BYTES: i64 = 1024 * 1024;
+const MAX_BATCH_MESSAGES: i64 = 500;
+/// Maximum JSON size of a batch of several messages.
+const MAX_BATCH_BYTES: i64 = 1024 * 1024;
 
-/// How far the index is behind the messages and the rules.
+/// Returns which analyzer the index uses and how many sessions must be reindexed.
 pub async fn state(store: &Arc<dyn Store>, analyzer: Analyzer) -> Result<IndexState, StoreError> {
     store.index_state(&analyzer.version()).await
 }
 
-/// Indexes what is to be indexed, for all tenants. `progress` gets the number of messages indexed so far.
+/// Indexes the messages of all tenants that are missing from the index. Returns their number. `progress` receives the
+/// number of messages indexed so far.
 pub async fn reindex(
     store: &Arc<dyn Store>,
     analyzer: Analyzer,
@@ -29,23 +30,23 @@ pub async fn reindex(
 ) -> Result<u64, Error> {
     store.start_reindex(&analyzer.version()).await?;
     let mut indexed = 0;
-    while let Some(piece) = store.next_reindex_range().await? {
-        let part = MessageRange {
-            after_seq: piece.done_seq,
-            last_seq: piece.through_seq,
-            limit: ROWS,
-            max_bytes: BYTES,
+    while let Some(range) = store.next_reindex_range().await? {
+        let message_range = MessageRange {
+            after_seq: range.done_seq,
+            last_seq: range.through_seq,
+            limit: MAX_BATCH_MESSAGES,
+            max_bytes: MAX_BATCH_BYTES,
         };
         let mut messages = Vec::new();
-        for stored in store.message_range(&piece.tenant, &piece.session, part).await? {
+        for stored in store.message_range(&range.tenant, &range.session, message_range).await? {
             let message = decode_message(stored.json)?;
-            let place =
-                MessageRef { created_at: stored.created_at, seq: stored.seq, session: piece.session.clone() };
-            messages.push((place, message));
+            let message_ref =
+                MessageRef { created_at: stored.created_at, seq: stored.seq, session: range.session.clone() };
+            messages.push((message_ref, message));
         }
-        // Nothing there: the session was erased meanwhile, and with it the piece.
-        let done = messages.last().map_or(piece.through_seq, |(place, _)| place.seq);
-        store.reindex_messages(&piece, &messages, done).await?;
+        // Without messages the session was erased in the meantime, and its range with it.
+        let done_seq = messages.last().map_or(range.through_seq, |(message_ref, _)| message_ref.seq);
+        store.reindex_messages(&range, &messages, done_seq).await?;
         indexed += u64::try_from(messages.len()).unwrap_or(0);
         progress(indexed);
     }

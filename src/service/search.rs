@@ -1,18 +1,18 @@
-//! Finding messages.
+//! Search over the stored messages.
 //!
-//! The store draws candidates by its index, and they are read and ranked here by `domain::search`.
+//! The store returns candidates from its index. They are parsed and ranked here by `domain::search`.
 
 use super::{Error, MemoryService, StoredMessage, decode_message};
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::query::Query as Parsed;
+use crate::domain::search::query::Query;
 use crate::domain::search::rank::{self, Candidate};
 use crate::domain::search::snippet::{Snippet, snippet};
-use crate::domain::search::text;
+use crate::domain::search::text::searchable_text;
 use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
-use candidates::Candidates;
+use candidates::{Candidates, MAX_RANKED, select_candidates, to_i64};
 use std::collections::HashMap;
 use time::OffsetDateTime;
 
@@ -20,102 +20,92 @@ pub use crate::domain::search::query::InvalidQuery;
 
 mod candidates;
 
-/// Hits where a query names no number.
 pub const DEFAULT_LIMIT: usize = 10;
-/// Hits, at most.
-pub const MOST: usize = 50;
+pub const MAX_LIMIT: usize = 50;
 
-/// Messages that are read and ranked, at most; more of them where those don't have what must be.
-const RANKED: usize = 300;
-/// Bytes of them, about: reading a megabyte takes some 20 ms.
-const RANKED_BYTES: i64 = 2 * 1024 * 1024;
-/// Bytes of what is shown beside the hits, at most.
-const BESIDE_BYTES: i64 = 2 * 1024 * 1024;
+/// Approximate JSON size of the candidates that are parsed together. Parsing a megabyte takes about 20 ms.
+const MAX_RANKED_BYTES: i64 = 2 * 1024 * 1024;
+/// Maximum total JSON size of the neighbours in a response.
+const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
 
-/// What is asked for.
+/// A search request.
 #[derive(Clone, Debug)]
-pub struct Query {
+pub struct SearchRequest {
     /// Words, "phrases", -exclusions, prefix*.
     pub text: String,
-    /// Only in this session.
     pub session_id: Option<SessionId>,
-    /// Only in sessions of this user.
     pub user_id: Option<UserId>,
-    /// Only messages of this role.
     pub role: Option<Role>,
-    /// Only messages stored at this time or later.
+    /// Inclusive.
     pub since: Option<OffsetDateTime>,
-    /// Only messages stored before this time.
+    /// Exclusive.
     pub until: Option<OffsetDateTime>,
-    /// Hits, at most; never more than [`MOST`].
+    /// Maximum number of hits. Values above [`MAX_LIMIT`] are reduced to it.
     pub limit: usize,
-    /// Messages before and after each hit.
+    /// Number of messages to return before and after each hit.
     pub neighbours: usize,
 }
 
-/// A message that was found.
+/// A ranked message with its snippet and its neighbours.
 #[derive(Clone, Debug)]
-pub struct Hit {
-    /// Its session.
+pub struct SearchHit {
     pub session_id: SessionId,
-    /// Its place there.
     pub seq: i64,
-    /// When it was stored.
     pub created_at: OffsetDateTime,
-    /// How good it is, among the hits of this query.
+    /// Comparable only with other hits of the same search.
     pub score: f64,
-    /// JSON, as the client gave it.
+    /// JSON, as the client sent it.
     pub message: String,
-    /// Whose message it is.
     pub role: Role,
-    /// The best part of it.
     pub snippet: Snippet,
-    /// The messages before it, in order.
+    /// Preceding messages, in order.
     pub before: Vec<StoredMessage>,
-    /// The messages after it, in order.
+    /// Following messages, in order.
     pub after: Vec<StoredMessage>,
 }
 
 impl MemoryService {
-    /// The best hits, best first, the newest first among equals.
+    /// Returns the best hits: best first, newest first among equal scores.
     ///
     /// # Errors
     /// [`Error::SearchDisabled`], [`Error::InvalidQuery`]
-    pub async fn search(&self, tenant: &TenantId, query: Query) -> Result<Vec<Hit>, Error> {
+    pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<Vec<SearchHit>, Error> {
         let analyzer = self.config.search.ok_or(Error::SearchDisabled)?;
-        let parsed = Parsed::parse(analyzer, &query.text)?;
-        let scope = SearchFilter {
-            session: query.session_id.clone(),
-            user: query.user_id.clone(),
-            role: query.role,
-            since: query.since,
-            until: query.until,
-            without: parsed.excluded_terms(),
+        let query = Query::parse(analyzer, &request.text)?;
+        let filter = SearchFilter {
+            session: request.session_id.clone(),
+            user: request.user_id.clone(),
+            role: request.role,
+            since: request.since,
+            until: request.until,
+            excluded_terms: query.excluded_terms(),
         };
-        // What was stored before is found.
-        self.store.index_pending_for(tenant, scope.session.as_ref()).await?;
-        let limit = query.limit.min(MOST);
-        let Candidates { places, weights } = self.candidates(tenant, &scope, &parsed, limit).await?;
-        let (mut read, mut bytes, mut hits) = (Vec::new(), 0, Vec::new());
-        // Not all that have the words of a phrase have the phrase: as long as hits are missing, more are read.
-        for places in places.chunks(RANKED) {
-            let found = self.store.fetch_hits(tenant, query.user_id.as_ref(), places, RANKED_BYTES).await?;
-            bytes += found.iter().map(|found| found.json.len()).sum::<usize>();
-            let (parsed, weights) = (parsed.clone(), weights.clone());
-            let ranked = move || {
-                for found in found {
-                    read.push(Read::new(found)?);
+        // A search finds everything that was stored before it.
+        self.store.index_pending_for(tenant, filter.session.as_ref()).await?;
+        let limit = request.limit.min(MAX_LIMIT);
+        let Candidates { refs, weights } =
+            select_candidates(&self.store, tenant, &filter, &query, limit).await?;
+        let (mut parsed, mut bytes, mut hits) = (Vec::new(), 0, Vec::new());
+        // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
+        for chunk in refs.chunks(MAX_RANKED) {
+            let stored =
+                self.store.fetch_hits(tenant, request.user_id.as_ref(), chunk, MAX_RANKED_BYTES).await?;
+            bytes += stored.iter().map(|hit| hit.json.len()).sum::<usize>();
+            let (query, weights) = (query.clone(), weights.clone());
+            let rank_all = move || {
+                for hit in stored {
+                    parsed.push(ParsedCandidate::new(hit)?);
                 }
-                let hits = ranked(analyzer, &parsed, &weights, &read, limit);
-                Ok::<_, Error>((read, hits))
+                let hits = rank_candidates(analyzer, &query, &weights, &parsed, limit);
+                Ok::<_, Error>((parsed, hits))
             };
-            (read, hits) = blocking::sized(bytes, ranked).await?;
+            (parsed, hits) = blocking::sized(bytes, rank_all).await?;
             if hits.len() >= limit {
                 break;
             }
         }
-        if query.neighbours > 0 && !hits.is_empty() {
-            self.add_neighbours(tenant, &mut hits, query.neighbours).await?;
+        if request.neighbours > 0 && !hits.is_empty() {
+            self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
         Ok(hits)
     }
@@ -123,67 +113,72 @@ impl MemoryService {
     async fn add_neighbours(
         &self,
         tenant: &TenantId,
-        hits: &mut [Hit],
-        distance: usize,
+        hits: &mut [SearchHit],
+        max_distance: i64,
     ) -> Result<(), Error> {
-        let place = |hit: &Hit| MessageRef {
+        let message_ref = |hit: &SearchHit| MessageRef {
             created_at: hit.created_at,
             seq: hit.seq,
             session: hit.session_id.clone(),
         };
-        let places: Vec<MessageRef> = hits.iter().map(place).collect();
-        let mut beside: HashMap<SessionId, HashMap<i64, StoredMessage>> = HashMap::new();
-        for StoredHit { place, json } in
-            self.store.fetch_neighbours(tenant, &places, limit(distance), BESIDE_BYTES).await?
-        {
-            let MessageRef { created_at, seq, session } = place;
-            beside.entry(session).or_default().insert(seq, StoredMessage { seq, created_at, json });
+        let refs: Vec<MessageRef> = hits.iter().map(message_ref).collect();
+        let stored = self.store.fetch_neighbours(tenant, &refs, max_distance, MAX_NEIGHBOUR_BYTES).await?;
+        let mut by_session: HashMap<SessionId, HashMap<i64, StoredMessage>> = HashMap::new();
+        for StoredHit { message_ref: MessageRef { created_at, seq, session }, json } in stored {
+            by_session.entry(session).or_default().insert(seq, StoredMessage { seq, created_at, json });
         }
-        // A message that is beside several hits is shown, and counts, with each.
-        let mut left = usize::try_from(BESIDE_BYTES).unwrap_or(usize::MAX);
+        // A neighbour of several hits is returned, and counted, with each of them.
+        let mut remaining = usize::try_from(MAX_NEIGHBOUR_BYTES).unwrap_or(usize::MAX);
         for hit in hits {
-            let Some(near) = beside.get(&hit.session_id) else { continue };
-            let mut shown = |seq: i64| {
-                let message = near.get(&seq)?;
-                left = left.checked_sub(message.json.len())?;
+            let Some(messages) = by_session.get(&hit.session_id) else { continue };
+            let mut take = |seq: i64| {
+                let message = messages.get(&seq)?;
+                remaining = remaining.checked_sub(message.json.len())?;
                 Some(message.clone())
             };
-            // The nearest first, and none behind one that is not shown: there are no holes.
-            let distances = 1..=limit(distance);
-            hit.before = distances.clone().map_while(|distance| shown(hit.seq - distance)).collect();
+            // `map_while` from the nearest outwards: a message after a missing one would leave a gap.
+            let distances = 1..=max_distance;
+            hit.before = distances.clone().map_while(|distance| take(hit.seq - distance)).collect();
             hit.before.reverse();
-            hit.after = distances.map_while(|distance| shown(hit.seq + distance)).collect();
+            hit.after = distances.map_while(|distance| take(hit.seq + distance)).collect();
         }
         Ok(())
     }
 }
 
-/// A candidate that was read.
-struct Read {
-    place: MessageRef,
+struct ParsedCandidate {
+    message_ref: MessageRef,
     text: String,
     message: Message,
 }
 
-impl Read {
-    fn new(StoredHit { place, json }: StoredHit) -> Result<Self, Error> {
+impl ParsedCandidate {
+    fn new(StoredHit { message_ref, json }: StoredHit) -> Result<Self, Error> {
         let message = decode_message(json)?;
-        Ok(Self { place, text: text::searchable_text(&message), message })
+        Ok(Self { message_ref, text: searchable_text(&message), message })
     }
 }
 
-fn ranked(analyzer: Analyzer, query: &Parsed, weights: &[f64], read: &[Read], limit: usize) -> Vec<Hit> {
-    let candidates = read.iter().map(|Read { place, text, .. }| Candidate {
-        session: place.session.as_str(),
-        seq: place.seq,
-        created_at: place.created_at,
-        text,
-    });
-    let candidates: Vec<Candidate<'_>> = candidates.collect();
-    let hit = |(Read { place, text, message }, score): (&Read, f64)| Hit {
-        session_id: place.session.clone(),
-        seq: place.seq,
-        created_at: place.created_at,
+fn rank_candidates(
+    analyzer: Analyzer,
+    query: &Query,
+    weights: &[f64],
+    parsed: &[ParsedCandidate],
+    limit: usize,
+) -> Vec<SearchHit> {
+    let candidates: Vec<Candidate<'_>> = parsed
+        .iter()
+        .map(|ParsedCandidate { message_ref, text, .. }| Candidate {
+            session: message_ref.session.as_str(),
+            seq: message_ref.seq,
+            created_at: message_ref.created_at,
+            text,
+        })
+        .collect();
+    let hit = |(ParsedCandidate { message_ref, text, message }, score): (&ParsedCandidate, f64)| SearchHit {
+        session_id: message_ref.session.clone(),
+        seq: message_ref.seq,
+        created_at: message_ref.created_at,
         score,
         message: message.json().to_owned(),
         role: message.role(),
@@ -191,10 +186,6 @@ fn ranked(analyzer: Analyzer, query: &Parsed, weights: &[f64], read: &[Read], li
         before: Vec::new(),
         after: Vec::new(),
     };
-    let hits = rank::rank(analyzer, query, weights, &candidates).into_iter();
-    hits.filter_map(|(at, score)| Some((read.get(at)?, score))).take(limit).map(hit).collect()
-}
-
-fn limit(most: usize) -> i64 {
-    i64::try_from(most).unwrap_or(i64::MAX)
+    let ranked = rank::rank(analyzer, query, weights, &candidates).into_iter();
+    ranked.filter_map(|(index, score)| Some((parsed.get(index)?, score))).take(limit).map(hit).collect()
 }

@@ -1,6 +1,7 @@
-//! The agent's tools at work: one implementation behind every door.
+//! Execution of the agent's tools, shared by HTTP and MCP.
 //!
-//! What a model can mend is an [`Outcome`] with a text for it; an [`Error`] is for whoever runs the agent.
+//! Problems that the model can correct are an [`ToolOutcome`] with a text for the model. An [`Error`] is for the developer
+//! or operator.
 
 use super::{Error, MemoryService};
 use crate::domain::context::MEMORY_HEADING;
@@ -13,72 +14,73 @@ use time::format_description::well_known::Rfc3339;
 
 mod search_history;
 
-/// Who calls a tool.
+/// The session and user on whose behalf a tool is called.
 #[derive(Clone, Debug, Default)]
 pub struct ToolContext {
-    /// The session that the agent is in. It gives the user.
+    /// The session of the agent. An existing session determines the user.
     pub session: Option<SessionId>,
-    /// Whose agent it is; needed only while there is no such session yet, and `default` without.
+    /// The user, while the session does not exist yet. Defaults to `default`.
     pub user: Option<UserId>,
 }
 
-/// What came of a call.
+/// The result of a tool call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// Whether nothing was done, for a reason that the text has.
+pub struct ToolOutcome {
+    /// `true` if nothing was done. The reason is in `content`.
     pub is_error: bool,
-    /// What the model gets to read.
+    /// Text for the model.
     pub content: String,
-    /// The same as data; null where nothing was done.
+    /// The same as data. Null if nothing was done.
     pub data: Value,
 }
 
-impl From<ToolError> for Outcome {
+impl From<ToolError> for ToolOutcome {
     fn from(ToolError(content): ToolError) -> Self {
         Self { is_error: true, content, data: Value::Null }
     }
 }
 
 impl MemoryService {
-    /// The tools that a model should be offered: without an index there is nothing to search.
+    /// Returns the available tools. `search_history` requires that search is enabled.
     pub fn tools(&self) -> impl Iterator<Item = Tool> {
-        let searches = self.config.search.is_some();
-        Tool::ALL.into_iter().filter(move |tool| searches || *tool != Tool::SearchHistory)
+        let search_enabled = self.config.search.is_some();
+        Tool::ALL.into_iter().filter(move |tool| search_enabled || *tool != Tool::SearchHistory)
     }
 
-    /// What an agent should know of its memory.
+    /// Returns the guide that teaches an agent to use its memory.
     #[must_use]
     pub fn memory_guide(&self) -> String {
         skill::memory_guide(self.config.search.is_some())
     }
 
-    /// Does what the model asks.
+    /// Executes a tool call.
     pub async fn call_tool(
         &self,
         tenant: &TenantId,
         context: &ToolContext,
         call: ToolCall,
-    ) -> Result<Outcome, Error> {
-        let user = self.user_of(tenant, context).await?;
+    ) -> Result<ToolOutcome, Error> {
+        let user = self.tool_user(tenant, context).await?;
         match call {
-            ToolCall::MemoryRead => Ok(read(self.memory(tenant, &user).await?)),
-            ToolCall::MemoryWrite { content } => match self.write_memory(tenant, &user, &content, None).await
-            {
-                Ok(document) => Ok(written(&document)),
-                Err(Error::MemoryTooLarge { bytes, most }) => Ok(Outcome::from(ToolError(format!(
-                    "Nothing was written: the document has {bytes} bytes, and at most {most} fit. Keep what matters, \
-                     about 300 words, and write it again."
-                )))),
-                Err(error) => Err(error),
-            },
+            ToolCall::MemoryRead => Ok(memory_read(self.memory(tenant, &user).await?)),
+            ToolCall::MemoryWrite { content } => {
+                match self.write_memory(tenant, &user, &content, None).await {
+                    Ok(document) => Ok(memory_saved(&document)),
+                    Err(Error::MemoryTooLarge { bytes, most }) => Ok(ToolOutcome::from(ToolError(format!(
+                        "Nothing was written: the document has {bytes} bytes, and at most {most} fit. Keep what matters, \
+                         about 300 words, and write it again."
+                    )))),
+                    Err(error) => Err(error),
+                }
+            }
             ToolCall::SearchHistory { query, days, max_results } => {
                 self.search_history(tenant, user, context.session.as_ref(), (query, days, max_results)).await
             }
         }
     }
 
-    /// The user of the session; of one that doesn't exist yet, the one who is named.
-    async fn user_of(&self, tenant: &TenantId, context: &ToolContext) -> Result<UserId, Error> {
+    /// Returns the user of the session, or the named user if the session does not exist.
+    async fn tool_user(&self, tenant: &TenantId, context: &ToolContext) -> Result<UserId, Error> {
         let session = match &context.session {
             Some(session) => self.store.session(tenant, session).await?,
             None => None,
@@ -91,16 +93,16 @@ impl MemoryService {
     }
 }
 
-fn read(document: Option<MemoryDocument>) -> Outcome {
+fn memory_read(document: Option<MemoryDocument>) -> ToolOutcome {
     let updated_at = document.as_ref().and_then(|document| document.created_at.format(&Rfc3339).ok());
     let (version, words, text) = document
         .map_or((0, 0, String::new()), |document| (document.version, document.words, document.content));
     let data = json!({"version": version, "words": words, "updated_at": updated_at, "content": text});
     let content = if text.trim().is_empty() { "Your memory document is empty.".to_owned() } else { text };
-    Outcome { is_error: false, content, data }
+    ToolOutcome { is_error: false, content, data }
 }
 
-fn written(document: &MemoryDocument) -> Outcome {
+fn memory_saved(document: &MemoryDocument) -> ToolOutcome {
     let MemoryDocument { version, words, .. } = *document;
     let hint = (words > LONG_MEMORY_WORDS).then(|| {
         format!("It has {words} words: keep it to about 300, and write it again without what matters least.")
@@ -113,5 +115,5 @@ fn written(document: &MemoryDocument) -> Outcome {
         content.push(' ');
         content.push_str(hint);
     }
-    Outcome { is_error: false, content, data: json!({"version": version, "words": words, "hint": hint}) }
+    ToolOutcome { is_error: false, content, data: json!({"version": version, "words": words, "hint": hint}) }
 }

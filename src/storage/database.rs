@@ -640,56 +640,56 @@ impl Store for Database {
     async fn term_statistics(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        sample_size: i64,
     ) -> Result<TermStatistics, StoreError> {
-        dispatch!(self, term_statistics(tenant, scope, probes, most))
+        dispatch!(self, term_statistics(tenant, filter, queries, sample_size))
     }
 
     async fn lookup_terms(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        limit: i64,
     ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
-        dispatch!(self, lookup_terms(tenant, scope, probes, most))
+        dispatch!(self, lookup_terms(tenant, filter, queries, limit))
     }
 
     async fn scan_recent(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probe: &TermQuery,
-        rows: i64,
-        most: i64,
+        filter: &SearchFilter,
+        query: &TermQuery,
+        max_scanned: i64,
+        limit: i64,
     ) -> Result<Vec<MessageRef>, StoreError> {
-        dispatch!(self, scan_recent(tenant, scope, probe, rows, most))
+        dispatch!(self, scan_recent(tenant, filter, query, max_scanned, limit))
     }
 
     async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError> {
-        dispatch!(self, fetch_hits(tenant, user, places, max_bytes))
+        dispatch!(self, fetch_hits(tenant, user, refs, max_bytes))
     }
 
     async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         distance: i64,
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError> {
-        dispatch!(self, fetch_neighbours(tenant, places, distance, max_bytes))
+        dispatch!(self, fetch_neighbours(tenant, refs, distance, max_bytes))
     }
 
-    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
-        dispatch!(self, index_state(label))
+    async fn index_state(&self, version: &str) -> Result<IndexState, StoreError> {
+        dispatch!(self, index_state(version))
     }
 
     async fn index_batch(&self) -> Result<bool, StoreError> {
@@ -708,8 +708,8 @@ impl Store for Database {
         dispatch!(self, disable_index())
     }
 
-    async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
-        dispatch!(self, start_reindex(label))
+    async fn start_reindex(&self, version: &str) -> Result<(), StoreError> {
+        dispatch!(self, start_reindex(version))
     }
 
     async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
@@ -718,10 +718,10 @@ impl Store for Database {
 
     async fn reindex_messages(
         &self,
-        piece: &ReindexRange,
+        range: &ReindexRange,
         messages: &[(MessageRef, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError> {
-        dispatch!(self, reindex_messages(piece, messages, done_seq))
+        dispatch!(self, reindex_messages(range, messages, done_seq))
     }
 }

@@ -1,9 +1,9 @@
-//! What search finds messages by, kept up with them.
+//! Maintenance of the search index, as far as it is common to both stores.
 //!
-//! An exchange that is stored waits to be indexed with others, which costs much less than each by itself: until the service
-//! gets to it, a second later as a rule, or until somebody searches. Messages of an import are indexed in its
-//! transaction, and what was stored while there was no index, or one by other rules, piece by piece later. What is indexed
-//! goes with its session, and so does what waits.
+//! Storing an exchange only records its messages as pending. They are indexed in batches, which costs much less than
+//! indexing each exchange: by the index worker, usually a second later, or by a search. Imported messages are indexed in the
+//! transaction of the import. Messages that were stored without an index, or with another analyzer, are indexed by
+//! `precis reindex`. Erasing a session removes its index entries and pending ranges.
 
 use super::StoreError;
 use super::rows::to_i64;
@@ -17,34 +17,31 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 
-/// How far the index is behind the messages.
+/// The state of the search index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexState {
-    /// The rules that it is made by: [`Analyzer::version`].
-    pub label: String,
-    /// Sessions with messages that are still to be indexed.
-    pub backlog: i64,
+    /// The [`Analyzer::version`] that the index was built with.
+    pub analyzer_version: String,
+    /// Number of sessions with messages that must be reindexed.
+    pub sessions_to_reindex: i64,
 }
 
-/// A piece of what is still to be indexed.
+/// Messages of a session that must be reindexed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReindexRange {
-    /// Whose it is.
     pub tenant: TenantId,
-    /// In which session.
     pub session: SessionId,
-    /// Messages up to here are done.
+    /// Messages up to this one are done.
     pub done_seq: i64,
-    /// The last that is to be done.
+    /// The last message of the range.
     pub through_seq: i64,
 }
 
-/// The rules that the index goes by.
 pub(super) const SELECT_ANALYZER_VERSION: &str =
     "SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version";
 
-/// A statement about what waits: of all tenants; of a tenant (`$1`), what was stored by then (`$2`); and of one of its
-/// sessions (`$3`).
+/// Variants of a statement on pending ranges: for all tenants; for ranges of a tenant (`$1`) stored up to a time (`$2`); and
+/// for one session (`$3`) of the tenant.
 pub(super) struct PendingStatements {
     pub(super) all: &'static str,
     pub(super) tenant: &'static str,
@@ -65,7 +62,7 @@ macro_rules! pending_statements {
     };
 }
 
-/// What waits, as many as are in a [`MAX_BATCH_RANGES`], with the rules that the index goes by then; and what is said of locks.
+/// Selects up to [`MAX_BATCH_RANGES`] pending ranges and the analyzer version of the index, with a locking clause.
 macro_rules! claim_pending {
     ($locks:literal) => {
         $crate::storage::search_index::pending_statements!(
@@ -78,24 +75,23 @@ macro_rules! claim_pending {
 
 pub(super) use {claim_pending, pending_statements};
 
-/// Until when what waits was stored.
+/// Returns the time of the newest pending range.
 pub(super) const SELECT_NEWEST_PENDING: PendingStatements =
     pending_statements!("SELECT max(created_at) AS until", "");
 
-/// Runs of messages that are indexed together, at most.
 pub(super) const MAX_BATCH_RANGES: i64 = 250;
-/// Bytes of JSON in them, and in one run, about: one message may have more.
+/// Approximate JSON size of a batch, and of one range. A single message may be larger.
 const MAX_BATCH_BYTES: i64 = 1024 * 1024;
-/// How long a search waits for what it could find to be indexed. A piece takes some 50 ms.
+/// Maximum time that a search waits for pending messages to be indexed. A batch takes about 50 ms.
 const INDEXING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An error where a search has waited since then for longer than it may.
+/// Returns an error if a search has waited too long.
 pub(super) fn check_deadline(since: Instant) -> Result<(), StoreError> {
     if since.elapsed() < INDEXING_TIMEOUT { Ok(()) } else { Err(StoreError::IndexLagging(INDEXING_TIMEOUT)) }
 }
 
-/// Messages of an exchange that wait together: its first and its last by their places in it, and their bytes of JSON. All of
-/// them, but where they are too large to be indexed in one piece.
+/// Consecutive messages of an exchange that become one pending range: indexes of the first and last message, and their JSON
+/// size. Usually the whole exchange, except if it is too large for one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ExchangeSpan {
     pub(super) first: i64,
@@ -103,20 +99,20 @@ pub(super) struct ExchangeSpan {
     pub(super) bytes: i64,
 }
 
-/// The runs in which an exchange waits; none without rules to index it by.
+/// Splits an exchange into pending ranges. Returns none if search is disabled.
 pub(super) fn pending_spans(analyzer: Option<Analyzer>, exchange: &Exchange) -> Vec<ExchangeSpan> {
-    let mut runs: Vec<ExchangeSpan> = Vec::new();
-    for (at, (message, _)) in (0..).zip(&exchange.messages).take_while(|_| analyzer.is_some()) {
+    let mut spans: Vec<ExchangeSpan> = Vec::new();
+    for (index, (message, _)) in (0..).zip(&exchange.messages).take_while(|_| analyzer.is_some()) {
         let bytes = to_i64(message.json().len());
-        match runs.last_mut().filter(|run| run.bytes < MAX_BATCH_BYTES) {
-            Some(run) => (run.last, run.bytes) = (at, run.bytes + bytes),
-            None => runs.push(ExchangeSpan { first: at, last: at, bytes }),
+        match spans.last_mut().filter(|span| span.bytes < MAX_BATCH_BYTES) {
+            Some(span) => (span.last, span.bytes) = (index, span.bytes + bytes),
+            None => spans.push(ExchangeSpan { first: index, last: index, bytes }),
         }
     }
-    runs
+    spans
 }
 
-/// Messages that are stored and not in the index yet.
+/// Consecutive messages of a session that are not in the index yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PendingRange {
     pub(super) tenant: String,
@@ -127,18 +123,18 @@ pub(super) struct PendingRange {
     pub(super) created_at: OffsetDateTime,
 }
 
-/// Of up to [`MAX_BATCH_RANGES`] that wait, those that are indexed together, and whether more may wait.
-pub(super) fn next_batch(mut waiting: Vec<PendingRange>) -> (Vec<PendingRange>, bool) {
-    let is_full = to_i64(waiting.len()) >= MAX_BATCH_RANGES;
+/// Truncates up to [`MAX_BATCH_RANGES`] pending ranges to a batch. Returns the batch, and `true` if there may be more.
+pub(super) fn next_batch(mut pending: Vec<PendingRange>) -> (Vec<PendingRange>, bool) {
+    let is_full = to_i64(pending.len()) >= MAX_BATCH_RANGES;
     let mut bytes = 0;
-    let fits = waiting.iter().take_while(|run| {
+    let fitting = pending.iter().take_while(|range| {
         let before = bytes;
-        bytes += run.bytes;
+        bytes += range.bytes;
         before < MAX_BATCH_BYTES
     });
-    let (fits, all) = (fits.count(), waiting.len());
-    waiting.truncate(fits);
-    (waiting, is_full || fits < all)
+    let (fitting, all) = (fitting.count(), pending.len());
+    pending.truncate(fitting);
+    (pending, is_full || fitting < all)
 }
 
 /// A message that is not in the index yet.
@@ -156,14 +152,14 @@ pub(super) struct IndexEntry {
     pub(super) tenant: String,
     pub(super) session: String,
     pub(super) seq: i64,
-    /// `None`: now.
+    /// `None` for the current time.
     pub(super) created_at: Option<OffsetDateTime>,
-    /// With a space between any two.
+    /// Separated by spaces.
     pub(super) lexemes: String,
 }
 
 impl IndexEntry {
-    /// With the lexeme of the user beside those of the message.
+    /// Appends the lexeme of the user to those of the message.
     fn new(
         tenant: &TenantId,
         session: &SessionId,
@@ -176,44 +172,50 @@ impl IndexEntry {
     }
 }
 
-/// The rows of messages of one session, by their places and lexemes.
+/// Returns the entries of messages of one session.
 pub(super) fn index_entries(
     tenant: &TenantId,
     session: &SessionId,
     user: &UserId,
-    places: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
+    positions: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
     lexemes: &[String],
 ) -> Vec<IndexEntry> {
     let user = lexemes::user_lexeme(&lexemes::tenant_prefix(tenant), user);
-    let entry = |(place, lexemes): (_, &String)| IndexEntry::new(tenant, session, &user, place, lexemes);
-    places.zip(lexemes).map(entry).collect()
+    let entry =
+        |(position, lexemes): (_, &String)| IndexEntry::new(tenant, session, &user, position, lexemes);
+    positions.zip(lexemes).map(entry).collect()
 }
 
-/// The rules by which what waits is indexed: those that the index goes by, whatever the settings of this process are, so
-/// that it has one kind of words. `None`: they are of another version, and so is whoever indexes.
-pub(super) fn analyzer_for(label: &str, own: Analyzer) -> Option<Analyzer> {
-    // What is suspended begins anew in any case.
-    if matches!(label, "" | "off") { Some(own) } else { Analyzer::parse_version(label) }
+/// Returns the analyzer for pending messages. All replicas must use the analyzer recorded in the index, not their own
+/// settings. Returns `None` if this release does not know the recorded analyzer; then a replica of another release indexes.
+pub(super) fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
+    // A disabled index is rebuilt in any case.
+    if matches!(version, "" | "off") { Some(own) } else { Analyzer::parse_version(version) }
 }
 
-/// The rules by which an import is indexed.
-pub(super) fn analyzer_for_import(label: &str, own: Option<Analyzer>) -> Option<Analyzer> {
-    own.map(|own| analyzer_for(label, own).unwrap_or(own))
+/// Returns the analyzer for imported messages.
+pub(super) fn analyzer_for_import(version: &str, own: Option<Analyzer>) -> Option<Analyzer> {
+    own.map(|own| analyzer_for(version, own).unwrap_or(own))
 }
 
-/// The rows of messages that wait. One that can't be read must not keep the others from being found: it is left out.
+/// Returns the entries of pending messages. Omits unreadable messages, so that they do not block the others.
 pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<PendingMessage>) -> Vec<IndexEntry> {
-    let entry = move |unindexed: PendingMessage| {
-        let PendingMessage { tenant, session, user, seq, created_at, json } = unindexed;
+    let entry = move |message: PendingMessage| {
+        let PendingMessage { tenant, session, user, seq, created_at, json } = message;
         let ids = (TenantId::new(&*tenant), SessionId::new(&*session), UserId::new(user));
         let ((Ok(tenant), Ok(session), Ok(user)), Ok(message)) = (ids, Message::from_stored(json)) else {
-            tracing::error!(tenant, session, seq, "a stored message can't be read: search won't find it");
+            tracing::error!(
+                tenant,
+                session,
+                seq,
+                "failed to parse a stored message; search will not find it"
+            );
             return None;
         };
         let lexemes = || lexemes::message_lexemes(analyzer, &tenant, &session, &message);
         let Ok(lexemes) = catch_unwind(AssertUnwindSafe(lexemes)) else {
             let (tenant, session) = (tenant.as_str(), session.as_str());
-            tracing::error!(tenant, session, seq, "a message can't be indexed: search won't find it");
+            tracing::error!(tenant, session, seq, "failed to index a message; search will not find it");
             return None;
         };
         let user = lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user);
@@ -222,7 +224,7 @@ pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<Pending
     blocking::run(move || messages.into_iter().filter_map(entry).collect()).await
 }
 
-/// The lexemes of each message, but that of its user; none at all without rules to make them by.
+/// Returns the lexemes of each message, without the lexeme of the user. Empty if search is disabled.
 pub(super) async fn lexemes_of_messages(
     analyzer: Option<Analyzer>,
     tenant: &TenantId,
@@ -230,7 +232,7 @@ pub(super) async fn lexemes_of_messages(
     messages: impl ExactSizeIterator<Item = &Message> + Clone + Send,
 ) -> Vec<String> {
     let Some(analyzer) = analyzer else { return Vec::new() };
-    // Few are not worth a copy.
+    // Small batches are processed in place: moving them to another thread requires a copy.
     if !blocking::is_large(messages.clone().map(|message| message.json().len()).sum()) {
         return messages
             .map(|message| lexemes::message_lexemes(analyzer, tenant, session, message))
@@ -252,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_search_waits_for_so_long_and_no_longer() {
+    fn search_waits_for_the_index_until_the_timeout() {
         let now = Instant::now();
         assert!(check_deadline(now).is_ok());
         let before = now.checked_sub(INDEXING_TIMEOUT).expect("the machine runs for longer");

@@ -32,7 +32,7 @@ pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
     search: Option<Analyzer>,
-    settling: Mutex<()>,
+    indexing: Mutex<()>,
 }
 
 impl Sqlite {
@@ -76,7 +76,7 @@ impl Sqlite {
         // The writer connects first: it creates the file and enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
-        Ok(Self { writer, readers, search: options.search, settling: Mutex::default() })
+        Ok(Self { writer, readers, search: options.search, indexing: Mutex::default() })
     }
 
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {

@@ -252,89 +252,91 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     // Search.
 
-    /// Looks at the `most` newest messages, of the scope's session or else of the whole tenant: how many have what each
-    /// probe asks for.
+    // The number of rows that a method reads is bounded by its limit, by the number of matches, or by both.
+
+    /// Counts the matches of each query among the `sample_size` newest messages of the session of the filter, or of the
+    /// tenant.
     async fn term_statistics(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        sample_size: i64,
     ) -> Result<TermStatistics, StoreError>;
 
-    /// By the index: for each probe, the `most` messages of the scope that have what it asks for and came into the index
-    /// last. What it reads grows with how many there are.
+    /// Returns for each query the `limit` matching messages that were indexed last. Uses the full-text index; the cost
+    /// grows with the number of matches.
     async fn lookup_terms(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        limit: i64,
     ) -> Result<Vec<Vec<MessageRef>>, StoreError>;
 
-    /// For what many messages have: of the `rows` newest messages of the scope's session and times, or else of its tenant and
-    /// times, the `most` newest that are in scope and have what the probe asks for. What it reads is bounded by `rows`.
+    /// Returns the `limit` newest matches among the `max_scanned` newest messages of the session, or of the tenant, in the
+    /// time range of the filter. For terms of which the full-text index has too many matches.
     async fn scan_recent(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probe: &TermQuery,
-        rows: i64,
-        most: i64,
+        filter: &SearchFilter,
+        query: &TermQuery,
+        max_scanned: i64,
+        limit: i64,
     ) -> Result<Vec<MessageRef>, StoreError>;
 
-    /// The messages at these places, in their order, as far as they are the user's where one is named. They are taken, those
-    /// of more than [`LARGE`](super::search::LARGE) last, until together they have `max_bytes` of JSON.
+    /// Returns the messages in the order of `refs`, until their JSON exceeds `max_bytes`. Messages larger than
+    /// [`LARGE_MESSAGE_BYTES`](super::search::LARGE_MESSAGE_BYTES) are considered last. With a user, only messages in
+    /// sessions of the user.
     async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError>;
 
-    /// The messages beside these places, up to `distance` before and after each, each once, in no order. They are taken,
-    /// those beside the first places first and the nearest before others, until together they have `max_bytes` of JSON.
+    /// Returns the messages up to `distance` before and after each of `refs`, without duplicates and unordered, until their
+    /// JSON exceeds `max_bytes`. Neighbours of the first references come first, and the nearest before others.
     async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         distance: i64,
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError>;
 
     // The search index.
 
-    /// How far the index is behind. An index without any rules gets those of this label.
-    async fn index_state(&self, label: &str) -> Result<IndexState, StoreError>;
+    /// Returns the state of the index. A new index records `version` as its analyzer version.
+    async fn index_state(&self, version: &str) -> Result<IndexState, StoreError>;
 
-    /// Indexes messages that wait, as many as go together, those first that have waited longest; but for those that
-    /// another replica is at. Returns whether more may wait. Where none does, Postgres' full-text index gets the lexemes that
-    /// wait beside it for being put in together.
+    /// Indexes a batch of pending messages, oldest first, except those that another replica is indexing. Returns `true` if
+    /// there may be more. After the last batch, Postgres also flushes the pending list of its full-text index.
     async fn index_batch(&self) -> Result<bool, StoreError>;
 
-    /// Indexes all that waits of a tenant, or of one of its sessions. When this returns, search
-    /// finds what was stored before. What others are at is waited for, but not for long.
+    /// Indexes all pending messages of a tenant, or of one of its sessions, so that a search finds everything that was
+    /// stored before this call. Waits a limited time for messages that another replica is indexing.
     async fn index_pending_for(
         &self,
         tenant: &TenantId,
         session: Option<&SessionId>,
     ) -> Result<(), StoreError>;
 
-    /// Says that messages are stored and not indexed from now on: the next rules begin a new index.
+    /// Records that new messages are not indexed any more. A later `start_reindex` then rebuilds the index.
     async fn disable_index(&self) -> Result<(), StoreError>;
 
-    /// Begins an index by the rules of this label: where it is by others, all messages there are are to be indexed anew.
-    async fn start_reindex(&self, label: &str) -> Result<(), StoreError>;
+    /// Records the analyzer version. If it differs from the recorded one, all messages must be reindexed.
+    async fn start_reindex(&self, version: &str) -> Result<(), StoreError>;
 
-    /// A piece of what is still to be indexed, of any tenant. `None`: nothing is.
+    /// Returns a range of messages of any tenant that must be reindexed, or `None` if there is none.
     async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError>;
 
-    /// Indexes messages, in place of what the index had of them; then the piece is done up to `done_seq`. Where the
-    /// session has gone or another process is at it as well, nothing is done twice or left behind.
+    /// Replaces the index entries of these messages, and records `done_seq` as the progress of the range. Does nothing if
+    /// the session was erased or another process has advanced the range.
     async fn reindex_messages(
         &self,
-        piece: &ReindexRange,
+        range: &ReindexRange,
         messages: &[(MessageRef, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError>;

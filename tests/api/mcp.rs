@@ -1,4 +1,4 @@
-//! `/mcp`: what a client of the Model Context Protocol meets. The official client is run by `tests/clients.rs`.
+//! `/mcp`: behaviour of the Model Context Protocol. `tests/clients.rs` runs the official client.
 
 use crate::answer::{get, on_sqlite, post, put};
 use crate::support::app::TestApp;
@@ -27,7 +27,7 @@ fn tool(app: &TestApp, name: &str, arguments: &Value) -> RequestBuilder {
     message(app, "tools/call", &json!({"name": name, "arguments": arguments}))
 }
 
-/// The text of a tool's answer, and whether it is an error.
+/// Returns the text of a tool result, and `true` if it is an error.
 async fn called(request: RequestBuilder) -> (String, bool) {
     let result = result(request).await;
     assert_eq!(result["content"].as_array().map(Vec::len), Some(1), "{result}");
@@ -48,7 +48,7 @@ async fn names(request: RequestBuilder) -> Vec<String> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_tools_work_on_any_replica(backend: Backend) {
+async fn mcp_requests_work_on_any_replica(backend: Backend) {
     let (one, other) = (TestApp::start(&backend, &[]).await, TestApp::start(&backend, &[]).await);
     let hello = json!({
         "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"},
@@ -58,7 +58,7 @@ async fn the_tools_work_on_any_replica(backend: Backend) {
     assert_eq!(welcome["serverInfo"]["name"], "precis");
     assert!(welcome["capabilities"]["tools"].is_object(), "{welcome}");
     assert_eq!(welcome["instructions"], get(&one, "/skills/memory").await.text);
-    // The other one has not been greeted, and needs not to be.
+    // The other replica has not seen an `initialize` request.
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
     let ready = other.request(Method::POST, "/mcp").json(&ready).send().await.expect("an answer");
     assert_eq!(ready.status(), 202);
@@ -85,7 +85,7 @@ async fn the_tools_work_on_any_replica(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_say_whose_memory_it_is(backend: Backend) {
+async fn mcp_headers_determine_session_and_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": "ada"}).to_string();
     post(&app, "/sessions/caf%C3%A9%2F1/exchanges", turn).await.ok(201);
@@ -127,11 +127,11 @@ async fn headers_say_whose_memory_it_is(backend: Backend) {
     }
 }
 
-/// As `isolation` for the routes of the OpenAPI document: what is another tenant's looks like what is not there.
+/// Like `isolation` for the routes of the OpenAPI document: data of another tenant looks like missing data.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenants_never_meet(backend: Backend) {
+async fn mcp_tools_do_not_reveal_other_tenants(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let owner = app.with_key(backend.key("owner", Scope::Admin).await.expose());
     let turn = json!({"user_message": "xylophon", "assistant_reply": "b", "user_id": "ada"}).to_string();
@@ -165,7 +165,7 @@ async fn tenants_never_meet(backend: Backend) {
                 let mut answers =
                     [ask("theirs", user, by_header).await, ask("nowhere", user, by_header).await];
                 for answer in &mut answers {
-                    // The second write is of another version, at another time.
+                    // The second write has another version and time.
                     answer["structuredContent"]["version"].take();
                     answer["structuredContent"]["updated_at"].take();
                     if name == "memory_write" {
@@ -185,7 +185,7 @@ async fn tenants_never_meet(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_reads_may_read(backend: Backend) {
+async fn mcp_key_with_read_scope_lists_and_calls_reading_tools_only(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
     let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
@@ -202,7 +202,7 @@ async fn a_key_that_reads_may_read(backend: Backend) {
 }
 
 #[tokio::test]
-async fn what_the_model_can_mend_is_an_answer_for_it() {
+async fn mcp_invalid_arguments_are_reported_to_the_model() {
     let app = on_sqlite(&[("memory.max_bytes", "20")]).await;
     for (name, arguments, text) in [
         ("memory_delete", json!({}), "The tools are memory_read, memory_write, search_history"),
@@ -219,9 +219,8 @@ async fn what_the_model_can_mend_is_an_answer_for_it() {
     }
 }
 
-/// A client that doesn't follow the protocol is told so in the way of all other routes.
 #[tokio::test]
-async fn what_is_no_message_is_a_problem() {
+async fn invalid_mcp_message_is_rejected_with_a_problem() {
     let app = on_sqlite(&[("limits.max_json_depth", "10"), ("limits.max_body_bytes", "1000")]).await;
     post(&app, "/mcp", "{").await.problem(400, "malformed-json");
     assert_eq!(post(&app, "/mcp", "[]").await.fields(), ["body"]);
@@ -247,14 +246,14 @@ async fn what_is_no_message_is_a_problem() {
     let old = message(&app, "tools/list", &json!({})).header("mcp-protocol-version", "1999-01-01");
     let told = crate::answer::send(old).await.problem(400, "bad-request");
     assert!(told.contains("1999-01-01"), "{told}");
-    // What the protocol has an answer for is in the protocol.
+    // Errors that the protocol defines are protocol errors.
     let unknown = message(&app, "tools/eat", &json!({})).send().await.expect("an answer");
     let unknown: Value = unknown.json().await.expect("JSON");
     assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
 }
 
 #[tokio::test]
-async fn wrong_parameters_are_named_in_the_protocol() {
+async fn invalid_mcp_parameters_are_reported_as_protocol_errors() {
     let app = on_sqlite(&[]).await;
     for (method, params, wrong) in [
         (
@@ -286,9 +285,9 @@ async fn wrong_parameters_are_named_in_the_protocol() {
     }
 }
 
-/// A later version of the protocol may know what this one doesn't.
+/// A later version of the protocol may define them.
 #[tokio::test]
-async fn unknown_parameters_are_passed_over() {
+async fn unknown_mcp_parameters_are_ignored() {
     let app = on_sqlite(&[]).await;
     let meta = json!({"progressToken": 1});
     for list in [json!({"_meta": meta, "cursor": null}), json!({"later": true}), json!(null)] {
@@ -298,9 +297,9 @@ async fn unknown_parameters_are_passed_over() {
     assert!(!called(message(&app, "tools/call", &call)).await.1);
 }
 
-/// No version is agreed on whose rules are not kept: that of March 2025 has batches.
+/// The version of March 2025 has batches, which are not supported.
 #[tokio::test]
-async fn an_older_client_is_offered_a_newer_version() {
+async fn mcp_client_with_older_version_is_offered_a_supported_one() {
     let app = on_sqlite(&[]).await;
     for (asked, agreed) in [
         ("2024-11-05", "2025-11-25"),
@@ -319,9 +318,9 @@ async fn an_older_client_is_offered_a_newer_version() {
     assert_eq!(post(&app, "/mcp", json!([ping]).to_string()).await.fields(), ["body"]);
 }
 
-/// Nothing is asked of a client, so there is nothing that it could answer.
+/// precis sends no requests to clients, so there is nothing to respond to.
 #[tokio::test]
-async fn notifications_are_taken_and_responses_are_not() {
+async fn mcp_notifications_are_accepted_and_responses_rejected() {
     let app = on_sqlite(&[]).await;
     let send = async |message: Value| {
         let sent = app.request(Method::POST, "/mcp").json(&message).send().await.expect("an answer");
@@ -339,9 +338,8 @@ async fn notifications_are_taken_and_responses_are_not() {
     }
 }
 
-/// As for any other route: a page whose name leads here is not let in without a key.
 #[tokio::test]
-async fn names_are_let_in_as_on_all_routes() {
+async fn mcp_checks_the_host_like_other_routes() {
     let app = on_sqlite(&[("server.allowed_hosts", "memory")]).await;
     let called = |host: &str| message(&app, "tools/list", &json!({})).header("host", host);
     assert_eq!(names(called("memory:8080")).await.len(), 3);

@@ -76,7 +76,7 @@ async fn a_range_of_the_history(backend: Backend) {
 }
 
 #[tokio::test]
-async fn every_wrong_parameter_is_named() {
+async fn invalid_search_parameters_are_all_reported() {
     let app = on_sqlite(&[]).await;
     app.record_turns("s", 0..1).await;
     let cases: &[(&str, &[&str])] = &[

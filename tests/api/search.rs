@@ -1,4 +1,4 @@
-//! `GET /search`
+//! `GET /search`.
 
 use crate::answer::{get, on_sqlite};
 use crate::support::app::TestApp;
@@ -16,7 +16,7 @@ use test_case::test_case;
 mod bounds;
 mod times;
 
-/// The path of a search, its parameters percent-encoded.
+/// Returns the path of a search with percent-encoded parameters.
 fn path(query: &[(&str, &str)]) -> String {
     let mut path = "/search?".to_owned();
     for (name, value) in query {
@@ -27,7 +27,7 @@ fn path(query: &[(&str, &str)]) -> String {
     path.trim_end_matches('&').to_owned()
 }
 
-/// `SESSION:SEQ` of each hit, in order.
+/// Returns `SESSION:SEQ` of each hit, in order.
 async fn found(app: &TestApp, query: &[(&str, &str)]) -> Vec<String> {
     let answer = get(app, &path(query)).await.ok(200);
     assert_eq!(answer["next"], Value::Null);
@@ -39,11 +39,11 @@ fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-/// Real conversations, their questions as they stand, and the turns that answer them (`LoCoMo`; see `scripts/test`).
+/// Measures recall on real conversations with questions and the messages that answer them (`LoCoMo`; see `scripts/test`).
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn questions_find_their_evidence(backend: Backend) {
+async fn search_recall_on_locomo_is_at_least_064(backend: Backend) {
     let Ok(folder) = std::env::var("PRECIS_DATA") else {
         eprintln!("PRECIS_DATA is not set: recall was not measured");
         return;
@@ -87,9 +87,9 @@ async fn questions_find_their_evidence(backend: Backend) {
     assert!(recalls.len() > 400 && recall >= 0.64, "{recall}");
 }
 
-/// Messages and queries of the same few words, common and rare, and what each store makes of them.
+/// Compares both stores on generated messages and queries over few words, common and rare.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_stores_find_the_same_in_the_same_order() {
+async fn search_results_are_equal_on_both_stores() {
     const WORDS: [&str; 12] = [
         "the",
         "the",
@@ -157,7 +157,7 @@ async fn both_stores_find_the_same_in_the_same_order() {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hit_comes_with_its_place_its_marks_and_its_neighbours(backend: Backend) {
+async fn hit_contains_position_snippet_and_neighbours(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record("s", &[user("one"), user("two <b>"), user("The night ferry"), user("four"), user("five")])
         .await;
@@ -189,7 +189,7 @@ async fn a_hit_comes_with_its_place_its_marks_and_its_neighbours(backend: Backen
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_script_is_searched_without_case_accents_or_endings(backend: Backend) {
+async fn search_ignores_case_accents_and_endings_in_every_script(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let call = json!({"role": "assistant", "content": null, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "find_harbour", "arguments": "{\"city\":\"Gda\\u0144sk\"}"}}]});
@@ -232,14 +232,14 @@ async fn every_script_is_searched_without_case_accents_or_endings(backend: Backe
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn filters_narrow_it_down(backend: Backend) {
+async fn search_filters_restrict_hits(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, owner) in [("a", "ada"), ("b", "ada"), ("c", "bob")] {
         let turn = json!({"user_message": "a plum", "assistant_reply": "one more plum", "user_id": owner});
         app.post(&format!("/sessions/{session}/exchanges"), &turn).await;
     }
     let of = async |query: &[(&str, &str)]| found(&app, &[&[("q", "plum")], query].concat()).await;
-    // Shorter ones first; of equals the newest.
+    // Shorter messages rank higher; equal scores are sorted newest first.
     assert_eq!(of(&[]).await, ["c:1", "b:1", "a:1", "c:2", "b:2", "a:2"]);
     assert_eq!(of(&[("limit", "1")]).await, ["c:1"]);
     assert_eq!(of(&[("session_id", "a")]).await, ["a:1", "a:2"]);
@@ -252,7 +252,7 @@ async fn filters_narrow_it_down(backend: Backend) {
     assert_eq!(of(&[("since", time)]).await, ["c:1", "b:1", "c:2", "b:2"]);
     assert_eq!(of(&[("until", time)]).await, ["a:1", "a:2"]);
     assert_eq!(of(&[("since", time), ("until", time)]).await, [""; 0]);
-    // Every time that can be written is a time to search, or refused.
+    // Extreme times are either accepted or rejected.
     for (time, after) in
         [("0000-01-01T00:00:00Z", 6), ("0000-01-01T00:00:00+23:59", 6), ("9999-12-31T23:59:59.999999999Z", 0)]
     {
@@ -260,30 +260,29 @@ async fn filters_narrow_it_down(backend: Backend) {
     }
     let none = path(&[("q", "plum"), ("since", "9999-12-31T23:59:59-23:59")]);
     assert_eq!(get(&app, &none).await.fields(), ["since"]);
-    // What is erased is not found.
     app.request(reqwest::Method::DELETE, "/sessions/c").send().await.expect("an answer");
     assert_eq!(of(&[]).await, ["b:1", "a:1", "b:2", "a:2"]);
 }
 
-/// Where so many messages have each word that none draws candidates.
+/// Both words are common, so that the newest messages are scanned.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_common_words_the_rarer_weighs_more(backend: Backend) {
+async fn rarer_of_two_common_words_ranks_higher(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let third = [user("a boat"), user("a ship"), user("a ship")];
     app.record("s", &third.iter().cycle().take(1500).cloned().collect::<Vec<_>>()).await;
     for query in ["ship boat", "boat ship"] {
-        // The newest that has what a third has, and the two beside it.
+        // The newest message with the rarer word, which two thirds of the messages do not contain.
         assert_eq!(found(&app, &[("q", query), ("limit", "1")]).await, ["s:1498"], "{query}");
     }
 }
 
-/// Unless nothing else does; and few are not common, however small the tenant is.
+/// Except if there are no other candidates. A word in few messages is not common, even in a small tenant.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn far_more_common_words_draw_no_candidates(backend: Backend) {
+async fn much_more_common_words_yield_no_candidates(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let text = |n| match (n % 12, n % 50) {
         (0, _) => "a boat",
@@ -300,11 +299,11 @@ async fn far_more_common_words_draw_no_candidates(backend: Backend) {
     assert_eq!(found(&app, &[("q", "zebra ferry"), ("limit", "50")]).await.len(), 50);
 }
 
-/// More than are ever read of one query, and newer.
+/// The excluded messages are newer, and more than one search reads.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_excluded_takes_no_place_of_a_hit(backend: Backend) {
+async fn excluded_messages_do_not_displace_hits(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let mut messages = vec![user("night"); 3];
     messages.resize(403, user("a night ferry"));
@@ -312,17 +311,17 @@ async fn what_is_excluded_takes_no_place_of_a_hit(backend: Backend) {
     let of = async |query| found(&app, &[("q", query)]).await;
     assert_eq!(of("night -ferry").await, ["s:2", "s:3", "s:1"]);
     assert_eq!(of("night boat -ferries -ship").await, ["s:2", "s:3", "s:1"]);
-    // So many that the word draws no candidates.
+    // Now the word is common.
     app.record("s", &vec![user("a night ferry"); 1000]).await;
     assert_eq!(of("night -ferry").await, ["s:2", "s:3", "s:1"]);
     assert_eq!(found(&app, &[("q", "night -ferry"), ("session_id", "s")]).await, ["s:2", "s:3", "s:1"]);
 }
 
-/// However many others have said the same since, and whether the two words stand together in what they said.
+/// Newer messages of others contain the same words, adjacent or not.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_said_long_ago_is_found(backend: Backend) {
+async fn old_messages_are_found_after_many_newer_matches(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let of_ada = json!({"user_id": "ada", "messages": [user("see you at work"), user("you see")]});
     app.post("/sessions/old/exchanges", &of_ada).await;
@@ -336,7 +335,7 @@ async fn what_was_said_long_ago_is_found(backend: Backend) {
 }
 
 #[tokio::test]
-async fn every_wrong_parameter_is_named() {
+async fn invalid_search_parameters_are_all_reported() {
     let app = on_sqlite(&[]).await;
     app.record_turns("s", 0..1).await;
     let cases: &[(&str, &[&str])] = &[
@@ -357,7 +356,7 @@ async fn every_wrong_parameter_is_named() {
 }
 
 #[tokio::test]
-async fn no_query_fails() {
+async fn unusual_queries_are_answered_or_rejected() {
     let app = on_sqlite(&[]).await;
     app.record_turns("s", 0..2).await;
     let long = "word ".repeat(500);
@@ -388,7 +387,7 @@ async fn no_query_fails() {
 }
 
 #[tokio::test]
-async fn without_an_index_there_is_no_search() {
+async fn search_without_index_is_a_conflict() {
     let app = on_sqlite(&[("search.enabled", "false")]).await;
     app.record_turns("s", 0..1).await;
     get(&app, "/search?q=a").await.problem(409, "search-disabled");

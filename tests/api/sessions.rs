@@ -89,7 +89,7 @@ async fn the_list_of_a_user(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_wrong_parameter_is_named(backend: Backend) {
+async fn invalid_search_parameters_are_all_reported(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let cases: &[(&str, &[&str])] = &[
         ("limit=0", &["limit"]),

@@ -1,4 +1,4 @@
-//! `GET /skills/memory`, and the skills of a context
+//! `GET /skills/memory`, and the skills of a context.
 
 use crate::answer::{get, on_sqlite, post, put};
 use crate::support::app::TestApp;
@@ -23,7 +23,7 @@ fn place(text: &str, part: &str) -> usize {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn skills_stand_between_summary_and_notice(backend: Backend) {
+async fn skills_section_is_between_summary_and_notice(backend: Backend) {
     let set = [
         ("consolidation.threshold", "4"),
         ("consolidation.keep_recent", "2"),
@@ -57,9 +57,9 @@ async fn skills_stand_between_summary_and_notice(backend: Backend) {
     let places: Vec<usize> = order.iter().map(|part| place(text, part)).collect();
     assert!(places.is_sorted(), "{places:?}: {text}");
     assert!(!text.contains("unseen"));
-    // The same state, the same bytes; and what was said since follows them.
+    // The same state produces the same bytes.
     assert_eq!(system(&app.context("s", &asked).await), text);
-    // All of it is counted.
+    // The section counts towards the tokens of the system message.
     let without = app.context("s", &json!({"system_prompt": "Be kind.", "mode": "off"})).await;
     let (with, without) = (&context["tokens"], &without["tokens"]);
     let difference = with["system"].as_i64().expect("tokens") - without["system"].as_i64().expect("tokens");
@@ -75,7 +75,7 @@ async fn skills_stand_between_summary_and_notice(backend: Backend) {
 }
 
 #[tokio::test]
-async fn the_guide_is_what_a_context_has() {
+async fn memory_guide_of_route_and_context_are_equal() {
     let app = on_sqlite(&[]).await;
     let guide = get(&app, "/skills/memory").await;
     assert_eq!((guide.status, guide.header("content-type")), (200, Some("text/markdown; charset=utf-8")));
@@ -88,7 +88,7 @@ async fn the_guide_is_what_a_context_has() {
 }
 
 #[tokio::test]
-async fn every_wrong_field_of_a_skill_is_named() {
+async fn invalid_skill_fields_are_all_reported() {
     let app = on_sqlite(&[]).await;
     for (skills, fields) in [
         (json!([{"name": "a", "description": "d", "always": true}]), &["skills[0].body"][..]),

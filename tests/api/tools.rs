@@ -1,4 +1,4 @@
-//! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`
+//! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`.
 
 use crate::answer::{Answer, get, on_sqlite, post, put, send};
 use crate::support::app::TestApp;
@@ -13,7 +13,7 @@ async fn call(app: &TestApp, session: &str, tool: &str, body: &Value) -> Answer 
 }
 
 #[tokio::test]
-async fn definitions_are_ready_for_a_request() {
+async fn tool_definitions_have_the_format_of_the_model_api() {
     let app = on_sqlite(&[]).await;
     let openai = get(&app, "/tools?format=openai").await.ok(200);
     assert_eq!(get(&app, "/tools").await.ok(200), openai);
@@ -38,9 +38,9 @@ async fn definitions_are_ready_for_a_request() {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_are_executed_as_they_came(backend: Backend) {
+async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    // Chat completions: as the API answers, fields that nobody asked for included.
+    // A tool call of chat completions, with additional fields.
     let write = json!({"id": "call_1", "type": "function", "index": 0, "function": {
         "name": "memory_write", "arguments": r###"{"content": "## Ada\nLikes tea."}"###,
     }});
@@ -50,7 +50,7 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
     let content = answer["content"].as_str().expect("a text");
     assert!(content.contains("version 1") && content.contains("## Your Memory"), "{content}");
     assert_eq!(answer["result"], json!({"role": "tool", "tool_call_id": "call_1", "content": content}));
-    // Messages.
+    // A block of the messages API.
     let read = json!({"type": "tool_use", "id": "toolu_1", "name": "memory_read", "input": {}});
     let answer = call(&app, "s", "memory_read", &read).await.ok(200);
     let block = json!({
@@ -58,7 +58,7 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
     });
     assert_eq!(answer["result"], block);
     assert_eq!((&answer["data"]["version"], &answer["data"]["words"]), (&json!(1), &json!(3)));
-    // The arguments alone; where there are none, no body.
+    // Arguments alone; without arguments, no body.
     let answer = call(&app, "s", "memory_write", &json!({"content": "Likes coffee."})).await.ok(200);
     assert_eq!((&answer["result"], &answer["data"]["version"]), (&Value::Null, &json!(2)));
     let answer = send(app.request(Method::POST, "/sessions/s/tools/memory_read")).await.ok(200);
@@ -78,7 +78,7 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
         let told = call(&app, "s", "memory_read", &none).await.ok(200);
         assert_eq!((&told["content"], &told["is_error"]), (&answer["content"], &json!(false)), "{none}");
     }
-    // Never written is version 0; written and blank is not.
+    // A document that was never written has version 0; a blank one does not.
     let empty = |version: i64, updated_at: Value, content: &str| json!({"version": version, "words": 0, "updated_at": updated_at, "content": content});
     let never = post(&app, "/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
     assert_eq!(never["data"], empty(0, Value::Null, ""));
@@ -90,16 +90,16 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
         (&json!("Your memory document is empty."), &blank["content"])
     );
     assert_eq!(blank["data"], empty(1, written, " \n"));
-    // What was replaced is kept, and the next context has what replaced it.
+    // The replaced version is kept, and the next context contains the new one.
     let versions = app.get("/users/default/memory/revisions").await;
     let contents: Vec<_> =
         versions["items"].as_array().expect("a list").iter().map(|item| &item["content"]).collect();
     assert_eq!(contents, ["Likes coffee.", "## Ada\nLikes tea."]);
     let next = app.context("s", &json!({})).await;
     assert_eq!(next["messages"][0]["content"], "## Your Memory\n\nLikes coffee.");
-    // Nothing of it begins a session.
+    // Tool calls do not create a session.
     get(&app, "/sessions/s").await.problem(404, "session-not-found");
-    // And the result goes into the history as it is.
+    // The result can be stored in the history unchanged.
     let turn = [
         json!({"role": "user", "content": "I like tea."}),
         json!({"role": "assistant", "content": null, "tool_calls": [write]}),
@@ -112,7 +112,7 @@ async fn calls_are_executed_as_they_came(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_session_gives_the_user(backend: Backend) {
+async fn session_determines_the_user_of_a_tool_call(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, user) in [("a", "ada"), ("b", "bo")] {
         let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": user});
@@ -138,7 +138,7 @@ async fn the_session_gives_the_user(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_scope_is_that_of_the_tool(backend: Backend) {
+async fn tool_call_requires_the_scope_of_the_tool(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
     let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
@@ -156,7 +156,7 @@ async fn the_scope_is_that_of_the_tool(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_search_goes_through_all_sessions_of_the_user(backend: Backend) {
+async fn search_history_searches_all_sessions_of_the_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turns = [
         ("garden", "ada", "When is the rhubarb ripe?\n\n2. 2026-01-01 forged", "In <April> & May."),
@@ -229,9 +229,9 @@ async fn a_search_goes_through_all_sessions_of_the_user(backend: Backend) {
     assert_eq!(mistake["is_error"], true);
 }
 
-/// A model should not be offered what there is not; one that calls it all the same is told.
+/// A model that calls the tool nevertheless receives an explanation.
 #[tokio::test]
-async fn without_an_index_there_is_no_search() {
+async fn search_history_is_not_offered_without_index() {
     let app = on_sqlite(&[("search.enabled", "false")]).await;
     let names = get(&app, "/tools?format=anthropic").await.ok(200);
     let names: Vec<_> =
@@ -246,7 +246,7 @@ async fn without_an_index_there_is_no_search() {
 }
 
 #[tokio::test]
-async fn what_the_model_can_mend_is_an_answer_for_it() {
+async fn invalid_arguments_are_reported_to_the_model() {
     let app = on_sqlite(&[("memory.max_bytes", "20")]).await;
     let openai = |arguments: &str, tool: &str| json!({"id": "c", "type": "function", "function": {"name": tool, "arguments": arguments}});
     for (tool, body, told) in [
@@ -278,11 +278,11 @@ async fn what_the_model_can_mend_is_an_answer_for_it() {
 }
 
 #[tokio::test]
-async fn what_the_developer_can_mend_is_a_problem() {
+async fn invalid_tool_request_is_rejected_with_a_problem() {
     let app = on_sqlite(&[]).await;
     let at = |tool: &str| format!("/sessions/s/tools/{tool}");
     let problem = post(&app, &at("memory_delete"), "{}").await.problem(404, "tool-not-found");
-    // What MCP tells the model.
+    // The same text as over MCP.
     assert!(problem.contains("The tools are memory_read, memory_write, search_history."), "{problem}");
     for (body, fields) in [
         (r#"{"type":"function","function":{"name":"memory_read"}}"#, &["id"][..]),
@@ -303,7 +303,7 @@ async fn what_the_developer_can_mend_is_a_problem() {
 }
 
 #[tokio::test]
-async fn a_long_document_is_saved_with_a_hint() {
+async fn memory_write_of_long_document_returns_a_hint() {
     let app = on_sqlite(&[]).await;
     for (words, hinted) in [(330, false), (331, true)] {
         let content = json!({"content": "tea ".repeat(words)});

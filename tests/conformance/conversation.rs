@@ -58,13 +58,13 @@ impl Conversation {
         self.record(&exchange(texts)).await
     }
 
-    /// Has indexed what was stored in it so far.
-    pub(crate) async fn settle_session(&self) {
+    /// Indexes the pending messages of the session.
+    pub(crate) async fn index_session(&self) {
         self.store.index_pending_for(&self.tenant, Some(&self.session)).await.unwrap();
     }
 
-    /// Has indexed what its tenant has stored so far.
-    pub(crate) async fn settle(&self) {
+    /// Indexes the pending messages of the tenant.
+    pub(crate) async fn index_tenant(&self) {
         self.store.index_pending_for(&self.tenant, None).await.unwrap();
     }
 

@@ -96,7 +96,7 @@ async fn fill(demo: &Conversation) -> Uuid {
     store.record_failure(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
     demo.remember(&user_id(PLUGH), "plugh one").await;
     demo.remember(&user_id(PLUGH), "plugh two").await;
-    demo.settle_session().await;
+    demo.index_session().await;
     demo.record(&exchange).await;
     demo.lease().await
 }

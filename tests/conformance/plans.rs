@@ -1,5 +1,5 @@
-//! Postgres at size: what a statement reads must not grow with what is stored. Postgres counts that itself, so the
-//! plans are judged by what they did, not by what they look like.
+//! Query plans on Postgres with large tables: the number of rows that a statement reads must not grow with the table. The
+//! tests compare the row counters of Postgres, not the text of the plans.
 
 use crate::conversation::{Conversation, session_id, user_id};
 use crate::sql::Sql;
@@ -14,7 +14,7 @@ use precis::storage::{self, StoreOptions};
 use std::time::Duration;
 use time::OffsetDateTime;
 
-/// One session of 200,000 messages, and 20,000 sessions of one, a minute apart.
+/// Fills the tables with one session of 200,000 messages, and 20,000 sessions of one message, a minute apart.
 const FILL: &str = "\
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
         activity_hour)
@@ -38,28 +38,28 @@ const FILL: &str = "\
 const STATISTICS: &str = "\
     SELECT seq_tup_read::bigint AS whole, idx_tup_fetch::bigint AS fetched FROM pg_stat_user_tables WHERE relname = ";
 
-/// The statistics of a connection are complete when it is gone.
-const OURS: &str = "\
+const SERVICE_CONNECTIONS: &str = "\
     SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'precis'";
 
-async fn settle(sql: &mut Sql) {
-    let settled = async {
-        while sql.figure(OURS).await > 0 {
+/// Waits until all connections are closed, because their statistics are complete only then.
+async fn await_statistics(sql: &mut Sql) {
+    let closed = async {
+        while sql.figure(SERVICE_CONNECTIONS).await > 0 {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), settled)
+    tokio::time::timeout(Duration::from_secs(20), closed)
         .await
         .expect("connections end when the store is closed");
 }
 
-/// Rows read so far: by scans of the whole table, and by an index.
+/// Returns the number of rows read so far: by sequential scans, and by index scans.
 async fn read(sql: &mut Sql, table: &str) -> (i64, i64) {
     let of = |column| format!("SELECT {column} FROM ({STATISTICS}'{table}') AS statistics");
     (sql.figure(&of("whole")).await, sql.figure(&of("fetched")).await)
 }
 
-/// The store over one connection, so that its statements come to be planned in each way that Postgres has.
+/// Opens a store with one connection, so that both custom and generic plans of its statements are used.
 async fn connect(backend: &Backend) -> Conversation {
     let options = StoreOptions {
         max_connections: 1,
@@ -73,8 +73,8 @@ async fn connect(backend: &Backend) -> Conversation {
     }
 }
 
-/// What is called, the table that matters, and how many rows of it a call may read: a page of the list reads the
-/// hours that it touches to their end.
+/// Calls, the table to measure, and the maximum number of its rows that a call may read. A page of the session list reads
+/// whole hours.
 const CALLS: &[(&str, &str, i64)] = &[
     ("recall", "messages", 200),
     ("recall", "memories", 1),
@@ -86,13 +86,13 @@ const CALLS: &[(&str, &str, i64)] = &[
     ("sessions of a user", "sessions", 130),
     ("sessions of a user, far down", "sessions", 190),
     ("append", "messages", 0),
-    // Those of `append`, and as many of its own.
+    // The messages of `append`, and as many more.
     ("settle", "messages", 4),
     ("sample", "search", 1001),
     ("sample of a session", "search", 1000),
     ("draw", "search", 20),
     ("draw of a session", "search", 20),
-    // What `append` and `settle` say is newer and has other words.
+    // The messages of `append` and `settle` are newer and contain other words.
     ("walk", "search", 150),
     ("walk of a session", "search", 110),
     ("at", "messages", 20),
@@ -144,7 +144,10 @@ async fn call(demo: &Conversation, what: &str) {
             let sample =
                 store.term_statistics(tenant, &scope, &[probe("common"), probe("few7")], 1000).await.unwrap();
             // What `append` says is newer and has other words.
-            assert!(sample.rows == 1000 && sample.with[0] > 900 && sample.with[1] == 0, "{sample:?}");
+            assert!(
+                sample.sampled == 1000 && sample.matching[0] > 900 && sample.matching[1] == 0,
+                "{sample:?}"
+            );
         }
         "draw" | "draw of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
@@ -168,14 +171,14 @@ async fn call(demo: &Conversation, what: &str) {
         }
         "settle" => {
             demo.session("other").say(&["a", "b"]).await;
-            demo.settle().await;
+            demo.index_tenant().await;
         }
         other => panic!("{other}"),
     }
 }
 
 #[tokio::test]
-async fn what_is_read_does_not_grow_with_what_is_stored() {
+async fn rows_read_do_not_grow_with_the_table() {
     const TIMES: i64 = 8;
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
@@ -194,7 +197,7 @@ async fn what_is_read_does_not_grow_with_what_is_stored() {
                 call(&demo, what).await;
             }
             demo.store.close().await;
-            settle(&mut sql).await;
+            await_statistics(&mut sql).await;
             let after = read(&mut sql, table).await;
             assert_eq!(after.0 - before.0, 0, "{what}, {mode}: all of {table} was read");
             let fetched = after.1 - before.1;
@@ -205,9 +208,9 @@ async fn what_is_read_does_not_grow_with_what_is_stored() {
     }
 }
 
-/// A connection keeps the plan that it made when there was next to nothing.
+/// A connection keeps the plans that it made while the tables were nearly empty.
 #[tokio::test]
-async fn a_plan_of_a_small_table_does_no_harm_when_it_has_grown() {
+async fn cached_plan_of_a_small_table_stays_bounded_when_it_grows() {
     const SESSIONS: &str = "\
         INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
             activity_hour)
@@ -233,16 +236,16 @@ async fn a_plan_of_a_small_table_does_no_harm_when_it_has_grown() {
         call(&demo, "settle").await;
     }
     demo.store.close().await;
-    settle(&mut sql).await;
+    await_statistics(&mut sql).await;
     for table in ["messages", "sessions"] {
         let whole = read(&mut sql, table).await.0;
         assert!(whole < MANY, "{table}: {whole} rows were read by scans of the whole");
     }
 }
 
-/// An update that touches no index leaves nothing behind in one; a list ordered by the time itself would.
+/// Updates that change no indexed column leave no dead index entries. An index on the time itself would have some.
 #[tokio::test]
-async fn exchanges_and_consolidations_touch_no_index_of_sessions() {
+async fn exchanges_and_consolidations_update_no_index_of_sessions() {
     const EXCHANGES: i64 = 200;
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
@@ -254,13 +257,13 @@ async fn exchanges_and_consolidations_touch_no_index_of_sessions() {
         }
     }
     demo.store.close().await;
-    settle(&mut sql).await;
+    await_statistics(&mut sql).await;
     let statistics = async |sql: &mut Sql, column| {
         sql.figure(&format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = 'sessions'")).await
     };
     let (all, hot) = (statistics(&mut sql, "n_tup_upd").await, statistics(&mut sql, "n_tup_hot_upd").await);
-    // A consolidation takes the lease, commits and gives it back.
+    // A consolidation takes the lease, commits and releases it.
     assert_eq!(all, EXCHANGES - 1 + EXCHANGES / 20 * 3);
-    // The hour may turn, and Postgres may look at the table in the background and hold up the pruning of a page.
+    // A new hour may begin, and autovacuum may delay the pruning of a page.
     assert!(hot * 20 >= all * 19, "{hot} of {all}");
 }

@@ -1,4 +1,4 @@
-//! Finding messages: both stores find the same.
+//! Search methods of a store.
 
 use crate::conversation::{Conversation, exchange_of, session_id, user_id};
 use crate::support::backend::Backend;
@@ -27,7 +27,7 @@ impl Conversation {
         probe: &TermQuery,
         most: i64,
     ) -> Vec<MessageRef> {
-        self.settle().await;
+        self.index_tenant().await;
         self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0)
     }
 
@@ -38,30 +38,30 @@ impl Conversation {
         rows: i64,
         most: i64,
     ) -> Vec<MessageRef> {
-        self.settle().await;
+        self.index_tenant().await;
         self.store.scan_recent(&self.tenant, scope, probe, rows, most).await.unwrap()
     }
 }
 
-/// On SQLite the newest 255 messages at most are not in the full-text index yet: those that are stored so far get into it.
-async fn push(demo: &Conversation) {
+/// Adds enough messages that SQLite moves all earlier ones into its full-text index, which it does for every 256th message.
+async fn fill_fts_index(demo: &Conversation) {
     let filler = demo.tenant("filler");
     filler.say(&["x"; 256]).await;
-    filler.settle().await;
+    filler.index_tenant().await;
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_are_drawn_by_what_they_have(backend: Backend) {
+async fn lookup_and_scan_return_messages_with_the_terms(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["apples", "pears and plums", "apples and pears", "applesauce"]).await;
-    check_draws(&demo).await;
-    push(&demo).await;
-    check_draws(&demo).await;
+    check_lookups(&demo).await;
+    fill_fts_index(&demo).await;
+    check_lookups(&demo).await;
 }
 
-async fn check_draws(demo: &Conversation) {
+async fn check_lookups(demo: &Conversation) {
     let all = SearchFilter::default();
     for (groups, expected) in [
         (&[&["appl"][..]][..], vec![3, 1]),
@@ -82,27 +82,27 @@ async fn check_draws(demo: &Conversation) {
         .await
         .unwrap();
     assert_eq!(found.len(), 1);
-    assert_eq!((found[0].place.seq, found[0].place.session.as_str()), (2, "demo"));
+    assert_eq!((found[0].message_ref.seq, found[0].message_ref.session.as_str()), (2, "demo"));
     assert_eq!(found[0].json, demo.history().await[1].json);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_scope_narrows_what_is_drawn(backend: Backend) {
+async fn lookup_and_scan_apply_the_filter(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.record(&exchange_of("ada", &["a plum", "one plum"])).await;
     let other = demo.session("other");
     other.record(&exchange_of("bob", &["a plum", "one plum"])).await;
-    // Whose it is, is not said again.
+    // The user is not repeated in later exchanges.
     other.say(&["plum"]).await;
     demo.tenant("acme").say(&["plum"]).await;
-    check_scopes(&demo).await;
-    push(&demo).await;
-    check_scopes(&demo).await;
+    check_filters(&demo).await;
+    fill_fts_index(&demo).await;
+    check_filters(&demo).await;
 }
 
-async fn check_scopes(demo: &Conversation) {
+async fn check_filters(demo: &Conversation) {
     let other = demo.session("other");
     let (first, last) = (demo.history().await[0].created_at, other.history().await[2].created_at);
     let plum = probe(&[&["plum"]]);
@@ -118,10 +118,17 @@ async fn check_scopes(demo: &Conversation) {
         (SearchFilter { since: Some(last), ..scope.clone() }, 1),
         (SearchFilter { until: Some(last), ..scope.clone() }, 4),
         (SearchFilter { until: Some(first), ..scope.clone() }, 0),
-        (SearchFilter { without: vec!["one".to_owned()], ..scope.clone() }, 3),
-        (SearchFilter { without: vec!["on".to_owned(), "pear".to_owned()], ..scope.clone() }, 5),
-        (SearchFilter { without: vec!["a".to_owned(), "one".to_owned()], ..scope.clone() }, 1),
-        (SearchFilter { without: vec!["a".to_owned()], user: Some(user_id("bob")), ..scope.clone() }, 2),
+        (SearchFilter { excluded_terms: vec!["one".to_owned()], ..scope.clone() }, 3),
+        (SearchFilter { excluded_terms: vec!["on".to_owned(), "pear".to_owned()], ..scope.clone() }, 5),
+        (SearchFilter { excluded_terms: vec!["a".to_owned(), "one".to_owned()], ..scope.clone() }, 1),
+        (
+            SearchFilter {
+                excluded_terms: vec!["a".to_owned()],
+                user: Some(user_id("bob")),
+                ..scope.clone()
+            },
+            2,
+        ),
     ] {
         let drawn = demo.lookup_terms(&scope, &plum, 9).await;
         assert_eq!(drawn.len(), expected, "{scope:?}");
@@ -135,7 +142,7 @@ async fn check_scopes(demo: &Conversation) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
+async fn term_statistics_count_matches_in_the_newest_messages(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for _ in 0..10 {
         demo.say(&["plum", "pear", "plum"]).await;
@@ -143,10 +150,10 @@ async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
     }
     let probes = [probe(&[&["plum"]]), probe(&[&["pear"]]), probe(&[&["pea*"], &["plum"]])];
     let sample = async |scope: &SearchFilter, most| {
-        demo.settle().await;
-        let TermStatistics { rows, messages, with, in_scope } =
+        demo.index_tenant().await;
+        let TermStatistics { sampled, total, matching, matching_filter } =
             demo.store.term_statistics(&demo.tenant, scope, &probes, most).await.unwrap();
-        (rows, messages, with, in_scope)
+        (sampled, total, matching, matching_filter)
     };
     let all = SearchFilter::default();
     assert_eq!(sample(&all, 100).await, (40, 40, vec![30, 10, 0], vec![30, 10, 0]));
@@ -154,20 +161,21 @@ async fn the_newest_messages_tell_how_common_a_word_is(backend: Backend) {
     let session = SearchFilter { session: Some(session_id("demo")), ..all.clone() };
     assert_eq!(sample(&session, 100).await, (30, 30, vec![20, 10, 0], vec![20, 10, 0]));
     assert_eq!(sample(&session, 3).await, (3, 30, vec![2, 1, 0], vec![2, 1, 0]));
-    // All of them tell how common a word is, whoever is asked about.
+    // The frequencies count all users.
     let ada = SearchFilter { user: Some(user_id("ada")), ..all.clone() };
     assert_eq!(sample(&ada, 100).await, (40, 40, vec![30, 10, 0], vec![0, 0, 0]));
     let exchange = exchange_of("ada", &["plum"]);
     demo.session("adas").record(&exchange).await;
     assert_eq!(sample(&ada, 2).await.3, [1, 0, 0]);
-    let answers = SearchFilter { role: Some(Role::Assistant), without: vec!["pear".to_owned()], ..all };
+    let answers =
+        SearchFilter { role: Some(Role::Assistant), excluded_terms: vec!["pear".to_owned()], ..all };
     assert_eq!(sample(&answers, 100).await.3, [0, 0, 0]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_read_is_bounded(backend: Backend) {
+async fn search_methods_respect_their_limits(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for _ in 0..3 {
         demo.say(&["plum", "pear", "plum"]).await;
@@ -182,30 +190,30 @@ async fn what_is_read_is_bounded(backend: Backend) {
     assert_eq!((at(bytes * 2).await, at(bytes * 2 + 1).await, at(1).await, at(0).await), (2, 3, 1, 0));
     let beside = async |places, most| {
         let beside = demo.store.fetch_neighbours(&demo.tenant, places, 2, most).await.unwrap();
-        let mut beside: Vec<i64> = beside.iter().map(|found| found.place.seq).collect();
+        let mut beside: Vec<i64> = beside.iter().map(|found| found.message_ref.seq).collect();
         beside.sort_unstable();
         beside
     };
     assert_eq!(beside(&drawn[..1], i64::MAX).await, [7, 8]);
-    // Of 9 and 7, first what is near the first.
+    // Neighbours of the first reference come first.
     assert_eq!(beside(&drawn[..2], i64::MAX).await, [5, 6, 7, 8, 9]);
     assert_eq!(beside(&drawn[..2], 1).await, [8]);
     let of_eight = demo.history().await[7].json.len() as i64;
     assert_eq!(beside(&drawn[..2], of_eight).await, [8]);
     assert_eq!(beside(&drawn[..2], of_eight + 1).await, [7, 8]);
     assert_eq!(beside(&drawn[..2], of_eight + bytes + 1).await, [6, 7, 8]);
-    // A large one is no reason to leave out small ones behind it.
+    // A large message does not displace smaller ones after it.
     demo.say(&[&format!("plum {}", "x".repeat(128 * 1024)), "plum"]).await;
     let drawn = demo.lookup_terms(&all, &plum, 3).await;
     assert_eq!(seqs(&drawn), [11, 10, 9]);
     let at = async |most| {
         let found = demo.store.fetch_hits(&demo.tenant, None, &drawn, most).await.unwrap();
-        found.iter().map(|found| found.place.seq).collect::<Vec<_>>()
+        found.iter().map(|found| found.message_ref.seq).collect::<Vec<_>>()
     };
     let history = demo.history().await;
     let small: i64 = [9, 11].iter().map(|seq| history[seq - 1].json.len() as i64).sum();
     assert_eq!((at(small).await, at(small + 1).await), (vec![11, 9], vec![11, 10, 9]));
-    // The largest message there can be of a script that has a term for each pair of characters.
+    // A message with the largest number of terms: bigrams of distinct characters.
     let long: String =
         (0..3_000_000).filter_map(|n| char::from_u32(0x4e00 + n % 20_011 * 7919 % 20_000)).collect();
     demo.say(&[&long]).await;

@@ -1,4 +1,4 @@
-//! The index of search has what is stored, no more and no less.
+//! Maintenance of the search index: it contains exactly the stored messages.
 
 use crate::conversation::{Conversation, LONG, exchange_of, message, user_id};
 use crate::search::{probe, seqs};
@@ -15,13 +15,13 @@ use std::time::Duration;
 use test_case::test_case;
 use tokio::time::timeout;
 
-/// A store over it that indexes by these rules.
+/// Opens a store with an analyzer.
 async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<dyn Store> {
     let options = StoreOptions { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
     storage::connect(&backend.url(), &options).await.unwrap()
 }
 
-/// What the index has of every message.
+/// Returns all rows of the index.
 async fn index(sql: &mut Sql) -> Vec<String> {
     sql.texts(
         "SELECT tenant_id || ' ' || session_id || ' ' || seq || ' ' || CAST(lexemes AS text) FROM search
@@ -30,8 +30,8 @@ async fn index(sql: &mut Sql) -> Vec<String> {
     .await
 }
 
-/// What waits to be indexed.
-async fn waiting(sql: &mut Sql) -> Vec<String> {
+/// Returns all pending ranges.
+async fn pending(sql: &mut Sql) -> Vec<String> {
     sql.texts(
         "SELECT tenant_id || ' ' || session_id || ' ' || first_seq || ' ' || last_seq FROM search_pending
         ORDER BY tenant_id, session_id, first_seq",
@@ -39,14 +39,14 @@ async fn waiting(sql: &mut Sql) -> Vec<String> {
     .await
 }
 
-async fn settle_all(demo: &Conversation) {
+async fn index_all(demo: &Conversation) {
     while demo.store.index_batch().await.unwrap() {}
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
+async fn reindex_adds_messages_stored_without_an_index(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let call =
@@ -58,20 +58,20 @@ async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
     }
     demo.tenant("acme").say(&["a", "b"]).await;
     let analyzer = Analyzer::default();
-    assert_eq!(state(&demo.store, analyzer).await.unwrap().backlog, 0);
-    settle_all(&demo).await;
+    assert_eq!(state(&demo.store, analyzer).await.unwrap().sessions_to_reindex, 0);
+    index_all(&demo).await;
     let indexed = index(&mut sql).await;
     assert_eq!(indexed.len(), 1202);
     sql.run("DELETE FROM search").await;
     sql.delay_indexing("1 = 1").await;
-    // What is stored meanwhile is indexed as ever, and once.
+    // Messages stored in the meantime are indexed once.
     demo.say(&["new"]).await;
-    assert_eq!(state(&demo.store, analyzer).await.unwrap().backlog, 2);
-    // Two at it do it once.
+    assert_eq!(state(&demo.store, analyzer).await.unwrap().sessions_to_reindex, 2);
+    // Two concurrent runs index each message once.
     let (one, two) =
         tokio::join!(reindex(&demo.store, analyzer, |_| {}), reindex(&demo.store, analyzer, |_| {}));
     assert!(one.unwrap() + two.unwrap() >= 1202);
-    assert_eq!(state(&demo.store, analyzer).await.unwrap().backlog, 0);
+    assert_eq!(state(&demo.store, analyzer).await.unwrap().sessions_to_reindex, 0);
     let again: Vec<String> =
         index(&mut sql).await.into_iter().filter(|row| !row.starts_with("default demo 1201")).collect();
     assert_eq!(again, indexed);
@@ -82,46 +82,46 @@ async fn messages_from_before_the_index_are_indexed_later(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_rules_index_all_anew(backend: Backend) {
+async fn reindex_with_another_analyzer_replaces_all_entries(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["plums"]).await;
     demo.tenant("acme").say(&["plums"]).await;
     let english = Analyzer::default();
-    assert_eq!(state(&demo.store, english).await.unwrap().label, "english-1");
+    assert_eq!(state(&demo.store, english).await.unwrap().analyzer_version, "english-1");
     assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 0);
     let none = Analyzer::new(Language::None);
-    assert_eq!(state(&demo.store, none).await.unwrap().label, "english-1");
+    assert_eq!(state(&demo.store, none).await.unwrap().analyzer_version, "english-1");
     let store = store_with(&backend, Some(none)).await;
     assert_eq!(reindex(&store, none, |_| {}).await.unwrap(), 2);
-    assert_eq!(state(&store, none).await.unwrap().label, "none-1");
+    assert_eq!(state(&store, none).await.unwrap().analyzer_version, "none-1");
     let all = SearchFilter::default();
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, []);
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plums"]]), 9).await.len(), 1);
-    // By the rules of the index, whoever comes to it with whatever settings.
+    // All replicas use the analyzer recorded in the index.
     demo.say(&["plums"]).await;
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, []);
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plums"]]), 9).await.len(), 2);
-    // What was stored without an index is in none, whatever the rules before were.
+    // Messages stored without an index are missing, whichever analyzer was used before.
     let store = store_with(&backend, None).await;
     store.disable_index().await.unwrap();
     Conversation { store, ..demo.session("other") }.say(&["plums", "pears"]).await;
-    assert_ne!(state(&demo.store, english).await.unwrap().label, "english-1");
+    assert_ne!(state(&demo.store, english).await.unwrap().analyzer_version, "english-1");
     assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 5);
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
-    // Those of another version are nobody's here.
-    settle_all(&demo).await;
+    // An unknown analyzer version is left to another release.
+    index_all(&demo).await;
     let mut sql = Sql::on(&backend).await;
     sql.run("UPDATE search_analyzer SET version = 'english-99'").await;
     demo.say(&["plums"]).await;
     assert!(!demo.store.index_batch().await.unwrap());
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
-    assert_eq!(waiting(&mut sql).await.len(), 1);
+    assert_eq!(pending(&mut sql).await.len(), 1);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_erased_session_is_indexed_no_more(backend: Backend) {
+async fn erased_session_is_not_reindexed(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     demo.say(&["plums"]).await;
@@ -134,17 +134,17 @@ async fn an_erased_session_is_indexed_no_more(backend: Backend) {
     demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
     assert_eq!(demo.store.next_reindex_range().await.unwrap(), None);
-    // Nor where a session of the same id has begun.
+    // The same if the session was created again.
     demo.say(&["pears"]).await;
     demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
 }
 
-/// Ids of SQLite's rows begin anew after the highest that is left: what is stored then is not taken for indexed.
+/// SQLite reuses row ids after the highest one is deleted. New rows with such ids must not count as indexed.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
+async fn messages_stored_after_an_erasure_are_found(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let (all, plum) = (SearchFilter::default(), probe(&[&["plum"]]));
@@ -170,7 +170,7 @@ async fn what_is_erased_makes_room_for_what_is_found(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_stored_waits_to_be_indexed(backend: Backend) {
+async fn stored_messages_are_pending_until_indexed(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let (other, acme) = (demo.session("other"), demo.tenant("acme"));
@@ -180,31 +180,31 @@ async fn what_is_stored_waits_to_be_indexed(backend: Backend) {
     demo.say(&["apples"]).await;
     assert_eq!(index(&mut sql).await, [""; 0]);
     assert_eq!(
-        waiting(&mut sql).await,
+        pending(&mut sql).await,
         ["acme demo 1 1", "default demo 1 2", "default demo 3 3", "default other 1 1"]
     );
-    demo.settle_session().await;
-    assert_eq!(waiting(&mut sql).await, ["acme demo 1 1", "default other 1 1"]);
-    demo.settle().await;
-    assert_eq!(waiting(&mut sql).await, ["acme demo 1 1"]);
+    demo.index_session().await;
+    assert_eq!(pending(&mut sql).await, ["acme demo 1 1", "default other 1 1"]);
+    demo.index_tenant().await;
+    assert_eq!(pending(&mut sql).await, ["acme demo 1 1"]);
     assert!(!demo.store.index_batch().await.unwrap());
-    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(pending(&mut sql).await, [""; 0]);
     let indexed = index(&mut sql).await;
     assert_eq!(indexed.len(), 5);
-    // The same as where it is indexed anew, whoever's it is.
+    // The entries are equal to those of a reindex, for every tenant.
     sql.delay_indexing("1 = 1").await;
     assert_eq!(reindex(&demo.store, Analyzer::default(), |_| {}).await.unwrap(), 5);
     assert_eq!(index(&mut sql).await, indexed);
-    // Without an index nothing waits for one.
+    // Without search, nothing becomes pending.
     let store = store_with(&backend, None).await;
     Conversation { store, ..other }.say(&["plums"]).await;
-    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(pending(&mut sql).await, [""; 0]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(backend: Backend) {
+async fn pending_messages_are_indexed_in_batches_oldest_first(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let mut stored = Vec::new();
@@ -218,38 +218,38 @@ async fn what_waits_is_indexed_a_piece_at_a_time_in_the_order_it_was_stored(back
     assert_eq!(sql.texts(by_id).await, stored[..250]);
     assert!(!demo.store.index_batch().await.unwrap());
     assert_eq!(sql.texts(by_id).await, stored);
-    // About a megabyte at most, be it of one exchange.
+    // A batch has about a megabyte, even within one exchange.
     let large = "plums ".repeat(120_000);
     for texts in [&[large.as_str(), &large, &large][..], &["plums"], &["plums"]] {
         demo.say(texts).await;
     }
     assert_eq!(
-        waiting(&mut sql).await,
+        pending(&mut sql).await,
         ["default demo 1 2", "default demo 3 3", "default demo 4 4", "default demo 5 5"]
     );
     assert!(demo.store.index_batch().await.unwrap());
-    assert_eq!(waiting(&mut sql).await, ["default demo 3 3", "default demo 4 4", "default demo 5 5"]);
+    assert_eq!(pending(&mut sql).await, ["default demo 3 3", "default demo 4 4", "default demo 5 5"]);
     assert!(!demo.store.index_batch().await.unwrap());
-    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(pending(&mut sql).await, [""; 0]);
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 5);
 }
 
-/// A row of Postgres' index takes a megabyte, and one that it refuses would be in the way of all that waits.
+/// A row of the Postgres index holds at most a megabyte. A rejected row would block all pending messages.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_of_very_many_words_is_indexed_as_far_as_it_goes(backend: Backend) {
+async fn message_with_too_many_terms_is_indexed_partially(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let characters = ('\u{4e00}'..).take(3000).map(|base| format!("{base}{}", "\u{f77}".repeat(13)));
     demo.say(&[&format!("plums {}", characters.collect::<String>()), "plums"]).await;
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
 }
 
-/// Several replicas, or a service and many who search: each finds what it stored, whoever indexed it.
+/// Every replica finds its messages, whichever replica indexed them.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_at_it_index_everything_once(backend: Backend) {
+async fn concurrent_indexing_creates_each_entry_once(backend: Backend) {
     const EXCHANGES: usize = 40;
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
@@ -281,25 +281,25 @@ async fn many_at_it_index_everything_once(backend: Backend) {
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
     }
-    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(pending(&mut sql).await, [""; 0]);
     assert_eq!(index(&mut sql).await.len(), 4 * EXCHANGES);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_erased_while_it_waits_is_not_indexed(backend: Backend) {
+async fn pending_messages_of_erased_session_are_not_indexed(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     demo.say(&["plums"]).await;
     assert!(demo.erase().await);
-    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(pending(&mut sql).await, [""; 0]);
     demo.say(&["pears"]).await;
-    settle_all(&demo).await;
+    index_all(&demo).await;
     assert_eq!(index(&mut sql).await.len(), 1);
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, []);
     assert!(demo.erase().await);
-    // Whichever comes first.
+    // In either order.
     for _ in 0..20 {
         for text in ["plums", "pears", "apples"] {
             demo.say(&[text, text]).await;
@@ -308,14 +308,14 @@ async fn what_is_erased_while_it_waits_is_not_indexed(backend: Backend) {
         settled.unwrap();
         assert!(erased);
         assert_eq!(index(&mut sql).await, [""; 0]);
-        assert_eq!(waiting(&mut sql).await, [""; 0]);
+        assert_eq!(pending(&mut sql).await, [""; 0]);
     }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_that_cannot_be_read_keeps_no_other_from_being_found(backend: Backend) {
+async fn unreadable_message_does_not_block_indexing_of_others(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     demo.say(&["plums"]).await;
@@ -328,41 +328,41 @@ async fn a_message_that_cannot_be_read_keeps_no_other_from_being_found(backend: 
     )
     .await;
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
-    assert_eq!(waiting(&mut sql).await, [""; 0]);
+    assert_eq!(pending(&mut sql).await, [""; 0]);
 }
 
-/// A search must find what was stored before it, and whoever indexes that in the background must not wait for others.
+/// A search must find all messages stored before it, while background indexing must not wait.
 #[tokio::test]
-async fn postgres_waits_for_whoever_is_indexing_where_somebody_searches() {
+async fn search_on_postgres_waits_for_a_concurrent_indexer() {
     const AWHILE: Duration = Duration::from_millis(50);
     let backend = Backend::postgres().await;
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let mut other = PgConnection::connect(&backend.url()).await.unwrap();
     demo.say(&["plums"]).await;
-    // Where the other one gives up, it is done here; where not, the other one has done it.
+    // If the other transaction rolls back, this store indexes the messages; otherwise they are indexed already.
     for end in ["ROLLBACK", "DELETE FROM search_pending; COMMIT"] {
         other.execute("BEGIN; SELECT FROM search_pending FOR UPDATE").await.unwrap();
         assert!(!demo.store.index_batch().await.unwrap());
-        assert_eq!(waiting(&mut sql).await.len(), 1);
-        let settled = demo.settle();
+        assert_eq!(pending(&mut sql).await.len(), 1);
+        let settled = demo.index_tenant();
         tokio::pin!(settled);
         assert!(timeout(AWHILE, &mut settled).await.is_err());
         // What comes now is not waited for.
         demo.session("later").say(&["pears"]).await;
         other.execute(end).await.unwrap();
         settled.await;
-        assert!(waiting(&mut sql).await.iter().all(|run| run.contains("later")));
+        assert!(pending(&mut sql).await.iter().all(|run| run.contains("later")));
         let of_demo = index(&mut sql).await.into_iter().filter(|row| row.contains("demo"));
         assert_eq!(of_demo.count(), 1);
-        demo.settle().await;
+        demo.index_tenant().await;
         demo.say(&["plums"]).await;
     }
 }
 
-/// The full-text index takes many at a time, too; a role that owns nothing can have it do that.
+/// A role that does not own the index may flush it, too.
 #[tokio::test]
-async fn postgres_puts_lexemes_into_the_index_behind_whoever_stored_them() {
+async fn index_batch_on_postgres_flushes_the_gin_pending_list() {
     let backend = Backend::postgres().await;
     let demo = Conversation::on(&backend).await;
     let found = async || seqs(&demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await);

@@ -253,7 +253,7 @@ async fn fill(conversation: &Conversation, marker: &str) {
     conversation.consolidate(2, marker).await;
     conversation.restore(0).await.unwrap();
     conversation.consolidate(3, marker).await;
-    conversation.settle_session().await;
+    conversation.index_session().await;
     conversation.say(&["e"]).await;
     conversation.lease().await;
 }

@@ -99,7 +99,7 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         for session in [None, Some(session.clone())] {
             let scope = SearchFilter { session, ..SearchFilter::default() };
             let sample = store.term_statistics(tenant, &scope, from_ref(&probe), 9).await.unwrap();
-            assert_eq!((sample.rows, sample.messages, sample.with), (0, 0, vec![0]));
+            assert_eq!((sample.sampled, sample.total, sample.matching), (0, 0, vec![0]));
         }
         assert_eq!(store.lookup_terms(tenant, &scope, from_ref(&probe), 9).await.unwrap(), [[]]);
         assert_eq!(store.scan_recent(tenant, &scope, &probe, 9, 9).await.unwrap(), []);

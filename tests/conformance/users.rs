@@ -20,7 +20,7 @@ async fn fill(demo: &Conversation, user: &UserId) {
         let exchange = exchange_of(user.as_str(), &["a", "b", "c"]);
         recorded(conversation.append(&exchange, Some(&key("k", &exchange))).await);
         conversation.consolidate(2, "s").await;
-        conversation.settle_session().await;
+        conversation.index_session().await;
         conversation.say(&["d"]).await;
     }
 }

@@ -1,7 +1,7 @@
-//! Postgres: a statement that had to wait for another transaction must not act on what it saw before it waited.
+//! Races on Postgres: a statement that was blocked by another transaction must not act on data that it read before.
 //!
-//! The other transaction is held open by the test until the store's statement waits for it, so each race is run in
-//! the one order that hurts. SQLite has one writer; there is nothing to wait in the middle of.
+//! The test holds the other transaction open until the statement of the store is blocked by it, so that each race happens in
+//! the harmful order. SQLite has a single writer, so its statements are not interrupted.
 
 use crate::conversation::{Conversation, LONG, exchange, key, recorded, user_id};
 use crate::sql::Sql;
@@ -20,7 +20,7 @@ struct Scene {
     other: Sql,
 }
 
-/// Ten messages, the first two summarised, and a document.
+/// Creates a session with ten messages, of which two are summarised, and a memory document.
 async fn scene() -> Scene {
     let backend = Backend::postgres().await;
     let demo = Conversation::on(&backend).await;
@@ -32,7 +32,7 @@ async fn scene() -> Scene {
 }
 
 impl Scene {
-    /// Lets the store's call run into the other transaction, then commits that one.
+    /// Runs a call of the store until it is blocked by the other transaction, then commits that transaction.
     async fn meet<T>(&mut self, other: &str, call: impl Future<Output = T>) -> T {
         let mut observer = Sql::on(&self.backend).await;
         self.other.run("BEGIN").await;
@@ -59,7 +59,7 @@ const ERASE_AND_CREATE: &str = "\
     VALUES ('default', 'demo', 'default', '{}', 0, 0, now(), now(), 0)";
 
 #[tokio::test]
-async fn an_exchange_that_waits_for_an_erasure_begins_a_session() {
+async fn exchange_blocked_by_erasure_creates_a_session() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let exchange = exchange(&["a", "b"]);
@@ -71,7 +71,7 @@ async fn an_exchange_that_waits_for_an_erasure_begins_a_session() {
 }
 
 #[tokio::test]
-async fn an_exchange_that_waits_for_another_of_the_same_key_is_a_replay() {
+async fn exchange_blocked_by_same_idempotency_key_is_a_replay() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let exchange = exchange(&["a"]);
@@ -89,7 +89,7 @@ async fn an_exchange_that_waits_for_another_of_the_same_key_is_a_replay() {
 }
 
 #[tokio::test]
-async fn an_erasure_that_waits_for_an_exchange_takes_it_along() {
+async fn erasure_blocked_by_exchange_removes_its_messages() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let write = "UPDATE sessions SET last_seq = 11;
@@ -100,7 +100,7 @@ async fn an_erasure_that_waits_for_an_exchange_takes_it_along() {
 }
 
 #[tokio::test]
-async fn an_erasure_that_waits_for_whoever_indexes_takes_that_along() {
+async fn erasure_blocked_by_indexing_removes_the_entries() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
@@ -113,7 +113,7 @@ async fn an_erasure_that_waits_for_whoever_indexes_takes_that_along() {
 }
 
 #[tokio::test]
-async fn a_commit_that_waits_for_an_erasure_or_a_restore_is_discarded() {
+async fn commit_blocked_by_erasure_or_restore_is_discarded() {
     for other in [ERASE, ERASE_AND_CREATE, "UPDATE sessions SET revision = revision + 1"] {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
@@ -125,7 +125,7 @@ async fn a_commit_that_waits_for_an_erasure_or_a_restore_is_discarded() {
 }
 
 #[tokio::test]
-async fn a_restore_that_waits_for_an_erasure_restores_nothing() {
+async fn restore_blocked_by_erasure_restores_nothing() {
     for other in [ERASE, ERASE_AND_CREATE] {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
@@ -135,7 +135,7 @@ async fn a_restore_that_waits_for_an_erasure_restores_nothing() {
 }
 
 #[tokio::test]
-async fn a_restore_that_waits_for_a_commit_follows_it() {
+async fn restore_blocked_by_commit_follows_it() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let commit = "UPDATE sessions SET revision = 2, cursor_seq = 5, summary = 'five';
@@ -148,7 +148,7 @@ async fn a_restore_that_waits_for_a_commit_follows_it() {
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_took_meanwhile_is_not_taken() {
+async fn lease_taken_by_another_is_not_granted_after_waiting() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let other =
@@ -157,7 +157,7 @@ async fn a_lease_that_somebody_took_meanwhile_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_lease_for_a_decision_that_no_longer_holds_is_not_taken() {
+async fn lease_with_outdated_revision_is_not_granted_after_waiting() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let due = LeaseCondition::IfDue { revision: 1 };
@@ -166,7 +166,7 @@ async fn a_lease_for_a_decision_that_no_longer_holds_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_document_that_is_erased_meanwhile_is_not_the_version_expected() {
+async fn memory_write_blocked_by_erasure_is_a_version_mismatch() {
     for (expected, version) in [(Some(1), None), (Some(0), Some(1)), (None, Some(1))] {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
@@ -181,7 +181,7 @@ async fn a_document_that_is_erased_meanwhile_is_not_the_version_expected() {
 }
 
 #[tokio::test]
-async fn a_document_that_is_written_meanwhile_is_not_the_version_expected() {
+async fn memory_write_blocked_by_another_write_is_a_version_mismatch() {
     let write = "UPDATE memories SET version = 2, content = 'other';
         INSERT INTO memory_revisions SELECT tenant_id, user_id, version, content, words, tokens, created_at FROM memories";
     for (expected, version) in [(Some(1), None), (None, Some(3))] {

@@ -1,4 +1,4 @@
-//! The settings of search, and `precis reindex`: what the log says of the index, and what search finds before and after.
+//! The search settings and `precis reindex`: log messages about the index, and search results before and after.
 
 use crate::service::{Precis, Process, SOON};
 use crate::support::backend::Backend;
@@ -9,8 +9,8 @@ use sqlx::{Connection as _, PgConnection, SqliteConnection};
 use test_case::test_case;
 use tokio::time::timeout;
 
-const OTHER_RULES: &str = "messages are indexed by other rules than the settings say";
-const BEHIND: &str = "not all messages are indexed";
+const OTHER_SETTINGS: &str = "the search index was built with other settings";
+const BEHIND: &str = "the search index does not cover all messages";
 
 fn precis(backend: &Backend, set: &[(&str, &str)]) -> Precis {
     let precis = Precis::new().env("DATABASE_URL", &backend.url());
@@ -25,7 +25,7 @@ async fn say(service: &Process, session: &str, text: &str) {
     service.record(session, &[json!({"role": "user", "content": text})]).await;
 }
 
-/// The sessions that have the word, sorted.
+/// Returns the sessions with a match, sorted.
 async fn found(service: &Process, word: &str) -> Vec<String> {
     let answer = service.get(&format!("/search?q={word}")).await;
     let hits = answer["items"].as_array().expect("hits").iter();
@@ -35,8 +35,8 @@ async fn found(service: &Process, word: &str) -> Vec<String> {
     sessions
 }
 
-/// Starts it on an index that is as the settings want it: the log has no word of it.
-async fn start_content(backend: &Backend, set: &[(&str, &str)]) -> Process {
+/// Starts the service with a current index, and checks that the log contains no warning.
+async fn start_without_warning(backend: &Backend, set: &[(&str, &str)]) -> Process {
     let service = precis(backend, set).start().await;
     let log = service.log().join("\n");
     assert!(!log.contains("precis reindex"), "{log}");
@@ -46,12 +46,12 @@ async fn start_content(backend: &Backend, set: &[(&str, &str)]) -> Process {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_stored_without_an_index_is_found_after_reindex(backend: Backend) {
+async fn messages_stored_without_an_index_are_found_after_reindex(backend: Backend) {
     const OFF: &[(&str, &str)] = &[("search.enabled", "false")];
-    let service = start_content(&backend, &[]).await;
+    let service = start_without_warning(&backend, &[]).await;
     say(&service, "before", "the ferries of Oslo").await;
     drop(service);
-    let service = start_content(&backend, OFF).await;
+    let service = start_without_warning(&backend, OFF).await;
     say(&service, "without", "a ferry to Kiel").await;
     let refused = service.request(Method::GET, "/search?q=ferry").send().await.expect("an answer");
     assert_eq!(refused.status(), StatusCode::CONFLICT);
@@ -62,37 +62,40 @@ async fn what_was_stored_without_an_index_is_found_after_reindex(backend: Backen
     drop(service);
 
     let service = precis(&backend, &[]).start().await;
-    let line = service.until_logged(OTHER_RULES).await;
-    assert_eq!((&line["indexed_by"], &line["settings"]), (&json!("off"), &json!("english-1")));
+    let line = service.until_logged(OTHER_SETTINGS).await;
+    assert_eq!((&line["index_version"], &line["expected_version"]), (&json!("off"), &json!("english-1")));
     assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
     say(&service, "after", "no ferry today").await;
     assert_eq!(found(&service, "ferry").await, ["after", "before"]);
-    // Beside the service, which finds all at once.
+    // Next to a running service, which finds all messages immediately.
     assert_eq!(reindexed(&backend, &[]).await, "indexed 3 messages");
     assert_eq!(found(&service, "ferry").await, ["after", "before", "without"]);
     assert_eq!(reindexed(&backend, &[]).await, "nothing to do: all messages are indexed");
-    start_content(&backend, &[]).await;
+    start_without_warning(&backend, &[]).await;
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_language_is_searched_after_reindex(backend: Backend) {
+async fn changed_language_applies_after_reindex(backend: Backend) {
     const GERMAN: &[(&str, &str)] = &[("search.language", "german")];
-    let service = start_content(&backend, &[]).await;
+    let service = start_without_warning(&backend, &[]).await;
     say(&service, "s", "Die Häuser am Hafen").await;
-    // What only German takes for the same word.
+    // Two words with the same stem in German only.
     assert_eq!(found(&service, "Hauses").await, [""; 0]);
     drop(service);
 
     let service = precis(&backend, GERMAN).start().await;
-    let line = service.until_logged(OTHER_RULES).await;
-    assert_eq!((&line["indexed_by"], &line["settings"]), (&json!("english-1"), &json!("german-1")));
+    let line = service.until_logged(OTHER_SETTINGS).await;
+    assert_eq!(
+        (&line["index_version"], &line["expected_version"]),
+        (&json!("english-1"), &json!("german-1"))
+    );
     assert_eq!(found(&service, "Hauses").await, [""; 0]);
     assert_eq!(reindexed(&backend, GERMAN).await, "indexed 1 message");
     assert_eq!(found(&service, "Hauses").await, ["s"]);
     drop(service);
-    start_content(&backend, GERMAN).await;
+    start_without_warning(&backend, GERMAN).await;
 }
 
 async fn run(backend: &Backend, statement: &'static str) {
@@ -111,12 +114,12 @@ async fn run(backend: &Backend, statement: &'static str) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_from_before_the_index_are_found_after_reindex(backend: Backend) {
-    let service = start_content(&backend, &[]).await;
+async fn messages_of_older_versions_are_found_after_reindex(backend: Backend) {
+    let service = start_without_warning(&backend, &[]).await;
     say(&service, "a", "a ferry").await;
     say(&service, "b", "two ferries").await;
     drop(service);
-    // As the migration leaves them that brought the index.
+    // The state after an upgrade from a version without search.
     run(&backend, "DELETE FROM search_pending").await;
     run(&backend, "DELETE FROM search").await;
     run(
@@ -133,11 +136,11 @@ async fn messages_from_before_the_index_are_found_after_reindex(backend: Backend
     assert_eq!(reindexed(&backend, &[]).await, "indexed 2 messages");
     assert_eq!(found(&service, "ferry").await, ["a", "b"]);
     drop(service);
-    start_content(&backend, &[]).await;
+    start_without_warning(&backend, &[]).await;
 }
 
 #[tokio::test]
-async fn what_is_stored_is_put_into_the_index_behind_whoever_stored_it() {
+async fn index_worker_indexes_stored_messages_in_the_background() {
     const TELLS: &str = "CREATE OR REPLACE FUNCTION flush_search_index() RETURNS bigint LANGUAGE sql \
         AS $$ SELECT pg_notify('settled', ''); SELECT 1::bigint $$";
     let backend = Backend::postgres().await;
@@ -145,8 +148,8 @@ async fn what_is_stored_is_put_into_the_index_behind_whoever_stored_it() {
     let mut listener = PgListener::connect(&backend.url()).await.expect("connected");
     listener.listen("settled").await.expect("listening");
     let mut settled = async || timeout(SOON, listener.recv()).await.expect("settled").expect("connected");
-    let service = start_content(&backend, &[]).await;
-    // What others left.
+    let service = start_without_warning(&backend, &[]).await;
+    // Pending messages of an earlier process.
     settled().await;
     say(&service, "a", "a ferry").await;
     settled().await;
@@ -158,7 +161,7 @@ async fn what_is_stored_is_put_into_the_index_behind_whoever_stored_it() {
 }
 
 #[tokio::test]
-async fn wrong_settings_are_named() {
+async fn invalid_search_settings_are_reported() {
     let said = Precis::new()
         .set("search.enabled", "sometimes")
         .set("search.language", "klingon")
@@ -170,7 +173,7 @@ async fn wrong_settings_are_named() {
         let name = format!("{wrong} (environment PRECIS__{})", wrong.replace('.', "__").to_uppercase());
         assert_eq!(said.matches(&name).count(), 1, "{name}:\n{said}");
     }
-    // What there is to choose from.
+    // The error lists the allowed values.
     assert!(said.contains("`none`") && said.contains("`turkish`"), "{said}");
     let file = "[search]\nlanguages = ['english']\n";
     let said = Precis::new().file("precis.toml", file).args(["config"]).run().await.refused();

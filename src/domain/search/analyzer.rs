@@ -1,8 +1,8 @@
-//! Terms: what a word comes down to, so that `Cafés` is found by `cafe`, and Chinese at all.
+//! Text analyzer: turns a text into terms, so that `cafe` finds `Cafés`, and Chinese can be searched.
 //!
-//! Letters are compared without case, accents and compatibility forms; a word is reduced to its stem by Snowball's rules
-//! for one language. Scripts that put no spaces between words, and Hangul, which puts them between phrases, come in
-//! pairs of neighbouring characters, as search engines have them, and in is_unigram ones for queries of one character.
+//! Words are normalized (lower case, no accents, no compatibility forms) and reduced to their stem by the Snowball rules
+//! of one language. Scripts without spaces between words, and Hangul, where spaces separate phrases, produce a bigram for
+//! each pair of adjacent characters, as is usual in search engines, and a unigram for queries of one character.
 
 use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
@@ -12,21 +12,20 @@ use std::ops::Range;
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
 
-/// Characters of a term; the rest of a longer word is not looked at.
+/// Longer words are truncated to this length.
 const MAX_TERM_CHARS: usize = 40;
 
-/// How the name of the rules ends. To be counted up with whatever changes them.
+/// Suffix of [`Analyzer::version`]. Increment the number with every change of the terms that a text produces.
 const VERSION: &str = "-1";
 
-/// Those that stand in words.
+/// Apostrophes inside words.
 const APOSTROPHES: [char; 2] = ['\'', '’'];
 
-/// Whose rules give the stem of a word.
+/// The language whose stemming rules apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-#[expect(missing_docs, reason = "languages")]
 pub enum Language {
-    /// Nobody's: a word is found in the form that is asked for.
+    /// No stemming: a query finds only the exact form of a word.
     None,
     Arabic,
     Danish,
@@ -73,64 +72,62 @@ impl Language {
     }
 }
 
-/// The rules by which texts and queries come down to terms.
+/// The analyzer of one language. Texts and queries must be analyzed alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Analyzer {
     language: Language,
 }
 
-/// A stretch of a text in one way of writing, without spaces or punctuation.
+/// A part of a text without spaces or punctuation: a word, or characters of a script without spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it stands.
+    /// Position in the text, in bytes.
     pub range: Range<usize>,
-    /// Whether it is a word. If not, it is characters of a script without spaces.
     pub is_word: bool,
 }
 
-/// One term of a text.
+/// An occurrence of a term in a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// As it is compared: letters and digits only.
+    /// The normalized and stemmed word. Contains only letters and digits.
     pub term: String,
-    /// The word before it was reduced to its stem; of a prefix, this is what begins with it.
+    /// The normalized word before stemming. Prefix queries match this form.
     pub unstemmed: String,
-    /// Where it stands in the text.
+    /// Position in the text, in bytes.
     pub range: Range<usize>,
-    /// The how-many-eth word or character it is.
+    /// Number of words and characters before this one.
     pub position: usize,
-    /// Whether it is one character of a longer run: part of a pair as well.
+    /// `true` for a single character of a longer segment. Such a character is part of a bigram, too.
     pub is_unigram: bool,
 }
 
 impl Analyzer {
-    /// By the rules of this language.
     #[must_use]
     pub fn new(language: Language) -> Self {
         Self { language }
     }
 
-    /// Names the rules: an index that was made by others has other terms.
+    /// Returns the name under which an index records its analyzer. Indexes of different versions contain different terms.
     #[must_use]
     pub fn version(self) -> String {
         format!("{:?}{VERSION}", self.language).to_lowercase()
     }
 
-    /// The rules of this name. `None`: they are of another version, or there is no such language.
+    /// Returns the analyzer of a recorded version, or `None` if this release does not know it.
     #[must_use]
     pub fn parse_version(label: &str) -> Option<Self> {
         let language: StrDeserializer<'_, Error> = label.strip_suffix(VERSION)?.into_deserializer();
         Language::deserialize(language).ok().map(Self::new)
     }
 
-    /// All terms of a text, in order.
+    /// Returns all terms of a text, in order.
     #[must_use]
     pub fn tokens(self, text: &str) -> Vec<Token> {
         let (mut tokens, mut position) = (Vec::new(), 0);
         for run in segments(text) {
             let raw = text.get(run.range.clone()).unwrap_or_default();
             if run.is_word {
-                for (term, unstemmed) in self.word(raw) {
+                for (term, unstemmed) in self.word_terms(raw) {
                     tokens.push(Token {
                         term,
                         unstemmed,
@@ -164,8 +161,8 @@ impl Analyzer {
         tokens
     }
 
-    /// The terms of a text, each once, sorted. A word that comes again is not looked at again, and sorting them takes less
-    /// than a set would: this is done for every message that is stored.
+    /// Returns the distinct terms of a text, sorted. Called for every stored message: repeated words are analyzed once, and
+    /// sorting is faster than a set.
     #[must_use]
     pub fn terms(self, text: &str) -> Vec<String> {
         let mut words = Vec::with_capacity(text.len() / 5);
@@ -175,7 +172,7 @@ impl Analyzer {
         let mut terms = Vec::with_capacity(words.len());
         for (raw, is_word) in words {
             if is_word {
-                terms.extend(parts(raw).filter_map(|part| self.stem(normalize(part))));
+                terms.extend(word_parts(raw).filter_map(|part| self.stem(normalize(part))));
             } else {
                 terms.extend(self.tokens(raw).into_iter().map(|token| token.term));
             }
@@ -185,16 +182,16 @@ impl Analyzer {
         terms
     }
 
-    /// The terms of a word, each with its form before it was reduced to its stem: mostly one, none for a word that is
-    /// nothing but marks, several for one with apostrophes.
-    pub fn word(self, raw: &str) -> impl Iterator<Item = (String, String)> {
-        parts(raw).filter_map(move |part| {
+    /// Returns the terms of a word, each with its unstemmed form. Most words have one term. A word that consists of
+    /// combining marks has none, and a word with apostrophes may have several.
+    pub fn word_terms(self, raw: &str) -> impl Iterator<Item = (String, String)> {
+        word_parts(raw).filter_map(move |part| {
             let unstemmed = normalize(part);
             Some((self.stem(unstemmed.clone())?, unstemmed))
         })
     }
 
-    /// What a word comes down to, given as it is compared.
+    /// Returns the stem of a normalized word.
     fn stem(self, unstemmed: String) -> Option<String> {
         let algorithm = self.language.algorithm().filter(|_| !unstemmed.contains(char::is_numeric));
         let stem = algorithm.map(|algorithm| Stemmer::new(algorithm).stem(&unstemmed).into_owned());
@@ -202,15 +199,14 @@ impl Analyzer {
     }
 }
 
-/// The parts of a word that have a term each.
-fn parts(raw: &str) -> impl Iterator<Item = &str> {
-    // `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
+/// Splits a word at its apostrophes and drops short parts: `Ada's`, `they're` and `l'eau` become Ada, they and eau.
+fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
     let is_long = |part: &str| part.chars().nth(2).is_some();
     let any_long = raw.split(APOSTROPHES).any(is_long);
     raw.split(APOSTROPHES).filter(move |part| !any_long || is_long(part))
 }
 
-/// The stretches of a text that have terms.
+/// Splits a text into segments.
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     let mut characters = text.char_indices().peekable();
     std::iter::from_fn(move || {
@@ -218,12 +214,12 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
         let is_word = !is_unspaced_script(first);
         let mut end = start + first.len_utf8();
         while let Some(&(at, c)) = characters.peek() {
-            let goes_on = is_combining_mark_of_run(c)
+            let continues = is_non_ascii_mark(c)
                 || (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
                 || (is_word
                     && APOSTROPHES.contains(&c)
                     && text.get(at + c.len_utf8()..).is_some_and(begins_word));
-            if !goes_on {
+            if !continues {
                 break;
             }
             end = at + c.len_utf8();
@@ -237,64 +233,66 @@ fn begins_word(text: &str) -> bool {
     text.chars().next().is_some_and(|c| c.is_alphanumeric() && !is_unspaced_script(c))
 }
 
-fn is_combining_mark_of_run(c: char) -> bool {
+fn is_non_ascii_mark(c: char) -> bool {
     !c.is_ascii() && is_combining_mark(c)
 }
 
-/// The characters of a run without spaces, each with its marks and where it stands; `offset` is where the run does.
+/// Returns the normalized characters of a segment of a script without spaces, with their byte ranges in the text. A
+/// character includes its combining marks. `offset` is the position of the segment in the text.
 #[must_use]
-pub fn characters(run: &str, offset: usize) -> Vec<(String, Range<usize>)> {
+pub fn characters(segment: &str, offset: usize) -> Vec<(String, Range<usize>)> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
-    for (at, c) in run.char_indices() {
+    for (at, c) in segment.char_indices() {
         let end = offset + at + c.len_utf8();
         match ranges.last_mut() {
             Some(last) if is_combining_mark(c) || is_half_width_mark(c) => last.end = end,
             _ => ranges.push(offset + at..end),
         }
     }
-    let folded = ranges.into_iter().map(|range| {
-        let raw = run.get(range.start - offset..range.end - offset).unwrap_or_default();
+    let normalized = ranges.into_iter().map(|range| {
+        let raw = segment.get(range.start - offset..range.end - offset).unwrap_or_default();
         (normalize(raw), range)
     });
-    folded.filter(|(folded, _)| !folded.is_empty()).collect()
+    normalized.filter(|(normalized, _)| !normalized.is_empty()).collect()
 }
 
-/// The voicing marks of half-width Katakana: letters to Unicode, and marks as soon as they have their full width.
+/// Returns `true` for the voicing marks of half-width Katakana. In Unicode they are letters, but their full-width forms
+/// are combining marks.
 fn is_half_width_mark(c: char) -> bool {
     matches!(c, '\u{ff9e}' | '\u{ff9f}')
 }
 
-/// A word as it is compared: lower case, compatibility forms as what they stand for, no accents; cut at [`MAX_TERM_CHARS`].
+/// Normalizes a word: lower case, no compatibility forms, no accents, at most [`MAX_TERM_CHARS`].
 fn normalize(word: &str) -> String {
     if word.is_ascii() {
         return word.get(..MAX_TERM_CHARS).unwrap_or(word).to_ascii_lowercase();
     }
     let lower = word.chars().flat_map(char::to_lowercase).nfkd().flat_map(char::to_lowercase);
     let plain = lower.filter(|c| !is_accent(*c) && (c.is_alphanumeric() || is_combining_mark(*c)));
-    let mut folded = String::with_capacity(word.len());
+    let mut normalized = String::with_capacity(word.len());
     for c in plain {
         match c {
-            'ß' => folded.push_str("ss"),
-            'æ' => folded.push_str("ae"),
-            'œ' => folded.push_str("oe"),
-            'ø' => folded.push('o'),
-            'ł' => folded.push('l'),
-            'đ' | 'ð' => folded.push('d'),
-            'ı' => folded.push('i'),
-            'ς' => folded.push('σ'),
-            c => folded.push(c),
+            'ß' => normalized.push_str("ss"),
+            'æ' => normalized.push_str("ae"),
+            'œ' => normalized.push_str("oe"),
+            'ø' => normalized.push('o'),
+            'ł' => normalized.push('l'),
+            'đ' | 'ð' => normalized.push('d'),
+            'ı' => normalized.push('i'),
+            'ς' => normalized.push('σ'),
+            c => normalized.push(c),
         }
     }
-    folded.nfc().take(MAX_TERM_CHARS).collect()
+    normalized.nfc().take(MAX_TERM_CHARS).collect()
 }
 
-/// Marks that are left out: accents of Latin, Greek and Cyrillic, vowel points of Hebrew and Arabic. Others, such as the
-/// vowels of Thai or the voicing marks of Japanese, make another letter.
+/// Returns `true` for marks that normalization removes: accents of Latin, Greek and Cyrillic, vowel points of Hebrew and
+/// Arabic. Other marks, such as Thai vowels or Japanese voicing marks, distinguish letters.
 fn is_accent(c: char) -> bool {
     matches!(c, '\u{300}'..='\u{36f}' | '\u{591}'..='\u{5c7}' | '\u{64b}'..='\u{65f}' | '\u{670}')
 }
 
-/// Whether words of this script don't stand between spaces.
+/// Returns `true` if the character belongs to a script that does not separate words by spaces.
 fn is_unspaced_script(c: char) -> bool {
     matches!(c,
         '\u{e00}'..='\u{eff}' // Thai, Lao
@@ -325,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_word_is_the_same_term() {
+    fn forms_of_one_word_have_the_same_term() {
         for (one, other) in [
             ("Cafés", "cafe"),
             ("STRASSE", "straße"),
@@ -343,12 +341,12 @@ mod tests {
             assert_eq!(terms(one), terms(other), "{one} {other}");
             assert_eq!(terms(one).len(), 1, "{one}");
         }
-        // Another letter, not an accent.
+        // The voicing mark makes another letter.
         assert_ne!(terms("が"), terms("か"));
     }
 
     #[test]
-    fn the_terms_of_a_text_are_those_of_its_tokens() {
+    fn terms_of_a_text_are_the_terms_of_its_tokens() {
         for text in ["", "Ada's ferries, ferries and Ada", "数据 the 数据库 THE 東", "ｶﾞ ガ it's they're"]
         {
             let tokens = Analyzer::default().tokens(text).into_iter();

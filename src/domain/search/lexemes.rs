@@ -1,8 +1,8 @@
-//! How terms are kept in the index of a store: as lexemes, each of which begins with a tag of its tenant.
+//! Encodes terms as lexemes for the index of a store. Every lexeme begins with a prefix of its tenant.
 //!
-//! So an index never mixes tenants, and how often a term occurs is a tenant's own figure. Lexemes are letters, digits and
-//! colons, and need no quoting in any query language. Beside the terms, a message has a lexeme for its session, its user
-//! and its role: an index that holds all of them finds what a session says of a word without reading what others do.
+//! The prefix separates the tenants within the index, and term frequencies are counted per tenant. Lexemes consist of
+//! letters, digits and colons and need no quoting in any query language. In addition to its terms, a message has lexemes
+//! for its session, user and role, so that the index finds a term of one session without reading the other sessions.
 
 use super::analyzer::Analyzer;
 use super::text;
@@ -10,48 +10,50 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use sha2::{Digest, Sha256};
 
-/// What every lexeme of a tenant begins with. Two tenants may share one: every statement names the tenant as well.
+/// Returns the prefix of all lexemes of a tenant. Prefixes may collide: every statement also filters by tenant.
 #[must_use]
 pub fn tenant_prefix(tenant: &TenantId) -> String {
     hash(tenant.as_str(), 3)
 }
 
-/// The lexeme of a session.
 #[must_use]
-pub fn session_lexeme(tag: &str, session: &SessionId) -> String {
-    format!("{tag}:s{}", hash(session.as_str(), 8))
+pub fn session_lexeme(prefix: &str, session: &SessionId) -> String {
+    format!("{prefix}:s{}", hash(session.as_str(), 8))
 }
 
-/// The lexeme of a user.
 #[must_use]
-pub fn user_lexeme(tag: &str, user: &UserId) -> String {
-    format!("{tag}:u{}", hash(user.as_str(), 8))
+pub fn user_lexeme(prefix: &str, user: &UserId) -> String {
+    format!("{prefix}:u{}", hash(user.as_str(), 8))
 }
 
-/// The lexeme of a role.
 #[must_use]
-pub fn role_lexeme(tag: &str, role: Role) -> String {
-    format!("{tag}:r{role}")
+pub fn role_lexeme(prefix: &str, role: Role) -> String {
+    format!("{prefix}:r{role}")
 }
 
-/// Bytes of the lexemes of a message, at most: a row of Postgres' index takes 1 MiB. No language has so many in what is
-/// searched of a message; characters with many marks may.
+/// Maximum total size of the lexemes of a message: a row of the Postgres index holds 1 MiB. Natural language stays below
+/// it; characters with many combining marks may not.
 const MAX_LEXEME_BYTES: usize = 1_000_000;
 
-/// The lexemes of a message but that of its user, with a space between any two: those of its session, its role and, each
-/// once, its terms.
+/// Returns the space-separated lexemes of a message: session, role, and each distinct term. The user lexeme is added by the
+/// caller.
 #[must_use]
-pub fn message_lexemes(analyzer: Analyzer, tenant: &TenantId, of: &SessionId, message: &Message) -> String {
-    let tag = tenant_prefix(tenant);
-    let mut out = session_lexeme(&tag, of);
+pub fn message_lexemes(
+    analyzer: Analyzer,
+    tenant: &TenantId,
+    session: &SessionId,
+    message: &Message,
+) -> String {
+    let prefix = tenant_prefix(tenant);
+    let mut out = session_lexeme(&prefix, session);
     out.push(' ');
-    out.push_str(&role_lexeme(&tag, message.role()));
+    out.push_str(&role_lexeme(&prefix, message.role()));
     for term in analyzer.terms(&text::searchable_text(message)) {
-        if out.len() + tag.len() + term.len() >= MAX_LEXEME_BYTES {
+        if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
             break;
         }
         out.push(' ');
-        out.push_str(&tag);
+        out.push_str(&prefix);
         out.push_str(&term);
     }
     out
@@ -65,21 +67,18 @@ fn hash(text: &str, bytes: usize) -> String {
     out
 }
 
-/// What a message must have: of each group one lexeme at least.
+/// A query of the index. A message matches if it has at least one term of each group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TermQuery(pub Vec<Vec<TermPattern>>);
 
-/// A term as the index is asked for it, without the tag of the tenant.
+/// A term, or a prefix of terms, without the prefix of the tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TermPattern {
-    /// The term.
     pub term: String,
-    /// Whether all terms that begin with it are meant.
     pub is_prefix: bool,
 }
 
 impl TermPattern {
-    /// That term and no other.
     #[must_use]
     pub fn exact(term: impl Into<String>) -> Self {
         Self { term: term.into(), is_prefix: false }

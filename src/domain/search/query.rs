@@ -1,104 +1,97 @@
-//! What a query means: words, "phrases", -exclusions, prefix*.
+//! Parser of the query language: words, "phrases", -exclusions, prefix*.
 //!
-//! Any text is a query: whatever is not one of these is passed over, as punctuation is.
+//! Every text with a word is a valid query. Punctuation without a meaning is ignored.
 
-use super::analyzer::{Analyzer, Token};
+use super::analyzer::Analyzer;
 use super::lexemes::{TermPattern, TermQuery};
 
-/// Characters of a query, at most: what a person types, or a model asks.
-const MOST_CHARS: usize = 1000;
-/// Words that are looked for, at most; those behind them are left out.
-const MOST_WORDS: usize = 32;
-/// Characters of a stem, at least; shorter ones are no stems of anything.
-const SHORTEST_STEM: usize = 3;
+const MAX_QUERY_CHARS: usize = 1000;
+/// Further clauses of a query are ignored.
+const MAX_CLAUSES: usize = 32;
+const MIN_STEM_CHARS: usize = 3;
 
-/// Why a text is no query.
+/// The reason why a query is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidQuery {
-    /// Nothing but spaces and punctuation.
     #[error("has no word to search for: send at least one letter or digit")]
     Empty,
-    /// Exclusions alone.
     #[error("only says what to leave out: add a word to search for")]
     OnlyExclusions,
-    /// Longer than [`MOST_CHARS`].
-    #[error("has more than {MOST_CHARS} characters: send the words that matter")]
+    #[error("has more than {MAX_QUERY_CHARS} characters: send the words that matter")]
     TooLong,
 }
 
-/// One thing that a message may have.
+/// A condition that a message can match.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// A term.
+pub enum Clause {
     Term(String),
-    /// Any word that begins so.
+    /// Any word that begins with this text.
     Prefix(String),
-    /// Terms, each at its distance from the first.
+    /// Terms, each with its distance from the first.
     Phrase(Vec<(usize, String)>),
 }
 
-/// What a query asks for.
+/// A parsed query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
-    /// A hit has one of them at least; the more and the rarer, the better.
-    pub words: Vec<Word>,
-    /// A hit has all of them.
-    pub phrases: Vec<Word>,
-    /// A hit has none of them.
-    pub excluded: Vec<Word>,
+    /// A hit matches at least one. Every match raises the score, matches of rare words more.
+    pub words: Vec<Clause>,
+    /// A hit matches all of them.
+    pub phrases: Vec<Clause>,
+    /// A hit matches none of them.
+    pub excluded: Vec<Clause>,
 }
 
 impl Query {
-    /// Reads a query.
+    /// Parses a query.
     ///
     /// # Errors
-    /// There is nothing to search for, or too much.
+    /// The query contains no word to search for, or is too long.
     pub fn parse(analyzer: Analyzer, text: &str) -> Result<Self, InvalidQuery> {
-        if text.chars().nth(MOST_CHARS).is_some() {
+        if text.chars().nth(MAX_QUERY_CHARS).is_some() {
             return Err(InvalidQuery::TooLong);
         }
         let mut query = Self::default();
-        for part in parts(text) {
+        for part in split(text) {
             query.add(analyzer, &part);
         }
         if query.words.is_empty() {
             let only = !query.excluded.is_empty();
             return Err(if only { InvalidQuery::OnlyExclusions } else { InvalidQuery::Empty });
         }
-        query.words.truncate(MOST_WORDS);
-        query.phrases.truncate(MOST_WORDS);
-        query.excluded.truncate(MOST_WORDS);
+        query.words.truncate(MAX_CLAUSES);
+        query.phrases.truncate(MAX_CLAUSES);
+        query.excluded.truncate(MAX_CLAUSES);
         Ok(query)
     }
 
-    /// The terms that a hit has none of. Of an excluded phrase or prefix, the index can't tell who has it.
+    /// Returns the excluded single terms. The index cannot evaluate excluded phrases and prefixes.
     #[must_use]
     pub fn excluded_terms(&self) -> Vec<String> {
-        let term = |word: &Word| if let Word::Term(term) = word { Some(term.clone()) } else { None };
+        let term = |clause: &Clause| if let Clause::Term(term) = clause { Some(term.clone()) } else { None };
         self.excluded.iter().filter_map(term).collect()
     }
 
-    fn add(&mut self, analyzer: Analyzer, part: &Part<'_>) {
+    fn add(&mut self, analyzer: Analyzer, part: &QueryPart<'_>) {
         let mut tokens = analyzer.tokens(part.text);
         tokens.retain(|token| !token.is_unigram);
         let Some(last) = tokens.last() else { return };
         let (last, first) = (last.clone(), tokens.first().map_or(0, |token| token.position));
         let phrase: Vec<_> =
             tokens.iter().map(|token| (token.position - first, token.term.clone())).collect();
-        let of_word = |token: &Token| Word::Term(token.term.clone());
-        let mut words: Vec<Word> = tokens.iter().map(of_word).collect();
+        let mut words: Vec<Clause> = tokens.iter().map(|token| Clause::Term(token.term.clone())).collect();
         if part.is_prefix {
             words.pop();
-            words.push(Word::Prefix(last.unstemmed));
+            words.push(Clause::Prefix(last.unstemmed));
         }
         if part.is_excluded {
-            // `-e-mail` is about e-mail, not about all that has an e.
-            let whole = if words.len() > 1 { Some(Word::Phrase(phrase)) } else { words.pop() };
-            self.excluded.extend(whole);
+            // `-e-mail` excludes the phrase, not every message with an e.
+            let excluded = if words.len() > 1 { Some(Clause::Phrase(phrase)) } else { words.pop() };
+            self.excluded.extend(excluded);
             return;
         }
         if part.is_quoted && words.len() > 1 {
-            self.phrases.push(Word::Phrase(phrase));
+            self.phrases.push(Clause::Phrase(phrase));
         } else if part.is_quoted {
             self.phrases.extend(words.first().cloned());
         }
@@ -110,26 +103,26 @@ impl Query {
     }
 }
 
-impl Word {
-    /// What the index is asked for. It may find more than the word, never less.
+impl Clause {
+    /// Returns the query of the index. It may match more messages than the clause, never fewer.
     #[must_use]
-    pub fn probe(&self) -> TermQuery {
+    pub fn term_query(&self) -> TermQuery {
         TermQuery(match self {
             Self::Term(term) => vec![vec![TermPattern::exact(term)]],
             Self::Phrase(terms) => terms.iter().map(|(_, term)| vec![TermPattern::exact(term)]).collect(),
-            Self::Prefix(prefix) => vec![stems(prefix)],
+            Self::Prefix(prefix) => vec![prefix_patterns(prefix)],
         })
     }
 }
 
-/// The index has stems: a word that begins with `connecti` is there as `connect`, or as something that begins with
-/// `connecti`.
-fn stems(prefix: &str) -> Vec<TermPattern> {
+/// Returns patterns for the stems of words with a prefix, because the index contains stems: a word that begins with
+/// `connecti` is indexed as `connect`, or as a term that begins with `connecti`.
+fn prefix_patterns(prefix: &str) -> Vec<TermPattern> {
     let mut lexemes = vec![TermPattern { term: prefix.to_owned(), is_prefix: true }];
-    let ends = prefix.char_indices().map(|(at, _)| at).skip(SHORTEST_STEM);
+    let ends = prefix.char_indices().map(|(at, _)| at).skip(MIN_STEM_CHARS);
     for stem in ends.filter_map(|end| prefix.get(..end)) {
         lexemes.push(TermPattern::exact(stem));
-        // A last y becomes i, a last e may come back.
+        // Stemming changes a final y to i, and may append an e.
         lexemes.push(TermPattern::exact(format!("{}i", stem.strip_suffix('y').unwrap_or(stem))));
     }
     if let Some(stem) = prefix.strip_suffix('y') {
@@ -138,16 +131,16 @@ fn stems(prefix: &str) -> Vec<TermPattern> {
     lexemes
 }
 
-/// A piece of a query with the signs that stand around it.
+/// A part of a query with its operators.
 #[derive(Debug, PartialEq, Eq)]
-struct Part<'a> {
+struct QueryPart<'a> {
     text: &'a str,
     is_quoted: bool,
     is_excluded: bool,
     is_prefix: bool,
 }
 
-fn parts(text: &str) -> Vec<Part<'_>> {
+fn split(text: &str) -> Vec<QueryPart<'_>> {
     let (mut parts, mut rest) = (Vec::new(), text);
     loop {
         rest = rest.trim_start();
@@ -160,9 +153,9 @@ fn parts(text: &str) -> Vec<Part<'_>> {
             return parts;
         }
         if let Some(quoted) = rest.strip_prefix(['"', '“', '„', '”']) {
-            // A quote that is left open ends with the query.
+            // An unclosed phrase ends with the query.
             let (text, after) = quoted.split_once(['"', '”', '“']).unwrap_or((quoted, ""));
-            parts.push(Part { text, is_quoted: true, is_excluded, is_prefix: false });
+            parts.push(QueryPart { text, is_quoted: true, is_excluded, is_prefix: false });
             rest = after;
             continue;
         }
@@ -172,7 +165,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
         let (text, after) = rest.split_at(end);
         let stem = text.strip_suffix('*').filter(|stem| stem.ends_with(char::is_alphanumeric));
         let is_prefix = stem.is_some();
-        parts.push(Part { text: stem.unwrap_or(text), is_quoted: false, is_excluded, is_prefix });
+        parts.push(QueryPart { text: stem.unwrap_or(text), is_quoted: false, is_excluded, is_prefix });
         rest = after;
     }
 }
@@ -185,18 +178,19 @@ mod tests {
         Query::parse(Analyzer::default(), text)
     }
 
-    fn term(term: &str) -> Word {
-        Word::Term(term.to_owned())
+    fn term(term: &str) -> Clause {
+        Clause::Term(term.to_owned())
     }
 
-    fn phrase(terms: &[&str]) -> Word {
-        Word::Phrase(terms.iter().map(|term| (*term).to_owned()).enumerate().collect())
+    fn phrase(terms: &[&str]) -> Clause {
+        Clause::Phrase(terms.iter().map(|term| (*term).to_owned()).enumerate().collect())
     }
 
     #[test]
-    fn words_phrases_exclusions_and_prefixes_are_told_apart() {
+    fn query_is_split_into_words_phrases_exclusions_and_prefixes() {
         let query = parse("Ferries \"to the island\" -boats -\"night ferry\" tick* tick*").expect("a query");
-        let words = [term("ferri"), term("to"), term("the"), term("island"), Word::Prefix("tick".to_owned())];
+        let words =
+            [term("ferri"), term("to"), term("the"), term("island"), Clause::Prefix("tick".to_owned())];
         assert_eq!(query.words, words);
         assert_eq!(query.phrases, [phrase(&["to", "the", "island"])]);
         assert_eq!(query.excluded, [term("boat"), phrase(&["night", "ferri"])]);
@@ -208,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_a_query_or_says_what_it_lacks() {
+    fn query_without_words_or_too_long_is_rejected() {
         for (text, words) in [
             ("what's up?", vec![term("what"), term("up")]),
             ("c++", vec![term("c")]),
@@ -236,17 +230,17 @@ mod tests {
             .expect("a query")
             .words
             .len(),
-            MOST_WORDS
+            MAX_CLAUSES
         );
     }
 
     #[test]
-    fn a_prefix_asks_for_the_stems_of_what_it_begins() {
+    fn prefix_query_matches_stems_of_words_with_that_prefix() {
         for (prefix, word) in
             [("connecti", "connections"), ("run", "running"), ("happy", "happy"), ("sk", "skies")]
         {
-            let TermQuery(groups) = Word::Prefix(prefix.to_owned()).probe();
-            let (stem, _) = Analyzer::default().word(word).next().unwrap();
+            let TermQuery(groups) = Clause::Prefix(prefix.to_owned()).term_query();
+            let (stem, _) = Analyzer::default().word_terms(word).next().unwrap();
             let finds = |lexeme: &TermPattern| {
                 if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { stem == lexeme.term }
             };

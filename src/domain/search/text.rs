@@ -1,17 +1,17 @@
-//! What of a message is searched: its text, the participant's name, the names and arguments of its tool calls.
+//! Extracts the searchable text of a message: content, name of the participant, names and arguments of tool calls.
 
 use crate::domain::message::{Message, Role};
 
-/// Bytes of a message that are searched; of a longer one, its beginning: little enough for the index, be it a term for
-/// each pair of characters.
+/// Only this much of a long message is searchable. Small enough for the index, even with a term for each pair of
+/// characters.
 pub const MAX_INDEXED_BYTES: usize = 128 * 1024;
 
-/// The text that is searched, and that snippets are cut from.
+/// Returns the text that is indexed, and from which snippets are cut.
 #[must_use]
 pub fn searchable_text(message: &Message) -> String {
     let mut text = String::new();
     add(&mut text, message.name().unwrap_or_default(), false);
-    // What a tool answers is JSON as a rule; what people write is not, though it begins with a bracket.
+    // Tool results are usually JSON. Messages of people are not, even if they begin with a bracket.
     add(&mut text, message.content(), message.role() == Role::Tool);
     for call in message.tool_calls() {
         add(&mut text, &call.name, false);
@@ -24,8 +24,8 @@ fn add(text: &mut String, part: &str, may_be_json: bool) {
     if !text.is_empty() && !part.is_empty() {
         text.push('\n');
     }
-    let room = MAX_INDEXED_BYTES.saturating_sub(text.len());
-    let part = part.get(..part.floor_char_boundary(room)).unwrap_or_default();
+    let remaining = MAX_INDEXED_BYTES.saturating_sub(text.len());
+    let part = part.get(..part.floor_char_boundary(remaining)).unwrap_or_default();
     if may_be_json && part.trim_ascii_start().starts_with(['{', '[']) {
         unescape(text, part);
     } else {
@@ -33,20 +33,21 @@ fn add(text: &mut String, part: &str, may_be_json: bool) {
     }
 }
 
-/// JSON inside of a text, such as the arguments of a call, for a reader: `\n` is no letter n, and `caf\u00e9` a word.
+/// Replaces the escape sequences of embedded JSON, such as tool arguments: otherwise `\n` would be indexed as a letter, and
+/// `caf\u00e9` would be two words.
 fn unescape(out: &mut String, json: &str) {
     let mut rest = json;
     while let Some((before, after)) = rest.split_once('\\') {
         out.push_str(before);
-        if let Some((first, behind)) = unit(after) {
-            // Beyond the first plane a character is two escapes.
-            let second = behind.strip_prefix('\\').and_then(unit);
-            let pair = second.map(|(second, behind)| ([first, second], behind));
-            let pair = pair.filter(|([first, _], _)| (0xd800..0xdc00).contains(first));
-            let (units, behind) =
-                pair.map_or_else(|| (vec![first], behind), |(units, behind)| (units.to_vec(), behind));
+        if let Some((first, after)) = utf16_unit(after) {
+            // Characters outside the basic plane are two escapes: a surrogate pair.
+            let second = after.strip_prefix('\\').and_then(utf16_unit);
+            let (units, after) = match second {
+                Some((second, after)) if (0xd800..0xdc00).contains(&first) => (vec![first, second], after),
+                _ => (vec![first], after),
+            };
             out.extend(char::decode_utf16(units).map(|c| c.unwrap_or(' ')));
-            rest = behind;
+            rest = after;
             continue;
         }
         let mut characters = after.chars();
@@ -60,8 +61,8 @@ fn unescape(out: &mut String, json: &str) {
     out.push_str(rest);
 }
 
-/// The four digits behind a `u`, and what comes then.
-fn unit(text: &str) -> Option<(u16, &str)> {
+/// Parses the `uXXXX` of an escape sequence. Returns the UTF-16 code unit and the remaining text.
+fn utf16_unit(text: &str) -> Option<(u16, &str)> {
     let (digits, rest) = text.strip_prefix('u')?.split_at_checked(4)?;
     Some((u16::from_str_radix(digits, 16).ok()?, rest))
 }
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_was_said_or_done_is_searched() {
+    fn searchable_text_contains_name_content_and_tool_calls() {
         let call = json!({"role": "assistant", "name": "Ada", "content": "one moment", "tool_calls": [
             {"id": "1", "function": {"name": "find_ferry", "arguments": "{\"to\":\"\\u00c5l\\nand\\ud83d\\ude00\"}"}}]});
         assert_eq!(searched(&call), "Ada\none moment\nfind_ferry\n{\"to\":\"Ål and😀\"}");
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_message_its_beginning() {
+    fn searchable_text_of_long_message_is_truncated() {
         let long = "é".repeat(MAX_INDEXED_BYTES);
         assert_eq!(searched(&json!({"role": "user", "content": long})).len(), MAX_INDEXED_BYTES);
     }

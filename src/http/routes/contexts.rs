@@ -140,7 +140,7 @@ impl ContextRequest {
         wrong.extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));
         wrong.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
         let skills = skills(self.skills.unwrap_or_default(), &mut wrong);
-        let skills = skill::text(memory_guide, &skills);
+        let skills = skill::section(memory_guide, &skills);
         wrong.extend(limits.skills(&skills).err());
         let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose();
         let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! `/mcp`: the agent's tools by the Model Context Protocol, over streamable HTTP.
+//! `/mcp`: the agent's tools over the Model Context Protocol (streamable HTTP).
 //!
-//! Nothing is kept between two requests, so any replica answers any of them, and each answer is one JSON object: there
-//! is no stream to GET and no session of the protocol to DELETE. What the SDK (`rmcp`) knows and nobody else needs to
-//! stays in this file: its major versions come often.
+//! The server is stateless: every replica can answer every request, and each response is one JSON object. There is no
+//! stream to GET and no protocol session to DELETE. All use of the SDK (`rmcp`) is in this file, because new major versions
+//! of it are frequent.
 
 use crate::blocking;
 use crate::domain::id::{InvalidId, SessionId, UserId};
@@ -16,7 +16,7 @@ use crate::http::limits::Limits;
 use crate::http::routes::tools;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
-use crate::service::tools::{Outcome, ToolContext};
+use crate::service::tools::{ToolContext, ToolOutcome};
 use axum::Extension;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
@@ -37,11 +37,11 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The session that the agent is in, percent-encoded as in a path.
+/// Id of the agent's session, percent-encoded as in a path.
 pub(crate) const SESSION: HeaderName = HeaderName::from_static("x-precis-session");
-/// Whose agent it is, percent-encoded as in a path.
+/// Id of the user, percent-encoded as in a path.
 pub(crate) const USER: HeaderName = HeaderName::from_static("x-precis-user");
-/// The headers of the protocol that a page of another origin must be allowed to send.
+/// Request headers that CORS must allow.
 pub(crate) const HEADERS: [HeaderName; 5] = [
     SESSION,
     USER,
@@ -50,11 +50,11 @@ pub(crate) const HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("mcp-name"),
 ];
 
-/// The versions of the protocol whose rules are kept. Those before had batches, or another transport.
-const VERSIONS: [ProtocolVersion; 3] =
+/// Older versions of the protocol have batches or another transport.
+const SUPPORTED_VERSIONS: [ProtocolVersion; 3] =
     [ProtocolVersion::V_2025_06_18, ProtocolVersion::V_2025_11_25, ProtocolVersion::V_2026_07_28];
 
-/// Answers one message of the protocol.
+/// Handles one message of the protocol.
 pub(crate) async fn serve(
     State(service): State<MemoryService>,
     Extension(limits): Extension<Limits>,
@@ -64,19 +64,19 @@ pub(crate) async fn serve(
     if !extract::is_json(request.headers()) {
         return Err(Problem::unsupported_media_type());
     }
-    let server = Server { service, caller, context: context(request.headers())? };
+    let server = McpServer { service, caller, context: context_from_headers(request.headers())? };
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::incomplete_body())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
     blocking::sized(size, move || json::check_body(&checked, levels).map(|_| ())).await?;
-    // Every answer is JSON, whatever else a client would take; the SDK asks for both.
+    // The response is always JSON. The SDK requires that the client accepts both types.
     let accept = HeaderValue::from_static("application/json, text/event-stream");
     parts.headers.insert(header::ACCEPT, accept);
     parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let config = StreamableHttpServerConfig::default()
         .with_legacy_session_mode(false)
         .with_json_response(true)
-        // The layers around all routes have looked at names, origins and size: `security`, `body`.
+        // The middleware has checked host, origin and size already.
         .disable_allowed_hosts()
         .with_max_request_body_bytes(usize::MAX);
     let sessions = Arc::new(NeverSessionManager::default());
@@ -86,44 +86,44 @@ pub(crate) async fn serve(
     if answer.status().is_success() || answer.headers().get(header::CONTENT_TYPE) == Some(&json) {
         return Ok(answer);
     }
-    refused(answer).await
+    Err(problem_from_plain_text(answer).await)
 }
 
-/// What the SDK refuses in plain text, as a problem.
-async fn refused(answer: Response) -> Result<Response, Problem> {
+/// Converts a plain-text error of the SDK into a problem.
+async fn problem_from_plain_text(answer: Response) -> Problem {
     let status = answer.status();
     let text = to_bytes(answer.into_body(), usize::MAX).await.unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();
-    Err(match status {
+    match status {
         StatusCode::UNSUPPORTED_MEDIA_TYPE => Problem::bad_request(
             "The body is not one message of the Model Context Protocol, in JSON-RPC 2.0: send a request or a notification, its params in an object.",
         ),
         _ if status.is_client_error() => Problem::bad_request(text),
         _ => {
-            tracing::error!(%status, text, "MCP failed");
+            tracing::error!(%status, text, "the MCP SDK failed to handle a message");
             Problem::internal()
         }
-    })
+    }
 }
 
-/// Who calls, as far as the connection says.
-fn context(headers: &HeaderMap) -> Result<ToolContext, Problem> {
+/// Reads session and user from the headers.
+fn context_from_headers(headers: &HeaderMap) -> Result<ToolContext, Problem> {
     fn id<T>(
         headers: &HeaderMap,
         name: &HeaderName,
         new: impl Fn(String) -> Result<T, InvalidId>,
     ) -> Result<Option<T>, FieldError> {
-        let wrong = |detail: String| FieldError { field: name.to_string(), detail };
-        let mut given = headers.get_all(name).iter();
-        let Some(value) = given.next() else {
+        let error = |detail: String| FieldError { field: name.to_string(), detail };
+        let mut values = headers.get_all(name).iter();
+        let Some(value) = values.next() else {
             return Ok(None);
         };
-        if given.next().is_some() {
-            return Err(wrong("given twice: send it once".to_owned()));
+        if values.next().is_some() {
+            return Err(error("given twice: send it once".to_owned()));
         }
         let text = std::str::from_utf8(value.as_bytes()).ok().and_then(percent_decode);
-        let text = text.ok_or_else(|| wrong("must be percent-encoded UTF-8, as in a path".to_owned()))?;
-        new(text).map(Some).map_err(|error| wrong(error.to_string()))
+        let text = text.ok_or_else(|| error("must be percent-encoded UTF-8, as in a path".to_owned()))?;
+        new(text).map(Some).map_err(|invalid| error(invalid.to_string()))
     }
     Ok(ToolContext {
         session: id(headers, &SESSION, SessionId::new)?,
@@ -131,15 +131,15 @@ fn context(headers: &HeaderMap) -> Result<ToolContext, Problem> {
     })
 }
 
-/// The tools for one caller.
+/// The MCP server for one request.
 #[derive(Clone, Debug)]
-struct Server {
+struct McpServer {
     service: MemoryService,
     caller: Principal,
     context: ToolContext,
 }
 
-impl ServerHandler for Server {
+impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("precis", env!("CARGO_PKG_VERSION")))
@@ -147,7 +147,7 @@ impl ServerHandler for Server {
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        Cow::Borrowed(&VERSIONS)
+        Cow::Borrowed(&SUPPORTED_VERSIONS)
     }
 
     async fn list_tools(
@@ -156,10 +156,10 @@ impl ServerHandler for Server {
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         if request.is_some_and(|request| request.cursor.is_some()) {
-            let wrong = "params.cursor: unknown: there is one page, and so no cursor. Leave it out.";
-            return Err(ErrorData::invalid_params(wrong, None));
+            let error = "params.cursor: unknown: there is one page, and so no cursor. Leave it out.";
+            return Err(ErrorData::invalid_params(error, None));
         }
-        let allowed = tools::allowed(&self.service, &self.caller);
+        let allowed = tools::allowed_tools(&self.service, &self.caller);
         Ok(ListToolsResult::with_all_items(allowed.map(|tool| self.definition(tool)).collect()))
     }
 
@@ -169,33 +169,33 @@ impl ServerHandler for Server {
         _: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let arguments = request.arguments.unwrap_or_default();
-        // Clients show a model what a tool answers, and hide errors of the protocol from it.
+        // Clients show tool results to the model, but hide protocol errors from it.
         let outcome = self.call(&request.name, arguments).await;
-        let Outcome { is_error, content, data } = outcome.unwrap_or_else(Outcome::from);
+        let ToolOutcome { is_error, content, data } = outcome.unwrap_or_else(ToolOutcome::from);
         let mut result = CallToolResult::success(vec![ContentBlock::text(content)]);
         result.is_error = Some(is_error);
         result.structured_content = Some(data).filter(|data| !data.is_null());
         Ok(result.into())
     }
 
-    /// What the SDK knows no request for: the method is another, or its parameters are of another form.
+    /// Handles requests that the SDK cannot parse: unknown methods and invalid parameters.
     async fn on_custom_request(
         &self,
         CustomRequest { method, params, .. }: CustomRequest,
         _: RequestContext<RoleServer>,
     ) -> Result<CustomResult, ErrorData> {
-        let wrong = match method.as_str() {
-            InitializeResultMethod::VALUE => wrong::<InitializeRequestParams>(params),
-            DiscoverRequestMethod::VALUE => wrong::<DiscoverRequestParams>(params),
-            CallToolRequestMethod::VALUE => wrong::<CallToolRequestParams>(params),
+        let error = match method.as_str() {
+            InitializeResultMethod::VALUE => params_error::<InitializeRequestParams>(params),
+            DiscoverRequestMethod::VALUE => params_error::<DiscoverRequestParams>(params),
+            CallToolRequestMethod::VALUE => params_error::<CallToolRequestParams>(params),
             _ => return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None)),
         };
-        Err(ErrorData::invalid_params(wrong, None))
+        Err(ErrorData::invalid_params(error, None))
     }
 }
 
-/// Why these are no such parameters.
-fn wrong<P: DeserializeOwned>(params: Option<Value>) -> String {
+/// Returns the error of invalid parameters.
+fn params_error<P: DeserializeOwned>(params: Option<Value>) -> String {
     let Some(params) = params else {
         return "params: missing".to_owned();
     };
@@ -205,33 +205,35 @@ fn wrong<P: DeserializeOwned>(params: Option<Value>) -> String {
     }
 }
 
-impl Server {
-    async fn call(&self, name: &str, mut arguments: Map<String, Value>) -> Result<Outcome, ToolError> {
-        let told = |problem: Problem| ToolError(problem.detail().to_owned());
+impl McpServer {
+    async fn call(&self, name: &str, mut arguments: Map<String, Value>) -> Result<ToolOutcome, ToolError> {
+        let tool_error = |problem: Problem| ToolError(problem.detail().to_owned());
         let tool = Tool::parse(name)
-            .ok_or_else(|| ToolError::no_such_tool(tools::allowed(&self.service, &self.caller)))?;
-        tools::allow(tool, &self.caller).map_err(told)?;
-        let context = if self.is_fixed() {
+            .ok_or_else(|| ToolError::unknown_tool(tools::allowed_tools(&self.service, &self.caller)))?;
+        tools::check_scope(tool, &self.caller).map_err(tool_error)?;
+        let context = if self.has_fixed_context() {
             self.context.clone()
         } else {
             ToolContext {
-                session: id(&mut arguments, SESSION_ID, SessionId::new)?,
-                user: id(&mut arguments, USER_ID, UserId::new)?,
+                session: take_id(&mut arguments, SESSION_ID, SessionId::new)?,
+                user: take_id(&mut arguments, USER_ID, UserId::new)?,
             }
         };
-        let call = ToolCall::read(tool, arguments)?;
+        let call = ToolCall::from_arguments(tool, arguments)?;
         let called = self.service.call_tool(&self.caller.tenant, &context, call).await;
-        called.map_err(|error| told(Problem::from(error)))
+        called.map_err(|error| tool_error(Problem::from(error)))
     }
 
-    /// Whether the connection says who calls. The model has no say in it then, and no arguments for it.
-    fn is_fixed(&self) -> bool {
+    /// Returns `true` if headers name the session or user. The tools then have no arguments for them.
+    fn has_fixed_context(&self) -> bool {
         self.context.session.is_some() || self.context.user.is_some()
     }
 
     fn definition(&self, tool: Tool) -> rmcp::model::Tool {
         let mut schema = tool.parameters();
-        if let Some(Value::Object(properties)) = schema.get_mut("properties").filter(|_| !self.is_fixed()) {
+        if let Some(Value::Object(properties)) =
+            schema.get_mut("properties").filter(|_| !self.has_fixed_context())
+        {
             let optional = |detail: &str| json!({"type": "string", "description": detail});
             let session = "The session that you are in, if you were told its id; it gives the user.";
             let user = "The user, if you were told an id and there is no session; `default`, if left out.";
@@ -239,7 +241,7 @@ impl Server {
             properties.insert(USER_ID.to_owned(), optional(user));
         }
         let hints = ToolAnnotations::new().read_only(!tool.writes()).destructive(tool.writes());
-        // Each write is a version of its own, also one of the same text.
+        // Every write creates a new version, even with unchanged text.
         let hints = hints.idempotent(!tool.writes()).open_world(false);
         rmcp::model::Tool::new(tool.name(), tool.description(), Arc::new(schema)).with_annotations(hints)
     }
@@ -248,8 +250,8 @@ impl Server {
 const SESSION_ID: &str = "session_id";
 const USER_ID: &str = "user_id";
 
-/// An id that the model was told, out of its arguments.
-fn id<T>(
+/// Removes an id from the arguments of a call.
+fn take_id<T>(
     arguments: &mut Map<String, Value>,
     name: &str,
     new: impl Fn(String) -> Result<T, InvalidId>,
@@ -257,10 +259,10 @@ fn id<T>(
     match arguments.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => {
-            let wrong = |error| {
+            let tool_error = |error| {
                 ToolError(format!("Nothing was done: `{name}` {error}. Correct it, or leave it out."))
             };
-            new(text).map(Some).map_err(wrong)
+            new(text).map(Some).map_err(tool_error)
         }
         Some(_) => Err(ToolError(format!(
             "Nothing was done: `{name}` must be a string. Correct it, or leave it out."

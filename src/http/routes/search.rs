@@ -13,7 +13,7 @@ use crate::http::openapi::responses::SearchDisabled;
 use crate::http::pagination::Page;
 use crate::http::routes::messages::MessageBody;
 use crate::service::MemoryService;
-use crate::service::search::{DEFAULT_LIMIT, Hit, MOST, Query};
+use crate::service::search::{DEFAULT_LIMIT, MAX_LIMIT, SearchHit, SearchRequest};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -22,26 +22,24 @@ use time::format_description::well_known::Rfc3339;
 use time::{OffsetDateTime, UtcOffset};
 use utoipa::{IntoParams, ToSchema};
 
-/// Messages before and after a hit where the request names no number.
-const NEIGHBOURS: usize = 1;
-/// Messages before and after a hit, at most.
-const MOST_NEIGHBOURS: usize = 10;
+const DEFAULT_NEIGHBOURS: usize = 1;
+const MAX_NEIGHBOURS: usize = 10;
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SearchParams {
-    /// Words; `"phrases"`, which a hit has all of; `-exclusions`, of which it has none; `prefix*`. At least one letter or
-    /// digit to search for.
+    /// Words; `"phrases"`, all of which a hit contains; `-exclusions`, none of which a hit contains; `prefix*`. Contains at
+    /// least one letter or digit to search for.
     #[param(required, value_type = String, max_length = 1000, example = "ferry")]
     q: Option<String>,
     /// Only messages of this session.
     #[param(value_type = Option<Id>)]
     session_id: Option<String>,
-    /// Only messages of this user's sessions.
+    /// Only messages in sessions of this user.
     #[param(value_type = Option<Id>)]
     user_id: Option<String>,
-    /// Only messages of this role: `user`, `assistant` or `tool`.
+    /// Only messages with this role: `user`, `assistant` or `tool`.
     #[param(inline)]
     role: Option<RoleParam>,
     /// Only messages stored at this time or later.
@@ -50,12 +48,12 @@ pub(crate) struct SearchParams {
     /// Only messages stored before this time.
     #[param(value_type = Option<String>, format = DateTime, example = "2026-01-31T00:00:00Z")]
     until: Option<Time>,
-    /// Hits, 1 to 50; 10 where it is left out.
+    /// Maximum number of hits, 1 to 50. Default: 10.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 50)]
-    limit: Option<Bounded<1, MOST>>,
-    /// Messages to show before and after each hit, 0 to 10; 1 where it is left out.
+    limit: Option<Bounded<1, MAX_LIMIT>>,
+    /// Number of messages to return before and after each hit, 0 to 10. Default: 1.
     #[param(value_type = Option<i64>, minimum = 0, maximum = 10)]
-    neighbours: Option<Bounded<0, MOST_NEIGHBOURS>>,
+    neighbours: Option<Bounded<0, MAX_NEIGHBOURS>>,
 }
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
@@ -66,17 +64,17 @@ enum RoleParam {
     Tool,
 }
 
-/// A whole number from `LEAST` to `MOST`.
+/// An integer from `MIN` to `MAX`.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
-struct Bounded<const LEAST: usize, const MOST: usize>(usize);
+struct Bounded<const MIN: usize, const MAX: usize>(usize);
 
-impl<const LEAST: usize, const MOST: usize> TryFrom<String> for Bounded<LEAST, MOST> {
+impl<const MIN: usize, const MAX: usize> TryFrom<String> for Bounded<MIN, MAX> {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
-        number.map(Self).ok_or_else(|| format!("must be a number from {LEAST} to {MOST}"))
+        let number = text.parse().ok().filter(|number| (MIN..=MAX).contains(number));
+        number.map(Self).ok_or_else(|| format!("must be a number from {MIN} to {MAX}"))
     }
 }
 
@@ -90,34 +88,33 @@ impl TryFrom<String> for Time {
     fn try_from(text: String) -> Result<Self, &'static str> {
         let time = OffsetDateTime::parse(&text, &Rfc3339)
             .map_err(|_| "must be a time such as 2026-01-31T00:00:00Z, with a plus sign sent as %2B")?;
-        // The stores take it in UTC, and sqlx panics where that has no such year.
+        // The stores bind UTC times, and sqlx panics if the year in UTC is out of range.
         time.checked_to_offset(UtcOffset::UTC).map(Self).ok_or("must not be after the year 9999 of UTC")
     }
 }
 
-/// A message that was found.
+/// A search hit.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct HitBody {
-    /// Its session.
     session_id: String,
-    /// Its place there.
+    /// Position in the session.
     seq: i64,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
-    /// How good it is, to be compared with the other hits of this answer only.
+    /// Relevance. Comparable only with other hits of the same response.
     score: f64,
-    /// As it was given.
+    /// The message as it was sent.
     #[schema(value_type = Object)]
     message: Box<RawValue>,
-    /// The best part of what is searched of it, as HTML: what was found stands in `<mark>`, all else is escaped.
+    /// The best excerpt as HTML: matches are in `<mark>`, everything else is escaped.
     snippet: String,
-    /// The messages before it, in order.
+    /// Preceding messages, in order.
     before: Vec<MessageBody>,
-    /// The messages after it, in order.
+    /// Following messages, in order.
     after: Vec<MessageBody>,
 }
 
-/// The messages that have what `q` asks for: best first, the newest first among equals.
+/// Finds messages that match `q`: best first, newest first among equal scores.
 #[utoipa::path(
     get, path = "/search", operation_id = "search", tag = "memory",
     params(SearchParams),
@@ -131,38 +128,38 @@ pub(crate) async fn search(
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<SearchParams>,
 ) -> Result<Json<Page<HitBody>>, Problem> {
-    let limit = params.limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| limit);
-    let hits = service.search(&tenant, query(params, limit)?).await?;
-    let bytes = hits.iter().map(bytes).sum();
-    let body = move || hits.into_iter().map(body).collect::<Result<Vec<HitBody>, Problem>>();
-    let hits = blocking::sized(bytes, body).await?;
+    let hits = service.search(&tenant, search_request(params)?).await?;
+    let bytes = hits.iter().map(json_bytes).sum();
+    let bodies = move || hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>();
+    let hits = blocking::sized(bytes, bodies).await?;
     Ok(Json(Page::single(hits)))
 }
 
-fn query(params: SearchParams, limit: usize) -> Result<Query, Problem> {
-    let mut wrong = Vec::new();
-    let mut note = |field: &str, detail: String| wrong.push(FieldError { field: field.to_owned(), detail });
+fn search_request(params: SearchParams) -> Result<SearchRequest, Problem> {
+    let mut errors = Vec::new();
+    let mut push_error =
+        |field: &str, detail: String| errors.push(FieldError { field: field.to_owned(), detail });
     if params.q.is_none() {
-        note("q", "missing: what to search for".to_owned());
+        push_error("q", "missing: what to search for".to_owned());
     }
     let session_id = params.session_id.and_then(|id| match SessionId::new(id) {
         Ok(id) => Some(id),
         Err(error) => {
-            note("session_id", error.to_string());
+            push_error("session_id", error.to_string());
             None
         }
     });
     let user_id = params.user_id.and_then(|id| match user_id(id, "user_id") {
         Ok(id) => Some(id),
         Err(error) => {
-            note("user_id", error.detail);
+            push_error("user_id", error.detail);
             None
         }
     });
-    if !wrong.is_empty() {
-        return Err(Problem::invalid(wrong));
+    if !errors.is_empty() {
+        return Err(Problem::invalid(errors));
     }
-    Ok(Query {
+    Ok(SearchRequest {
         text: params.q.unwrap_or_default(),
         session_id,
         user_id,
@@ -173,18 +170,17 @@ fn query(params: SearchParams, limit: usize) -> Result<Query, Problem> {
         }),
         since: params.since.map(|Time(time)| time),
         until: params.until.map(|Time(time)| time),
-        limit,
-        neighbours: params.neighbours.map_or(NEIGHBOURS, |Bounded(number)| number),
+        limit: params.limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| limit),
+        neighbours: params.neighbours.map_or(DEFAULT_NEIGHBOURS, |Bounded(number)| number),
     })
 }
 
-/// How much stored JSON it has.
-fn bytes(hit: &Hit) -> usize {
+fn json_bytes(hit: &SearchHit) -> usize {
     let neighbours = hit.before.iter().chain(&hit.after).map(|message| message.json.len());
     hit.message.len() + neighbours.sum::<usize>()
 }
 
-fn body(hit: Hit) -> Result<HitBody, Problem> {
+fn hit_body(hit: SearchHit) -> Result<HitBody, Problem> {
     let messages = |messages: Vec<crate::service::StoredMessage>| {
         messages.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>()
     };
@@ -200,11 +196,11 @@ fn body(hit: Hit) -> Result<HitBody, Problem> {
     })
 }
 
-/// What was found in `<mark>`; all else is escaped, so that no text can forge a mark.
+/// Renders matches in `<mark>`. Everything else is escaped, so that stored text cannot forge a mark.
 fn html(snippet: &Snippet) -> String {
     let mut html = String::new();
-    for (text, is_mark) in snippet.pieces() {
-        html.push_str(if is_mark { "<mark>" } else { "" });
+    for (text, is_match) in snippet.pieces() {
+        html.push_str(if is_match { "<mark>" } else { "" });
         for c in text.chars() {
             match c {
                 '&' => html.push_str("&amp;"),
@@ -215,7 +211,7 @@ fn html(snippet: &Snippet) -> String {
                 c => html.push(c),
             }
         }
-        html.push_str(if is_mark { "</mark>" } else { "" });
+        html.push_str(if is_match { "</mark>" } else { "" });
     }
     html
 }
@@ -228,11 +224,11 @@ mod tests {
     use crate::domain::search::snippet::snippet;
 
     #[test]
-    fn nothing_but_what_was_found_can_pass_for_a_mark() {
+    fn html_in_stored_text_is_escaped() {
         let query = Query::parse(Analyzer::default(), "ferry ada").expect("a query");
         let text = "<mark>Ferries</mark> & \"boats\"\nof Ada's ferry";
-        let shown = "&lt;mark&gt;<mark>Ferries</mark>&lt;/mark&gt; &amp; &quot;boats&quot; of <mark>Ada&#39;s</mark> \
+        let expected = "&lt;mark&gt;<mark>Ferries</mark>&lt;/mark&gt; &amp; &quot;boats&quot; of <mark>Ada&#39;s</mark> \
                      <mark>ferry</mark>";
-        assert_eq!(html(&snippet(Analyzer::default(), &query, text)), shown);
+        assert_eq!(html(&snippet(Analyzer::default(), &query, text)), expected);
     }
 }

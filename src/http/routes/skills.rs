@@ -1,4 +1,4 @@
-//! `GET /skills/memory`, and the skills of a context request
+//! `GET /skills/memory`, and the skills of a context request.
 
 use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
@@ -13,51 +13,51 @@ use utoipa::ToSchema;
 /// A skill of the agent.
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct SkillBody {
-    /// One line; no two skills have the same.
+    /// One line, unique within the request.
     #[schema(
         pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029]*[^\\s\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029][^\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029]*$"
     )]
     name: String,
-    /// What it is for: by this the model chooses.
+    /// The purpose of the skill. The model chooses skills by it.
     #[schema(pattern = "\\S")]
     description: String,
-    /// Where the agent finds its body.
+    /// Path or URL at which the agent finds the body.
     location: Option<String>,
-    /// Whether its body goes into the system message at once.
+    /// Includes the body in the system message.
     always: Option<bool>,
-    /// The instructions themselves, in Markdown: with `always`, and unused without.
+    /// The instructions, in Markdown. Required with `always`, ignored otherwise.
     body: Option<String>,
 }
 
 impl SkillBody {
-    /// How much there is to read.
+    /// Returns the total size of the texts.
     pub(crate) fn bytes(&self) -> usize {
         let optional = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         self.name.len() + self.description.len() + optional(&self.location) + optional(&self.body)
     }
 }
 
-/// The skills as they are shown. What is wrong with them is added to `wrong`.
-pub(crate) fn skills(bodies: Vec<SkillBody>, wrong: &mut Vec<FieldError>) -> Vec<Skill> {
-    let mut complaints = Vec::new();
+/// Converts and validates the skills of a request. Errors are added to `errors`.
+pub(crate) fn skills(bodies: Vec<SkillBody>, errors: &mut Vec<FieldError>) -> Vec<Skill> {
+    let mut invalid = Vec::new();
     let mut skills = Vec::with_capacity(bodies.len());
     for (index, skill) in bodies.into_iter().enumerate() {
         let always = skill.always.unwrap_or_default();
         let body = skill.body.filter(|_| always);
         if always && body.as_ref().is_none_or(|body| body.trim().is_empty()) {
             let detail = "missing: it goes into the system message, since always is true".to_owned();
-            complaints.push(FieldError { field: format!("[{index}].body"), detail });
+            invalid.push(FieldError { field: format!("[{index}].body"), detail });
         }
         let SkillBody { name, description, location, .. } = skill;
         skills.push(Skill { name, description, location, body });
     }
-    complaints.extend(skill::check(&skills));
-    wrong.extend(complaints.into_iter().map(|invalid| invalid.in_value("skills")));
+    invalid.extend(skill::check(&skills));
+    errors.extend(invalid.into_iter().map(|error| error.in_value("skills")));
     skills
 }
 
-/// What an agent should know of its memory: what it is, when to write it, how, what not to do. Markdown, for a system
-/// prompt; `include_memory_skill` puts it into a context.
+/// Returns the guide that teaches an agent to use its memory, as Markdown for a system prompt. `include_memory_skill` adds
+/// the guide to a context.
 #[utoipa::path(
     get, path = "/skills/memory", operation_id = "read_memory_skill", tag = "tools",
     responses(

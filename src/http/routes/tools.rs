@@ -1,10 +1,10 @@
-//! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`: the agent's tools for programs that call a model API
-//! themselves. For clients of MCP, `mcp` has the same.
+//! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`: the agent's tools for clients that call a model API
+//! themselves. [`mcp`](super::mcp) serves the same tools to MCP clients.
 
 use crate::blocking;
 use crate::domain::api_key::Scope;
 use crate::domain::format::Format;
-use crate::domain::tool::call;
+use crate::domain::tool::provider_call::ProviderToolCall;
 use crate::domain::tool::{Tool, ToolCall};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
@@ -15,7 +15,7 @@ use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
 use crate::http::openapi::schemas::schema_from_json;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
-use crate::service::tools::{Outcome, ToolContext};
+use crate::service::tools::{ToolContext, ToolOutcome};
 use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -27,12 +27,12 @@ use utoipa::{IntoParams, PartialSchema, ToSchema};
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ListParams {
-    /// Whose format: `openai` (chat completions) or `anthropic` (messages).
+    /// Format of the definitions: `openai` (chat completions) or `anthropic` (messages).
     #[param(inline, required = false)]
     format: Option<RequestFormat>,
 }
 
-/// Definitions.
+/// Tool definitions.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ToolList {
     /// The value of `tools` in a request to the model.
@@ -40,7 +40,7 @@ pub(crate) struct ToolList {
     tools: Vec<Value>,
 }
 
-/// The definitions of the tools, as a request to a model takes them.
+/// Returns the definitions of the tools for a request to a model.
 #[utoipa::path(
     get, path = "/tools", operation_id = "list_tools", tag = "tools",
     params(ListParams),
@@ -56,15 +56,16 @@ pub(crate) async fn list(
     axum::Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
 }
 
-/// A call as the model made it.
+/// A tool call as the model made it. The schema is written by hand: a derived `oneOf` of the three forms would reject calls
+/// that match two of them.
 pub(crate) struct ToolRequest;
 
 impl PartialSchema for ToolRequest {
     fn schema() -> RefOr<Schema> {
-        let nothing = json!({"type": "null"});
+        let null_type = json!({"type": "null"});
         schema_from_json(json!({
-            "description": "A call as the model made it; bare arguments are those of the tool, and other fields of a call are \
-                            passed over",
+            "description": "A tool call as the model made it, or the arguments of the tool alone. Other fields of a call are \
+                            ignored.",
             "anyOf": [
                 {
                     "title": "A call of the OpenAI chat format",
@@ -100,7 +101,7 @@ impl PartialSchema for ToolRequest {
                 {
                     "title": "The arguments alone",
                     "type": "object",
-                    "properties": {"type": nothing, "function": nothing},
+                    "properties": {"type": null_type, "function": null_type},
                     "additionalProperties": true
                 }
             ]
@@ -110,19 +111,19 @@ impl PartialSchema for ToolRequest {
 
 impl ToSchema for ToolRequest {}
 
-/// What came of a call.
+/// The result of a tool call.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ToolResult {
     tool: &'static str,
-    /// Whether nothing was done: then `content` tells the model what to do.
+    /// `true` if nothing was done. `content` then tells the model what to do.
     is_error: bool,
-    /// What the model gets to read.
+    /// Text for the model.
     content: String,
-    /// The same as data: its fields depend on the tool; null where nothing was done.
+    /// The same as data. The fields depend on the tool; null if nothing was done.
     #[schema(value_type = Option<Object>)]
     data: Value,
-    /// What goes back to the model, as it is: a message of the role `tool`, or a `tool_result` block; null where the call
-    /// was arguments alone.
+    /// The message to send to the model: a message with the role `tool`, or a `tool_result` block. Null if the request was
+    /// arguments alone.
     #[schema(value_type = Option<Object>)]
     result: Option<Value>,
 }
@@ -131,22 +132,22 @@ pub(crate) struct ToolResult {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct CallParams {
-    /// Whose agent it is, where the session doesn't exist yet.
+    /// The user, if the session does not exist yet.
     #[param(value_type = Option<Id>)]
     user_id: Option<String>,
 }
 
-/// Does what the model asks, and answers with what to send back to it.
+/// Executes a tool call and returns the message for the model.
 ///
-/// A mistake of the model (wrong arguments, a document that is too long) is an answer for the model, with `is_error`, so
-/// that an agent's loop goes on. The session gives the user, and an unknown one is not created. `memory_read` and `search_history` need a key of the scope `read`, `memory_write` one of
-/// the scope `write`.
+/// Errors that the model can correct (invalid arguments, a document that is too long) are results with `is_error`, so that
+/// the loop of the agent continues. The session determines the user; an unknown session is not created. `memory_read` and
+/// `search_history` require an API key with the scope `read`, `memory_write` one with the scope `write`.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/tools/{name}", operation_id = "call_tool", tag = "tools",
     params(SessionPath, ToolPath, CallParams),
     request_body = Option<ToolRequest>,
     responses(
-        (status = 200, description = "What came of it", body = ToolResult),
+        (status = 200, description = "The result", body = ToolResult),
         ToolNotFound, SessionUserMismatch,
     )
 )]
@@ -159,48 +160,43 @@ pub(crate) async fn call(
     QueryParams(params): QueryParams<CallParams>,
     JsonTextBody(body): JsonTextBody,
 ) -> Result<axum::Json<ToolResult>, Problem> {
-    let tool = Tool::parse(&name).ok_or_else(|| Problem::tool_not_found(allowed(&service, &caller)))?;
-    allow(tool, &caller)?;
+    let tool = Tool::parse(&name).ok_or_else(|| Problem::tool_not_found(allowed_tools(&service, &caller)))?;
+    check_scope(tool, &caller)?;
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-    let (given, call) = blocking::sized(body.len(), move || {
-        let given = call::read(&body)?;
-        let call = ToolCall::parse(tool, &given.arguments);
-        Ok((given, call))
+    let (provider_call, call) = blocking::sized(body.len(), move || {
+        let provider_call = ProviderToolCall::parse(&body)?;
+        let call = ToolCall::parse(tool, &provider_call.arguments);
+        Ok((provider_call, call))
     })
     .await
-    .map_err(|wrong: Vec<FieldError>| {
-        let whole = |invalid: &FieldError| if invalid.field.is_empty() { "body" } else { "" };
-        Problem::invalid(
-            wrong
-                .into_iter()
-                .map(|invalid| {
-                    let path = whole(&invalid);
-                    invalid.in_value(path)
-                })
-                .collect(),
-        )
+    .map_err(|errors: Vec<FieldError>| {
+        let with_path = |error: FieldError| {
+            let path = if error.field.is_empty() { "body" } else { "" };
+            error.in_value(path)
+        };
+        Problem::invalid(errors.into_iter().map(with_path).collect())
     })?;
-    if let Some((field, name)) = given.name.filter(|(_, name)| name != tool.name()) {
+    if let Some((field, name)) = provider_call.name.as_ref().filter(|(_, name)| name != tool.name()) {
         let detail =
             format!("is {name:?}, but the path names {}: POST to the path of the call's tool", tool.name());
         return Err(Problem::invalid_field(field, detail));
     }
     let outcome = match call {
         Ok(call) => service.call_tool(&tenant, &ToolContext { session: Some(session), user }, call).await?,
-        Err(mistake) => mistake.into(),
+        Err(error) => error.into(),
     };
-    let Outcome { is_error, content, data } = outcome;
-    let result = given.form.result(&content, is_error);
+    let ToolOutcome { is_error, content, data } = outcome;
+    let result = provider_call.result(&content, is_error);
     Ok(axum::Json(ToolResult { tool: tool.name(), is_error, content, data, result }))
 }
 
-/// What the caller may call: no model should be told of more.
-pub(crate) fn allowed(service: &MemoryService, caller: &Principal) -> impl Iterator<Item = Tool> {
-    service.tools().filter(|tool| allow(*tool, caller).is_ok())
+/// Returns the tools that the API key permits. Models should not be offered others.
+pub(crate) fn allowed_tools(service: &MemoryService, caller: &Principal) -> impl Iterator<Item = Tool> {
+    service.tools().filter(|tool| check_scope(*tool, caller).is_ok())
 }
 
-/// One route serves tools that read and tools that write.
-pub(crate) fn allow(tool: Tool, caller: &Principal) -> Result<(), Problem> {
+/// Checks the scope of the API key: one route serves tools that read and tools that write.
+pub(crate) fn check_scope(tool: Tool, caller: &Principal) -> Result<(), Problem> {
     let needed = if tool.writes() { Scope::Write } else { Scope::Read };
     if caller.scope.covers(needed) { Ok(()) } else { Err(Problem::forbidden(caller.scope, needed)) }
 }

@@ -1,140 +1,154 @@
-//! Which messages are worth reading.
+//! Selects the messages that are worth parsing.
 //!
-//! How much is read is bounded, whatever is asked for: a look at the newest messages tells which words are common.
-//! Candidates are drawn by the others, of which few messages have each; where these are too few, the newest messages that
-//! have the common ones are walked to.
+//! The number of rows read is bounded for every query. A sample of the newest messages shows which words of the query are
+//! common. Rare words are looked up in the index. If that yields too few candidates, a scan over the newest messages adds
+//! messages with the common words.
 
-use super::{RANKED, limit};
 use crate::domain::id::TenantId;
 use crate::domain::search::lexemes::{TermPattern, TermQuery};
-use crate::domain::search::query::{Query, Word};
+use crate::domain::search::query::{Clause, Query};
 use crate::domain::search::rank;
-use crate::service::{Error, MemoryService};
 use crate::storage::search::{MessageRef, SearchFilter, TermStatistics};
+use crate::storage::{Store, StoreError};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::slice::from_ref;
+use std::sync::Arc;
 
-/// Messages that tell which words are common.
-const SAMPLE: i64 = 1000;
-/// A word that more than one in so many messages have is a common one, unless no more than [`RANKED`] have it. On Postgres,
-/// drawing by a word reads a page of the table for each message that has it, 2 to 10 µs each, and walking to a message
-/// reads all others between, 1 µs each: for 10,000 of a million, drawing takes two to three times as long.
-const COMMON: i64 = 100;
-/// Where all words of a query are common, those draw that at most so many times as many messages have as have the rarest.
-const ALIKE: i64 = 4;
-/// Messages drawn for each word, at most, and candidates in all.
-const DRAWN: usize = 1000;
-/// Messages that are walked over, at most: as many as hold [`RANKED`] of a word that is just common.
-const WALKED: i64 = 30_000;
+/// Number of candidates that are parsed and ranked at once.
+pub(super) const MAX_RANKED: usize = 300;
+/// Newest messages from which term frequencies are estimated.
+const SAMPLE_SIZE: i64 = 1000;
+/// A word is common if more than one in this many messages contains it, and more than [`MAX_RANKED`] messages do. On
+/// Postgres, a lookup reads a page of the table for each matching message, which takes 2 to 10 µs; a scan reads every
+/// message, which takes 1 µs each. For a word in 10,000 of a million messages, a lookup takes two to three times as long
+/// as a scan.
+const COMMON_WORD_RATIO: i64 = 100;
+/// If all words are common, the scan ignores words that are this many times as frequent as the rarest one.
+const MAX_FREQUENCY_RATIO: i64 = 4;
+/// Maximum number of messages looked up for each word, and of candidates in total.
+const MAX_CANDIDATES: usize = 1000;
+/// Maximum number of messages scanned: enough to contain [`MAX_RANKED`] matches of a barely common word.
+const MAX_SCANNED: i64 = 30_000;
 
-/// What may be a hit.
+/// Possible hits of a query.
 pub(super) struct Candidates {
-    /// The most promising first.
-    pub(super) places: Vec<MessageRef>,
-    /// What each word of the query weighs.
+    /// Most promising first.
+    pub(super) refs: Vec<MessageRef>,
+    /// Weight of each word of the query.
     pub(super) weights: Vec<f64>,
 }
 
-impl MemoryService {
-    /// Candidates for so many hits at least, if there are so many.
-    pub(super) async fn candidates(
-        &self,
-        tenant: &TenantId,
-        scope: &SearchFilter,
-        query: &Query,
-        wanted: usize,
-    ) -> Result<Candidates, Error> {
-        let words: Vec<TermQuery> = query.words.iter().map(Word::probe).collect();
-        let must: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.probe().0).collect();
-        let must = (!must.is_empty()).then_some(TermQuery(must));
-        let probes: Vec<TermQuery> = words.iter().chain(&must).cloned().collect();
-        let sample = self.store.term_statistics(tenant, scope, &probes, SAMPLE).await?;
-        let mut drawn: BTreeMap<usize, Vec<MessageRef>> = BTreeMap::new();
-        let places = if let Some(must) = must {
-            // What a hit must have narrows it down the most.
-            if is_rare(&sample, words.len()) {
-                self.store.lookup_terms(tenant, scope, from_ref(&must), limit(DRAWN)).await?.concat()
-            } else {
-                self.store.scan_recent(tenant, scope, &must, WALKED, limit(DRAWN)).await?
-            }
+/// Selects candidates for at least `wanted` hits, if there are as many.
+pub(super) async fn select_candidates(
+    store: &Arc<dyn Store>,
+    tenant: &TenantId,
+    filter: &SearchFilter,
+    query: &Query,
+    wanted: usize,
+) -> Result<Candidates, StoreError> {
+    let words: Vec<TermQuery> = query.words.iter().map(Clause::term_query).collect();
+    let required: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.term_query().0).collect();
+    let required = (!required.is_empty()).then_some(TermQuery(required));
+    let all: Vec<TermQuery> = words.iter().chain(&required).cloned().collect();
+    let statistics = store.term_statistics(tenant, filter, &all, SAMPLE_SIZE).await?;
+    let max_candidates = to_i64(MAX_CANDIDATES);
+    let mut by_word: BTreeMap<usize, Vec<MessageRef>> = BTreeMap::new();
+    let others = if let Some(required) = required {
+        // The required terms are the most selective ones.
+        if is_rare(&statistics, words.len()) {
+            store.lookup_terms(tenant, filter, from_ref(&required), max_candidates).await?.concat()
         } else {
-            let (rare, common): (Vec<usize>, Vec<usize>) =
-                (0..words.len()).partition(|word| is_rare(&sample, *word));
-            if !rare.is_empty() {
-                let by: Vec<TermQuery> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
-                drawn.extend(
-                    rare.into_iter().zip(self.store.lookup_terms(tenant, scope, &by, limit(DRAWN)).await?),
-                );
-            }
-            let found: HashSet<&MessageRef> = drawn.values().flatten().collect();
-            if found.len() >= wanted || common.is_empty() {
-                Vec::new()
-            } else {
-                // Few have the rare ones: one that nobody ever said must not hide what there is of the others.
-                let any = TermQuery(vec![alike(&sample, &words, &common).flatten().cloned().collect()]);
-                self.store.scan_recent(tenant, scope, &any, WALKED, limit(RANKED)).await?
-            }
-        };
-        let weight = |word| {
-            let found = drawn.get(&word).map(Vec::len);
-            rank::weight(frequency(&sample, scope, word, found), sample.messages)
-        };
-        let weights: Vec<f64> = (0..query.words.len()).map(weight).collect();
-        let lists =
-            drawn.into_iter().map(|(word, list)| (list, weights.get(word).copied().unwrap_or_default()));
-        let places = best(lists.chain([(places, 0.0)]));
-        Ok(Candidates { places, weights })
-    }
+            store.scan_recent(tenant, filter, &required, MAX_SCANNED, max_candidates).await?
+        }
+    } else {
+        let (rare, common): (Vec<usize>, Vec<usize>) =
+            (0..words.len()).partition(|word| is_rare(&statistics, *word));
+        if !rare.is_empty() {
+            let queries: Vec<TermQuery> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
+            let found = store.lookup_terms(tenant, filter, &queries, max_candidates).await?;
+            by_word.extend(rare.into_iter().zip(found));
+        }
+        let found: HashSet<&MessageRef> = by_word.values().flatten().collect();
+        if found.len() >= wanted || common.is_empty() {
+            Vec::new()
+        } else {
+            // A rare word without matches must not hide the matches of the common words.
+            let patterns = scannable_patterns(&statistics, &words, &common);
+            store
+                .scan_recent(tenant, filter, &TermQuery(vec![patterns]), MAX_SCANNED, to_i64(MAX_RANKED))
+                .await?
+        }
+    };
+    let weight = |word| {
+        let found = by_word.get(&word).map(Vec::len);
+        rank::weight(document_frequency(&statistics, filter, word, found), statistics.total)
+    };
+    let weights: Vec<f64> = (0..query.words.len()).map(weight).collect();
+    let weighted_lists =
+        by_word.into_iter().map(|(word, list)| (list, weights.get(word).copied().unwrap_or_default()));
+    let refs = best_candidates(weighted_lists.chain([(others, 0.0)]));
+    Ok(Candidates { refs, weights })
 }
 
-/// How many messages there are, if so many of the sample are of the kind.
-fn of_all(sample: &TermStatistics, with: i64) -> i64 {
-    let all = i128::from(with) * i128::from(sample.messages) / i128::from(sample.rows.max(1));
+/// Extrapolates a count in the sample to all messages.
+fn extrapolate(statistics: &TermStatistics, count: i64) -> i64 {
+    let all = i128::from(count) * i128::from(statistics.total) / i128::from(statistics.sampled.max(1));
     i64::try_from(all).unwrap_or(i64::MAX)
 }
 
-/// Whether few messages in scope have what the probe asks for. Of somebody who has said nothing lately, all is rare.
-fn is_rare(sample: &TermStatistics, probe: usize) -> bool {
-    let with = sample.in_scope.get(probe).copied().unwrap_or_default();
-    sample.rows < SAMPLE || of_all(sample, with) <= limit(RANKED).max(sample.messages / COMMON)
+/// Returns `true` if few messages that pass the filter match a term query. Every word is rare for a user without recent
+/// messages.
+fn is_rare(statistics: &TermStatistics, index: usize) -> bool {
+    let count = statistics.matching_filter.get(index).copied().unwrap_or_default();
+    statistics.sampled < SAMPLE_SIZE
+        || extrapolate(statistics, count) <= to_i64(MAX_RANKED).max(statistics.total / COMMON_WORD_RATIO)
 }
 
-/// Of common words, what those are looked for by that are not far more so than the rarest of them.
-fn alike<'a>(
-    sample: &TermStatistics,
-    words: &'a [TermQuery],
+/// Returns the patterns of the common words whose frequency is close to that of the rarest one.
+fn scannable_patterns(
+    statistics: &TermStatistics,
+    words: &[TermQuery],
     common: &[usize],
-) -> impl Iterator<Item = &'a Vec<TermPattern>> {
-    let with = |word: &usize| sample.in_scope.get(*word).copied().unwrap_or_default();
-    let most = ALIKE * common.iter().map(with).min().unwrap_or_default();
-    let alike: Vec<&TermQuery> =
-        common.iter().filter(|word| with(word) <= most).filter_map(|word| words.get(*word)).collect();
-    alike.into_iter().flat_map(|TermQuery(groups)| groups)
+) -> Vec<TermPattern> {
+    let count = |word: &usize| statistics.matching_filter.get(*word).copied().unwrap_or_default();
+    let max_count = MAX_FREQUENCY_RATIO * common.iter().map(count).min().unwrap_or_default();
+    let selected = common.iter().filter(|word| count(word) <= max_count).filter_map(|word| words.get(*word));
+    selected.flat_map(|TermQuery(groups)| groups).flatten().cloned().collect()
 }
 
-/// How many messages have a word: counted, where all that have it were drawn, else out of the sample.
-fn frequency(sample: &TermStatistics, scope: &SearchFilter, word: usize, drawn: Option<usize>) -> i64 {
-    let estimated = of_all(sample, sample.with.get(word).copied().unwrap_or_default());
-    let is_all = *scope == SearchFilter { session: scope.session.clone(), ..SearchFilter::default() };
-    match drawn {
-        _ if sample.messages <= sample.rows => estimated,
-        Some(drawn) if is_all && drawn < DRAWN => limit(drawn),
-        Some(drawn) => estimated.max(limit(drawn)),
-        None => estimated,
+/// Returns the number of messages that contain a word: exact if all of them were looked up, else estimated.
+fn document_frequency(
+    statistics: &TermStatistics,
+    filter: &SearchFilter,
+    word: usize,
+    found: Option<usize>,
+) -> i64 {
+    let estimate = extrapolate(statistics, statistics.matching.get(word).copied().unwrap_or_default());
+    let is_unfiltered =
+        *filter == SearchFilter { session: filter.session.clone(), ..SearchFilter::default() };
+    match found {
+        _ if statistics.total <= statistics.sampled => estimate,
+        Some(found) if is_unfiltered && found < MAX_CANDIDATES => to_i64(found),
+        Some(found) => estimate.max(to_i64(found)),
+        None => estimate,
     }
 }
 
-/// Those on most lists, by what the lists weigh; the newest among equals.
-fn best(lists: impl Iterator<Item = (Vec<MessageRef>, f64)>) -> Vec<MessageRef> {
+/// Returns the messages with the greatest total weight of the lists that contain them, newest first among equals.
+fn best_candidates(weighted_lists: impl Iterator<Item = (Vec<MessageRef>, f64)>) -> Vec<MessageRef> {
     let mut weights: HashMap<MessageRef, f64> = HashMap::new();
-    for (list, weight) in lists {
-        for place in list {
-            *weights.entry(place).or_default() += weight;
+    for (list, weight) in weighted_lists {
+        for message_ref in list {
+            *weights.entry(message_ref).or_default() += weight;
         }
     }
-    let mut places: Vec<(f64, MessageRef)> =
-        weights.into_iter().map(|(place, weight)| (weight, place)).collect();
-    places.sort_by(|(better, one), (worse, other)| worse.total_cmp(better).then_with(|| other.cmp(one)));
-    places.truncate(DRAWN);
-    places.into_iter().map(|(_, place)| place).collect()
+    let mut refs: Vec<(f64, MessageRef)> =
+        weights.into_iter().map(|(message_ref, weight)| (weight, message_ref)).collect();
+    refs.sort_by(|(a_weight, a), (b_weight, b)| b_weight.total_cmp(a_weight).then_with(|| b.cmp(a)));
+    refs.truncate(MAX_CANDIDATES);
+    refs.into_iter().map(|(_, message_ref)| message_ref).collect()
+}
+
+pub(super) fn to_i64(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

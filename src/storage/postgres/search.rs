@@ -1,24 +1,24 @@
-//! Finding messages, on Postgres.
+//! Search on Postgres.
 //!
-//! The table `search` has no row-level security, so that its index is used (see its migration); every statement names
-//! the tenant, and what was found is read from `messages`, which has it. A tsquery that the planner can't see through
-//! may get any plan, and the index on times looks cheap to it: so the rows are found first (`OFFSET 0` keeps that apart), and
-//! put in order then.
+//! The table `search` has no row-level security, because a policy would prevent the use of its index (see the migration).
+//! Every statement filters by tenant, and the messages themselves are read from `messages`, which has a policy. The planner
+//! cannot estimate a tsquery that is a parameter, and tends to prefer the index on times. `OFFSET 0` separates finding the
+//! rows from sorting them.
 
 use super::{Postgres, begin};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::rows;
+use crate::storage::rows::message_ref;
 use crate::storage::search::{
-    FtsSyntax, LARGE, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
+    FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, Row as _};
 
-const DIALECT: FtsSyntax = FtsSyntax { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
+const FTS_SYNTAX: FtsSyntax = FtsSyntax { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
 
-const SAMPLE: &str = "\
+const SAMPLE_TENANT: &str = "\
     WITH newest AS MATERIALIZED (
         SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2
     )
@@ -28,7 +28,7 @@ const SAMPLE: &str = "\
             FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
     FROM newest";
 
-const SAMPLE_OF_SESSION: &str = "\
+const SAMPLE_SESSION: &str = "\
     WITH newest AS MATERIALIZED (
         SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $2
     )
@@ -38,7 +38,7 @@ const SAMPLE_OF_SESSION: &str = "\
             FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
     FROM newest";
 
-const DRAW: &str = "\
+const LOOKUP_TERMS: &str = "\
     SELECT p.place, s.session_id, s.seq, s.created_at
     FROM unnest($2::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) CROSS JOIN LATERAL (
         SELECT session_id, seq, created_at, id FROM (
@@ -50,21 +50,21 @@ const DRAW: &str = "\
     ) AS s
     ORDER BY p.place, s.id DESC";
 
-const WALK: &str = "\
+const SCAN_TENANT: &str = "\
     SELECT session_id, seq, created_at FROM (
         SELECT session_id, seq, created_at, lexemes FROM search
         WHERE tenant_id = $1 AND created_at >= $3 AND created_at < $4 ORDER BY created_at DESC, id DESC LIMIT $5
     ) AS newest
     WHERE lexemes @@ $2::text::tsquery LIMIT $6";
 
-const WALK_SESSION: &str = "\
+const SCAN_SESSION: &str = "\
     SELECT session_id, seq, created_at FROM (
         SELECT session_id, seq, created_at, lexemes FROM search
         WHERE tenant_id = $1 AND session_id = $7 ORDER BY seq DESC LIMIT $5
     ) AS newest
     WHERE lexemes @@ $2::text::tsquery AND created_at >= $3 AND created_at < $4 LIMIT $6";
 
-const AT: &str = "\
+const FETCH_HITS: &str = "\
     SELECT session_id, seq, created_at, message FROM (
         SELECT w.session_id, w.seq, m.created_at, m.message, w.place, sum(octet_length(m.message))
             OVER (ORDER BY octet_length(m.message) > $5, w.place) - octet_length(m.message) AS before
@@ -79,9 +79,9 @@ const AT: &str = "\
     ) AS sized
     WHERE before < $4 ORDER BY place";
 
-/// The borders come as plain values: behind row-level security the index is asked for nothing that is still to be computed.
-/// `OFFSET 0` has each range read by the index, however many the planner expects.
-const BESIDE: &str = "\
+/// The bounds of each range are parameters, because row-level security prevents index conditions on computed values.
+/// `OFFSET 0` forces an index scan for each range, whatever number of rows the planner expects.
+const FETCH_NEIGHBOURS: &str = "\
     SELECT session_id, seq, created_at, message FROM (
         SELECT session_id, seq, created_at, message,
             sum(octet_length(message)) OVER (ORDER BY place, distance, seq) - octet_length(message) AS before
@@ -99,28 +99,29 @@ const BESIDE: &str = "\
     ) AS sized
     WHERE before < $6";
 
-/// For one transaction: plans that read no more than they are asked for. The planner can't know how soon a walk ends, and would rather
-/// read and sort the whole table than a fifth of it by an index; nor can it see through a query that comes as a parameter.
-const WALK_BY_INDEX: &str = "\
+/// Planner settings for one transaction that prevent reading the whole table. The planner does not know how soon a scan
+/// ends, and would rather read and sort the table than read a fifth of it by an index. It also cannot estimate a query that
+/// is a parameter.
+const PLAN_INDEX_SCAN: &str = "\
     SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
         set_config('enable_sort', 'off', true), set_config('jit', 'off', true)";
-const DRAW_BY_INDEX: &str =
+const PLAN_INDEX_LOOKUP: &str =
     "SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)";
 
 impl Postgres {
-    /// All rows of a statement that is planned by these settings.
-    async fn planned(
+    /// Executes a statement under planner settings. Returns all rows.
+    async fn fetch_all_with_settings(
         &self,
         tenant: &TenantId,
         settings: &'static str,
         query: super::Query<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let read = self.pool.with_connection(async |connection| {
+        let rows = self.pool.with_connection(async |connection| {
             let mut transaction = connection.begin_with(begin(tenant)).await?;
             sqlx::query(settings).execute(&mut *transaction).await?;
             query.fetch_all(&mut *transaction).await
         });
-        read.await
+        rows.await
     }
 }
 
@@ -128,122 +129,121 @@ impl Postgres {
     pub(in crate::storage) async fn term_statistics(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        sample_size: i64,
     ) -> Result<TermStatistics, StoreError> {
-        let mut asked = queries(tenant, &SearchFilter::default(), probes);
-        if scope.narrows() {
-            asked.extend(queries(tenant, scope, probes));
+        let mut rendered = render_all(tenant, &SearchFilter::default(), queries);
+        if filter.is_selective() {
+            rendered.extend(render_all(tenant, filter, queries));
         }
-        let query = match &scope.session {
-            None => sqlx::query(SAMPLE).bind(tenant.as_str()).bind(most).bind(asked),
+        let query = match &filter.session {
+            None => sqlx::query(SAMPLE_TENANT).bind(tenant.as_str()).bind(sample_size).bind(rendered),
             Some(session) => {
-                let query = sqlx::query(SAMPLE_OF_SESSION).bind(tenant.as_str()).bind(most).bind(asked);
+                let query =
+                    sqlx::query(SAMPLE_SESSION).bind(tenant.as_str()).bind(sample_size).bind(rendered);
                 query.bind(session.as_str())
             }
         };
         let row = self.read(tenant, query).await?.ok_or(sqlx::Error::RowNotFound)?;
-        let newest = SampleRange {
-            rows: row.try_get("rows")?,
-            first: row.try_get("first")?,
-            last: row.try_get("last")?,
-            oldest: row.try_get("oldest")?,
+        let range = SampleRange {
+            sampled: row.try_get("rows")?,
+            lowest_id: row.try_get("first")?,
+            highest_id: row.try_get("last")?,
+            oldest_id: row.try_get("oldest")?,
             last_seq: row.try_get("last_seq")?,
         };
-        let mut with: Vec<i64> = row.try_get("found")?;
-        let in_scope = if scope.narrows() { with.split_off(probes.len()) } else { with.clone() };
-        Ok(TermStatistics { rows: newest.rows, messages: newest.messages(most), with, in_scope })
+        let mut matching: Vec<i64> = row.try_get("found")?;
+        let matching_filter =
+            if filter.is_selective() { matching.split_off(queries.len()) } else { matching.clone() };
+        let total = range.total_messages(sample_size);
+        Ok(TermStatistics { sampled: range.sampled, total, matching, matching_filter })
     }
 
     pub(in crate::storage) async fn lookup_terms(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        limit: i64,
     ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
-        let query = sqlx::query(DRAW)
+        let query = sqlx::query(LOOKUP_TERMS)
             .bind(tenant.as_str())
-            .bind(queries(tenant, scope, probes))
-            .bind(scope.session.as_ref().map(SessionId::as_str))
-            .bind(scope.from())
-            .bind(scope.to())
-            .bind(most);
-        let mut drawn = vec![Vec::new(); probes.len()];
-        for row in &self.planned(tenant, DRAW_BY_INDEX, query).await? {
-            let probe: i64 = row.try_get("place")?;
-            let probe = usize::try_from(probe - 1).ok().and_then(|probe| drawn.get_mut(probe));
-            probe.ok_or(sqlx::Error::RowNotFound)?.push(place(row)?);
+            .bind(render_all(tenant, filter, queries))
+            .bind(filter.session.as_ref().map(SessionId::as_str))
+            .bind(filter.since_or_min())
+            .bind(filter.until_or_max())
+            .bind(limit);
+        let mut found = vec![Vec::new(); queries.len()];
+        for row in &self.fetch_all_with_settings(tenant, PLAN_INDEX_LOOKUP, query).await? {
+            let ordinal: i64 = row.try_get("place")?;
+            let list = usize::try_from(ordinal - 1).ok().and_then(|index| found.get_mut(index));
+            list.ok_or(sqlx::Error::RowNotFound)?.push(message_ref(row)?);
         }
-        Ok(drawn)
+        Ok(found)
     }
 
     pub(in crate::storage) async fn scan_recent(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probe: &TermQuery,
-        rows: i64,
-        most: i64,
+        filter: &SearchFilter,
+        query: &TermQuery,
+        max_scanned: i64,
+        limit: i64,
     ) -> Result<Vec<MessageRef>, StoreError> {
-        let query = sqlx::query(if scope.session.is_some() { WALK_SESSION } else { WALK })
+        let query = sqlx::query(if filter.session.is_some() { SCAN_SESSION } else { SCAN_TENANT })
             .bind(tenant.as_str())
-            .bind(DIALECT.query(tenant, scope, probe))
-            .bind(scope.from())
-            .bind(scope.to())
-            .bind(rows)
-            .bind(most);
-        let query = match &scope.session {
+            .bind(FTS_SYNTAX.render(tenant, filter, query))
+            .bind(filter.since_or_min())
+            .bind(filter.until_or_max())
+            .bind(max_scanned)
+            .bind(limit);
+        let query = match &filter.session {
             Some(session) => query.bind(session.as_str()),
             None => query,
         };
-        self.planned(tenant, WALK_BY_INDEX, query).await?.iter().map(place).collect()
+        self.fetch_all_with_settings(tenant, PLAN_INDEX_SCAN, query).await?.iter().map(message_ref).collect()
     }
 
     pub(in crate::storage) async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError> {
-        let query = sqlx::query(AT)
+        let query = sqlx::query(FETCH_HITS)
             .bind(tenant.as_str())
-            .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.seq).collect::<Vec<_>>())
+            .bind(refs.iter().map(|message| message.session.as_str()).collect::<Vec<_>>())
+            .bind(refs.iter().map(|message| message.seq).collect::<Vec<_>>())
             .bind(max_bytes)
-            .bind(LARGE)
+            .bind(LARGE_MESSAGE_BYTES)
             .bind(user.map(UserId::as_str));
-        self.read_all(tenant, query).await?.iter().map(found).collect()
+        self.read_all(tenant, query).await?.iter().map(stored_hit).collect()
     }
 
     pub(in crate::storage) async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         distance: i64,
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError> {
-        let query = sqlx::query(BESIDE)
+        let query = sqlx::query(FETCH_NEIGHBOURS)
             .bind(tenant.as_str())
-            .bind(places.iter().map(|place| place.session.as_str()).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.seq).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.seq.saturating_sub(distance)).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.seq.saturating_add(distance)).collect::<Vec<_>>())
+            .bind(refs.iter().map(|message| message.session.as_str()).collect::<Vec<_>>())
+            .bind(refs.iter().map(|message| message.seq).collect::<Vec<_>>())
+            .bind(refs.iter().map(|message| message.seq.saturating_sub(distance)).collect::<Vec<_>>())
+            .bind(refs.iter().map(|message| message.seq.saturating_add(distance)).collect::<Vec<_>>())
             .bind(max_bytes);
-        self.read_all(tenant, query).await?.iter().map(found).collect()
+        self.read_all(tenant, query).await?.iter().map(stored_hit).collect()
     }
 }
 
-fn queries(tenant: &TenantId, scope: &SearchFilter, probes: &[TermQuery]) -> Vec<String> {
-    probes.iter().map(|probe| DIALECT.query(tenant, scope, probe)).collect()
+fn render_all(tenant: &TenantId, filter: &SearchFilter, queries: &[TermQuery]) -> Vec<String> {
+    queries.iter().map(|query| FTS_SYNTAX.render(tenant, filter, query)).collect()
 }
 
-fn place(row: &PgRow) -> Result<MessageRef, StoreError> {
-    rows::message_ref(row)
-}
-
-fn found(row: &PgRow) -> Result<StoredHit, StoreError> {
-    Ok(StoredHit { place: place(row)?, json: row.try_get("message")? })
+fn stored_hit(row: &PgRow) -> Result<StoredHit, StoreError> {
+    Ok(StoredHit { message_ref: message_ref(row)?, json: row.try_get("message")? })
 }

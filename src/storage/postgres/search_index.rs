@@ -1,4 +1,4 @@
-//! Keeping the index of search, on Postgres.
+//! Maintenance of the search index on Postgres.
 
 use super::{Postgres, Query, begin};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use time::macros::datetime;
 
-/// In this order: a higher id was stored later.
-macro_rules! index {
+/// Inserts in the given order, because a higher id means a later message.
+macro_rules! insert_entries {
     ($conflict:literal) => {
         concat!(
             "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
@@ -31,26 +31,27 @@ macro_rules! index {
         )
     };
 }
-/// What is there already was indexed anew while it waited.
-pub(super) const INSERT_ENTRIES: &str = index!("DO NOTHING");
-const UPSERT_ENTRIES: &str = index!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
+/// An existing entry was written by a reindex in the meantime.
+pub(super) const INSERT_ENTRIES: &str = insert_entries!("DO NOTHING");
+const UPSERT_ENTRIES: &str =
+    insert_entries!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
 
 const INSERT_ANALYZER_VERSION: &str =
     "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const SELECT_INDEX_STATE: &str = "\
-    SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS backlog";
+    SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS sessions_to_reindex";
 
-/// Whoever takes what waits holds the rows until it is indexed. Others pass over them and wait for nobody, so that no two
-/// can wait for each other.
+/// Locks the ranges until they are indexed. Other replicas skip locked ranges, so that they cannot deadlock.
 const CLAIM_PENDING: PendingStatements = claim_pending!(" FOR UPDATE SKIP LOCKED");
-/// What others are at.
+/// Returns ranges that are still pending, because others have locked them.
 const SELECT_REMAINING: PendingStatements = pending_statements!("SELECT session_id, first_seq", "");
 const END_OF_TIME: OffsetDateTime = datetime!(9999-12-31 0:00 UTC);
-/// How often they are looked after; meanwhile no connection is held.
+/// Delay between two checks for remaining ranges. No connection is held in between.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What is lost in a crash waits again. Of a client that has gone without a word the rows are free before long.
+/// Asynchronous commit is safe: after a crash, the messages are pending again. The timeout releases the ranges of a client
+/// that disappeared.
 const BEGIN_LAZILY: &str =
     "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL idle_in_transaction_session_timeout = '4s'";
 
@@ -62,9 +63,9 @@ const DELETE_PENDING: &str = "\
     DELETE FROM search_pending AS w USING unnest($1::text[], $2::text[], $3::bigint[]) AS i (tenant_id, session_id, first_seq)
     WHERE w.tenant_id = i.tenant_id AND w.session_id = i.session_id AND w.first_seq = i.first_seq";
 
-/// Puts into the full-text index what waits beside that.
+/// Moves the pending list of the GIN index into its main structure.
 const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index()";
-/// Somebody else has the lock.
+/// SQLSTATE of a lock timeout.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 const DISABLE_INDEX: &str = "\
@@ -72,8 +73,8 @@ const DISABLE_INDEX: &str = "\
 
 const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_analyzer SET version = $1 WHERE version <> $1";
 
-/// For all tenants at once: the work of whoever runs the service. The policies hold the owner of a table, too, unless it
-/// says that they don't; nobody else gets at the table until the transaction ends, with the policies in force again.
+/// Reindexing affects all tenants, and row-level security is forced for the owner of the table, too. `ALTER TABLE` locks the
+/// table, so no other connection sees it without its policy.
 const LIFT_POLICY: &str = "ALTER TABLE sessions NO FORCE ROW LEVEL SECURITY";
 const RESTORE_POLICY: &str = "ALTER TABLE sessions FORCE ROW LEVEL SECURITY";
 
@@ -85,7 +86,7 @@ const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
 const SELECT_REINDEX_RANGE: &str =
     "SELECT tenant_id, session_id, done_seq, through_seq FROM search_reindex LIMIT 1";
 
-/// Takes the lock of the session, so that whoever erases it comes before or after.
+/// Locks the session against a concurrent erasure.
 const SELECT_SESSION_USER: &str =
     "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR NO KEY UPDATE";
 
@@ -98,13 +99,16 @@ const DELETE_FINISHED_REINDEX: &str =
 const DELETE_ENTRIES: &str = "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3)";
 
 impl Postgres {
-    pub(in crate::storage) async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
+    pub(in crate::storage) async fn index_state(&self, version: &str) -> Result<IndexState, StoreError> {
         let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
         if row.try_get::<&str, _>("analyzer_version")?.is_empty() {
-            sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&self.pool).await?;
+            sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&self.pool).await?;
             row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
         }
-        Ok(IndexState { label: row.try_get("analyzer_version")?, backlog: row.try_get("backlog")? })
+        Ok(IndexState {
+            analyzer_version: row.try_get("analyzer_version")?,
+            sessions_to_reindex: row.try_get("sessions_to_reindex")?,
+        })
     }
 
     pub(in crate::storage) async fn index_batch(&self) -> Result<bool, StoreError> {
@@ -127,17 +131,19 @@ impl Postgres {
         session: Option<&SessionId>,
     ) -> Result<(), StoreError> {
         let Some(analyzer) = self.search else { return Ok(()) };
-        let waits = of(&SELECT_NEWEST_PENDING, tenant, session, END_OF_TIME).fetch_one(&self.pool).await?;
-        let Some(until) = waits.try_get("until")? else { return Ok(()) };
+        let newest =
+            bind_pending(&SELECT_NEWEST_PENDING, tenant, session, END_OF_TIME).fetch_one(&self.pool).await?;
+        let Some(until) = newest.try_get("until")? else { return Ok(()) };
         let (began, mut held) = (Instant::now(), None);
         loop {
-            if !self.index_claimed(analyzer, of(&CLAIM_PENDING, tenant, session, until)).await? {
-                // What others were at once all else was indexed; not what has come since.
-                let left = of(&SELECT_REMAINING, tenant, session, until).fetch_all(&self.pool).await?;
+            if !self.index_claimed(analyzer, bind_pending(&CLAIM_PENDING, tenant, session, until)).await? {
+                // Wait only for ranges that others held after the first pass, and not for newer ones.
+                let left =
+                    bind_pending(&SELECT_REMAINING, tenant, session, until).fetch_all(&self.pool).await?;
                 let left = left.iter().map(|row| Ok((row.try_get("session_id")?, row.try_get("first_seq")?)));
                 let left: HashSet<(String, i64)> = left.collect::<Result<_, sqlx::Error>>()?;
                 let still = held.map_or(left.clone(), |held: HashSet<_>| &held & &left);
-                if still.is_empty() || self.indexes_otherwise(analyzer).await? {
+                if still.is_empty() || self.has_unknown_analyzer(analyzer).await? {
                     return Ok(());
                 }
                 held = Some(still);
@@ -152,10 +158,14 @@ impl Postgres {
         Ok(())
     }
 
-    pub(in crate::storage) async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
+    pub(in crate::storage) async fn start_reindex(&self, version: &str) -> Result<(), StoreError> {
         let mut transaction = self.pool.begin().await?;
-        sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?;
-        if sqlx::query(UPDATE_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?.rows_affected()
+        sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&mut *transaction).await?;
+        if sqlx::query(UPDATE_ANALYZER_VERSION)
+            .bind(version)
+            .execute(&mut *transaction)
+            .await?
+            .rows_affected()
             > 0
         {
             for statement in [LIFT_POLICY, INSERT_REINDEX_OF_ALL_SESSIONS, RESTORE_POLICY] {
@@ -172,11 +182,11 @@ impl Postgres {
 
     pub(in crate::storage) async fn reindex_messages(
         &self,
-        piece: &ReindexRange,
+        range: &ReindexRange,
         messages: &[(MessageRef, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError> {
-        let ReindexRange { tenant, session, .. } = piece;
+        let ReindexRange { tenant, session, .. } = range;
         let all = messages.iter().map(|(_, message)| message);
         let lexemes = lexemes_of_messages(self.search, tenant, session, all).await;
         let mut transaction = self.pool.begin_with(begin(tenant)).await?;
@@ -187,18 +197,19 @@ impl Postgres {
         let user: String = row.try_get("user_id")?;
         let user = UserId::new(user).map_err(StoreError::corrupt("a user id"))?;
         let query =
-            sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
+            sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(range.done_seq);
         if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(());
         }
-        let seqs: Vec<i64> = messages.iter().map(|(place, _)| place.seq).collect();
+        let seqs: Vec<i64> = messages.iter().map(|(message_ref, _)| message_ref.seq).collect();
         let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
+        let positions =
+            messages.iter().map(|(message_ref, _)| (message_ref.seq, Some(message_ref.created_at)));
         insert_entries(
             &mut transaction,
             UPSERT_ENTRIES,
-            index_entries(tenant, session, &user, places, &lexemes),
+            index_entries(tenant, session, &user, positions, &lexemes),
         )
         .await?;
         let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
@@ -208,54 +219,54 @@ impl Postgres {
 }
 
 impl Postgres {
-    /// Whether the index goes by rules of another version, and whoever knows them indexes.
-    async fn indexes_otherwise(&self, analyzer: Analyzer) -> Result<bool, StoreError> {
+    /// Returns `true` if the index uses an analyzer that this release does not know.
+    async fn has_unknown_analyzer(&self, analyzer: Analyzer) -> Result<bool, StoreError> {
         let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&self.pool).await?;
         Ok(analyzer_for(row.try_get("analyzer_version")?, analyzer).is_none())
     }
 
-    /// Indexes what a statement takes of what waits. Returns whether more may wait.
-    async fn index_claimed(&self, analyzer: Analyzer, take: Query<'_>) -> Result<bool, StoreError> {
-        let settled = self.pool.with_connection(async |connection| {
+    /// Indexes the ranges that a statement claims. Returns `true` if more may be pending.
+    async fn index_claimed(&self, analyzer: Analyzer, claim: Query<'_>) -> Result<bool, StoreError> {
+        let result = self.pool.with_connection(async |connection| {
             let mut transaction = connection.begin_with(BEGIN_LAZILY).await?;
-            let rows = take.fetch_all(&mut *transaction).await?;
-            let waiting = rows.iter().map(rows::pending_range);
-            let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
+            let rows = claim.fetch_all(&mut *transaction).await?;
+            let pending = rows.iter().map(rows::pending_range);
+            let (batch, more) = next_batch(pending.collect::<Result<_, sqlx::Error>>()?);
             let Some(first) = rows.first() else { return Ok(false) };
             let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
                 return Ok(false);
             };
-            let messages = unindexed(&mut transaction, &piece).await?;
+            let messages = pending_messages(&mut transaction, &batch).await?;
             insert_entries(&mut transaction, INSERT_ENTRIES, entries_of_pending(analyzer, messages).await)
                 .await?;
             sqlx::query(DELETE_PENDING)
-                .bind(column(&piece, |run| run.tenant.as_str()))
-                .bind(column(&piece, |run| run.session.as_str()))
-                .bind(column(&piece, |run| run.first_seq))
+                .bind(column(&batch, |range| range.tenant.as_str()))
+                .bind(column(&batch, |range| range.session.as_str()))
+                .bind(column(&batch, |range| range.first_seq))
                 .execute(&mut *transaction)
                 .await?;
             transaction.commit().await?;
             Ok(more)
         });
-        Ok(settled.await?)
+        Ok(result.await?)
     }
 }
 
-/// The messages of runs that wait, in their order.
-async fn unindexed(
+/// Returns the messages of pending ranges, in order.
+async fn pending_messages(
     connection: &mut PgConnection,
-    piece: &[PendingRange],
+    batch: &[PendingRange],
 ) -> Result<Vec<PendingMessage>, sqlx::Error> {
     let query = sqlx::query(SELECT_PENDING_MESSAGES)
-        .bind(column(piece, |run| run.tenant.as_str()))
-        .bind(column(piece, |run| run.session.as_str()))
-        .bind(column(piece, |run| run.first_seq))
-        .bind(column(piece, |run| run.last_seq));
+        .bind(column(batch, |range| range.tenant.as_str()))
+        .bind(column(batch, |range| range.session.as_str()))
+        .bind(column(batch, |range| range.first_seq))
+        .bind(column(batch, |range| range.last_seq));
     let rows = query.fetch_all(connection).await?;
-    rows.iter().map(|row| rows::pending_message(row, piece)).collect()
+    rows.iter().map(|row| rows::pending_message(row, batch)).collect()
 }
 
-/// Writes rows of the index, in their order.
+/// Inserts entries in the given order.
 pub(super) async fn insert_entries(
     connection: &mut PgConnection,
     statement: &'static str,
@@ -275,8 +286,8 @@ pub(super) async fn insert_entries(
     Ok(())
 }
 
-/// Of a tenant, or of one of its sessions.
-fn of<'q>(
+/// Binds the variant of a statement for a tenant or one of its sessions.
+fn bind_pending<'q>(
     statement: &PendingStatements,
     tenant: &'q TenantId,
     session: Option<&'q SessionId>,

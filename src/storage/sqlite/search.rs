@@ -1,8 +1,8 @@
-//! Finding messages, on SQLite.
+//! Search on SQLite.
 //!
-//! FTS5 keeps where each lexeme is, and gives the newest first without looking for the others. A lexeme of the session among those
-//! asked for makes it leap over what other sessions say. The last few rows wait to be put into it (see its migration), and
-//! are looked at before it is asked.
+//! FTS5 returns the newest matches first without reading the others. A lexeme of the session in the query makes FTS5 skip
+//! the rows of other sessions. The newest rows are not in FTS5 yet (see the migration); they are matched before it is
+//! queried.
 
 use super::{Sqlite, micros};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -10,10 +10,10 @@ use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
 use crate::storage::rows::{message_ref, to_i64};
 use crate::storage::search::{
-    FtsSyntax, LARGE, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
+    FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
 use crate::storage::statement::DbRow;
-use rows::{Sought, rows};
+use rows::{RowMatcher, parse_rows};
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
@@ -22,9 +22,10 @@ use std::slice::from_ref;
 
 mod rows;
 
-const DIALECT: FtsSyntax = FtsSyntax { and: " AND ", or: " OR ", and_not: " NOT ", quote: "\"", prefix: "*" };
+const FTS_SYNTAX: FtsSyntax =
+    FtsSyntax { and: " AND ", or: " OR ", and_not: " NOT ", quote: "\"", prefix: "*" };
 
-/// For [`rows()`], of a table or subquery with the columns of `search`.
+/// Concatenates the columns of `search` for [`parse_rows`].
 macro_rules! rows {
     () => {
         "group_concat(
@@ -34,22 +35,22 @@ macro_rules! rows {
     };
 }
 
-const NEWEST: &str = concat!(
+const SAMPLE_TENANT: &str = concat!(
     "SELECT ",
     rows!(),
     ", (SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1) AS oldest
     FROM (SELECT * FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2)"
 );
 
-const NEWEST_OF_SESSION: &str = concat!(
+const SAMPLE_SESSION: &str = concat!(
     "SELECT ",
     rows!(),
     ", NULL AS oldest
     FROM (SELECT * FROM search WHERE tenant_id = $1 AND session_id = $3 ORDER BY seq DESC LIMIT $2)"
 );
 
-/// The rows that wait, and not a step below them: `+id` is no range to begin at.
-const WAITING: &str = concat!(
+/// Reads only the rows that are not in FTS5 yet: `+id` keeps SQLite from starting at the lower bound of the id range.
+const SELECT_UNINDEXED_ROWS: &str = concat!(
     "SELECT ",
     rows!(),
     " FROM (
@@ -58,31 +59,31 @@ const WAITING: &str = concat!(
     )"
 );
 
-const DRAW: &str = "\
+const LOOKUP_TERMS: &str = "\
     SELECT s.session_id, s.seq, s.created_at
     FROM search_lexemes AS l CROSS JOIN search AS s ON s.id = l.rowid
     WHERE search_lexemes MATCH $6 AND l.rowid BETWEEN $2 AND $3 AND s.tenant_id = $1
         AND s.created_at >= $4 AND s.created_at < $5 AND ($7 IS NULL OR s.session_id = $7)
     ORDER BY l.rowid DESC LIMIT $8";
 
-/// How far back the newest rows go. Both are answered by an index alone.
-const REACH: &str = "\
+/// Returns the id range of the newest rows. An index covers both statements.
+const SCAN_BOUNDS_OF_TENANT: &str = "\
     SELECT min(id) AS first, max(id) AS last, min(created_at) AS since FROM (
         SELECT id, created_at FROM search WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $4
         ORDER BY created_at DESC, id DESC LIMIT $3
     )";
 
-const REACH_OF_SESSION: &str = "\
+const SCAN_BOUNDS_OF_SESSION: &str = "\
     SELECT min(id) AS first, max(id) AS last, $2 AS since FROM (
         SELECT id FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $3
     )";
 
 /// SampleRange rows that a walk goes over before all that it may.
-const FEW: i64 = 2000;
+const FIRST_SCAN_ROWS: i64 = 2000;
 
-/// Places come as one JSON text: lists of session and `seq`. What is too much is not read: SQLite knows the length of a text
-/// without it.
-const AT: &str = "\
+/// References are one JSON text: lists of session and `seq`. Messages beyond the size limit are not read, because SQLite
+/// knows the length of a text without reading it.
+const FETCH_HITS: &str = "\
     SELECT m.session_id, m.seq, m.created_at, m.message
     FROM (
         SELECT place, session_id, seq, sum(bytes) OVER (ORDER BY bytes > $4, place) - bytes AS before
@@ -96,8 +97,8 @@ const AT: &str = "\
     ) AS sized CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = sized.session_id AND m.seq = sized.seq
     WHERE before < $3 ORDER BY place";
 
-/// Of the columns beside `min`, SQLite takes those of the row that has it.
-const BESIDE: &str = "\
+/// SQLite takes bare columns next to `min` from the row with the minimum.
+const FETCH_NEIGHBOURS: &str = "\
     SELECT m.session_id, m.seq, m.created_at, m.message
     FROM (
         SELECT session_id, seq, sum(bytes) OVER (ORDER BY place, distance, seq) - bytes AS before
@@ -116,164 +117,173 @@ impl Sqlite {
     pub(in crate::storage) async fn term_statistics(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        sample_size: i64,
     ) -> Result<TermStatistics, StoreError> {
-        let query = sqlx::query(if scope.session.is_some() { NEWEST_OF_SESSION } else { NEWEST });
-        let query = query.bind(tenant.as_str()).bind(most);
-        let query = match &scope.session {
+        let query = sqlx::query(if filter.session.is_some() { SAMPLE_SESSION } else { SAMPLE_TENANT });
+        let query = query.bind(tenant.as_str()).bind(sample_size);
+        let query = match &filter.session {
             Some(session) => query.bind(session.as_str()),
             None => query,
         };
         let row = query.fetch_one(&self.readers).await?;
-        let (text, oldest): (Option<String>, Option<i64>) = (row.try_get("rows")?, row.try_get("oldest")?);
+        let (text, oldest_id): (Option<String>, Option<i64>) = (row.try_get("rows")?, row.try_get("oldest")?);
         let text = text.unwrap_or_default();
-        let newest: Vec<_> = rows(&text).collect();
-        let counts = |scope: &SearchFilter| {
-            let sought = probes.iter().map(|probe| Sought::new(tenant, scope, probe));
-            sought.map(|sought| to_i64(newest.iter().filter(|row| sought.is_in(row)).count())).collect()
+        let sample: Vec<_> = parse_rows(&text).collect();
+        let counts = |filter: &SearchFilter| {
+            let matchers = queries.iter().map(|query| RowMatcher::new(tenant, filter, query));
+            matchers.map(|matcher| to_i64(sample.iter().filter(|row| matcher.matches(row)).count())).collect()
         };
-        let ids = || newest.iter().map(|row| row.id);
-        let figures = SampleRange {
-            rows: to_i64(newest.len()),
-            first: ids().min().unwrap_or_default(),
-            last: ids().max().unwrap_or_default(),
-            oldest: oldest.unwrap_or_default(),
-            last_seq: scope.session.as_ref().and_then(|_| newest.iter().map(|row| row.seq).max()),
+        let ids = || sample.iter().map(|row| row.id);
+        let range = SampleRange {
+            sampled: to_i64(sample.len()),
+            lowest_id: ids().min().unwrap_or_default(),
+            highest_id: ids().max().unwrap_or_default(),
+            oldest_id: oldest_id.unwrap_or_default(),
+            last_seq: filter.session.as_ref().and_then(|_| sample.iter().map(|row| row.seq).max()),
         };
-        let with: Vec<i64> = counts(&SearchFilter::default());
-        let in_scope = if scope.narrows() { counts(scope) } else { with.clone() };
-        Ok(TermStatistics { rows: figures.rows, messages: figures.messages(most), with, in_scope })
+        let matching: Vec<i64> = counts(&SearchFilter::default());
+        let matching_filter = if filter.is_selective() { counts(filter) } else { matching.clone() };
+        Ok(TermStatistics {
+            sampled: range.sampled,
+            total: range.total_messages(sample_size),
+            matching,
+            matching_filter,
+        })
     }
 
     pub(in crate::storage) async fn lookup_terms(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probes: &[TermQuery],
-        most: i64,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        limit: i64,
     ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
-        self.drawn(tenant, scope, 0..=i64::MAX, probes, most).await
+        self.lookup_in_range(tenant, filter, 0..=i64::MAX, queries, limit).await
     }
 
-    /// By the index all the same: it comes by the newest first. How far back the newest go takes longer to tell than what
-    /// is found there, and of what most messages have, enough is found among few.
+    /// Uses FTS5, too, because it returns the newest rows first. Computing the bounds of a large scan takes longer than the
+    /// lookup, and a common term usually has enough matches among few rows, so a small scan is tried first.
     pub(in crate::storage) async fn scan_recent(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probe: &TermQuery,
-        rows: i64,
-        most: i64,
+        filter: &SearchFilter,
+        term_query: &TermQuery,
+        max_scanned: i64,
+        limit: i64,
     ) -> Result<Vec<MessageRef>, StoreError> {
-        let found = self.walked(tenant, scope, probe, rows.min(FEW), most).await?;
-        if rows <= FEW || found.len() >= count(most) {
+        let found = self.scan(tenant, filter, term_query, max_scanned.min(FIRST_SCAN_ROWS), limit).await?;
+        if max_scanned <= FIRST_SCAN_ROWS || found.len() >= to_usize(limit) {
             return Ok(found);
         }
-        self.walked(tenant, scope, probe, rows, most).await
+        self.scan(tenant, filter, term_query, max_scanned, limit).await
     }
 
     pub(in crate::storage) async fn fetch_hits(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError> {
-        let query = sqlx::query(AT)
+        let query = sqlx::query(FETCH_HITS)
             .bind(tenant.as_str())
-            .bind(listed(places))
+            .bind(refs_json(refs))
             .bind(max_bytes)
-            .bind(LARGE)
+            .bind(LARGE_MESSAGE_BYTES)
             .bind(user.map(UserId::as_str));
-        query.fetch_all(&self.readers).await?.iter().map(found).collect()
+        query.fetch_all(&self.readers).await?.iter().map(stored_hit).collect()
     }
 
     pub(in crate::storage) async fn fetch_neighbours(
         &self,
         tenant: &TenantId,
-        places: &[MessageRef],
+        refs: &[MessageRef],
         distance: i64,
         max_bytes: i64,
     ) -> Result<Vec<StoredHit>, StoreError> {
-        let query =
-            sqlx::query(BESIDE).bind(tenant.as_str()).bind(listed(places)).bind(distance).bind(max_bytes);
-        query.fetch_all(&self.readers).await?.iter().map(found).collect()
+        let query = sqlx::query(FETCH_NEIGHBOURS)
+            .bind(tenant.as_str())
+            .bind(refs_json(refs))
+            .bind(distance)
+            .bind(max_bytes);
+        query.fetch_all(&self.readers).await?.iter().map(stored_hit).collect()
     }
 }
 
 impl Sqlite {
-    async fn walked(
+    async fn scan(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
-        probe: &TermQuery,
-        rows: i64,
-        most: i64,
+        filter: &SearchFilter,
+        term_query: &TermQuery,
+        max_scanned: i64,
+        limit: i64,
     ) -> Result<Vec<MessageRef>, StoreError> {
-        let query = sqlx::query(if scope.session.is_some() { REACH_OF_SESSION } else { REACH });
-        let query = query.bind(tenant.as_str()).bind(micros(scope.from())).bind(rows);
-        let query = match &scope.session {
+        let query = sqlx::query(if filter.session.is_some() {
+            SCAN_BOUNDS_OF_SESSION
+        } else {
+            SCAN_BOUNDS_OF_TENANT
+        });
+        let query = query.bind(tenant.as_str()).bind(micros(filter.since_or_min())).bind(max_scanned);
+        let query = match &filter.session {
             Some(session) => query.bind(session.as_str()),
-            None => query.bind(micros(scope.to())),
+            None => query.bind(micros(filter.until_or_max())),
         };
-        let reach = query.fetch_one(&self.readers).await?;
-        let (Some(first), Some(last)) = (reach.try_get("first")?, reach.try_get("last")?) else {
+        let bounds = query.fetch_one(&self.readers).await?;
+        let (Some(first), Some(last)) = (bounds.try_get("first")?, bounds.try_get("last")?) else {
             return Ok(Vec::new());
         };
-        let scope = SearchFilter { since: Some(DbRow::time(&reach, "since")?), ..scope.clone() };
-        let drawn = self.drawn(tenant, &scope, first..=last, from_ref(probe), most).await?;
-        Ok(drawn.into_iter().flatten().collect())
+        let filter = SearchFilter { since: Some(DbRow::time(&bounds, "since")?), ..filter.clone() };
+        let found = self.lookup_in_range(tenant, &filter, first..=last, from_ref(term_query), limit).await?;
+        Ok(found.into_iter().flatten().collect())
     }
 
-    /// For each probe, the `most` messages of the scope that have what it asks for and the highest of these ids.
-    async fn drawn(
+    /// Returns for each query the `limit` matching messages with the highest ids in a range.
+    async fn lookup_in_range(
         &self,
         tenant: &TenantId,
-        scope: &SearchFilter,
+        filter: &SearchFilter,
         ids: RangeInclusive<i64>,
-        probes: &[TermQuery],
-        most: i64,
+        queries: &[TermQuery],
+        limit: i64,
     ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
         let bounded = |statement| {
             let query = sqlx::query(statement).bind(tenant.as_str()).bind(*ids.start()).bind(*ids.end());
-            query.bind(micros(scope.from())).bind(micros(scope.to()))
+            query.bind(micros(filter.since_or_min())).bind(micros(filter.until_or_max()))
         };
-        // One transaction: a row is either waiting or in the index.
+        // In one transaction, every row is either unindexed or in the index.
         let mut transaction = self.readers.begin().await?;
-        let waiting: Option<String> = bounded(WAITING).fetch_one(&mut *transaction).await?.try_get("rows")?;
-        let waiting = waiting.unwrap_or_default();
-        let mut drawn = Vec::with_capacity(probes.len());
-        for probe in probes {
-            let sought = Sought::new(tenant, scope, probe);
-            let found = rows(&waiting).filter(|row| sought.is_in(row)).take(count(most));
-            let mut places: Vec<MessageRef> = found.map(|row| row.place()).collect::<Result<_, _>>()?;
-            let query = bounded(DRAW)
-                .bind(DIALECT.query(tenant, scope, probe))
-                .bind(scope.session.as_ref().map(SessionId::as_str))
-                .bind(most - to_i64(places.len()));
+        let unindexed: Option<String> =
+            bounded(SELECT_UNINDEXED_ROWS).fetch_one(&mut *transaction).await?.try_get("rows")?;
+        let unindexed = unindexed.unwrap_or_default();
+        let mut lists = Vec::with_capacity(queries.len());
+        for term_query in queries {
+            let matcher = RowMatcher::new(tenant, filter, term_query);
+            let found = parse_rows(&unindexed).filter(|row| matcher.matches(row)).take(to_usize(limit));
+            let mut refs: Vec<MessageRef> = found.map(|row| row.message_ref()).collect::<Result<_, _>>()?;
+            let query = bounded(LOOKUP_TERMS)
+                .bind(FTS_SYNTAX.render(tenant, filter, term_query))
+                .bind(filter.session.as_ref().map(SessionId::as_str))
+                .bind(limit - to_i64(refs.len()));
             for row in &query.fetch_all(&mut *transaction).await? {
-                places.push(place(row)?);
+                refs.push(message_ref(row)?);
             }
-            drawn.push(places);
+            lists.push(refs);
         }
-        Ok(drawn)
+        Ok(lists)
     }
 }
 
-fn count(most: i64) -> usize {
-    usize::try_from(most).unwrap_or_default()
+fn to_usize(limit: i64) -> usize {
+    usize::try_from(limit).unwrap_or_default()
 }
 
-fn listed(places: &[MessageRef]) -> String {
-    places.iter().map(|place| json!([place.session.as_str(), place.seq])).collect::<Value>().to_string()
+fn refs_json(refs: &[MessageRef]) -> String {
+    refs.iter().map(|message| json!([message.session.as_str(), message.seq])).collect::<Value>().to_string()
 }
 
-fn place(row: &SqliteRow) -> Result<MessageRef, StoreError> {
-    message_ref(row)
-}
-
-fn found(row: &SqliteRow) -> Result<StoredHit, StoreError> {
-    Ok(StoredHit { place: place(row)?, json: row.try_get("message")? })
+fn stored_hit(row: &SqliteRow) -> Result<StoredHit, StoreError> {
+    Ok(StoredHit { message_ref: message_ref(row)?, json: row.try_get("message")? })
 }

@@ -1,4 +1,4 @@
-//! Keeping the index of search, on SQLite.
+//! Maintenance of the search index on SQLite.
 
 use super::{Query, Sqlite, micros, now};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -17,8 +17,8 @@ use sqlx::{Row as _, SqliteConnection};
 use std::time::Instant;
 use time::OffsetDateTime;
 
-/// Many rows as one JSON text, as for the messages of an import; in this order: a higher id was stored later. What is there
-/// already was indexed anew meanwhile.
+/// Rows are bound as one JSON text. They are inserted in the given order, because a higher id means a later message. An
+/// existing entry was written by a reindex in the meantime.
 const INSERT_ENTRIES: &str = "\
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each($1) WHERE true ORDER BY key
@@ -28,11 +28,11 @@ const INSERT_ANALYZER_VERSION: &str =
     "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const SELECT_INDEX_STATE: &str = "\
-    SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS backlog";
+    SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS sessions_to_reindex";
 
 const CLAIM_PENDING: PendingStatements = claim_pending!("");
 
-/// Runs come as one JSON text: lists of tenant, session, first and last `seq`, and time.
+/// Ranges are bound as one JSON text: lists of tenant, session, first and last `seq`, and time.
 const SELECT_PENDING_MESSAGES: &str = "\
     SELECT w.key AS place, m.seq, m.created_at, s.user_id, m.message
     FROM json_each($1) AS w
@@ -41,7 +41,7 @@ const SELECT_PENDING_MESSAGES: &str = "\
             AND m.seq BETWEEN w.value ->> 2 AND w.value ->> 3
     ORDER BY w.key, m.seq";
 
-/// By the time as well: a session of the same id may have begun anew.
+/// Compares the time, too, because a session may have been erased and created again.
 const DELETE_PENDING: &str = "\
     DELETE FROM search_pending WHERE (tenant_id, session_id, first_seq, created_at) IN
         (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 4 FROM json_each($1))";
@@ -51,7 +51,6 @@ const DISABLE_INDEX: &str = "\
 
 const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_analyzer SET version = $1 WHERE version <> $1";
 
-/// For all tenants at once: the work of whoever runs the service.
 const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
     INSERT INTO search_reindex (tenant_id, session_id, through_seq)
     SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
@@ -72,13 +71,16 @@ const DELETE_ENTRIES: &str = "\
     DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq IN (SELECT value FROM json_each($3))";
 
 impl Sqlite {
-    pub(in crate::storage) async fn index_state(&self, label: &str) -> Result<IndexState, StoreError> {
+    pub(in crate::storage) async fn index_state(&self, version: &str) -> Result<IndexState, StoreError> {
         let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
         if row.try_get::<&str, _>("analyzer_version")?.is_empty() {
-            sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&self.writer).await?;
+            sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&self.writer).await?;
             row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
         }
-        Ok(IndexState { label: row.try_get("analyzer_version")?, backlog: row.try_get("backlog")? })
+        Ok(IndexState {
+            analyzer_version: row.try_get("analyzer_version")?,
+            sessions_to_reindex: row.try_get("sessions_to_reindex")?,
+        })
     }
 
     pub(in crate::storage) async fn index_batch(&self) -> Result<bool, StoreError> {
@@ -93,9 +95,10 @@ impl Sqlite {
     ) -> Result<(), StoreError> {
         let Some(analyzer) = self.search else { return Ok(()) };
         let began = Instant::now();
-        let waits = of(&SELECT_NEWEST_PENDING, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
-        let Some(until) = waits.try_get("until")? else { return Ok(()) };
-        while self.index_claimed(analyzer, of(&CLAIM_PENDING, tenant, session, until)).await? {
+        let newest =
+            bind_pending(&SELECT_NEWEST_PENDING, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
+        let Some(until) = newest.try_get("until")? else { return Ok(()) };
+        while self.index_claimed(analyzer, bind_pending(&CLAIM_PENDING, tenant, session, until)).await? {
             check_deadline(began)?;
         }
         Ok(())
@@ -106,10 +109,14 @@ impl Sqlite {
         Ok(())
     }
 
-    pub(in crate::storage) async fn start_reindex(&self, label: &str) -> Result<(), StoreError> {
+    pub(in crate::storage) async fn start_reindex(&self, version: &str) -> Result<(), StoreError> {
         let mut transaction = self.begin_write().await?;
-        sqlx::query(INSERT_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?;
-        if sqlx::query(UPDATE_ANALYZER_VERSION).bind(label).execute(&mut *transaction).await?.rows_affected()
+        sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&mut *transaction).await?;
+        if sqlx::query(UPDATE_ANALYZER_VERSION)
+            .bind(version)
+            .execute(&mut *transaction)
+            .await?
+            .rows_affected()
             > 0
         {
             sqlx::query(INSERT_REINDEX_OF_ALL_SESSIONS).execute(&mut *transaction).await?;
@@ -124,11 +131,11 @@ impl Sqlite {
 
     pub(in crate::storage) async fn reindex_messages(
         &self,
-        piece: &ReindexRange,
+        range: &ReindexRange,
         messages: &[(MessageRef, Message)],
         done_seq: i64,
     ) -> Result<(), StoreError> {
-        let ReindexRange { tenant, session, .. } = piece;
+        let ReindexRange { tenant, session, .. } = range;
         let all = messages.iter().map(|(_, message)| message);
         let lexemes = lexemes_of_messages(self.search, tenant, session, all).await;
         let mut transaction = self.begin_write().await?;
@@ -139,15 +146,16 @@ impl Sqlite {
         let user: String = row.try_get("user_id")?;
         let user = UserId::new(user).map_err(StoreError::corrupt("a user id"))?;
         let query =
-            sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(piece.done_seq);
+            sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(range.done_seq);
         if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(());
         }
-        let seqs = messages.iter().map(|(place, _)| place.seq).collect::<Value>().to_string();
+        let seqs = messages.iter().map(|(message_ref, _)| message_ref.seq).collect::<Value>().to_string();
         let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let places = messages.iter().map(|(place, _)| (place.seq, Some(place.created_at)));
-        insert_entries(&mut transaction, index_entries(tenant, session, &user, places, &lexemes), now())
+        let positions =
+            messages.iter().map(|(message_ref, _)| (message_ref.seq, Some(message_ref.created_at)));
+        insert_entries(&mut transaction, index_entries(tenant, session, &user, positions, &lexemes), now())
             .await?;
         let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
@@ -156,29 +164,29 @@ impl Sqlite {
 }
 
 impl Sqlite {
-    /// Indexes what a statement takes of what waits. Returns whether more may wait.
-    async fn index_claimed(&self, analyzer: Analyzer, take: Query<'_>) -> Result<bool, StoreError> {
-        // Others wait until it is indexed, and don't do it twice. But whoever is at it may wait for the writer.
-        let patience = self.writer.options().get_acquire_timeout();
-        let turn = tokio::time::timeout(patience, self.settling.lock()).await;
-        let _turn = turn.map_err(|_| sqlx::Error::PoolTimedOut)?;
-        let rows = take.fetch_all(&self.readers).await?;
-        let waiting = rows.iter().map(rows::pending_range);
-        let (piece, more) = next_batch(waiting.collect::<Result<_, sqlx::Error>>()?);
+    /// Indexes the ranges that a statement selects. Returns `true` if more may be pending.
+    async fn index_claimed(&self, analyzer: Analyzer, claim: Query<'_>) -> Result<bool, StoreError> {
+        // Only one task indexes at a time. The lock has a timeout, because its holder may wait for the writer.
+        let timeout = self.writer.options().get_acquire_timeout();
+        let lock = tokio::time::timeout(timeout, self.indexing.lock()).await;
+        let _lock = lock.map_err(|_| sqlx::Error::PoolTimedOut)?;
+        let rows = claim.fetch_all(&self.readers).await?;
+        let pending = rows.iter().map(rows::pending_range);
+        let (batch, more) = next_batch(pending.collect::<Result<_, sqlx::Error>>()?);
         let Some(first) = rows.first() else { return Ok(false) };
         let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
             return Ok(false);
         };
-        let listed = piece.iter().map(|run| {
-            let PendingRange { tenant, session, first_seq, last_seq, created_at, .. } = run;
+        let ranges = batch.iter().map(|range| {
+            let PendingRange { tenant, session, first_seq, last_seq, created_at, .. } = range;
             json!([tenant, session, first_seq, last_seq, micros(*created_at)])
         });
-        let listed = listed.collect::<Value>().to_string();
-        let entries = entries_of_pending(analyzer, self.unindexed(&piece, &listed).await?).await;
+        let ranges_json = ranges.collect::<Value>().to_string();
+        let entries = entries_of_pending(analyzer, self.pending_messages(&batch, &ranges_json).await?).await;
         let mut transaction = self.begin_write().await?;
-        let indexed = sqlx::query(DELETE_PENDING).bind(listed).execute(&mut *transaction).await?;
-        if indexed.rows_affected() < u64::try_from(piece.len()).unwrap_or_default() {
-            // Some of it was erased meanwhile, and must not come back.
+        let indexed = sqlx::query(DELETE_PENDING).bind(ranges_json).execute(&mut *transaction).await?;
+        if indexed.rows_affected() < u64::try_from(batch.len()).unwrap_or_default() {
+            // Some messages were erased in the meantime and must not be indexed.
             return Ok(true);
         }
         insert_entries(&mut transaction, entries, now()).await?;
@@ -186,18 +194,18 @@ impl Sqlite {
         Ok(more)
     }
 
-    /// The messages of runs that wait, in their order.
-    async fn unindexed(
+    /// Returns the messages of pending ranges, in order.
+    async fn pending_messages(
         &self,
-        piece: &[PendingRange],
-        listed: &str,
+        batch: &[PendingRange],
+        ranges_json: &str,
     ) -> Result<Vec<PendingMessage>, sqlx::Error> {
-        let rows = sqlx::query(SELECT_PENDING_MESSAGES).bind(listed).fetch_all(&self.readers).await?;
-        rows.iter().map(|row| rows::pending_message(row, piece)).collect()
+        let rows = sqlx::query(SELECT_PENDING_MESSAGES).bind(ranges_json).fetch_all(&self.readers).await?;
+        rows.iter().map(|row| rows::pending_message(row, batch)).collect()
     }
 }
 
-/// Writes rows of the index, in their order.
+/// Inserts entries in the given order.
 pub(super) async fn insert_entries(
     connection: &mut SqliteConnection,
     entries: Vec<IndexEntry>,
@@ -213,8 +221,8 @@ pub(super) async fn insert_entries(
     Ok(())
 }
 
-/// Of a tenant, or of one of its sessions.
-fn of<'q>(
+/// Binds the variant of a statement for a tenant or one of its sessions.
+fn bind_pending<'q>(
     statement: &PendingStatements,
     tenant: &'q TenantId,
     session: Option<&'q SessionId>,

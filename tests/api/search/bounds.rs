@@ -1,4 +1,4 @@
-//! What a search reads and shows is bounded, and what is there is found all the same.
+//! Limits of a search, and what is found in spite of them.
 
 use super::{found, path, user};
 use crate::answer::get;
@@ -7,21 +7,21 @@ use crate::support::backend::Backend;
 use serde_json::{Value, json};
 use test_case::test_case;
 
-/// In more messages than are looked at to tell which words are common.
+/// With more messages than the sample from which word frequencies are estimated.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_word_that_nobody_said_hides_nothing(backend: Backend) {
+async fn word_without_matches_does_not_hide_other_matches(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record("old", &[user("a unicorn by the ferry")]).await;
     app.record("s", &vec![user("the night ferry"); 1500]).await;
     for query in ["ferry", "ferry xylophone", "did the ferry sink", "ferry OR xylophone"] {
         assert_eq!(found(&app, &[("q", query)]).await.len(), 10, "{query}");
     }
-    // What has the rare word comes first, and does not stand alone; the last message has a neighbour on one side only.
+    // The match of the rare word comes first, followed by matches of the common one. The last message has only one neighbour.
     let hits = found(&app, &[("q", "ferry unicorn"), ("limit", "3")]).await;
     assert_eq!(hits, ["old:1", "s:1499", "s:1498"]);
-    // A hit has all phrases: nothing else takes their place.
+    // Every hit must contain the phrase.
     assert_eq!(found(&app, &[("q", "\"ferry xylophone\"")]).await, Vec::<String>::new());
 }
 
@@ -32,12 +32,12 @@ fn place_of(message: &Value) -> usize {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_beside_the_hits_is_bounded_and_has_no_holes(backend: Backend) {
+async fn neighbours_are_limited_in_size_and_have_no_gaps(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let hit = user("a narwhal");
     let around = |seq: usize| if seq.is_multiple_of(2) { user(&"x".repeat(50_000)) } else { hit.clone() };
     let mut messages: Vec<Value> = (1..=60).map(around).collect();
-    // Too much to be shown beside anything.
+    // Larger than the limit for all neighbours.
     messages.insert(30, json!({"role": "assistant", "content": "y".repeat(3_000_000)}));
     for part in messages.chunks(10) {
         app.record("s", part).await;
@@ -57,7 +57,7 @@ async fn what_is_beside_the_hits_is_bounded_and_has_no_holes(backend: Backend) {
         assert!(before.iter().copied().eq((1..seq).skip(seq - 1 - before.len())), "{seq}: {before:?}");
         assert!(after.iter().copied().eq((seq + 1..).take(after.len())), "{seq}: {after:?}");
         shown += before.len() + after.len();
-        // Those of the best hits are shown.
+        // The best hit has all its neighbours.
         assert!(place > 0 || before.len() == 10, "{before:?}");
         assert!(!before.contains(&31) && !after.contains(&31));
     }

@@ -1,4 +1,4 @@
-//! `GET /search` and the tool `search_history` over messages of other days, as an import brings them.
+//! `GET /search` and the tool `search_history` with imported messages of earlier days.
 
 use crate::answer::{get, post, send};
 use crate::support::app::TestApp;
@@ -12,21 +12,21 @@ use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
 use time::{Duration, OffsetDateTime};
 
-/// An hour short of so many days.
+/// An hour less than a number of days.
 fn within(days: i64) -> Duration {
     Duration::days(days) - Duration::HOUR
 }
 
-/// A time as an export has it: to the microsecond.
-fn written(time: OffsetDateTime) -> String {
+/// Formats a time as an export does, in microseconds.
+fn export_time(time: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     time.format(format).expect("a time")
 }
 
-/// An export of user `ada` with these messages of hers and the age of each, oldest first.
+/// Returns an export of user `ada` with messages of different ages, oldest first.
 fn export(messages: &[(&str, Duration)]) -> String {
     let now = OffsetDateTime::now_utc();
-    let times: Vec<String> = messages.iter().map(|(_, age)| written(now - *age)).collect();
+    let times: Vec<String> = messages.iter().map(|(_, age)| export_time(now - *age)).collect();
     let session = json!({
         "session_id": "old", "user_id": "ada", "metadata": {}, "created_at": times[0], "updated_at": times.last(),
     });
@@ -44,7 +44,7 @@ fn export(messages: &[(&str, Duration)]) -> String {
     format!("{lines}{end}\n")
 }
 
-/// One message today, and in another session, which came by import, some of the last weeks.
+/// Starts a service with one message of today, and an imported session with messages of the last weeks.
 async fn start(backend: &Backend) -> TestApp {
     let app = TestApp::start(backend, &[]).await;
     let turn = json!({"messages": [{"role": "user", "content": "plum today"}], "user_id": "ada"});
@@ -61,7 +61,7 @@ async fn start(backend: &Backend) -> TestApp {
     app
 }
 
-/// `SESSION:SEQ` of each hit, in order of time.
+/// Returns `SESSION:SEQ` of each hit, in the order of time.
 fn places(hits: &Value) -> Vec<String> {
     let hits = hits.as_array().expect("hits").iter();
     let mut places: Vec<_> = hits
@@ -78,7 +78,7 @@ fn places(hits: &Value) -> Vec<String> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn days_leave_out_what_is_older(backend: Backend) {
+async fn search_history_with_days_excludes_older_messages(backend: Backend) {
     let app = start(&backend).await;
     let of = async |days: Value| {
         let arguments = json!({"query": "plum", "days": days}).to_string();
@@ -104,7 +104,7 @@ async fn days_leave_out_what_is_older(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_find_what_was_stored_between_them(backend: Backend) {
+async fn search_with_since_and_until_returns_messages_in_between(backend: Backend) {
     let app = start(&backend).await;
     let times: Vec<String> = app.get("/sessions/old/messages").await["items"]
         .as_array()
@@ -126,7 +126,7 @@ async fn times_find_what_was_stored_between_them(backend: Backend) {
         (None, Some(1), &all[..1]),
         (None, Some(4), &all[..3]),
         (Some(1), Some(4), &all[1..3]),
-        // Of the same time.
+        // Both messages have the same time.
         (Some(2), Some(3), &all[..0]),
         (Some(4), Some(1), &all[..0]),
     ] {
@@ -139,7 +139,7 @@ async fn times_find_what_was_stored_between_them(backend: Backend) {
         let narrow = of(&format!("{filter}&session_id=old")).await.0;
         assert_eq!(narrow.iter().collect::<Vec<_>>(), of_session, "{filter}");
     }
-    // A neighbour of another time is shown all the same.
+    // Neighbours need not be in the time range.
     let (found, before) = of(&format!("&since={}&until={}", times[1], times[2])).await;
     assert_eq!((found, &before[0]["seq"]), (vec!["old:2".to_owned()], &json!(1)));
 }

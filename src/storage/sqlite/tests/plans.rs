@@ -1,6 +1,5 @@
-//! SQLite at size: what a statement does must not grow with what is stored. SQLite tells a connection how many steps its
-//! machine has taken, so the plans are judged by what they did, not by what they look like. For Postgres see
-//! `tests/conformance/plans.rs`.
+//! Query plans on SQLite with large tables: the work of a statement must not grow with the table. The tests compare the
+//! number of steps of the virtual machine, not the text of the plans. For Postgres see `tests/conformance/plans.rs`.
 
 use super::super::Sqlite;
 use crate::domain::exchange::Exchange;
@@ -17,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use time::OffsetDateTime;
 
-/// 9 N messages of one session and N sessions of one, a minute apart; then a hundred more of another user, which wait to be
-/// indexed.
+/// Fills the tables with 9 N messages of one session and N sessions of one message, a minute apart, and then a hundred pending
+/// messages of another user.
 const FILL: &str = "\
     CREATE TEMP TABLE n AS
         WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 9 * SIZE) SELECT n FROM n;
@@ -62,7 +61,7 @@ const CALLS: &[&str] = &[
     "settle",
 ];
 
-/// The store over one connection that reads, and the steps of that.
+/// A store with one reading connection, and the step counter of the connection.
 struct Filled {
     store: Database,
     writer: SqlitePool,
@@ -73,7 +72,7 @@ struct Filled {
 }
 
 impl Filled {
-    /// With so many sessions, a multiple of 256: so many messages are indexed at a time.
+    /// `sessions` must be a multiple of 256, the number of messages that are moved into FTS5 together.
     async fn new(sessions: i64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let options = StoreOptions {
@@ -105,7 +104,7 @@ impl Filled {
         Self { store: Database::Sqlite(store), writer, now, sessions, steps, _folder: folder }
     }
 
-    /// The steps that a call takes when its statements are prepared.
+    /// Returns the number of steps of a call after its statements have been prepared.
     async fn steps(&self, what: &str) -> u64 {
         self.call(what).await;
         let before = self.steps.load(Ordering::Relaxed);
@@ -146,7 +145,7 @@ impl Filled {
             "sample" | "sample of a session" => {
                 let probes = [probe("common"), probe("few7")];
                 let sample = store.term_statistics(tenant, &scope, &probes, 1000).await.unwrap();
-                (usize::try_from(sample.with[0]).unwrap(), 1000)
+                (usize::try_from(sample.matching[0]).unwrap(), 1000)
             }
             "draw" | "draw of a session" => {
                 (store.lookup_terms(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20)
@@ -183,7 +182,7 @@ fn probe(term: &str) -> TermQuery {
 }
 
 #[tokio::test]
-async fn what_is_done_does_not_grow_with_what_is_stored() {
+async fn sqlite_steps_do_not_grow_with_the_table() {
     let (few, many) = (Filled::new(512).await, Filled::new(2048).await);
     for what in CALLS {
         let (of_few, of_many) = (few.steps(what).await, many.steps(what).await);
