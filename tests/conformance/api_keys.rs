@@ -1,4 +1,4 @@
-//! API keys: what the store keeps of them, and who the authenticator takes a request to be from.
+//! Stored API keys, and the authenticator that uses them.
 
 use crate::conversation::{Conversation, user_id};
 use crate::sql::Sql;
@@ -32,7 +32,7 @@ async fn create(store: &Arc<dyn Store>, new: &NewApiKey) -> KeyRecord {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_is_found_by_its_id(backend: Backend) {
+async fn stored_key_is_found_by_its_id(backend: Backend) {
     let store = backend.store().await;
     assert!(!store.any_api_key().await.unwrap());
     assert!(store.api_key(key(1).id()).await.unwrap().is_none());
@@ -55,7 +55,7 @@ async fn a_key_is_found_by_its_id(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_is_kept_as_its_hash(backend: Backend) {
+async fn key_is_stored_as_hash_only(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let key = Keys::new(demo.store.clone()).create(&demo.tenant, None, Scope::Admin).await.unwrap();
     let rows = Sql::on(&backend).await.rows().await;
@@ -69,7 +69,7 @@ async fn a_key_is_kept_as_its_hash(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_id_that_is_taken_is_told(backend: Backend) {
+async fn duplicate_key_id_is_not_stored(backend: Backend) {
     let store = backend.store().await;
     let record = create(&store, &new_key("acme", 1)).await;
     let other = NewApiKey { hash: key(2).hash(), ..new_key("other", 1) };
@@ -82,12 +82,12 @@ async fn an_id_that_is_taken_is_told(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_are_listed_in_order(backend: Backend) {
+async fn keys_are_listed_oldest_first(backend: Backend) {
     let store = backend.store().await;
     let mut all = Vec::new();
     for (seed, tenant) in [(3, "acme"), (1, "other"), (2, "acme"), (4, "Acme")] {
         all.push(create(&store, &new_key(tenant, seed)).await);
-        // A time of its own.
+        // Ensures distinct times.
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     store.revoke_api_key(key(3).id()).await.unwrap();
@@ -102,7 +102,7 @@ async fn keys_are_listed_in_order(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revoked_key_stays(backend: Backend) {
+async fn revoked_key_stays_with_the_time_of_its_first_revocation(backend: Backend) {
     let store = backend.store().await;
     let (id, other) = (key(1).id().clone(), key(2).id().clone());
     assert!(!store.revoke_api_key(&id).await.unwrap());
@@ -123,7 +123,7 @@ async fn a_revoked_key_stays(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn erasure_leaves_keys_alone(backend: Backend) {
+async fn erasure_does_not_delete_keys(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let record = create(&demo.store, &new_key(demo.tenant.as_str(), 1)).await;
     demo.say(&["a", "b"]).await;
@@ -136,12 +136,12 @@ async fn erasure_leaves_keys_alone(backend: Backend) {
 const NO_TIME: Duration = Duration::ZERO;
 const LONG: Duration = Duration::from_hours(1);
 
-/// Whom the key makes the caller, as `tenant/scope`; or why nobody.
-async fn who(authenticator: &Authenticator, key: &ApiKey) -> String {
+/// Returns `tenant/scope` of the authenticated principal, or the reason of the rejection.
+async fn principal_of(authenticator: &Authenticator, key: &ApiKey) -> String {
     describe(authenticator.with_key(key, Staleness::Fresh).await)
 }
 
-async fn anybody(authenticator: &Authenticator) -> String {
+async fn principal_without_key(authenticator: &Authenticator) -> String {
     describe(authenticator.without_key(Staleness::Fresh).await)
 }
 
@@ -157,70 +157,70 @@ fn describe(known: Result<precis::service::keys::authenticator::Principal, AuthE
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_opens_its_tenant(backend: Backend) {
+async fn valid_key_authenticates_its_tenant(backend: Backend) {
     let store = backend.store().await;
     let authenticator = Authenticator::new(store.clone(), true, NO_TIME);
     for (seed, tenant) in [(1, "acme"), (2, "other")] {
         create(&store, &new_key(tenant, seed)).await;
-        assert_eq!(who(&authenticator, &key(seed)).await, format!("{tenant}/write"));
+        assert_eq!(principal_of(&authenticator, &key(seed)).await, format!("{tenant}/write"));
     }
     let caller = authenticator.with_key(&key(1), Staleness::Fresh).await.unwrap();
     assert_eq!(caller.key.as_ref(), Some(key(1).id()));
-    assert_eq!(who(&authenticator, &key(3)).await, "unauthorized");
-    // The id of one key, the secret of another.
+    assert_eq!(principal_of(&authenticator, &key(3)).await, "unauthorized");
+    // A key with the id of one key and the secret of another.
     let mut random = [1; RANDOM_BYTES];
     random[29] = 2;
     let forged = ApiKey::new(&random);
     assert_eq!(forged.id(), key(1).id());
-    assert_eq!(who(&authenticator, &forged).await, "unauthorized");
+    assert_eq!(principal_of(&authenticator, &forged).await, "unauthorized");
     store.revoke_api_key(key(1).id()).await.unwrap();
-    assert_eq!(who(&authenticator, &key(1)).await, "unauthorized");
-    assert_eq!(who(&authenticator, &key(2)).await, "other/write");
+    assert_eq!(principal_of(&authenticator, &key(1)).await, "unauthorized");
+    assert_eq!(principal_of(&authenticator, &key(2)).await, "other/write");
     store.revoke_api_key(key(2).id()).await.unwrap();
-    assert_eq!(anybody(&authenticator).await, "unauthorized", "closed for good");
+    assert_eq!(principal_without_key(&authenticator).await, "unauthorized", "closed for good");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_remembered_for_a_while(backend: Backend) {
+async fn authenticator_caches_keys_for_their_ttl(backend: Backend) {
     let store = backend.store().await;
     let new = |ttl| Authenticator::new(store.clone(), true, ttl);
     let (brief, long) = (new(NO_TIME), new(LONG));
     for authenticator in [&brief, &long] {
-        assert_eq!(who(authenticator, &key(1)).await, "unauthorized");
-        assert_eq!(anybody(authenticator).await, "default/admin");
+        assert_eq!(principal_of(authenticator, &key(1)).await, "unauthorized");
+        assert_eq!(principal_without_key(authenticator).await, "default/admin");
     }
     create(&store, &new_key("acme", 1)).await;
     assert_eq!(
-        (who(&brief, &key(1)).await, anybody(&brief).await),
+        (principal_of(&brief, &key(1)).await, principal_without_key(&brief).await),
         ("acme/write".into(), "unauthorized".into())
     );
     assert_eq!(
-        (who(&long, &key(1)).await, anybody(&long).await),
+        (principal_of(&long, &key(1)).await, principal_without_key(&long).await),
         ("unauthorized".into(), "default/admin".into())
     );
     let long = new(LONG);
-    assert_eq!(who(&long, &key(1)).await, "acme/write");
+    assert_eq!(principal_of(&long, &key(1)).await, "acme/write");
     store.revoke_api_key(key(1).id()).await.unwrap();
     assert_eq!(
-        (who(&brief, &key(1)).await, who(&long, &key(1)).await),
+        (principal_of(&brief, &key(1)).await, principal_of(&long, &key(1)).await),
         ("unauthorized".into(), "acme/write".into())
     );
-    // A clone, as each connection has one, remembers the same.
-    assert_eq!(who(&long.clone(), &key(1)).await, "acme/write");
+    // Clones, one per connection, share the cache.
+    assert_eq!(principal_of(&long.clone(), &key(1)).await, "acme/write");
     let short = new(Duration::from_millis(50));
     create(&store, &new_key("other", 2)).await;
-    assert_eq!(who(&short, &key(2)).await, "other/write");
+    assert_eq!(principal_of(&short, &key(2)).await, "other/write");
     store.revoke_api_key(key(2).id()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(60)).await;
-    assert_eq!(who(&short, &key(2)).await, "unauthorized");
+    assert_eq!(principal_of(&short, &key(2)).await, "unauthorized");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_away_is_no_refusal(backend: Backend) {
+async fn unavailable_store_is_not_reported_as_invalid_key(backend: Backend) {
     let store = backend.store().await;
     create(&store, &new_key("acme", 1)).await;
     create(&store, &new_key("acme", 2)).await;
@@ -228,22 +228,22 @@ async fn a_store_that_is_away_is_no_refusal(backend: Backend) {
     let new = |ttl| Authenticator::new(store.clone(), true, ttl);
     let (brief, long, ignorant) = (new(NO_TIME), new(LONG), new(LONG));
     for authenticator in [&brief, &long] {
-        assert_eq!(who(authenticator, &key(1)).await, "acme/write");
-        assert_eq!(who(authenticator, &key(2)).await, "unauthorized");
-        assert_eq!(who(authenticator, &key(3)).await, "unauthorized");
+        assert_eq!(principal_of(authenticator, &key(1)).await, "acme/write");
+        assert_eq!(principal_of(authenticator, &key(2)).await, "unauthorized");
+        assert_eq!(principal_of(authenticator, &key(3)).await, "unauthorized");
     }
     store.close().await;
-    assert_eq!(who(&long, &key(1)).await, "acme/write");
+    assert_eq!(principal_of(&long, &key(1)).await, "acme/write");
     assert_eq!(
-        (who(&long, &key(2)).await, who(&long, &key(3)).await),
+        (principal_of(&long, &key(2)).await, principal_of(&long, &key(3)).await),
         ("unauthorized".into(), "unauthorized".into())
     );
     for seed in [1, 2, 3] {
-        assert_eq!(who(&brief, &key(seed)).await, "away", "{seed}");
-        assert_eq!(who(&ignorant, &key(seed)).await, "away", "{seed}");
+        assert_eq!(principal_of(&brief, &key(seed)).await, "away", "{seed}");
+        assert_eq!(principal_of(&ignorant, &key(seed)).await, "away", "{seed}");
     }
-    assert_eq!(anybody(&ignorant).await, "away");
-    // What needs no store goes by what was true last.
+    assert_eq!(principal_without_key(&ignorant).await, "away");
+    // While the store is unavailable, the last known state applies.
     let while_away = async |seed| describe(brief.with_key(&key(seed), Staleness::AllowStale).await);
     assert_eq!((while_away(1).await, while_away(2).await), ("acme/write".into(), "unauthorized".into()));
     assert_eq!(while_away(4).await, "away");
@@ -252,18 +252,18 @@ async fn a_store_that_is_away_is_no_refusal(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_keys_it_is_open_or_not(backend: Backend) {
+async fn request_without_key_is_accepted_only_if_allowed_and_no_key_exists(backend: Backend) {
     let store = backend.store().await;
     let open = Authenticator::new(store.clone(), true, NO_TIME);
     let closed = Authenticator::new(store.clone(), false, NO_TIME);
     assert_eq!(
-        (anybody(&open).await, anybody(&closed).await),
+        (principal_without_key(&open).await, principal_without_key(&closed).await),
         ("default/admin".into(), "unauthorized".into())
     );
-    assert_eq!(who(&open, &key(1)).await, "unauthorized", "who sends a key means a tenant");
+    assert_eq!(principal_of(&open, &key(1)).await, "unauthorized", "who sends a key means a tenant");
     create(&store, &new_key("acme", 1)).await;
     assert_eq!(
-        (anybody(&open).await, anybody(&closed).await),
+        (principal_without_key(&open).await, principal_without_key(&closed).await),
         ("unauthorized".into(), "unauthorized".into())
     );
 }
@@ -271,14 +271,14 @@ async fn without_keys_it_is_open_or_not(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_may_ask_at_once(backend: Backend) {
+async fn concurrent_authentications_succeed(backend: Backend) {
     let store = backend.store().await;
     for seed in 0..20 {
         create(&store, &new_key("acme", seed)).await;
     }
     for ttl in [NO_TIME, LONG] {
         let authenticator = &Authenticator::new(store.clone(), true, ttl);
-        let asked = (0..200).map(|index| async move { who(authenticator, &key(index % 40)).await });
+        let asked = (0..200).map(|index| async move { principal_of(authenticator, &key(index % 40)).await });
         for (index, answer) in join_all(asked).await.into_iter().enumerate() {
             assert_eq!(answer, if index % 40 < 20 { "acme/write" } else { "unauthorized" });
         }

@@ -1,4 +1,4 @@
-//! Consolidating a session: the lease that makes it one at a time, and the commit.
+//! Leases, commits and failures of consolidations.
 
 use crate::conversation::{Conversation, LONG, summary};
 use crate::sql::Sql;
@@ -28,7 +28,7 @@ async fn fail(demo: &Conversation, token: Uuid, wait: Duration, why: &str) -> Op
     demo.store.record_failure(&demo.tenant, &demo.session, token, wait, why).await.unwrap()
 }
 
-/// Within a minute: clocks of test machines are one, but busy.
+/// Returns `true` if the times differ by less than a minute, which tolerates busy test machines.
 fn about(time: OffsetDateTime, expected: OffsetDateTime) -> bool {
     (time - expected).abs() < time::Duration::minutes(1)
 }
@@ -36,7 +36,7 @@ fn about(time: OffsetDateTime, expected: OffsetDateTime) -> bool {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_has_one_holder(backend: Backend) {
+async fn lease_taken_concurrently_has_one_holder(backend: Backend) {
     const TAKERS: usize = 30;
     let demo = demo(&backend).await;
     let replicas = [demo.clone(), Conversation::on(&backend).await];
@@ -54,7 +54,7 @@ async fn a_lease_has_one_holder(backend: Backend) {
         let [(token, session)] = &holders[..] else { panic!("{} holders", holders.len()) };
         assert_eq!(*session, demo.state().await);
         assert!(about(session.consolidation.lease_until.unwrap(), OffsetDateTime::now_utc() + LONG));
-        // Not even the holder takes it twice.
+        // The holder cannot take it twice either.
         assert_eq!(demo.take(*token, LeaseCondition::Force, LONG).await, None);
         demo.release(*token).await;
         assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
@@ -67,7 +67,7 @@ async fn a_lease_has_one_holder(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_ends_by_itself(backend: Backend) {
+async fn lease_expires_after_its_ttl(backend: Backend) {
     let demo = demo(&backend).await;
     let (first, second) = (Uuid::new_v4(), Uuid::new_v4());
     assert!(demo.take(first, LeaseCondition::Force, Duration::ZERO).await.is_some());
@@ -90,7 +90,7 @@ async fn a_lease_ends_by_itself(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_holder_renews_and_releases(backend: Backend) {
+async fn lease_is_renewed_and_released_only_by_its_holder(backend: Backend) {
     let demo = demo(&backend).await;
     let (holder, other) = (Uuid::new_v4(), Uuid::new_v4());
     assert!(!renew(&demo, holder, LONG).await);
@@ -116,7 +116,7 @@ async fn only_the_holder_renews_and_releases(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_due_claim_needs_its_revision_and_has_to_wait(backend: Backend) {
+async fn lease_if_due_requires_revision_and_end_of_backoff(backend: Backend) {
     let demo = demo(&backend).await;
     demo.consolidate(2, "two").await;
     for revision in [0, 2, -1] {
@@ -138,7 +138,7 @@ async fn a_due_claim_needs_its_revision_and_has_to_wait(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_advances_all_together(backend: Backend) {
+async fn commit_updates_summary_cursor_and_revision_together(backend: Backend) {
     let demo = demo(&backend).await;
     demo.session("other").say(&["x"; 10]).await;
     let other = demo.session("other").state().await;
@@ -167,7 +167,7 @@ async fn a_commit_advances_all_together(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
+async fn commit_with_other_lease_revision_or_cursor_is_discarded(backend: Backend) {
     let demo = demo(&backend).await;
     demo.consolidate(2, "two").await;
     let step = demo.step(5, "five").await;
@@ -183,7 +183,7 @@ async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
     assert_eq!(demo.session("other").commit(token, &step).await, None);
     assert_eq!(sql.rows().await, rows);
     assert!(demo.commit(token, &step).await.is_some());
-    // Once only.
+    // A step can be committed only once.
     assert_eq!(demo.commit(token, &step).await, None);
     assert_eq!(demo.state().await.revision, 2);
     demo.release(token).await;
@@ -194,7 +194,7 @@ async fn a_commit_needs_lease_revision_and_cursor(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_beyond_the_history_is_refused(backend: Backend) {
+async fn commit_with_cursor_after_last_message_is_rejected(backend: Backend) {
     let demo = demo(&backend).await;
     let token = demo.lease().await;
     let step = NewRevision { cursor: 11, ..demo.step(10, "ten").await };
@@ -206,11 +206,11 @@ async fn a_commit_beyond_the_history_is_refused(backend: Backend) {
     assert!(demo.commit(token, &NewRevision { cursor: 10, ..step }).await.is_some());
 }
 
-/// Also where the restore leads to the very cursor that the step builds on.
+/// This includes a restore to the cursor that the commit is based on.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_after_a_restore_is_discarded(backend: Backend) {
+async fn commit_after_restore_is_discarded(backend: Backend) {
     let demo = demo(&backend).await;
     for target in [0, 1] {
         let token = demo.lease().await;
@@ -229,7 +229,7 @@ async fn a_commit_after_a_restore_is_discarded(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_after_an_erasure_is_discarded(backend: Backend) {
+async fn commit_after_erasure_is_discarded(backend: Backend) {
     let demo = demo(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let token = demo.lease().await;
@@ -239,7 +239,7 @@ async fn a_commit_after_an_erasure_is_discarded(backend: Backend) {
     assert_eq!(fail(&demo, token, LONG, "why").await, None);
     assert!(!renew(&demo, token, LONG).await);
     assert_eq!(sql.rows().await, []);
-    // The same id, the same revision, the same cursor: but another session.
+    // A new session with the same id, revision and cursor.
     demo.say(&["x"; 10]).await;
     let rows = sql.rows().await;
     assert_eq!(demo.commit(token, &step).await, None);
@@ -253,7 +253,7 @@ async fn a_commit_after_an_erasure_is_discarded(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn steps_follow_each_other_under_one_lease(backend: Backend) {
+async fn lease_permits_several_commits(backend: Backend) {
     let demo = demo(&backend).await;
     let token = demo.lease().await;
     let mut from = 1;
@@ -271,7 +271,7 @@ async fn steps_follow_each_other_under_one_lease(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failures_are_noted_and_forgotten(backend: Backend) {
+async fn failures_are_counted_until_the_next_commit(backend: Backend) {
     let demo = demo(&backend).await;
     let before = demo.state().await;
     for (failures, why) in [(1, "the pool is down"), (2, "é \" ' still"), (3, "")] {
@@ -285,7 +285,7 @@ async fn failures_are_noted_and_forgotten(backend: Backend) {
             last_failure: Some(why.to_owned()),
         };
         assert_eq!(demo.state().await, Session { consolidation: state, ..before.clone() });
-        // The lease is gone with it.
+        // The failure also ended the lease.
         assert_eq!(fail(&demo, token, LONG, "again").await, None);
         assert!(!renew(&demo, token, LONG).await);
     }
@@ -299,11 +299,11 @@ async fn failures_are_noted_and_forgotten(backend: Backend) {
     assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
 }
 
-/// Summary, cursor and revision of the session are always those of its newest revision.
+/// Summary, cursor and revision of the session must always equal those of its newest revision.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commits_and_restores_at_once_leave_one_story(backend: Backend) {
+async fn concurrent_commits_and_restores_leave_consistent_state(backend: Backend) {
     let demo = demo(&backend).await;
     let mut committed = 0;
     for cursor in (1..=10).cycle().take(40) {

@@ -1,4 +1,4 @@
-//! Short words for what most tests do: one session of one tenant, written, consolidated and read back.
+//! Short forms of the operations that most tests need, on one session of one tenant.
 
 use crate::support::backend::Backend;
 use precis::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Longer than any test.
+/// Longer than any test runs.
 pub(crate) const LONG: Duration = Duration::from_hours(1);
 
 /// The whole history, oldest first.
@@ -31,17 +31,17 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// The session `demo` of the tenant `default`, in which nothing was said yet.
+    /// Returns the session `demo` of the tenant `default`, which does not exist yet.
     pub(crate) async fn on(backend: &Backend) -> Self {
         Self { store: backend.store().await, tenant: TenantId::default(), session: session_id("demo") }
     }
 
-    /// Another session of the same tenant.
+    /// Returns another session of the same tenant.
     pub(crate) fn session(&self, id: &str) -> Self {
         Self { session: session_id(id), ..self.clone() }
     }
 
-    /// The session of the same id of another tenant.
+    /// Returns the session with the same id of another tenant.
     pub(crate) fn tenant(&self, id: &str) -> Self {
         Self { tenant: TenantId::new(id).unwrap(), ..self.clone() }
     }
@@ -93,14 +93,14 @@ impl Conversation {
         self.store.take_lease(&self.tenant, &self.session, token, condition, ttl).await.unwrap()
     }
 
-    /// A lease that nobody else holds.
+    /// Takes the lease and returns its token.
     pub(crate) async fn lease(&self) -> Uuid {
         let token = Uuid::new_v4();
         self.take(token, LeaseCondition::Force, LONG).await.expect("the lease is free");
         token
     }
 
-    /// The step from here to that cursor.
+    /// Returns a revision that moves the cursor from its current position to `cursor`.
     pub(crate) async fn step(&self, cursor: i64, text: &str) -> NewRevision {
         let state = self.state().await;
         let count = (cursor - state.cursor).max(0);
@@ -121,7 +121,7 @@ impl Conversation {
         self.store.commit_revision(&self.tenant, &self.session, token, step).await.unwrap()
     }
 
-    /// A whole consolidation, up to that cursor.
+    /// Runs a complete consolidation up to `cursor`.
     pub(crate) async fn consolidate(&self, cursor: i64, text: &str) -> Revision {
         let token = self.lease().await;
         let step = self.step(cursor, text).await;
@@ -138,7 +138,7 @@ impl Conversation {
         self.store.restore_revision(&self.tenant, &self.session, revision).await.unwrap()
     }
 
-    /// All revisions, newest first.
+    /// Returns all revisions, newest first.
     pub(crate) async fn revisions(&self) -> Option<Vec<Revision>> {
         self.store.revisions(&self.tenant, &self.session, i64::MAX, i64::MAX).await.unwrap()
     }
@@ -166,18 +166,18 @@ pub(crate) fn summary(text: &str) -> Summary {
     Summary { text: text.to_owned(), words, tokens: words * 2 }
 }
 
-/// A message of the chat format, as a client gives it.
+/// Parses a message as a client sends it.
 pub(crate) fn message(json: &str) -> Message {
     Message::parse(&RawValue::from_string(json.to_owned()).unwrap()).unwrap()
 }
 
-/// A message with the tokens that it counts here: the bytes of its JSON, which needs no tokenizer.
+/// Returns a message with a token count. Tests use the length of the JSON, which needs no tokenizer.
 pub(crate) fn counted(message: Message) -> (Message, i64) {
     let tokens = i64::try_from(message.json().len()).unwrap();
     (message, tokens)
 }
 
-/// User and agent by turns.
+/// Returns an exchange with alternating user and assistant messages.
 pub(crate) fn exchange(texts: &[&str]) -> Exchange {
     let roles = [Role::User, Role::Assistant].into_iter().cycle();
     let messages = roles.zip(texts).map(|(role, text)| counted(Message::text(role, text))).collect();
@@ -195,7 +195,7 @@ pub(crate) fn recorded(append: AppendOutcome) -> PersistedExchange {
     }
 }
 
-/// A key for that exchange, as the service makes it.
+/// Returns an idempotency key for the exchange, as the service makes it.
 pub(crate) fn key(key: &str, exchange: &Exchange) -> IdempotencyKey {
     IdempotencyKey { key: key.to_owned(), fingerprint: exchange.fingerprint() }
 }

@@ -1,8 +1,8 @@
-//! Erasure reaches everything: a word that was put into every field of a session and of a user is nowhere afterwards,
-//! in no table, in no column, and on SQLite not in the bytes of its files either.
+//! Completeness of erasure. A marker word is written to every field of a session and a user. After the erasure it must not
+//! occur in any column of any table, nor, on SQLite, in the bytes of the files.
 //!
-//! Tables and columns are read from the catalogue, so that a new one is covered: one that the word doesn't get into
-//! fails the test until [`fill`] puts it there, or [`OURS`] says why it can't hold anything of a user.
+//! Tables and columns are read from the catalogue, so new ones are covered: a column without the marker fails the test until
+//! [`fill`] writes to it or [`OURS`] lists it as a column that cannot hold user data.
 
 use crate::conversation::{
     Conversation, LONG, counted, key, message, recorded, session_id, summary, user_id,
@@ -16,13 +16,13 @@ use std::collections::BTreeSet;
 use test_case::test_case;
 use uuid::Uuid;
 
-/// The word.
+/// The marker word.
 const PLUGH: &str = "plugh";
 
-/// Columns of text that hold words of ours, or the tenant's name: nothing that a user said.
+/// Text columns without user data: they hold the name of the tenant or fixed words.
 const OURS: [&str; 3] = ["tenant_id", "role", "kind"];
 
-/// The columns of text of a table.
+/// Returns the text columns of a table.
 async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {
     let query = if matches!(sql, Sql::Sqlite(_)) {
         format!("SELECT name FROM pragma_table_info('{table}') WHERE type NOT IN ('INTEGER', 'BLOB')")
@@ -36,7 +36,7 @@ async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {
     sql.texts(&query).await
 }
 
-/// `table.column` of each column of text in which the word stands.
+/// Returns the text columns that contain the marker, as `table.column`.
 async fn marked(sql: &mut Sql) -> BTreeSet<String> {
     let mut marked = BTreeSet::new();
     for table in sql.tables().await {
@@ -51,7 +51,7 @@ async fn marked(sql: &mut Sql) -> BTreeSet<String> {
     marked
 }
 
-/// Every column of text that can hold anything of a user.
+/// Returns the text columns that can hold user data.
 async fn markable(sql: &mut Sql) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for table in sql.erasable().await {
@@ -76,14 +76,15 @@ fn source() -> Provenance {
     }
 }
 
-/// A session of the user `plugh` with the word in every field, and their memory document. Its lease is held; the token.
+/// Creates a session and a memory document of the user `plugh` with the marker in every field. Returns the token of the
+/// lease, which is held.
 async fn fill(demo: &Conversation) -> Uuid {
     let texts = [
         r#"{"role":"user","name":"plugh","content":"plugh plugh"}"#,
         r#"{"role":"assistant","tool_calls":[{"id":"plugh","function":{"name":"plugh","arguments":"plugh"}}]}"#,
         r#"{"role":"tool","tool_call_id":"plugh","content":"plugh"}"#,
     ];
-    // Enough of them for pages of their own.
+    // Enough data to fill pages of the database.
     let messages = texts.iter().cycle().take(300).map(|text| counted(message(text))).collect();
     let metadata = Some(r#"{"plugh":"plugh"}"#.to_owned());
     let exchange = Exchange { messages, user_id: Some(user_id(PLUGH)), metadata };
@@ -101,13 +102,13 @@ async fn fill(demo: &Conversation) -> Uuid {
     demo.lease().await
 }
 
-/// A neighbour that stays.
+/// Creates data of another user that must stay.
 async fn neighbour(demo: &Conversation) {
     demo.session("other").say(&["xyzzy", "b"]).await;
     demo.remember(&user_id("default"), "xyzzy").await;
 }
 
-/// What the word can be found in, in the files of an embedded database.
+/// Returns the files of an SQLite database that contain the word.
 fn files(backend: &Backend, word: &str) -> Vec<String> {
     let Backend::Sqlite(folder) = backend else { return Vec::new() };
     let mut found = Vec::new();
@@ -124,7 +125,7 @@ fn files(backend: &Backend, word: &str) -> Vec<String> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_erased_user_is_in_no_column_of_any_table(backend: Backend) {
+async fn erased_user_leaves_no_trace_in_tables_and_files(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     neighbour(&demo).await;
@@ -144,7 +145,7 @@ async fn an_erased_user_is_in_no_column_of_any_table(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_erased_session_is_in_no_column_of_any_table(backend: Backend) {
+async fn erased_session_leaves_no_trace_in_tables_and_files(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     neighbour(&demo).await;
@@ -152,7 +153,7 @@ async fn an_erased_session_is_in_no_column_of_any_table(backend: Backend) {
     let plugh = demo.session("plugh");
     fill(&plugh).await;
     assert!(plugh.erase().await);
-    // The memory document is the user's.
+    // The memory document belongs to the user and stays.
     let left = marked(&mut sql).await;
     assert!(left.iter().all(|column| column.starts_with("memor")), "{left:?}");
     let rows: BTreeSet<_> = sql.rows().await.into_iter().filter(|row| !row.contains(PLUGH)).collect();
@@ -160,11 +161,11 @@ async fn an_erased_session_is_in_no_column_of_any_table(backend: Backend) {
     assert_eq!(files(&backend, "key-plugh"), [""; 0]);
 }
 
-/// A consolidation goes on for as long as its model takes: whatever it does then finds nothing.
+/// A consolidation may still be running after the erasure; all its later writes must have no effect.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_holds_a_lease_brings_nothing_back(backend: Backend) {
+async fn lease_holder_cannot_write_to_erased_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     for by_user in [false, true] {

@@ -1,4 +1,4 @@
-//! Persisting exchanges: `seq`, tokens and times, whole or not at all. Idempotency keys are in `idempotency`.
+//! Appending exchanges: `seq`, tokens, times and atomicity. Idempotency keys are tested in `idempotency`.
 
 use crate::conversation::{Conversation, counted, exchange, exchange_of, message, recorded, user_id};
 use crate::sql::Sql;
@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_exchange_creates_the_session(backend: Backend) {
+async fn first_exchange_creates_the_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!(demo.find().await, None);
     let first = exchange(&["Hello", "Hi"]);
@@ -52,7 +52,7 @@ async fn the_first_exchange_creates_the_session(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_next_exchange_continues_it(backend: Backend) {
+async fn second_exchange_continues_the_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (mut next, mut tokens, mut times) = (1, 0, Vec::new());
     for texts in [&["a", "b"][..], &["c"], &["d", "e", "f"], &["g", "h"]] {
@@ -76,11 +76,11 @@ async fn the_next_exchange_continues_it(backend: Backend) {
     );
 }
 
-/// Over two stores, as two replicas have them.
+/// Uses two stores, like two replicas.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_writers_leave_no_hole_and_no_double(backend: Backend) {
+async fn concurrent_writers_get_seq_without_gaps_or_duplicates(backend: Backend) {
     const WRITERS: usize = 40;
     let replicas = [Conversation::on(&backend).await, Conversation::on(&backend).await];
     let barrier = Arc::new(Barrier::new(WRITERS));
@@ -117,11 +117,11 @@ async fn many_writers_leave_no_hole_and_no_double(backend: Backend) {
     assert_eq!(state.updated_at, history.last().unwrap().created_at);
 }
 
-/// The database is made to refuse the third message of an exchange.
+/// A trigger makes the database reject the third message of an exchange.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exchange_is_stored_whole_or_not_at_all(backend: Backend) {
+async fn exchange_with_rejected_message_is_not_stored(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let refuse = match backend {
@@ -156,21 +156,21 @@ async fn an_exchange_is_stored_whole_or_not_at_all(backend: Backend) {
     assert_eq!((recorded.first_seq, recorded.last_seq, recorded.replayed), (3, 6, false));
 }
 
-/// As it happens when a task is aborted: at every point at which the call waits.
+/// The call is cancelled at every await point, as happens if a task is aborted.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exchange_that_its_caller_gives_up_is_stored_whole_or_not_at_all(backend: Backend) {
+async fn cancelled_append_is_stored_completely_or_not_at_all(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut given_up = 0;
     for attempt in 0..60 {
         let text = format!("{attempt}.");
         let exchange = exchange(&[&text, &text, &text]);
-        // How many steps there are is the store's business; whichever there are, it is given up at each of them.
+        // The number of await points is not known, so every number up to a limit is tried.
         given_up += usize::from(polled(attempt % 20, demo.append(&exchange, None)).await.is_none());
     }
     assert!(given_up > 3);
-    // The store is none the worse for it.
+    // The store still works.
     let last = demo.say(&["after", "it"]).await;
     let history = demo.history().await;
     assert!(history.iter().map(|stored| stored.seq).eq(1..=last.last_seq));
@@ -182,7 +182,7 @@ async fn an_exchange_that_its_caller_gives_up_is_stored_whole_or_not_at_all(back
     assert_eq!(demo.state().await.tokens, tokens);
 }
 
-/// The result, if it is there within so many polls.
+/// Polls the future at most `most` times and returns its result if it is ready by then.
 pub(crate) async fn polled<F: Future>(most: usize, future: F) -> Option<F::Output> {
     let (mut future, mut polls) = (pin!(future), 0);
     std::future::poll_fn(move |context| {
@@ -198,7 +198,7 @@ pub(crate) async fn polled<F: Future>(most: usize, future: F) -> Option<F::Outpu
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_user_writes_nothing(backend: Backend) {
+async fn append_by_other_user_is_rejected(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.record(&exchange_of("ada", &["a", "b"])).await;
     let mut sql = Sql::on(&backend).await;
@@ -217,7 +217,7 @@ async fn another_user_writes_nothing(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metadata_is_kept_until_it_is_replaced(backend: Backend) {
+async fn metadata_is_kept_until_an_exchange_replaces_it(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let with =
         |metadata: Option<&str>| Exchange { metadata: metadata.map(str::to_owned), ..exchange(&["a"]) };
@@ -234,7 +234,7 @@ async fn metadata_is_kept_until_it_is_replaced(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_come_back_byte_for_byte(backend: Backend) {
+async fn messages_are_returned_byte_for_byte(backend: Backend) {
     let texts = [
         r#"{"role":"user","content":"私はお茶が好きです 🍵 e\u0301 \ud83c\udf75"}"#,
         r#"{"content":"key order","role":"user","z":1,"a":2}"#,
@@ -270,11 +270,11 @@ async fn large_exchanges_are_stored(backend: Backend) {
     assert!(history.iter().map(|stored| stored.seq).eq(1..=1002));
 }
 
-/// A clock that is set back, or a second replica's that is behind.
+/// Covers a clock that is set back and replicas with different clocks.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_never_go_back_within_a_session(backend: Backend) {
+async fn times_of_a_session_never_decrease(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["now", "here"]).await;
     let mut sql = Sql::on(&backend).await;

@@ -1,4 +1,4 @@
-//! Idempotency keys: the same request twice is one exchange.
+//! Idempotency keys.
 
 use crate::conversation::{Conversation, exchange, exchange_of, key, recorded};
 use crate::sql::Sql;
@@ -16,7 +16,7 @@ const AT_ONCE: usize = 20;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_gets_the_first_answer_and_writes_nothing(backend: Backend) {
+async fn replay_returns_first_result_and_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = Exchange { metadata: Some(r#"{"v":1}"#.to_owned()), ..exchange_of("ada", &["a", "b"]) };
     let key = key("k", &first);
@@ -37,7 +37,7 @@ async fn a_replay_gets_the_first_answer_and_writes_nothing(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_is_good_for_one_exchange(backend: Backend) {
+async fn append_with_reused_key_and_other_exchange_is_rejected(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = exchange(&["a", "b"]);
     demo.append(&first, Some(&key("k", &first))).await;
@@ -54,11 +54,11 @@ async fn a_key_is_good_for_one_exchange(backend: Backend) {
     assert_eq!(demo.state().await.last_seq, 10);
 }
 
-/// On a session that doesn't exist yet, and on one that does.
+/// Covers a session that does not exist yet and an existing one.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_many_at_once_is_recorded(backend: Backend) {
+async fn concurrent_requests_with_one_key_store_one_exchange(backend: Backend) {
     let replicas = [Conversation::on(&backend).await, Conversation::on(&backend).await];
     for round in 0..5 {
         let (barrier, exchange) = (Arc::new(Barrier::new(AT_ONCE)), exchange(&["a", "b", "c"]));
@@ -86,7 +86,7 @@ async fn one_of_many_at_once_is_recorded(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn different_exchanges_with_one_key_at_once(backend: Backend) {
+async fn concurrent_different_exchanges_with_one_key_store_one(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let barrier = Arc::new(Barrier::new(AT_ONCE));
     let mut requests = JoinSet::new();
@@ -106,7 +106,7 @@ async fn different_exchanges_with_one_key_at_once(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_are_the_sessions_own(backend: Backend) {
+async fn same_key_in_other_session_is_independent(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let exchange = exchange(&["a"]);
     for conversation in [demo.clone(), demo.session("Demo"), demo.session("demo/k"), demo.tenant("acme")] {
@@ -121,11 +121,11 @@ async fn age(sql: &mut Sql, key: &str, by: Duration) {
     sql.run(&format!("UPDATE idempotency_keys SET created_at = {time} WHERE key = '{key}'")).await;
 }
 
-/// However much is written meanwhile.
+/// This holds for any number of later writes.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_are_kept_for_a_day(backend: Backend) {
+async fn keys_are_kept_for_24_hours(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let first = exchange(&["a", "b"]);
@@ -138,11 +138,11 @@ async fn keys_are_kept_for_a_day(backend: Backend) {
     assert!(recorded(demo.append(&first, Some(&key("first", &first))).await).replayed);
 }
 
-/// Of the session that is written to, within so many exchanges; those of others wait for theirs.
+/// Keys are deleted only in the session that is written to, after a bounded number of exchanges.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_keys_are_removed(backend: Backend) {
+async fn expired_keys_are_deleted_by_later_exchanges(backend: Backend) {
     let (demo, mut sql) = (Conversation::on(&backend).await, Sql::on(&backend).await);
     let (other, first) = (demo.session("other"), exchange(&["a", "b"]));
     for conversation in [&demo, &other, &demo.tenant("acme")] {

@@ -1,10 +1,9 @@
-//! Every method of the store, on both stores: one suite, so that they can't drift apart.
+//! Tests every method of the store on both databases, so that the databases behave the same.
 //!
-//! Each trait of `src/storage` has a file of its name here, and idempotency keys have one of their own; [`schema`] is
-//! about the store as a whole, [`tenants`] about the border between tenants, [`waits`] and [`plans`] about what only
-//! Postgres does: let writers wait for each other, and be large. A new trait needs a file here and lines in
-//! [`tenants`]; a new table is covered by the erasure tests as it is, for they read the catalogue, unless it is named in
-//! [`sql::OF_TENANTS`].
+//! There is a file for each group of methods of `Store`, and one for idempotency keys. [`schema`] tests migrations and
+//! connections, [`tenants`] the isolation of tenants, and [`waits`] and [`plans`] concurrent writers and large tables on
+//! Postgres. A new method needs tests here and a line in [`tenants`]. A new table is covered by the erasure tests, which
+//! read the catalogue, unless it is listed in [`sql::OF_TENANTS`].
 #![cfg(test)]
 #![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 

@@ -25,7 +25,7 @@ async fn read(demo: &Conversation, user: &UserId) -> Option<MemoryDocument> {
     demo.store.memory_document(&demo.tenant, user).await.unwrap()
 }
 
-/// All versions, newest first.
+/// Returns all versions, newest first.
 async fn versions(demo: &Conversation, user: &UserId) -> Vec<MemoryDocument> {
     demo.store.memory_revisions(&demo.tenant, user, i64::MAX, i64::MAX).await.unwrap()
 }
@@ -33,7 +33,7 @@ async fn versions(demo: &Conversation, user: &UserId) -> Vec<MemoryDocument> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_document_comes_back_as_it_was_written(backend: Backend) {
+async fn document_is_returned_as_written(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     assert_eq!((read(&demo, &ada).await, versions(&demo, &ada).await), (None, Vec::new()));
     let long = "é".repeat(1 << 20);
@@ -48,11 +48,11 @@ async fn a_document_comes_back_as_it_was_written(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_write_is_a_version(backend: Backend) {
+async fn each_write_creates_a_version(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     let mut written = Vec::new();
     for version in 1..=5 {
-        // The same text again is a version, too.
+        // Writing the same text again also creates a version.
         let document = write(&demo, &ada, "the same", None).await.unwrap();
         assert_eq!(document.version, version);
         written.insert(0, document);
@@ -64,7 +64,7 @@ async fn each_write_is_a_version(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_needs_the_version_that_it_expects(backend: Backend) {
+async fn write_with_other_expected_version_is_rejected(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     for wrong in [1, 2, -1, i64::MAX] {
         assert_eq!(write(&demo, &ada, "no", Some(wrong)).await, None);
@@ -82,7 +82,7 @@ async fn a_write_needs_the_version_that_it_expects(backend: Backend) {
     assert_eq!(read(&demo, &ada).await.unwrap().content, "third");
 }
 
-/// What each of so many gets that write at once.
+/// Returns the results of concurrent writes.
 async fn at_once(backend: &Backend, count: usize, expected: Option<i64>) -> Vec<MemoryDocument> {
     let replicas = [Conversation::on(backend).await, Conversation::on(backend).await];
     let barrier = Arc::new(Barrier::new(count));
@@ -101,7 +101,7 @@ async fn at_once(backend: &Backend, count: usize, expected: Option<i64>) -> Vec<
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writers_at_once_get_a_version_each(backend: Backend) {
+async fn concurrent_writes_get_distinct_versions(backend: Backend) {
     let mut written = at_once(&backend, 20, None).await;
     written.sort_by_key(|document| std::cmp::Reverse(document.version));
     assert!(written.iter().rev().map(|document| document.version).eq(1..=20));
@@ -113,7 +113,7 @@ async fn writers_at_once_get_a_version_each(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_many_that_expect_the_same_version_writes(backend: Backend) {
+async fn concurrent_writes_expecting_one_version_store_one(backend: Backend) {
     for version in 0..3 {
         let written = at_once(&backend, 20, Some(version)).await;
         assert_eq!(written.len(), 1);
@@ -126,7 +126,7 @@ async fn one_of_many_that_expect_the_same_version_writes(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn earlier_versions_come_in_pages(backend: Backend) {
+async fn earlier_versions_are_listed_in_pages(backend: Backend) {
     let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
     for version in 1..=14 {
         write(&demo, &ada, &format!("v{version}"), Some(version - 1)).await.unwrap();
@@ -153,7 +153,7 @@ async fn earlier_versions_come_in_pages(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn documents_are_their_users_own(backend: Backend) {
+async fn documents_of_users_are_independent(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let users = ["ada", "Ada", "ada ", "a/da", "%", "default"].map(user_id);
     for user in &users {

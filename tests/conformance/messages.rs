@@ -1,4 +1,4 @@
-//! Reading the history, and that nothing changes it.
+//! Reading the history, and its protection against changes.
 
 use crate::conversation::{ALL, Conversation, counted, exchange, message};
 use crate::sql::Sql;
@@ -12,7 +12,7 @@ use test_case::test_case;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_session_and_no_messages_are_told_apart(backend: Backend) {
+async fn empty_page_differs_from_missing_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!(demo.page(ALL).await, None);
     demo.say(&["a", "b"]).await;
@@ -25,7 +25,7 @@ async fn no_session_and_no_messages_are_told_apart(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_have_their_borders(backend: Backend) {
+async fn page_contains_exactly_the_requested_messages(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 12]).await;
     for (after_seq, before_seq, limit) in [
@@ -56,7 +56,7 @@ async fn pages_have_their_borders(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_meet_without_hole_or_double(backend: Backend) {
+async fn successive_pages_have_no_gaps_or_duplicates(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 23]).await;
     let mut all = demo.history().await;
@@ -81,7 +81,7 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outlines_say_what_a_cut_needs(backend: Backend) {
+async fn message_metadata_matches_the_messages(backend: Backend) {
     let call =
         |id: &str| format!(r#"{{"id":{id},"type":"function","function":{{"name":"f","arguments":"{{}}"}}}}"#);
     let calls = format!(
@@ -116,7 +116,7 @@ async fn outlines_say_what_a_cut_needs(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_database_refuses_to_change_a_message(backend: Backend) {
+async fn database_rejects_changes_of_messages(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.record(&exchange(&["a", "b"])).await;
     let mut sql = Sql::on(&backend).await;

@@ -1,4 +1,4 @@
-//! Reading all that a context is made of.
+//! Context snapshots.
 
 use crate::conversation::{Conversation, exchange_of, user_id};
 use crate::support::backend::Backend;
@@ -20,7 +20,7 @@ fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_session_is_empty_and_is_not_created(backend: Backend) {
+async fn snapshot_of_missing_session_is_empty_and_creates_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let snapshot = recall(&demo, &UserId::default(), 200).await;
     assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
@@ -31,7 +31,7 @@ async fn an_unknown_session_is_empty_and_is_not_created(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_memory_is_the_sessions_users(backend: Backend) {
+async fn snapshot_contains_memory_document_of_the_session_user(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (ada, bo, cy) = (user_id("ada"), user_id("bo"), user_id("cy"));
     demo.remember(&ada, "# Ada's\n\nlikes tea 🍵").await;
@@ -53,7 +53,7 @@ async fn the_memory_is_the_sessions_users(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_window_is_the_newest_of_the_tail(backend: Backend) {
+async fn snapshot_contains_newest_messages_of_the_tail(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 30]).await;
     demo.session("other").say(&["y"; 40]).await;
@@ -77,11 +77,11 @@ async fn the_window_is_the_newest_of_the_tail(backend: Backend) {
     }
 }
 
-/// One writes and consolidates, others read: cursor, window and counts fit together at all times.
+/// One task writes and consolidates while others read; cursor, tail and counts must always be consistent.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn state_and_window_are_of_one_moment(backend: Backend) {
+async fn snapshot_is_consistent_under_concurrent_writes(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x", "y"]).await;
     let written = Arc::new(AtomicBool::new(false));

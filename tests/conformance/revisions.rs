@@ -1,4 +1,4 @@
-//! How a summary came to be, and the way back.
+//! Revisions and restoring them.
 
 use crate::conversation::{Conversation, summary};
 use crate::sql::Sql;
@@ -16,7 +16,7 @@ async fn get(demo: &Conversation, revision: i64) -> Option<Revision> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_session_and_no_revisions_are_told_apart(backend: Backend) {
+async fn session_without_revisions_differs_from_missing_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!((demo.revisions().await, get(&demo, 1).await), (None, None));
     demo.say(&["x"; 4]).await;
@@ -49,7 +49,7 @@ fn source(model: &str, tokens: Option<i64>) -> Provenance {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_field_comes_back(backend: Backend) {
+async fn revision_is_returned_with_all_fields(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 9]).await;
     let texts = ["## Not a heading\n\n\"quotes\" \\ 茶 🍵\r\n\t", "", "  "];
@@ -83,11 +83,11 @@ async fn every_field_comes_back(backend: Backend) {
     assert_eq!(demo.revisions().await, Some(expected));
 }
 
-/// What is counted today was not always counted, and a revision stays as it was written.
+/// Revisions are never rewritten, so those of earlier versions lack newer fields.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revision_of_an_older_version_can_be_read(backend: Backend) {
+async fn revision_without_newer_provenance_fields_is_readable(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 2]).await;
     let older = r#"{"model":"small","pool":"p","prompt_version":"1","input_tokens":5,"output_tokens":null,"duration_ms":7}"#;
@@ -119,7 +119,7 @@ async fn a_revision_of_an_older_version_can_be_read(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_meet_without_hole_or_double(backend: Backend) {
+async fn successive_pages_have_no_gaps_or_duplicates(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 17]).await;
     for cursor in 1..=17 {
@@ -147,7 +147,7 @@ async fn restore_sets_summary_and_cursor_back(backend: Backend) {
     demo.consolidate(2, "one").await;
     demo.consolidate(5, "two").await;
     let sizes: Vec<_> = demo.history().await.iter().map(|stored| stored.json.len() as i64).collect();
-    // Back, back to nothing, forward again, to a restore, to where it is.
+    // An earlier revision, no summary, a later revision, a restore, and the current revision.
     for (target, cursor, text) in
         [(1, 2, "one"), (0, 0, ""), (2, 5, "two"), (3, 2, "one"), (6, 2, "one"), (4, 0, "")]
     {
@@ -182,7 +182,7 @@ async fn restore_sets_summary_and_cursor_back(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restore_of_what_is_not_there_writes_nothing(backend: Backend) {
+async fn restore_of_missing_revision_or_session_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     assert_eq!((demo.restore(0).await, demo.restore(1).await), (None, None));
@@ -201,7 +201,7 @@ async fn restore_of_what_is_not_there_writes_nothing(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn history_can_be_summarised_anew_after_a_restore(backend: Backend) {
+async fn messages_can_be_summarised_again_after_restore(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 8]).await;
     demo.consolidate(3, "one").await;
@@ -219,7 +219,7 @@ async fn history_can_be_summarised_anew_after_a_restore(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_database_refuses_to_change_a_revision(backend: Backend) {
+async fn database_rejects_changes_of_revisions(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 4]).await;
     demo.consolidate(2, "one").await;

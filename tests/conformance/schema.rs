@@ -1,4 +1,4 @@
-//! The store as a whole: how it is reached, its schema, its end.
+//! Connections, migrations and closing of a store.
 
 use crate::conversation::Conversation;
 use crate::sql::Sql;
@@ -9,8 +9,8 @@ use precis::storage::{self, StoreError, StoreOptions};
 use std::time::Duration;
 use test_case::test_case;
 
-/// A database without a schema, in place of one with it.
-async fn empty(backend: Backend) -> Backend {
+/// Replaces the database by one without a schema.
+async fn remove_schema(backend: Backend) -> Backend {
     match backend {
         Backend::Sqlite(folder) => {
             for file in std::fs::read_dir(folder.path()).unwrap() {
@@ -27,8 +27,8 @@ async fn empty(backend: Backend) -> Backend {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_is_ready_once_it_is_migrated(backend: Backend) {
-    let backend = empty(backend).await;
+async fn store_is_ready_after_migration(backend: Backend) {
+    let backend = remove_schema(backend).await;
     let store = backend.store().await;
     let error = store.check_ready().await.unwrap_err();
     assert!(matches!(error, StoreError::SchemaVersion { found: 0, expected: 1.. }), "{error:?}");
@@ -41,7 +41,7 @@ async fn a_store_is_ready_once_it_is_migrated(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn migrating_again_changes_nothing(backend: Backend) {
+async fn second_migration_changes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["a", "b"]).await;
     let mut sql = Sql::on(&backend).await;
@@ -58,9 +58,9 @@ async fn migrating_again_changes_nothing(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_may_migrate_at_once(backend: Backend) {
-    let backend = empty(backend).await;
-    // An embedded database has one process, and with it one store.
+async fn concurrent_migrations_succeed(backend: Backend) {
+    let backend = remove_schema(backend).await;
+    // SQLite supports a single process and therefore a single store.
     let one = backend.store().await;
     let two = if matches!(backend, Backend::Sqlite(_)) { one.clone() } else { backend.store().await };
     let (first, second, third) = tokio::join!(one.migrate(), two.migrate(), one.migrate());
@@ -71,7 +71,7 @@ async fn replicas_may_migrate_at_once(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_schema_than_this_versions_is_told(backend: Backend) {
+async fn older_or_newer_schema_is_reported(backend: Backend) {
     let store = backend.store().await;
     let mut sql = Sql::on(&backend).await;
     let newest = sql.figure("SELECT max(version) FROM _sqlx_migrations").await;
@@ -81,7 +81,7 @@ async fn another_schema_than_this_versions_is_told(backend: Backend) {
         matches!(error, StoreError::SchemaVersion { found: 999, expected } if expected == newest),
         "{error:?}"
     );
-    // An old version leaves a newer schema alone.
+    // An older version does not change a newer schema.
     let error = store.migrate().await.unwrap_err();
     assert!(matches!(error, StoreError::Migration(_)), "{error:?}");
     sql.run(&format!("UPDATE _sqlx_migrations SET version = {newest}, success = false WHERE version = 999"))
@@ -93,7 +93,7 @@ async fn another_schema_than_this_versions_is_told(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_closed_store_is_unavailable(backend: Backend) {
+async fn closed_store_is_unavailable(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["a", "b"]).await;
     demo.store.close().await;
@@ -115,7 +115,7 @@ fn options() -> StoreOptions {
 }
 
 #[tokio::test]
-async fn a_url_that_cannot_be_used_is_refused_without_its_password() {
+async fn invalid_url_is_rejected_without_revealing_the_password() {
     for url in [
         "mysql://ada:hunter2@host/x",
         "hunter2",
@@ -132,8 +132,8 @@ async fn a_url_that_cannot_be_used_is_refused_without_its_password() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_unavailable() {
-    // Port 1 of the loopback: nobody listens there. A connection is tried again for as long as one may wait for it.
+async fn unreachable_server_is_unavailable() {
+    // Port 1 of the loopback is closed. The pool retries until the acquire timeout.
     let hasty = StoreOptions { acquire_timeout: Duration::from_millis(50), ..options() };
     let store = storage::connect("postgres://ada:hunter2@127.0.0.1:1/x", &hasty).await.unwrap();
     let error = store.check_ready().await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Sessions as a whole: state, list, metadata, erasure.
+//! Sessions: list, metadata and erasure.
 
 use crate::conversation::{Conversation, exchange, exchange_of, key, recorded, session_id, user_id};
 use crate::sql::Sql;
@@ -28,7 +28,7 @@ fn after(session: &Session) -> SessionPosition {
     SessionPosition { updated_at: session.updated_at, session_id: session.session_id.clone() }
 }
 
-/// Sets the time of a session's last activity, as if it had been written to then.
+/// Sets the time of the last activity of a session.
 async fn set_activity(sql: &mut Sql, id: &str, at: OffsetDateTime) {
     let (time, hour) = (sql.time(at), at.unix_timestamp().div_euclid(3600));
     let statement =
@@ -39,7 +39,7 @@ async fn set_activity(sql: &mut Sql, id: &str, at: OffsetDateTime) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ids_that_differ_are_different_sessions(backend: Backend) {
+async fn similar_ids_are_different_sessions(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let long = "x".repeat(255);
     let (long_y, long_z) = (format!("{long}y"), format!("{long}z"));
@@ -99,7 +99,7 @@ async fn ids_that_differ_are_different_sessions(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_list_has_the_newest_activity_first(backend: Backend) {
+async fn list_is_sorted_by_last_activity(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     assert_eq!(list(&demo, None, None, 10).await, []);
     for id in ["one", "two", "three"] {
@@ -112,7 +112,7 @@ async fn the_list_has_the_newest_activity_first(backend: Backend) {
     for session in &listed {
         assert_eq!(*session, demo.session(session.session_id.as_str()).state().await);
     }
-    // Reading, metadata and consolidation are no activity.
+    // Reading, metadata changes and consolidation do not count as activity.
     let three = demo.session("two");
     three.history().await;
     three.store.set_metadata(&three.tenant, &three.session, "{}").await.unwrap().unwrap();
@@ -125,7 +125,7 @@ async fn the_list_has_the_newest_activity_first(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_list_of_a_user_has_theirs_only(backend: Backend) {
+async fn list_of_a_user_contains_only_their_sessions(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for (id, user) in [("1", "ada"), ("2", "bo"), ("3", "ada"), ("4", "Ada"), ("5", "ada ")] {
         demo.session(id).record(&exchange_of(user, &["a"])).await;
@@ -140,7 +140,7 @@ async fn the_list_of_a_user_has_theirs_only(backend: Backend) {
     assert_eq!(list(&demo, None, None, 9).await.len(), 6);
 }
 
-/// Reads page after page and compares with the order that is promised.
+/// Reads all pages and compares them with the documented order.
 async fn read_in_pages(
     demo: &Conversation,
     user: Option<&UserId>,
@@ -163,7 +163,7 @@ async fn read_in_pages(
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_meet_without_hole_or_double(backend: Backend) {
+async fn successive_pages_have_no_gaps_or_duplicates(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let start = datetime!(2026-02-03 10:15:00.000001 UTC);
@@ -171,7 +171,7 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
     for at in 0..36 {
         let id = format!("{}{at}", if at % 2 == 0 { "s" } else { "S" });
         demo.session(&id).record(&exchange_of(if at % 3 == 0 { "ada" } else { "bo" }, &["x"])).await;
-        // Six sessions share each microsecond, and neighbours are one microsecond apart.
+        // Six sessions share each microsecond, and groups are one microsecond apart.
         let time = start + Duration::microseconds(at / 6);
         set_activity(&mut sql, &id, time).await;
         expected.push((time, id));
@@ -185,7 +185,7 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
     for limit in [1, 2, 3] {
         read_in_pages(&demo, Some(&user_id("ada")), limit, &of_ada).await;
     }
-    // A mark needs no session: it may have been erased meanwhile.
+    // The session of a position may have been erased meanwhile.
     let mark =
         SessionPosition { updated_at: start + Duration::microseconds(3), session_id: session_id("S999") };
     let (rest, listed) = (
@@ -195,11 +195,11 @@ async fn pages_meet_without_hole_or_double(backend: Backend) {
     assert!(rest.map(|(_, id)| id.as_str()).eq(ids(&listed)));
 }
 
-/// The index knows hours only.
+/// The index contains hours only.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_meet_at_the_borders_of_hours(backend: Backend) {
+async fn successive_pages_are_complete_across_hours(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let (micro, hour) = (Duration::MICROSECOND, datetime!(2026-01-01 00:00:00 UTC));
@@ -226,7 +226,7 @@ async fn pages_meet_at_the_borders_of_hours(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metadata_is_replaced_and_nothing_else(backend: Backend) {
+async fn set_metadata_changes_nothing_else(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let set =
         async |metadata: &str| demo.store.set_metadata(&demo.tenant, &demo.session, metadata).await.unwrap();
@@ -243,7 +243,7 @@ async fn metadata_is_replaced_and_nothing_else(backend: Backend) {
     assert_eq!(demo.session("other").state().await.metadata, "{}");
 }
 
-/// All that a session can leave anywhere.
+/// Creates rows of every kind that a session can have.
 async fn fill(conversation: &Conversation, marker: &str) {
     let exchange = exchange(&[marker, "b", "c", "d"]);
     let key = key(&format!("key of {marker}"), &exchange);
@@ -261,7 +261,7 @@ async fn fill(conversation: &Conversation, marker: &str) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn erasure_leaves_nothing(backend: Backend) {
+async fn erased_session_leaves_no_rows(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let others = [demo.session("other"), demo.tenant("acme").session("plover"), demo.session("Plover")];
@@ -274,7 +274,7 @@ async fn erasure_leaves_nothing(backend: Backend) {
     fill(&plover, "plugh").await;
     sql.delay_indexing("tenant_id = 'default' AND session_id = 'plover'").await;
 
-    // The test is worth something only if each table that holds anything of a session holds something of this one.
+    // The test is valid only if every table with data of sessions contains a row of this one.
     let rows = sql.rows().await;
     let marked: BTreeSet<_> = rows
         .iter()
@@ -295,14 +295,14 @@ async fn erasure_leaves_nothing(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_erased_session_starts_anew(backend: Backend) {
+async fn session_can_be_created_again_after_erasure(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = exchange_of("ada", &["a", "b"]);
     let key = key("k", &first);
     demo.append(&first, Some(&key)).await;
     demo.consolidate(1, "old").await;
     assert!(demo.erase().await);
-    // Another user, and the same key: nothing is known of either.
+    // Neither the old user nor the old idempotency key is known.
     let anew = exchange(&["new"]);
     let recorded = recorded(demo.append(&anew, Some(&crate::conversation::key("k", &anew))).await);
     assert_eq!((recorded.first_seq, recorded.last_seq, recorded.replayed), (1, 1, false));
@@ -313,11 +313,11 @@ async fn an_erased_session_starts_anew(backend: Backend) {
     assert_eq!(demo.history().await.len(), 1);
 }
 
-/// Whatever comes first: what is left is whole.
+/// The result must be consistent in either order.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn erasure_and_writing_at_once(backend: Backend) {
+async fn concurrent_erasure_and_append_leave_consistent_state(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let writers: Vec<_> = (0..4)
         .map(|_| {

@@ -1,11 +1,11 @@
-//! A connection past the store, for what the store must not be able to do: age rows, break writes, look everywhere.
+//! A direct database connection for operations that the store does not offer, such as ageing rows or reading all tables.
 
 use crate::support::backend::Backend;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteConnection};
 use std::collections::BTreeSet;
 use time::OffsetDateTime;
 
-/// Without the full-text index, which has tables of its own making: what it holds is looked for in the bytes of the file.
+/// Excludes the internal tables of the full-text index; their content is searched in the bytes of the file.
 const TABLES_OF_SQLITE: &str = "\
     SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> '_sqlx_migrations' AND name NOT LIKE 'sqlite%'
         AND name NOT LIKE 'search_lexemes%'
@@ -15,7 +15,7 @@ const TABLES_OF_POSTGRES: &str = "\
     SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' AND tablename <> '_sqlx_migrations'
     ORDER BY tablename";
 
-/// Tables that hold nothing of a session or a user: erasure leaves them.
+/// Tables without data of sessions or users, which erasure does not change.
 pub(crate) const OF_TENANTS: [&str; 3] = ["api_keys", "search_analyzer", "token_usage"];
 
 pub(crate) enum Sql {
@@ -31,7 +31,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether the text stands in any column, be it in one of bytes.
+    /// Returns `true` if any column contains the text, including binary columns.
     pub(crate) fn contains(&self, needle: &str) -> bool {
         let hex = needle.bytes().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
         self.text.contains(needle) || self.text.to_lowercase().contains(&hex)
@@ -43,7 +43,7 @@ impl Sql {
         match backend {
             Backend::Sqlite(_) => Self::Sqlite(SqliteConnection::connect(&backend.url()).await.unwrap()),
             Backend::Postgres(database) => {
-                // Past the policies as well.
+                // A superuser bypasses the policies, too.
                 Self::Postgres(PgConnection::connect(&database.admin_url()).await.unwrap())
             }
         }
@@ -61,13 +61,13 @@ impl Sql {
         self.try_run(statement).await.unwrap_or_else(|error| panic!("{statement}: {error}"));
     }
 
-    /// What the database says when it refuses the statement.
+    /// Returns the error with which the database rejects the statement.
     pub(crate) async fn refusal(&mut self, statement: &str) -> String {
         let error = self.try_run(statement).await.expect_err(statement);
         error.as_database_error().expect("refused by the database").message().to_owned()
     }
 
-    /// Puts the sessions that a condition names among those that are still to be indexed.
+    /// Queues the sessions that match the condition for reindexing.
     pub(crate) async fn delay_indexing(&mut self, condition: &str) {
         let columns = "tenant_id, session_id, through_seq";
         let of_sessions = format!("SELECT tenant_id, session_id, last_seq FROM sessions WHERE {condition}");
@@ -90,7 +90,7 @@ impl Sql {
         }
     }
 
-    /// A time, as this database writes it.
+    /// Returns a time as an SQL expression.
     pub(crate) fn time(&self, time: OffsetDateTime) -> String {
         let micros = time.unix_timestamp_nanos() / 1000;
         match self {
@@ -99,18 +99,18 @@ impl Sql {
         }
     }
 
-    /// Every table of the schema.
+    /// Returns all tables of the schema.
     pub(crate) async fn tables(&mut self) -> Vec<String> {
         let query = if matches!(self, Self::Sqlite(_)) { TABLES_OF_SQLITE } else { TABLES_OF_POSTGRES };
         self.texts(query).await
     }
 
-    /// Every table that erasure must reach.
+    /// Returns all tables that erasure must clear.
     pub(crate) async fn erasable(&mut self) -> BTreeSet<String> {
         self.tables().await.into_iter().filter(|table| !OF_TENANTS.contains(&table.as_str())).collect()
     }
 
-    /// Every row of every table.
+    /// Returns all rows of all tables.
     pub(crate) async fn rows(&mut self) -> Vec<Row> {
         let mut rows = Vec::new();
         for table in self.tables().await {

@@ -1,5 +1,5 @@
-//! The border between tenants: the same ids, and nothing in common. Every method of the store is called here for a
-//! tenant that has nothing; a new method gets its line.
+//! Isolation of tenants with the same ids. Every method of the store is called for a tenant without data; a new method needs
+//! a line here.
 
 use crate::api_keys::new_key;
 use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, user_id};
@@ -16,10 +16,10 @@ use test_case::test_case;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// The second wall: a statement that forgets the tenant sees and changes nothing, and one that says another tenant than
-/// its transaction doesn't either. For every table with a tenant, so that a new one is not forgotten.
+/// A statement without a condition on the tenant, or with another tenant than its transaction, must neither read nor change
+/// rows. All tables with a tenant are read from the catalogue, so new ones are covered.
 #[tokio::test]
-async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
+async fn row_level_security_isolates_tenants_on_postgres() {
     const TABLES: &str = "\
         SELECT c.table_name::text FROM information_schema.columns AS c
         WHERE c.table_schema = 'public' AND c.column_name = 'tenant_id' ORDER BY 1";
@@ -32,7 +32,7 @@ async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
     let rows = sql.rows().await;
     let tables = sql.texts(TABLES).await;
     assert!(tables.len() >= 7, "{tables:?}");
-    for table in tables.iter().filter(|table| !WITHOUT_WALL.contains(&table.as_str())) {
+    for table in tables.iter().filter(|table| !WITHOUT_ROW_LEVEL_SECURITY.contains(&table.as_str())) {
         assert!(sql.figure(&format!("SELECT count(*) FROM {table}")).await > 0, "{table}");
         for (setting, visible) in
             [("", false), ("SET precis.tenant = 'other';", false), ("SET precis.tenant = 'acme';", true)]
@@ -46,7 +46,7 @@ async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
                 assert_eq!(owner.execute(delete).await.unwrap().rows_affected(), 0, "{table} {setting}");
             }
         }
-        // Nor can a row be given to another tenant.
+        // A row cannot be moved to another tenant either.
         let given = AssertSqlSafe(format!("UPDATE {table} SET tenant_id = 'other'"));
         let error = owner.execute(given).await.expect_err(table);
         let said = error.to_string();
@@ -55,10 +55,11 @@ async fn postgres_keeps_tenants_apart_where_a_statement_does_not() {
     assert_eq!(sql.rows().await, rows);
 }
 
-/// Tables that are read before the tenant is known, or for all tenants; and the index of search, behind a policy of no use.
-const WITHOUT_WALL: [&str; 4] = ["api_keys", "search", "search_reindex", "search_pending"];
+/// Tables without row-level security: they are read before the tenant is known or for all tenants, or, like the search index,
+/// cannot use an index behind a policy.
+const WITHOUT_ROW_LEVEL_SECURITY: [&str; 4] = ["api_keys", "search", "search_reindex", "search_pending"];
 
-/// A session with a held lease and a memory document; the token, and a step that could be committed.
+/// Creates a session with a held lease and a memory document. Returns the token and a revision that could be committed.
 async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, NewRevision) {
     let exchange = exchange_of(user.as_str(), &["a", "b", "c", "d"]);
     recorded(demo.append(&exchange, Some(&key("k", &exchange))).await);
@@ -71,7 +72,7 @@ async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, NewRevision) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
+async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     let (token, step) = fill(&acme, &ada).await;
     acme.store.add_token_usage(&acme.tenant, 7).await.unwrap();
@@ -110,7 +111,7 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory_document(tenant, &ada).await.unwrap(), None);
         assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9).await.unwrap(), []);
-        // Writing to what it doesn't have.
+        // Writing.
         assert_eq!(store.set_metadata(tenant, session, r#"{"x":1}"#).await.unwrap(), None);
         assert_eq!(other.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
         assert!(!store.renew_lease(tenant, session, token, LONG).await.unwrap());
@@ -128,14 +129,14 @@ async fn a_tenant_without_anything_sees_and_does_nothing(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_ids_are_another_tenants_own(backend: Backend) {
+async fn same_ids_of_two_tenants_are_independent(backend: Backend) {
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     let mut sql = Sql::on(&backend).await;
     fill(&acme, &ada).await;
     let rows = sql.rows().await;
     let state = acme.state().await;
     let other = acme.tenant("other");
-    // `fill` itself sees to it that the key is new, that the revision is the first and that the lease is free.
+    // `fill` asserts that the key is new, the revision is the first and the lease is free.
     let (token, step) = fill(&other, &ada).await;
     assert_eq!(other.commit(token, &step).await.unwrap().revision, 2);
     other.restore(0).await.unwrap();

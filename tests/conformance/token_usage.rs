@@ -1,4 +1,4 @@
-//! What a tenant's consolidations spend in tokens, by the day.
+//! Token usage of a tenant per day.
 
 use crate::conversation::Conversation;
 use crate::sql::Sql;
@@ -6,22 +6,22 @@ use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use test_case::test_case;
 
-async fn spend(demo: &Conversation, tokens: u64) {
+async fn add_usage(demo: &Conversation, tokens: u64) {
     demo.store.add_token_usage(&demo.tenant, tokens).await.unwrap();
 }
 
-async fn spent(demo: &Conversation) -> i64 {
+async fn usage_today(demo: &Conversation) -> i64 {
     demo.store.tokens_used_today(&demo.tenant).await.unwrap()
 }
 
-/// The days of the account, as days from today, and what was spent on each.
-async fn account(sql: &mut Sql) -> Vec<String> {
+/// Returns the stored days, relative to today, with the usage of each.
+async fn usage_by_day(sql: &mut Sql) -> Vec<String> {
     let today = today(sql);
     let account = format!("SELECT (day - {today}) || ': ' || tokens FROM token_usage ORDER BY day");
     sql.texts(&account).await
 }
 
-/// Today in SQL, by the clock that the store goes by.
+/// Returns the current day as an SQL expression, by the clock of the store.
 fn today(sql: &Sql) -> &'static str {
     match sql {
         Sql::Sqlite(_) => "unixepoch() / 86400",
@@ -32,89 +32,93 @@ fn today(sql: &Sql) -> &'static str {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_spent_adds_up(backend: Backend) {
+async fn usage_is_added_up(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sum = 0;
     for tokens in [0, 1, 20, 0, 5_000_000_000] {
-        assert_eq!(spent(&demo).await, sum);
-        spend(&demo, tokens).await;
+        assert_eq!(usage_today(&demo).await, sum);
+        add_usage(&demo, tokens).await;
         sum += tokens as i64;
     }
-    assert_eq!(spent(&demo).await, sum);
-    assert_eq!(spent(&Conversation::on(&backend).await).await, sum, "in the database, not in the process");
-    assert_eq!(account(&mut Sql::on(&backend).await).await, ["0: 5000000021"]);
+    assert_eq!(usage_today(&demo).await, sum);
+    assert_eq!(
+        usage_today(&Conversation::on(&backend).await).await,
+        sum,
+        "in the database, not in the process"
+    );
+    assert_eq!(usage_by_day(&mut Sql::on(&backend).await).await, ["0: 5000000021"]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_tenant_has_its_own_account(backend: Backend) {
+async fn usage_of_tenants_is_independent(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let tenants = ["acme", "Acme", "acme ", "é"].map(|name| demo.tenant(name));
     for (tokens, tenant) in (1..).zip(&tenants) {
-        spend(tenant, tokens).await;
+        add_usage(tenant, tokens).await;
     }
     for (tokens, tenant) in (1..).zip(&tenants) {
-        assert_eq!(spent(tenant).await, tokens);
+        assert_eq!(usage_today(tenant).await, tokens);
     }
-    assert_eq!(spent(&demo).await, 0);
+    assert_eq!(usage_today(&demo).await, 0);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_day_begins_anew(backend: Backend) {
+async fn usage_is_counted_per_day(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let today = today(&sql);
     for (tokens, day) in [(100, "- 1"), (200, "+ 1"), (400, "- 365")] {
         sql.run(&format!("INSERT INTO token_usage VALUES ('default', {today} {day}, {tokens})")).await;
     }
-    assert_eq!(spent(&demo).await, 0);
-    spend(&demo, 7).await;
-    spend(&demo, 8).await;
-    assert_eq!(spent(&demo).await, 15);
-    assert_eq!(account(&mut sql).await, ["-365: 400", "-1: 100", "0: 15", "1: 200"]);
+    assert_eq!(usage_today(&demo).await, 0);
+    add_usage(&demo, 7).await;
+    add_usage(&demo, 8).await;
+    assert_eq!(usage_today(&demo).await, 15);
+    assert_eq!(usage_by_day(&mut sql).await, ["-365: 400", "-1: 100", "0: 15", "1: 200"]);
     sql.run("UPDATE token_usage SET day = day - 1000").await;
-    assert_eq!(spent(&demo).await, 0);
+    assert_eq!(usage_today(&demo).await, 0);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sum_stops_where_the_column_ends(backend: Backend) {
+async fn usage_saturates_at_the_largest_integer(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     for tokens in [u64::MAX, 1, i64::MAX as u64, u64::MAX] {
-        spend(&demo, tokens).await;
-        assert_eq!(spent(&demo).await, i64::MAX);
+        add_usage(&demo, tokens).await;
+        assert_eq!(usage_today(&demo).await, i64::MAX);
     }
     let other = demo.tenant("other");
     for (tokens, sum) in [(i64::MAX as u64 - 1, i64::MAX - 1), (1, i64::MAX), (1, i64::MAX)] {
-        spend(&other, tokens).await;
-        assert_eq!(spent(&other).await, sum);
+        add_usage(&other, tokens).await;
+        assert_eq!(usage_today(&other).await, sum);
     }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn spending_at_once_adds_up(backend: Backend) {
-    // As replicas over one server; an embedded database has one store.
+async fn concurrent_usage_is_added_up(backend: Backend) {
+    // Several stores, like replicas, on Postgres; SQLite supports only one.
     let one = Conversation::on(&backend).await;
     let two =
         if matches!(backend, Backend::Sqlite(_)) { one.clone() } else { Conversation::on(&backend).await };
-    let spends = (1..=50).flat_map(|tokens| [spend(&one, tokens), spend(&two, tokens)]);
+    let spends = (1..=50).flat_map(|tokens| [add_usage(&one, tokens), add_usage(&two, tokens)]);
     join_all(spends).await;
-    assert_eq!(spent(&one).await, 50 * 51);
+    assert_eq!(usage_today(&one).await, 50 * 51);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn erasure_leaves_the_account(backend: Backend) {
+async fn erasure_does_not_delete_usage(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["a", "b"]).await;
-    spend(&demo, 7).await;
+    add_usage(&demo, 7).await;
     assert!(demo.store.erase_user(&demo.tenant, &demo.state().await.user_id).await.unwrap());
-    assert_eq!(spent(&demo).await, 7);
+    assert_eq!(usage_today(&demo).await, 7);
 }

@@ -1,4 +1,4 @@
-//! Users as a whole: erasure.
+//! Erasure of users.
 
 use crate::conversation::{Conversation, exchange_of, key, recorded, user_id};
 use crate::sql::Sql;
@@ -11,7 +11,7 @@ async fn erase(demo: &Conversation, user: &UserId) -> bool {
     demo.store.erase_user(&demo.tenant, user).await.unwrap()
 }
 
-/// A memory document of two versions, and two sessions with all that sessions have.
+/// Creates a memory document with two versions, and two sessions with rows of every kind.
 async fn fill(demo: &Conversation, user: &UserId) {
     demo.remember(user, "first").await;
     demo.remember(user, "second").await;
@@ -28,7 +28,7 @@ async fn fill(demo: &Conversation, user: &UserId) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn erasure_takes_all_of_a_user_and_of_no_other(backend: Backend) {
+async fn erased_user_loses_all_data_and_others_none(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let ada = user_id("ada");
@@ -52,7 +52,7 @@ async fn erasure_takes_all_of_a_user_and_of_no_other(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn either_half_of_a_user_is_something_to_erase(backend: Backend) {
+async fn user_with_only_sessions_or_only_memory_is_erased(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let ada = user_id("ada");
@@ -67,7 +67,7 @@ async fn either_half_of_a_user_is_something_to_erase(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_erased_user_starts_anew(backend: Backend) {
+async fn user_can_write_again_after_erasure(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let ada = user_id("ada");
     fill(&demo, &ada).await;

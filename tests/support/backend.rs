@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A fresh, migrated database; it goes with the value.
+/// A new, migrated database that is deleted together with this value.
 pub(crate) enum Backend {
     Sqlite(TempDir),
     Postgres(Box<TestDatabase>),
@@ -18,7 +18,7 @@ pub(crate) enum Backend {
 
 impl Backend {
     pub(crate) async fn sqlite() -> Self {
-        // In memory where that is possible: a test that writes much would wait for the disk otherwise.
+        // In memory if possible, because tests with many writes would wait for the disk.
         let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
         let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
         let backend = Self::Sqlite(folder);
@@ -38,7 +38,6 @@ impl Backend {
         }
     }
 
-    /// The store over it.
     pub(crate) async fn store(&self) -> Arc<dyn Store> {
         connect(&self.url()).await
     }
@@ -51,10 +50,10 @@ async fn connect(url: &str) -> Arc<dyn Store> {
         statement_timeout: Duration::from_secs(30),
         search: Some(Analyzer::default()),
     };
-    storage::connect(url, &options).await.expect("a store")
+    storage::connect(url, &options).await.expect("the store can be opened")
 }
 
 async fn migrate(store: Arc<dyn Store>) {
-    store.migrate().await.expect("migrated");
+    store.migrate().await.expect("the migration succeeds");
     store.close().await;
 }
