@@ -1,18 +1,21 @@
-//! Types and rules: plain functions over plain data, without I/O, clock or randomness.
+//! Domain types and rules: plain functions over plain data, without I/O, clock or randomness.
 //!
-//! | question | file |
+//! | rule | module |
 //! | --- | --- |
-//! | when is consolidation due, what is asked for, how long to wait after a failure | [`consolidation`] |
-//! | where may a conversation be cut | [`split_points`] |
-//! | what does the model get to see | [`context`] |
-//! | what is said of skills in it | [`skill`] |
-//! | what covers which messages | [`coverage`] |
-//! | what fits a budget of tokens | [`budget`] |
-//! | what is sent in which format | [`format`] |
-//! | which messages does a search find, in which order | [`search`] |
-//! | what are the agent's tools, and what may a model ask of them | [`tool`] |
+//! | when consolidation is due, and when it is retried | [`consolidation`] |
+//! | where a conversation can be split | [`split_points`] |
+//! | how a transcript is divided among model calls | [`batching`] |
+//! | what a summariser reads | [`transcript`] |
+//! | the parts of the system message | [`context`] |
+//! | reserved headings and their escaping | [`headings`] |
+//! | skills in the system message | [`skill`] |
+//! | which messages a context contains | [`coverage`] |
+//! | what fits into a token budget | [`budget`] |
+//! | how messages are rendered for a provider | [`format`] |
+//! | how search finds and ranks messages | [`search`] |
+//! | the tools of the agent | [`tool`] |
 //! | the export format of a session | [`export_format`] |
-//! | how large may a message be | [`limits`] |
+//! | size limits of stored values | [`limits`] |
 
 pub mod api_key;
 pub mod batching;
@@ -24,6 +27,7 @@ pub mod error_chain;
 pub mod exchange;
 pub mod export_format;
 pub mod format;
+pub mod headings;
 pub mod id;
 pub(crate) mod json;
 pub(crate) mod json_validation;

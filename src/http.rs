@@ -25,7 +25,6 @@ use tower_http::catch_panic::CatchPanicLayer;
 mod chat;
 mod error;
 mod extract;
-mod format;
 mod json;
 mod limits;
 mod middleware;

@@ -6,7 +6,7 @@
 //! [`extractive`] summariser, or an [`http`] server in a wire format such as [`http::openai`] or [`http::anthropic`].
 //! [`prompt`] contains the prompts, [`error`] defines the consequence of each kind of failure.
 
-use crate::domain::transcript::TranscriptEntry;
+use crate::domain::transcript::TranscriptLine;
 use async_trait::async_trait;
 use std::fmt;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub enum Task<'a> {
     /// Summarise a part of the conversation.
     Consolidate {
         /// The messages, oldest first.
-        entries: &'a [TranscriptEntry],
+        lines: &'a [TranscriptLine],
         /// Requested length of the summary.
         sentences: usize,
     },
@@ -66,7 +66,7 @@ pub trait Llm: Send + Sync + fmt::Debug {
     /// Dropping the future cancels the call.
     async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError>;
 
-    /// Returns the number of tokens of encoded entries ([`TranscriptEntry::encode`] plus a line feed each) that one
+    /// Returns the number of tokens of transcript lines ([`TranscriptLine::tokens`]) that one
     /// [`Task::Consolidate`] may contain so that the complete prompt is within the input limit of every model of the
     /// pool. The value decreases when a model turns out to accept less than its settings say, so smaller batches may
     /// succeed after [`LlmError::is_prompt_too_long`].

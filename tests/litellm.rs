@@ -28,7 +28,7 @@
 
 use precis::config::{self, OutputLimitField, SecretSource};
 use precis::domain::message::Role;
-use precis::domain::transcript::TranscriptEntry;
+use precis::domain::transcript::{TranscriptEntry, TranscriptLine};
 use precis::llm::check::check_models;
 use precis::llm::error::TimeoutPhase;
 use precis::llm::http::anthropic::Anthropic;
@@ -111,17 +111,18 @@ fn pools(models: Vec<ModelSpec>) -> ModelPools {
     ModelPools::new(models, &[("p".to_owned(), pool)].into(), prompts()).expect("valid")
 }
 
-fn conversation() -> [TranscriptEntry; 2] {
-    let entry =
-        |role, text: &str| TranscriptEntry { role, name: None, text: text.to_owned(), calls: Vec::new() };
+fn conversation() -> [TranscriptLine; 2] {
+    let line = |role, text: &str| -> TranscriptLine {
+        TranscriptEntry { role, name: None, text: text.to_owned(), calls: Vec::new() }.into()
+    };
     [
-        entry(Role::User, "I am Ada. I live in Berlin, and I fly to Zürich on 3 May."),
-        entry(Role::Assistant, "Noted. Bo still wants the 東京 numbers."),
+        line(Role::User, "I am Ada. I live in Berlin, and I fly to Zürich on 3 May."),
+        line(Role::Assistant, "Noted. Bo still wants the 東京 numbers."),
     ]
 }
 
 async fn ask(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
-    pools.complete("p", Task::Consolidate { entries: &conversation(), sentences: 5 }).await
+    pools.complete("p", Task::Consolidate { lines: &conversation(), sentences: 5 }).await
 }
 
 /// The answer of a pool of these models, which it is for the last of them to give.
@@ -137,7 +138,7 @@ async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, Mo
     let (entries, prompts) = (conversation(), prompts());
     let request = Request {
         model,
-        task: Task::Consolidate { entries: &entries, sentences: 5 },
+        task: Task::Consolidate { lines: &entries, sentences: 5 },
         prompts: &prompts,
         output_limit: 500,
         first_token_timeout: Some(60 * SECOND),

@@ -1,28 +1,18 @@
-//! Fitting a conversation into what a model can take at once.
+//! Divides a transcript into batches that fit into the input limit of a model.
 
-use super::tokens;
-use super::transcript::TranscriptEntry;
+use super::transcript::{TranscriptEntry, TranscriptLine};
 
-/// Tokens of each entry as a model gets to see it: its line, and the line feed.
-#[must_use]
-pub fn measure(entries: &[TranscriptEntry]) -> Vec<usize> {
-    entries.iter().map(size).collect()
-}
-
-fn size(entry: &TranscriptEntry) -> usize {
-    tokens::count(&entry.encode()) + 1
-}
-
-/// How many of the leading entries fit, up to one of the places in `ends` (ascending) where a chunk may end. The
-/// first of these is taken even if it doesn't fit: what may not be parted is committed at once, see [`pieces`].
+/// Returns the largest position in `ends` (ascending) whose leading items have at most `capacity` tokens in total. The
+/// first position is returned even if its items do not fit: messages before it must be summarised together, and
+/// [`split_to_fit`] divides their text. Returns `None` if `ends` is empty.
 #[must_use]
 pub fn batch_end(sizes: &[usize], ends: &[usize], capacity: usize) -> Option<usize> {
     let mut total = 0;
-    let mut from = 0;
+    let mut start = 0;
     let mut best = None;
     for &end in ends {
-        total += sizes.get(from..end).unwrap_or_default().iter().sum::<usize>();
-        from = end;
+        total += sizes.get(start..end).unwrap_or_default().iter().sum::<usize>();
+        start = end;
         if total > capacity && best.is_some() {
             break;
         }
@@ -31,40 +21,40 @@ pub fn batch_end(sizes: &[usize], ends: &[usize], capacity: usize) -> Option<usi
     best
 }
 
-/// The entries in pieces that fit, in order; an entry that alone is too large is split. Together they hold all of
-/// the text; only the short forms of tool calls give way where they alone are too much.
+/// Divides the lines, in order, into groups of at most `capacity` tokens. A line that is too large is split. The groups
+/// contain the complete text; only the short forms of tool calls are dropped if they are too large on their own.
 #[must_use]
-pub fn split_to_fit(entries: Vec<TranscriptEntry>, capacity: usize) -> Vec<Vec<TranscriptEntry>> {
-    let mut pieces = Vec::new();
-    let mut piece = Vec::new();
+pub fn split_to_fit(lines: Vec<TranscriptLine>, capacity: usize) -> Vec<Vec<TranscriptLine>> {
+    let mut groups = Vec::new();
+    let mut group = Vec::new();
     let mut filled = 0;
-    for entry in entries.into_iter().flat_map(|entry| split_entry(entry, capacity)) {
-        let size = size(&entry);
-        if filled + size > capacity && !piece.is_empty() {
-            pieces.push(std::mem::take(&mut piece));
+    for line in lines.into_iter().flat_map(|line| split_line(line, capacity)) {
+        if filled + line.tokens > capacity && !group.is_empty() {
+            groups.push(std::mem::take(&mut group));
             filled = 0;
         }
-        filled += size;
-        piece.push(entry);
+        filled += line.tokens;
+        group.push(line);
     }
-    pieces.push(piece);
-    pieces
+    groups.push(group);
+    groups
 }
 
-/// Splits an entry until each part fits.
-fn split_entry(entry: TranscriptEntry, capacity: usize) -> Vec<TranscriptEntry> {
-    /// Below this, in bytes of text, a part is taken as it is: a capacity this small serves nobody.
+/// Splits a line until each part fits.
+fn split_line(line: TranscriptLine, capacity: usize) -> Vec<TranscriptLine> {
+    /// Parts with at most this many bytes of text are not split further: no real model has such a small capacity.
     const SMALLEST: usize = 64;
-    if size(&entry) <= capacity {
-        return vec![entry];
+    if line.tokens <= capacity {
+        return vec![line];
     }
-    let bytes = entry.text.len();
+    let bytes = line.entry.text.len();
     if bytes <= SMALLEST {
-        return vec![TranscriptEntry { calls: Vec::new(), ..entry }];
+        return vec![TranscriptLine::from(TranscriptEntry { calls: Vec::new(), ..line.entry })];
     }
-    // A token of plain text has about four bytes: the first guess is usually right, and halving ends the search.
+    // A token of plain text has about four bytes, so the first guess usually fits; halving bounds the recursion.
     let part = bytes.div_ceil(2).min(capacity.saturating_mul(3)).max(SMALLEST);
-    entry.split(part).into_iter().flat_map(|part| split_entry(part, capacity)).collect()
+    let parts = line.entry.split(part).into_iter().map(TranscriptLine::from);
+    parts.flat_map(|part| split_line(part, capacity)).collect()
 }
 
 #[cfg(test)]
@@ -77,32 +67,33 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_ends_where_it_may() {
+    fn batch_ends_at_last_position_that_fits() {
         let sizes = [10, 10, 10, 10];
         assert_eq!(batch_end(&sizes, &[1, 2, 3, 4], 100), Some(4));
         assert_eq!(batch_end(&sizes, &[1, 2, 3, 4], 30), Some(3));
         assert_eq!(batch_end(&sizes, &[2, 4], 30), Some(2));
-        assert_eq!(batch_end(&sizes, &[3, 4], 20), Some(3), "what may not be parted comes whole");
+        assert_eq!(batch_end(&sizes, &[3, 4], 20), Some(3), "inseparable messages are taken together");
         assert_eq!(batch_end(&sizes, &[], 20), None);
     }
 
     #[test]
-    fn pieces_fit_and_hold_everything() {
+    fn split_groups_fit_and_contain_the_complete_text() {
         let han = "语".repeat(700);
         let texts = ["short", &"many words in a row ".repeat(400), &"<>".repeat(900), &han, "end"];
-        let entries: Vec<TranscriptEntry> = texts.iter().map(|text| entry(text)).collect();
-        let pieces = split_to_fit(entries, 400);
-        assert!(pieces.iter().all(|piece| measure(piece).iter().sum::<usize>() <= 400));
-        let all: String = pieces.iter().flatten().map(|entry| entry.text.as_str()).collect();
-        assert_eq!(all, texts.concat());
+        let lines = texts.iter().map(|text| TranscriptLine::from(entry(text))).collect();
+        let groups = split_to_fit(lines, 400);
+        for group in &groups {
+            assert!(group.iter().map(|line| line.tokens).sum::<usize>() <= 400);
+        }
+        let text: String = groups.iter().flatten().map(|line| line.entry.text.as_str()).collect();
+        assert_eq!(text, texts.concat());
     }
 
     #[test]
-    fn calls_that_are_too_much_give_way() {
-        let mut large = entry("text");
-        large.calls = vec!["call(argument argument argument)".repeat(30); 40];
-        let pieces = split_to_fit(vec![large], 100);
-        assert_eq!(pieces.len(), 1);
-        assert!(pieces[0][0].calls.is_empty() && pieces[0][0].text == "text");
+    fn oversized_tool_calls_are_dropped() {
+        let calls = vec!["call(argument argument argument)".repeat(30); 40];
+        let groups = split_to_fit(vec![TranscriptEntry { calls, ..entry("text") }.into()], 100);
+        assert_eq!(groups.len(), 1);
+        assert_eq!(groups[0][0].entry, entry("text"));
     }
 }

@@ -1,4 +1,6 @@
-//! When consolidation is due, what is asked for, and how long to wait after a failure.
+//! When consolidation is due, which messages it summarises, and when it is retried after a failure.
+//!
+//! The rule is [`Policy::exceeds_threshold`]; [`Policy::due`] applies it to a session.
 
 use super::message_metadata::MessageMetadata;
 use super::session::Session;
@@ -6,126 +8,145 @@ use super::split_points::{self, UnansweredCalls};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 
-/// The rules of consolidation, as the settings give them.
+/// The rules of consolidation, from the settings `consolidation.*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Messages in the tail above which the older part is summarised.
+    /// Number of messages in the tail above which its older part is summarised.
     pub threshold: i64,
-    /// Tokens in the tail above which the older part is summarised.
+    /// Number of tokens in the tail above which its older part is summarised.
     pub max_tail_tokens: Option<i64>,
-    /// Messages that stay verbatim, at least.
+    /// Number of messages, at least, that stay verbatim.
     pub keep_recent: usize,
-    /// Words of the summary above which it is compressed.
+    /// Number of words of the summary above which it is compressed.
     pub summary_word_limit: usize,
-    /// Sentences asked for when it is.
+    /// Number of sentences that a compressed summary should have.
     pub summary_sentences: usize,
-    /// Most messages that go verbatim into a context.
+    /// Largest number of messages that a context contains verbatim.
     pub max_history_messages: usize,
-    /// The wait after a first failure.
+    /// Delay of the first retry after a failure.
     pub retry_initial: Duration,
-    /// The longest wait after a failure.
+    /// Largest delay between retries.
     pub retry_max: Duration,
 }
 
-/// When consolidation happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// When a context request consolidates its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String", rename_all = "snake_case")]
+#[schema(rename_all = "snake_case")]
 pub enum Mode {
-    /// Inside the request that finds it due.
+    /// During the request.
     Inline,
-    /// After that request was answered.
+    /// After the response.
     Background,
-    /// Only when asked for.
+    /// Never.
     Off,
 }
 
-/// What is to be done about a session's tail.
+/// Parses from a string only; a derived implementation would also accept an object such as `{"off": null}`.
+impl TryFrom<String> for Mode {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        match name.as_str() {
+            "inline" => Ok(Self::Inline),
+            "background" => Ok(Self::Background),
+            "off" => Ok(Self::Off),
+            _ => Err(format!("unknown value `{name}`, expected one of `inline`, `background`, `off`")),
+        }
+    }
+}
+
+/// The result of applying the policy to a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// The tail is short enough.
+    /// The tail does not exceed the threshold.
     No,
-    /// It's too long: summarise its older part.
+    /// Consolidation is due now.
     Yes,
-    /// It's too long, and somebody is at it.
+    /// Consolidation is due, and another run holds the lease.
     InProgress,
-    /// It's too long, and the last attempt failed: not before this time.
-    NotBefore(OffsetDateTime),
+    /// Consolidation is due, but the last attempt failed: do not retry before `until`.
+    Backoff { until: OffsetDateTime },
+}
+
+/// The messages that a consolidation summarises, counted from the cursor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsolidationPlan {
+    /// Positions at which a batch may end, ascending, never empty. The last one is the end of the plan.
+    pub batch_ends: Vec<usize>,
+    /// Tokens of each message up to the end of the plan, as stored.
+    pub message_tokens: Vec<i64>,
 }
 
 impl Policy {
-    /// **The rule**: consolidation is due when the tail has more than `threshold` messages, or more than
-    /// `max_tail_tokens` tokens.
+    /// **The rule**: consolidation is due if the tail has more than `threshold` messages or more than `max_tail_tokens`
+    /// tokens.
     #[must_use]
-    pub fn is_due(&self, tail_len: i64, tail_tokens: i64) -> bool {
-        tail_len > self.threshold || self.max_tail_tokens.is_some_and(|most| tail_tokens > most)
+    pub fn exceeds_threshold(&self, tail_len: i64, tail_tokens: i64) -> bool {
+        tail_len > self.threshold || self.max_tail_tokens.is_some_and(|max| tail_tokens > max)
     }
 
-    /// The rule, applied to a session: at most one consolidation at a time, and none before its retry time.
+    /// Applies the rule to a session: at most one consolidation runs at a time, and none before its retry time.
     ///
-    /// A time that lies far further ahead than it is ever set was set by a clock that has been put back since: nobody
-    /// waits for it. `lease` is the time that a lease is taken for.
+    /// A lease or retry time is ignored if it lies further in the future than it is ever set: the clock of the database
+    /// was set back since. `lease_ttl` is the duration for which a lease is taken.
     #[must_use]
-    pub fn due(&self, session: &Session, now: OffsetDateTime, lease: Duration) -> Due {
+    pub fn due(&self, session: &Session, now: OffsetDateTime, lease_ttl: Duration) -> Due {
         let state = &session.consolidation;
-        let ahead = |time: Option<OffsetDateTime>, longest: Duration| {
+        let pending = |time: Option<OffsetDateTime>, longest: Duration| {
             time.filter(|time| *time > now && *time - now <= longest.saturating_mul(2))
         };
-        if !self.is_due(session.tail_len(), session.tail_tokens()) {
+        if !self.exceeds_threshold(session.tail_len(), session.tail_tokens()) {
             Due::No
-        } else if ahead(state.lease_until, lease).is_some() {
+        } else if pending(state.lease_until, lease_ttl).is_some() {
             Due::InProgress
-        } else if let Some(retry_at) = ahead(state.retry_at, self.retry_max) {
-            Due::NotBefore(retry_at)
+        } else if let Some(until) = pending(state.retry_at, self.retry_max) {
+            Due::Backoff { until }
         } else {
             Due::Yes
         }
     }
 
-    /// How many messages of a tail of `tail_len` are to be summarised, and where such a summary may be committed in
-    /// parts. `messages` are the first messages of the tail: all of it, or as many as are looked at in one go.
+    /// Plans the consolidation of a tail of `tail_len` messages. `messages` are the first messages of the tail: all of
+    /// them, or as many as are planned at once. Returns `None` if there is no safe split point.
     #[must_use]
-    pub fn plan(&self, messages: &[MessageMetadata], tail_len: usize) -> Option<Plan> {
+    pub fn plan(&self, messages: &[MessageMetadata], tail_len: usize) -> Option<ConsolidationPlan> {
         let limit = tail_len.saturating_sub(self.keep_recent).min(messages.len());
-        // A call that never gets its result would hold the cursor for ever. It does so until messages would have to
-        // be left out of the context; from then on, a call that the user has gone on from is taken as given up, and
-        // any call where there is none of these: an agent may work for long without a user.
-        let mut waiting = vec![UnansweredCalls::Block];
+        // A tool call whose result never arrives would hold the cursor forever. It does so until messages would have to be
+        // omitted from the context. From then on, such a call is ignored if a user message follows it, and as a last
+        // resort in any case, because an agent may work for long without a user message.
+        let mut attempts = vec![UnansweredCalls::Block];
         if tail_len > self.max_history_messages {
-            waiting.extend([UnansweredCalls::BlockUntilUserMessage, UnansweredCalls::Ignore]);
+            attempts.extend([UnansweredCalls::BlockUntilUserMessage, UnansweredCalls::Ignore]);
         }
-        waiting.into_iter().find_map(|unanswered| {
+        attempts.into_iter().find_map(|unanswered| {
             let end = split_points::last_at_or_before(messages, limit, unanswered)?;
-            Some(Plan { end, parts: split_points::all_up_to(messages, end, unanswered) })
+            Some(ConsolidationPlan {
+                batch_ends: split_points::all_up_to(messages, end, unanswered),
+                message_tokens: messages.iter().take(end).map(|message| message.tokens).collect(),
+            })
         })
     }
 
-    /// The wait before the next attempt after this many failures in a row: doubling, bounded.
+    /// Returns the delay before the next attempt after this many consecutive failures: exponential backoff with a limit.
     #[must_use]
-    pub fn retry_in(&self, failures: u32) -> Duration {
+    pub fn retry_delay(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
         self.retry_initial.saturating_mul(1 << doublings).min(self.retry_max)
     }
 
-    /// Whether a summary has grown too long.
+    /// Returns `true` if a summary of this many words has to be compressed.
     #[must_use]
-    pub fn needs_meta(&self, words: usize) -> bool {
+    pub fn needs_meta_consolidation(&self, words: usize) -> bool {
         words > self.summary_word_limit
     }
 }
 
-/// What a consolidation is to summarise, in numbers of messages from the cursor on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// Where it ends.
-    pub end: usize,
-    /// Where a part of it may end, ascending; the last is `end`.
-    pub parts: Vec<usize>,
-}
-
-/// The sentences asked for, for a number of messages: a tenth, at least 5, at most 50.
+/// Returns the number of sentences that a summary of this many messages should have: a tenth, from 5 to 50.
 #[must_use]
-pub fn sentences(messages: usize) -> usize {
+pub fn summary_sentences(messages: usize) -> usize {
     (messages / 10).clamp(5, 50)
 }
 
@@ -147,70 +168,77 @@ mod tests {
         }
     }
 
+    fn message(role: Role) -> MessageMetadata {
+        MessageMetadata { role, tokens: 0, calls: Vec::new(), result_of: None }
+    }
+
+    /// Returns messages that alternate between user and assistant.
     fn turns(messages: usize) -> Vec<MessageMetadata> {
-        let role = |at: usize| {
-            if at.is_multiple_of(2) { Role::User } else { Role::Assistant }
-        };
-        (0..messages)
-            .map(|at| MessageMetadata { role: role(at), calls: Vec::new(), result_of: None, tokens: 0 })
-            .collect()
+        [Role::User, Role::Assistant].into_iter().cycle().take(messages).map(message).collect()
+    }
+
+    fn planned_end(messages: &[MessageMetadata], tail_len: usize) -> Option<usize> {
+        let plan = policy().plan(messages, tail_len)?;
+        assert_eq!(plan.batch_ends.last(), Some(&plan.message_tokens.len()));
+        plan.batch_ends.last().copied()
     }
 
     #[test]
-    fn a_hundred_messages_are_not_due_and_one_more_is() {
-        assert!(!policy().is_due(100, i64::MAX));
-        assert!(policy().is_due(101, 0));
+    fn consolidation_is_due_above_threshold() {
+        assert!(!policy().exceeds_threshold(100, i64::MAX));
+        assert!(policy().exceeds_threshold(101, 0));
+    }
+
+    #[test]
+    fn consolidation_is_due_above_max_tail_tokens() {
         let policy = Policy { max_tail_tokens: Some(5000), ..policy() };
-        assert!(!policy.is_due(3, 5000));
-        assert!(policy.is_due(3, 5001));
+        assert!(!policy.exceeds_threshold(3, 5000));
+        assert!(policy.exceeds_threshold(3, 5001));
     }
 
     #[test]
-    fn six_hundred_words_are_not_too_long_and_one_more_is() {
-        assert!(!policy().needs_meta(600));
-        assert!(policy().needs_meta(601));
+    fn meta_consolidation_is_needed_above_word_limit() {
+        assert!(!policy().needs_meta_consolidation(600));
+        assert!(policy().needs_meta_consolidation(601));
     }
 
     #[test]
-    fn a_tenth_in_sentences() {
-        let asked = [1, 23, 59, 60, 98, 499, 500, 1000].map(sentences);
-        assert_eq!(asked, [5, 5, 5, 6, 9, 49, 50, 50]);
+    fn summary_sentences_are_a_tenth_of_the_messages() {
+        let sentences = [1, 23, 59, 60, 98, 499, 500, 1000].map(summary_sentences);
+        assert_eq!(sentences, [5, 5, 5, 6, 9, 49, 50, 50]);
     }
 
     #[test]
-    fn the_recent_messages_stay() {
-        assert_eq!(policy().plan(&turns(102), 102).map(|plan| plan.end), Some(82));
-        assert_eq!(policy().plan(&turns(101), 101).map(|plan| plan.end), Some(80), "moves to a user message");
-        assert_eq!(policy().plan(&turns(20), 20), None);
-        assert_eq!(policy().plan(&turns(10), 5000).map(|plan| plan.end), Some(8), "only what was looked at");
+    fn plan_keeps_recent_messages() {
+        assert_eq!(planned_end(&turns(102), 102), Some(82));
+        assert_eq!(planned_end(&turns(101), 101), Some(80), "moves to a user message");
+        assert_eq!(planned_end(&turns(20), 20), None);
+        assert_eq!(planned_end(&turns(10), 5000), Some(8), "plans only the given messages");
     }
 
     #[test]
-    fn a_call_without_a_result_holds_the_cut_until_messages_would_be_left_out() {
+    fn unanswered_call_holds_cursor_until_messages_would_be_omitted() {
         let mut messages = turns(200);
         messages[1].calls.push("lost".to_owned());
-        assert_eq!(policy().plan(&messages, 200).map(|plan| plan.end), Some(1));
-        let rest = |from: usize| messages.get(from..).expect("in range").to_vec();
-        assert_eq!(policy().plan(&rest(1), 199), None);
-        let mut longer = rest(1);
+        assert_eq!(planned_end(&messages, 200), Some(1));
+        assert_eq!(planned_end(&messages[1..], 199), None);
+        let mut longer = messages[1..].to_vec();
         longer.extend(turns(200));
-        assert_eq!(policy().plan(&longer, 201).map(|plan| plan.end), Some(181));
+        assert_eq!(planned_end(&longer, 201), Some(181));
     }
 
     #[test]
-    fn a_call_that_no_user_has_gone_on_from_holds_it_no_longer() {
-        let said =
-            |_| MessageMetadata { role: Role::Assistant, calls: Vec::new(), result_of: None, tokens: 0 };
-        let mut messages: Vec<MessageMetadata> = (0..201).map(said).collect();
+    fn unanswered_call_without_user_message_holds_cursor_until_messages_would_be_omitted() {
+        let mut messages = vec![message(Role::Assistant); 201];
         messages[0].calls.push("lost".to_owned());
-        assert_eq!(policy().plan(&messages[..200], 200), None);
-        assert_eq!(policy().plan(&messages, 201).map(|plan| plan.end), Some(181));
+        assert_eq!(planned_end(&messages[..200], 200), None);
+        assert_eq!(planned_end(&messages, 201), Some(181));
     }
 
     #[test]
-    fn the_wait_doubles_up_to_ten_minutes() {
-        let waits: Vec<u64> = (0..10).map(|failures| policy().retry_in(failures).as_secs()).collect();
-        assert_eq!(waits, [5, 5, 10, 20, 40, 80, 160, 320, 600, 600]);
-        assert_eq!(policy().retry_in(u32::MAX), Duration::from_mins(10));
+    fn retry_delay_doubles_up_to_the_maximum() {
+        let delays: Vec<u64> = (0..10).map(|failures| policy().retry_delay(failures).as_secs()).collect();
+        assert_eq!(delays, [5, 5, 10, 20, 40, 80, 160, 320, 600, 600]);
+        assert_eq!(policy().retry_delay(u32::MAX), Duration::from_mins(10));
     }
 }

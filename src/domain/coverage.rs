@@ -1,59 +1,50 @@
-//! What covers which messages of a session: every message of 1 … `last_seq` is in the summary, in the verbatim part,
-//! or in an omitted range that says why; and in only one of them.
+//! Coverage: which messages of a session a context contains.
+//!
+//! Each message of 1 … `last_seq` is in exactly one of three parts: covered by the summary, sent verbatim, or in an omitted
+//! range with its reason.
 
 use super::message_metadata::MessageMetadata;
 use super::session::Session;
-use super::split_points;
+use super::split_points::{self, UnansweredCalls};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-/// Why messages are in neither part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why messages are omitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum OmissionReason {
-    /// More than `consolidation.max_history_messages` messages were not summarised.
+    /// More than `consolidation.max_history_messages` messages are not summarised.
     MaxHistoryMessages,
     /// Consolidation failed and `consolidation.on_failure` is `recent`.
     OnFailure,
-    /// They don't fit into the request's `max_tokens`.
+    /// The messages do not fit into the `max_tokens` of the request.
     MaxTokens,
 }
 
-impl OmissionReason {
-    /// The word of the interface.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::MaxHistoryMessages => "max_history_messages",
-            Self::OnFailure => "on_failure",
-            Self::MaxTokens => "max_tokens",
-        }
-    }
-}
-
-/// Messages in neither part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A range of messages that are neither summarised nor sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct OmittedRange {
-    /// The first of them.
     pub from_seq: i64,
-    /// The last of them.
     pub to_seq: i64,
-    /// Why.
     pub reason: OmissionReason,
 }
 
-/// What covers what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Which messages the summary covers, which are sent verbatim, and which are omitted: together 1 … `last_seq`, each
+/// exactly once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Coverage {
-    /// The newest message; 0 = none.
+    /// The newest message; 0 if there are none.
     pub last_seq: i64,
-    /// The last message that the summary covers; 0 = none.
+    /// The last message that the summary covers; 0 if there is none.
     pub summary_through: i64,
-    /// The first message that is sent verbatim; `last_seq + 1` where none is.
+    /// The first message that is sent verbatim; `last_seq + 1` if there is none.
     pub verbatim_from: i64,
-    /// What lies between the two, in order.
+    /// The messages in between, in order.
     pub omitted: Vec<OmittedRange>,
 }
 
 impl Coverage {
-    /// Leaves the first messages of the verbatim part out, so many.
+    /// Omits the first `messages` messages of the verbatim part.
     pub fn omit(&mut self, messages: usize, reason: OmissionReason) {
         let Ok(messages) = i64::try_from(messages) else {
             return;
@@ -66,54 +57,48 @@ impl Coverage {
     }
 }
 
-/// What part of the tail is wanted verbatim.
+/// The part of the tail that is sent verbatim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TailSelection {
-    /// All of it.
-    Tail,
-    /// Its last messages, because consolidation failed.
-    Recent {
-        /// How many, at least.
-        keep: usize,
-    },
+    /// All messages.
+    All,
+    /// The last messages, at least `keep`, because consolidation failed.
+    Recent { keep: usize },
 }
 
-/// Decides what is sent verbatim: the tail, within `max_messages` messages, cut where no tool call is parted from its result.
-/// `messages` are those of the newest messages of the tail: all of them, or `max_messages`.
+/// Determines the coverage of a context with at most `max_messages` verbatim messages. The verbatim part begins at a safe
+/// split point. `messages` are the newest messages of the tail: all of them, or `max_messages`.
 #[must_use]
 pub fn plan_coverage(
     session: Option<&Session>,
     max_messages: usize,
-    verbatim: TailSelection,
+    selection: TailSelection,
     messages: &[MessageMetadata],
 ) -> Coverage {
     let (cursor, last_seq) = session.map_or((0, 0), |session| (session.cursor, session.last_seq));
     let tail_len = usize::try_from(last_seq - cursor).unwrap_or(0);
-    let keep = match verbatim {
+    let keep = match selection {
         TailSelection::Recent { keep } => keep,
-        TailSelection::Tail => tail_len,
+        TailSelection::All => tail_len,
     };
     let mut coverage =
         Coverage { last_seq, summary_through: cursor, verbatim_from: cursor + 1, omitted: Vec::new() };
     if tail_len <= max_messages && tail_len <= keep {
         return coverage;
     }
-    let before_window = tail_len - messages.len();
-    // Among the newest `max_messages`, everything, from the first safe cut on.
-    let bounded = if before_window == 0 && tail_len <= max_messages {
+    let not_loaded = tail_len - messages.len();
+    let over_limit = if not_loaded == 0 && tail_len <= max_messages {
         0
     } else {
         split_points::first_at_or_after(messages, messages.len().saturating_sub(max_messages))
     };
-    let kept = messages.get(bounded..).unwrap_or_default();
-    let recent = kept.len().checked_sub(keep).filter(|surplus| *surplus > 0);
-    let recent = recent
-        .and_then(|surplus| {
-            split_points::last_at_or_before(kept, surplus, split_points::UnansweredCalls::Block)
-        })
-        .unwrap_or(0);
-    coverage.omit(before_window + bounded, OmissionReason::MaxHistoryMessages);
-    coverage.omit(recent, OmissionReason::OnFailure);
+    let candidates = messages.get(over_limit..).unwrap_or_default();
+    let surplus = candidates.len().saturating_sub(keep);
+    // With a surplus of 0 there is no split point in `1..=surplus`, and all candidates are sent.
+    let not_recent =
+        split_points::last_at_or_before(candidates, surplus, UnansweredCalls::Block).unwrap_or(0);
+    coverage.omit(not_loaded + over_limit, OmissionReason::MaxHistoryMessages);
+    coverage.omit(not_recent, OmissionReason::OnFailure);
     coverage
 }
 
@@ -151,7 +136,7 @@ mod tests {
             .collect()
     }
 
-    fn decide_for(cursor: i64, last_seq: i64, verbatim: TailSelection) -> Coverage {
+    fn coverage_of(cursor: i64, last_seq: i64, verbatim: TailSelection) -> Coverage {
         let session = session(cursor, last_seq);
         let window = usize::try_from(session.tail_len()).expect("small").min(200);
         plan_coverage(Some(&session), 200, verbatim, &turns(window))
@@ -165,28 +150,28 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_within_the_bound_goes_whole() {
-        let coverage = decide_for(80, 280, TailSelection::Tail);
+    fn tail_within_limit_is_sent_completely() {
+        let coverage = coverage_of(80, 280, TailSelection::All);
         assert_eq!(parts(&coverage), [(1, 80), (81, 280)]);
-        let nothing = plan_coverage(None, 200, TailSelection::Tail, &[]);
+        let nothing = plan_coverage(None, 200, TailSelection::All, &[]);
         assert_eq!((nothing.last_seq, nothing.verbatim_from), (0, 1));
     }
 
     #[test]
-    fn what_is_over_the_bound_is_reported() {
-        let coverage = decide_for(80, 300, TailSelection::Tail);
+    fn messages_over_limit_are_reported_as_omitted() {
+        let coverage = coverage_of(80, 300, TailSelection::All);
         assert_eq!(parts(&coverage), [(1, 80), (81, 100), (101, 300)]);
         assert_eq!(coverage.omitted[0].reason, OmissionReason::MaxHistoryMessages);
     }
 
     #[test]
-    fn after_a_failure_the_recent_part_may_do() {
-        let coverage = decide_for(80, 200, TailSelection::Recent { keep: 20 });
+    fn recent_selection_after_failure_reports_omitted_messages() {
+        let coverage = coverage_of(80, 200, TailSelection::Recent { keep: 20 });
         assert_eq!(parts(&coverage), [(1, 80), (81, 180), (181, 200)]);
         assert_eq!(coverage.omitted[0].reason, OmissionReason::OnFailure);
-        let both = decide_for(0, 300, TailSelection::Recent { keep: 20 });
+        let both = coverage_of(0, 300, TailSelection::Recent { keep: 20 });
         assert_eq!(parts(&both), [(1, 0), (1, 100), (101, 280), (281, 300)]);
-        let short = decide_for(0, 15, TailSelection::Recent { keep: 20 });
+        let short = coverage_of(0, 15, TailSelection::Recent { keep: 20 });
         assert_eq!(parts(&short), [(1, 0), (1, 15)]);
     }
 }

@@ -27,7 +27,6 @@ mod reader;
 mod revision;
 
 pub use reader::{Entry, ExportReader, ImportedMessage, ImportedSession};
-use revision::RevisionLine;
 
 /// The version of the format, as the first line says it.
 pub const VERSION: u32 = 1;
@@ -214,7 +213,7 @@ impl ExportWriter {
     /// None that can happen: a revision is texts, numbers and a time.
     pub fn revision(&mut self, revision: &Revision) -> Result<String, serde_json::Error> {
         self.revisions += 1;
-        self.line(&RevisionLine::from(revision))
+        self.line(revision)
     }
 
     /// The last line.
@@ -278,7 +277,7 @@ impl Fingerprint {
 /// # Errors
 /// None that can happen.
 pub fn write_revision(revision: &Revision) -> Result<String, serde_json::Error> {
-    serde_json::to_string(&RevisionLine::from(revision))
+    serde_json::to_string(revision)
 }
 
 /// What [`write_revision`] wrote.
@@ -286,7 +285,7 @@ pub fn write_revision(revision: &Revision) -> Result<String, serde_json::Error> 
 /// # Errors
 /// It is something else.
 pub fn read_revision(line: &str) -> Result<Revision, Vec<FieldError>> {
-    read::<RevisionLine>(line)?.read()
+    revision::validate(read(line)?)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -8,20 +8,38 @@
 use super::message_metadata::ContextMessage;
 use super::tokens::Tokenizer;
 use super::validation::FieldError;
+use serde::Deserialize;
 use tool_pairing::MissingHalves;
+use utoipa::ToSchema;
 
 mod anthropic;
 mod openai;
 mod tool_pairing;
 
-/// The formats that a context can be asked for in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The chat format of a provider, for contexts and tool definitions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(try_from = "String")]
 pub enum Format {
-    /// Chat completions: messages as they were stored.
+    /// OpenAI chat completions: messages exactly as they were stored.
     #[default]
+    #[schema(rename = "openai")]
     OpenAi,
-    /// Messages of Anthropic's: `system` beside `messages`, content blocks.
+    /// Anthropic messages: `system` next to `messages`, and content blocks.
+    #[schema(rename = "anthropic")]
     Anthropic,
+}
+
+/// Parses from a string only; a derived implementation would also accept an object such as `{"openai": null}`.
+impl TryFrom<String> for Format {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        match name.as_str() {
+            "openai" => Ok(Self::OpenAi),
+            "anthropic" => Ok(Self::Anthropic),
+            _ => Err(format!("unknown value `{name}`, expected `openai` or `anthropic`")),
+        }
+    }
 }
 
 /// Who speaks, as far as formats tell them apart in a list.

@@ -10,7 +10,8 @@ use std::fmt;
 mod parse;
 
 /// Who speaks. The system prompt is not part of a history: it comes with each context request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Role {
     /// The human, or whoever the agent serves.
     User,

@@ -1,20 +1,22 @@
-//! How a summary came to be: one record per change of it, never changed afterwards.
+//! Revisions: one immutable record for each change of a session's summary.
 
 use super::session::Summary;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 
 /// What made a revision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum RevisionKind {
-    /// A range of messages was summarised.
+    /// Messages were summarised.
     Consolidation,
     /// Summary and cursor were set back to an earlier revision.
     Restore,
 }
 
 impl RevisionKind {
-    /// The word of the interface and of the store.
+    /// Returns the name of the kind in the API and the store.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -23,64 +25,97 @@ impl RevisionKind {
         }
     }
 
-    /// The kind of that name.
+    /// Parses the name of a kind.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Consolidation, Self::Restore].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
-/// The summary and the cursor as they stood after one change, with where they came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Summary and cursor after one change, and their provenance. This is also the line of a revision in an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Revision {
     /// 1, 2, 3 … per session.
     pub revision: i64,
-    /// What made it.
     pub kind: RevisionKind,
-    /// The messages that it added to the summary, first and last; `None` for a restore.
-    pub range: Option<(i64, i64)>,
-    /// The cursor after it.
+    /// First message that was added to the summary; `None` for a restore.
+    pub from_seq: Option<i64>,
+    /// Last message that was added to the summary; `None` for a restore.
+    pub to_seq: Option<i64>,
     pub cursor: i64,
-    /// The whole summary after it.
     pub summary: Summary,
-    /// What the model wrote for the range; empty where the range held no text, and for a restore.
+    /// Text that was written for the messages; empty if they contain no text, and for a restore.
     pub added: String,
-    /// The compression that followed, where the summary had grown too long.
+    /// The meta-consolidation that followed because the summary had become too long.
     pub meta: Option<MetaConsolidation>,
-    /// The model's part; `None` where no model was asked.
-    pub source: Option<Provenance>,
-    /// When it was committed.
+    /// `None` if no model was called.
+    pub provenance: Option<Provenance>,
+    #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
 
-/// Which model wrote a text, and what that took.
+/// The compression of a summary that had become too long.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Provenance {
-    /// The model's name in the settings.
-    pub model: String,
-    /// The pool that was asked.
-    pub pool: String,
-    /// Which prompts were used.
-    pub prompt_version: String,
-    /// Tokens of the prompts of all calls, as far as providers counted them.
-    pub input_tokens: Option<i64>,
-    /// Tokens of the answers of all calls, as far as providers counted them.
-    pub output_tokens: Option<i64>,
-    /// From the first attempt to the answer.
-    pub duration_ms: i64,
-    /// Calls of models, those that failed included; `None` where it was not counted yet.
-    pub calls: Option<i64>,
-    /// Calls that failed; `None` where it was not counted yet.
-    pub failures: Option<i64>,
-    /// Time spent waiting for a turn; `None` where it was not counted yet.
-    pub queued_ms: Option<i64>,
-}
-
-/// A meta-consolidation: what it started from and who did it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MetaConsolidation {
     /// The summary before it was compressed.
     pub text_before: String,
-    /// The model's part.
-    pub source: Provenance,
+    pub provenance: Provenance,
+}
+
+/// Which model wrote a text, and at which cost. Stored as JSON, exported, and part of the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Provenance {
+    /// Name of the model in the settings.
+    pub model: String,
+    pub pool: String,
+    pub prompt_version: String,
+    pub usage: ModelUsage,
+    /// Milliseconds from the first attempt to the response.
+    pub duration_ms: i64,
+}
+
+/// Cost of a text: all model calls for it, including failed ones. A value is null if it is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelUsage {
+    /// Prompt tokens, as reported by the providers.
+    pub input_tokens: Option<i64>,
+    /// Response tokens, as reported by the providers.
+    pub output_tokens: Option<i64>,
+    /// Number of model calls.
+    pub calls: Option<i64>,
+    /// Number of failed model calls.
+    pub failures: Option<i64>,
+    /// Milliseconds that calls spent in queues.
+    pub queued_ms: Option<i64>,
+}
+
+impl Revision {
+    /// Returns the first and last message that were added to the summary; `None` for a restore.
+    #[must_use]
+    pub fn range(&self) -> Option<(i64, i64)> {
+        self.from_seq.zip(self.to_seq)
+    }
+}
+
+impl Provenance {
+    /// Adds the cost of an earlier call whose text is part of the same summary.
+    #[must_use]
+    pub fn after(mut self, earlier: &Self) -> Self {
+        let sum = |earlier: Option<i64>, later: Option<i64>| match (earlier, later) {
+            (Some(earlier), Some(later)) => Some(earlier.saturating_add(later)),
+            (earlier, later) => earlier.or(later),
+        };
+        let (usage, before) = (&mut self.usage, &earlier.usage);
+        usage.input_tokens = sum(before.input_tokens, usage.input_tokens);
+        usage.output_tokens = sum(before.output_tokens, usage.output_tokens);
+        usage.calls = sum(before.calls, usage.calls);
+        usage.failures = sum(before.failures, usage.failures);
+        usage.queued_ms = sum(before.queued_ms, usage.queued_ms);
+        self.duration_ms = self.duration_ms.saturating_add(earlier.duration_ms);
+        self
+    }
 }

@@ -1,69 +1,77 @@
-//! A session's state, as the store keeps it.
+//! The state of a session, without its messages.
 
 use super::id::{SessionId, UserId};
+use super::{summary, tokens};
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// Everything about a session but its messages.
+/// The state of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Chosen by the client.
     pub session_id: SessionId,
-    /// Never changes.
+    /// The owner; never changes.
     pub user_id: UserId,
-    /// A JSON object, as the client gave it.
+    /// A JSON object, exactly as the client sent it.
     pub metadata: String,
-    /// The `seq` of the newest message, which is also how many there are; 0 = none.
+    /// `seq` of the newest message, which is also the number of messages; 0 if there are none.
     pub last_seq: i64,
     /// Tokens of all messages.
     pub tokens: i64,
-    /// The `seq` of the last message that the summary covers; 0 = none.
+    /// `seq` of the last message that the summary covers; 0 if there is none.
     pub cursor: i64,
     /// Tokens of the messages that the summary covers.
     pub cursor_tokens: i64,
-    /// The rolling summary; empty where there is none.
     pub summary: Summary,
-    /// The newest revision; 0 = none.
+    /// The newest revision; 0 if there is none.
     pub revision: i64,
-    /// Whether and when it may be consolidated.
     pub consolidation: ConsolidationState,
-    /// When the first exchange came.
+    /// Time of the first exchange.
     pub created_at: OffsetDateTime,
-    /// When the newest exchange came.
+    /// Time of the newest exchange.
     pub updated_at: OffsetDateTime,
 }
 
-/// A summary with its measures, taken once, when it was written.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A summary and its size, which is computed once, when the summary is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Summary {
-    /// The text.
+    /// Empty if there is no summary.
     pub text: String,
-    /// By Unicode word boundaries.
     pub words: i64,
-    /// By the tokenizer of [`super::tokens`].
     pub tokens: i64,
 }
 
-/// What the attempts to consolidate a session left behind.
+impl Summary {
+    /// Measures a summary.
+    #[must_use]
+    pub fn new(text: String) -> Self {
+        let words = i64::try_from(summary::words(&text)).unwrap_or(i64::MAX);
+        Self { words, tokens: tokens::count_text(&text), text }
+    }
+}
+
+/// The lease and the failures of a session's consolidation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConsolidationState {
-    /// When the lease of the running consolidation ends by itself; `None` where none runs.
+    /// Time at which the lease of the running consolidation expires; `None` if none is running.
     pub lease_until: Option<OffsetDateTime>,
-    /// Failures since the last success.
+    /// Number of failures since the last success.
     pub failures: i32,
-    /// Before this time it isn't tried again by itself.
+    /// Time of the next automatic attempt after a failure.
     pub retry_at: Option<OffsetDateTime>,
-    /// Why the last attempt failed; for the developer who asks.
+    /// Error of the last attempt, for developers.
     pub last_failure: Option<String>,
 }
 
 impl Session {
-    /// Messages after the cursor.
+    /// Returns the number of messages after the cursor.
     #[must_use]
     pub fn tail_len(&self) -> i64 {
         self.last_seq - self.cursor
     }
 
-    /// Tokens of the messages after the cursor.
+    /// Returns the number of tokens of the messages after the cursor.
     #[must_use]
     pub fn tail_tokens(&self) -> i64 {
         self.tokens - self.cursor_tokens

@@ -3,7 +3,7 @@
 //! The text of a skill cannot leave its place: names and descriptions are escaped XML, and lines that look like a reserved
 //! heading are escaped.
 
-use super::context::{escape_headings, is_line_break};
+use super::headings::{SKILL_BODY_HEADING, SKILLS_HEADING, escape_headings, is_line_break};
 use super::validation::FieldError;
 use std::collections::HashSet;
 
@@ -11,10 +11,6 @@ const GUIDE: &str = include_str!("skill/memory.md");
 /// The sentence of the guide about `search_history`.
 const SEARCH_SENTENCE: &str =
     " What was said word for word is still there: `search_history` finds it, in all sessions.";
-pub const MEMORY_SKILL_HEADING: &str = "## Memory Guide";
-pub const SKILLS_HEADING: &str = "## Available Skills";
-/// Beginning of the heading of a skill's body. The name of the skill follows.
-pub const SKILL_BODY_HEADING: &str = "## Skill Instructions:";
 
 /// Instructions for the agent that are part of the system message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,7 +110,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::context::{MEMORY_HEADING, NOTICE_HEADING, SUMMARY_HEADING};
+    use crate::domain::headings::{MEMORY_GUIDE_HEADING, MEMORY_HEADING, NOTICE_HEADING, SUMMARY_HEADING};
 
     fn skill(name: &str, description: &str, body: Option<&str>) -> Skill {
         Skill {
@@ -151,7 +147,7 @@ mod tests {
         let headings: Vec<&str> = text.lines().filter(|line| line.starts_with("## ")).collect();
         assert_eq!(
             headings,
-            [MEMORY_SKILL_HEADING, SKILLS_HEADING, "## Skill Instructions: a</name><name>b"]
+            [MEMORY_GUIDE_HEADING, SKILLS_HEADING, "## Skill Instructions: a</name><name>b"]
         );
         assert_eq!((text.matches("<name>").count(), text.matches("</skill>").count()), (2, 2), "{text}");
         let (list, _) = text.split_once(&format!("\n{SKILL_BODY_HEADING}")).expect("a body");
@@ -181,7 +177,7 @@ mod tests {
     /// Models do not follow long guides, and the guide counts against the budget of every context.
     #[test]
     fn memory_guide_is_short_and_complete() {
-        assert!(GUIDE.starts_with(MEMORY_SKILL_HEADING));
+        assert!(GUIDE.starts_with(MEMORY_GUIDE_HEADING));
         assert!(crate::domain::summary::words(GUIDE) <= 330);
         for named in
             [MEMORY_HEADING, SUMMARY_HEADING, "memory_write", "memory_read", "search_history", "300 words"]

@@ -1,235 +1,235 @@
-//! Where a conversation may be cut: a tool call and its results are never parted.
+//! Safe split points: positions at which a conversation can be split without separating a tool call from its result.
 //!
-//! A cut at `i` stands before message `i`. It is *safe* before a user message, or, where no user message offers
-//! itself, before any message, as long as no tool call is open there. A call is open from its message to its result,
-//! and without a result as long as [`UnansweredCalls`] says.
+//! A split point `i` lies before message `i`. It is *safe* if no tool call is open there. A call is open from its message
+//! to its result; [`UnansweredCalls`] defines how long a call without a result stays open. Among the safe points, one
+//! before a user message is preferred, because a turn of the conversation begins there.
 
 use super::message::Role;
 use super::message_metadata::MessageMetadata;
 use std::collections::HashMap;
 
-/// How long a tool call without a result stays open.
+/// Defines which split points a tool call without a result blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnansweredCalls {
-    /// For ever: its result may still come.
+    /// All points after the call: its result may still arrive.
     Block,
-    /// Up to the next user message: the agent has gone on without it.
+    /// All points up to the next user message: the conversation has continued without the result.
     BlockUntilUserMessage,
-    /// Not at all: only what would be parted now counts.
+    /// No points. Only calls that have a result block the points in between.
     Ignore,
 }
 
-/// What a result whose call lies before the messages at hand does to the cuts before it.
+/// Defines how a result is treated whose call lies before the given messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OrphanResults {
-    /// The call is summarised already: no cut can part the two any more.
+    /// The call is already summarised, so no split can separate the two any more.
     Ignore,
-    /// The call is left out of what is sent: the result has to be left out as well.
+    /// The call is omitted from the context, so the result has to be omitted, too.
     Block,
 }
 
-/// The safe cuts of a conversation, in order, each with whether a user message follows. The ends, 0 and the length, are
-/// among them where they are safe.
+/// A safe split point.
+#[derive(Clone, Copy)]
+struct SplitPoint {
+    position: usize,
+    before_user_message: bool,
+}
+
+/// Returns the safe split points in ascending order. The first and the last position, 0 and `messages.len()`, are
+/// included if they are safe.
 fn safe_split_points(
     messages: &[MessageMetadata],
     unanswered: UnansweredCalls,
-    stray: OrphanResults,
-) -> Vec<(usize, bool)> {
-    // Each call, with its result, blocks a range of cuts; the ranges are added up at their borders.
-    let mut borders = vec![0_i64; messages.len() + 2];
+    orphans: OrphanResults,
+) -> Vec<SplitPoint> {
+    // Each open call blocks a range of positions. `deltas` holds +1 where a range begins and -1 after its end; the
+    // running sum is the number of calls that are open at a position.
+    let mut deltas = vec![0_i64; messages.len() + 2];
     let mut block = |from: usize, to: usize| {
         if from <= to {
-            for (at, step) in [(from, 1), (to + 1, -1)] {
-                if let Some(border) = borders.get_mut(at) {
-                    *border += step;
+            for (position, delta) in [(from, 1), (to + 1, -1)] {
+                if let Some(sum) = deltas.get_mut(position) {
+                    *sum += delta;
                 }
             }
         }
     };
-    // Ids come back in some clients ("call_1" in each turn): a result belongs to the latest open call.
-    let mut open: HashMap<&str, Vec<usize>> = HashMap::new();
-    for (at, message) in messages.iter().enumerate() {
+    // Some clients reuse ids ("call_1" in each turn), so a result belongs to the latest open call of its id.
+    let mut open_calls: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (position, message) in messages.iter().enumerate() {
         if let Some(id) = message.result_of.as_deref() {
-            match open.get_mut(id).and_then(Vec::pop) {
-                Some(call) => block(call + 1, at),
-                None if stray == OrphanResults::Block => block(0, at),
+            match open_calls.get_mut(id).and_then(Vec::pop) {
+                Some(call) => block(call + 1, position),
+                None if orphans == OrphanResults::Block => block(0, position),
                 None => {}
             }
         }
         for id in &message.calls {
-            open.entry(id).or_default().push(at);
+            open_calls.entry(id).or_default().push(position);
         }
     }
-    let users: Vec<usize> =
-        (0..).zip(messages).filter(|(_, message)| message.role == Role::User).map(|(at, _)| at).collect();
-    for call in open.into_values().flatten() {
+    let is_user = |message: &MessageMetadata| message.role == Role::User;
+    let user_messages: Vec<usize> =
+        (0..).zip(messages).filter(|(_, message)| is_user(message)).map(|(position, _)| position).collect();
+    for call in open_calls.into_values().flatten() {
         let until = match unanswered {
             UnansweredCalls::Block => messages.len(),
             UnansweredCalls::BlockUntilUserMessage => {
-                let next = users.partition_point(|user| *user <= call);
-                users.get(next).map_or(messages.len(), |user| user - 1)
+                let next = user_messages.partition_point(|user| *user <= call);
+                user_messages.get(next).map_or(messages.len(), |user| user - 1)
             }
             UnansweredCalls::Ignore => continue,
         };
         block(call + 1, until);
     }
-    let mut open_calls = 0;
-    let follows = messages.iter().map(|message| message.role == Role::User).chain([false]);
-    let cuts = (0..).zip(borders).zip(follows);
-    cuts.filter_map(|((at, border), user)| {
-        open_calls += border;
-        (open_calls == 0).then_some((at, user))
-    })
-    .collect()
+    let mut open = 0;
+    let before_user_message = messages.iter().map(is_user).chain([false]);
+    (0..)
+        .zip(deltas)
+        .zip(before_user_message)
+        .filter_map(|((position, delta), before_user_message)| {
+            open += delta;
+            (open == 0).then_some(SplitPoint { position, before_user_message })
+        })
+        .collect()
 }
 
-/// The latest safe cut at or before `limit` that leaves something before it: what lies before the cut can be
-/// summarised. Before a user message, or, if there is none, before any message. `None`: nothing can.
+/// Returns the last safe split point in `1..=limit`: the messages before it can be summarised. Prefers the last point
+/// before a user message. Returns `None` if no point in the range is safe.
 #[must_use]
 pub fn last_at_or_before(
     messages: &[MessageMetadata],
     limit: usize,
     unanswered: UnansweredCalls,
 ) -> Option<usize> {
-    let cuts = safe_split_points(messages, unanswered, OrphanResults::Ignore);
-    let mut candidates = cuts.into_iter().filter(|(at, _)| (1..=limit).contains(at)).rev();
-    let (last, _) = candidates.clone().next()?;
-    Some(candidates.find(|(_, user)| *user).map_or(last, |(at, _)| at))
+    let points = safe_split_points(messages, unanswered, OrphanResults::Ignore);
+    let mut candidates = points.into_iter().filter(|point| (1..=limit).contains(&point.position)).rev();
+    let last = candidates.clone().next()?;
+    Some(candidates.find(|point| point.before_user_message).unwrap_or(last).position)
 }
 
-/// All cuts in `1..=end` at which a part can end that is summarised on its own; `end` is always one of them.
+/// Returns all positions in `1..=end` at which a batch may end. `end` is always the last of them.
 #[must_use]
 pub fn all_up_to(messages: &[MessageMetadata], end: usize, unanswered: UnansweredCalls) -> Vec<usize> {
-    let cuts = safe_split_points(messages, unanswered, OrphanResults::Ignore);
-    let inner = cuts.into_iter().map(|(at, _)| at).filter(|at| (1..end).contains(at));
-    inner.chain([end]).collect()
+    let points = safe_split_points(messages, unanswered, OrphanResults::Ignore).into_iter();
+    points.map(|point| point.position).filter(|position| (1..end).contains(position)).chain([end]).collect()
 }
 
-/// The earliest safe cut at or after `from`: what lies behind it is sent verbatim. Before a user message, unless that
-/// would leave out more than half of what could be sent: an agent may work for long without a user. Calls that are
-/// still unanswered stay with what follows them where that is possible at all.
+/// Returns the first safe split point at or after `from`: the messages after it are sent verbatim.
+///
+/// Prefers a point before a user message, unless this would omit more than half of the messages that could be sent: an
+/// agent may work for long without a user message. Unanswered calls stay with the messages that follow them if possible.
 #[must_use]
 pub fn first_at_or_after(messages: &[MessageMetadata], from: usize) -> usize {
+    let len = messages.len();
     [UnansweredCalls::Block, UnansweredCalls::Ignore]
         .into_iter()
         .find_map(|unanswered| {
-            let cuts = safe_split_points(messages, unanswered, OrphanResults::Block);
-            let mut candidates = cuts.into_iter().filter(|(at, _)| (from..messages.len()).contains(at));
-            let (first, _) = candidates.clone().next()?;
-            let user = candidates.find(|(_, user)| *user).map(|(at, _)| at);
-            Some(user.filter(|at| (messages.len() - at) * 2 >= messages.len() - first).unwrap_or(first))
+            let points = safe_split_points(messages, unanswered, OrphanResults::Block);
+            let mut candidates = points.into_iter().filter(|point| (from..len).contains(&point.position));
+            let first = candidates.clone().next()?.position;
+            let user = candidates.find(|point| point.before_user_message).map(|point| point.position);
+            Some(user.filter(|user| (len - user) * 2 >= len - first).unwrap_or(first))
         })
-        .unwrap_or(messages.len())
+        .unwrap_or(len)
 }
 
-/// All cuts in order that part no call from its result. A call without one holds none of them: what is left out from
-/// either side of the cut leaves nothing behind that would ask for it.
+/// Returns all positions, in ascending order, that do not separate a tool call from its result. Calls without a result
+/// block no position, because omitting messages on either side leaves no result behind.
 #[must_use]
 pub fn all(messages: &[MessageMetadata]) -> Vec<usize> {
-    safe_split_points(messages, UnansweredCalls::Ignore, OrphanResults::Ignore)
-        .into_iter()
-        .map(|(at, _)| at)
-        .collect()
+    let points = safe_split_points(messages, UnansweredCalls::Ignore, OrphanResults::Ignore);
+    points.into_iter().map(|point| point.position).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::UnansweredCalls::{Block, BlockUntilUserMessage, Ignore};
     use super::*;
 
-    /// `u`, `a` plain messages; `A(x,y)` calls, `t(x)` a result.
-    fn messages(script: &str) -> Vec<MessageMetadata> {
+    /// Parses a conversation: `u` and `a` are plain messages, `A(x,y)` makes tool calls, `t(x)` is a result.
+    fn conversation(script: &str) -> Vec<MessageMetadata> {
         let ids = |word: &str| -> Vec<String> {
             let inner = word.split_once('(').map_or("", |(_, rest)| rest.trim_end_matches(')'));
             inner.split(',').filter(|id| !id.is_empty()).map(str::to_owned).collect()
         };
+        let message = |role, calls, result_of| MessageMetadata { role, tokens: 0, calls, result_of };
         script
             .split_whitespace()
             .map(|word| match &word[..1] {
-                "u" => MessageMetadata { role: Role::User, calls: Vec::new(), result_of: None, tokens: 0 },
-                "a" | "A" => {
-                    MessageMetadata { role: Role::Assistant, calls: ids(word), result_of: None, tokens: 0 }
-                }
-                _ => MessageMetadata {
-                    role: Role::Tool,
-                    calls: Vec::new(),
-                    result_of: ids(word).pop(),
-                    tokens: 0,
-                },
+                "u" => message(Role::User, Vec::new(), None),
+                "a" | "A" => message(Role::Assistant, ids(word), None),
+                _ => message(Role::Tool, Vec::new(), ids(word).pop()),
             })
             .collect()
     }
 
     #[test]
-    fn a_cut_stands_before_a_user_message() {
-        let script = messages("u a u a u a");
-        assert_eq!(last_at_or_before(&script, 5, UnansweredCalls::Block), Some(4));
-        assert_eq!(last_at_or_before(&script, 4, UnansweredCalls::Block), Some(4));
-        assert_eq!(last_at_or_before(&script, 3, UnansweredCalls::Block), Some(2));
+    fn last_split_point_prefers_user_message() {
+        let messages = conversation("u a u a u a");
+        assert_eq!(last_at_or_before(&messages, 5, Block), Some(4));
+        assert_eq!(last_at_or_before(&messages, 4, Block), Some(4));
+        assert_eq!(last_at_or_before(&messages, 3, Block), Some(2));
+        assert_eq!(last_at_or_before(&messages, 1, Block), Some(1), "without a user message: any message");
+        assert_eq!(last_at_or_before(&messages, 0, Block), None);
+    }
+
+    #[test]
+    fn split_points_keep_calls_and_results_together() {
+        let messages = conversation("u A(x,y) t(x) t(y) a a");
+        assert_eq!(last_at_or_before(&messages, 3, Block), Some(1));
+        assert_eq!(last_at_or_before(&messages, 4, Block), Some(4));
+        // The result follows a later user message, so the point before that message is not safe.
+        let late_result = conversation("u A(x) u a t(x) a u");
+        assert_eq!(last_at_or_before(&late_result, 3, Block), Some(1));
+        assert_eq!(last_at_or_before(&late_result, 6, Block), Some(6));
+        assert_eq!(first_at_or_after(&late_result, 2), 6);
+    }
+
+    #[test]
+    fn unanswered_call_blocks_as_configured() {
+        let messages = conversation("u a A(x,y) t(x) u a u a");
+        assert_eq!(last_at_or_before(&messages, 6, Block), Some(2));
+        assert_eq!(last_at_or_before(&messages, 6, BlockUntilUserMessage), Some(6));
+        assert_eq!(last_at_or_before(&messages, 3, BlockUntilUserMessage), Some(2));
+        assert_eq!(last_at_or_before(&messages, 3, Ignore), Some(2), "t(x) stays with its call");
+        let pending = conversation("u a A(x)");
+        assert_eq!(last_at_or_before(&pending, 3, BlockUntilUserMessage), Some(2));
+    }
+
+    #[test]
+    fn reused_call_id_belongs_to_latest_call() {
+        let messages = conversation("u A(1) u A(1) t(1) u");
+        assert_eq!(last_at_or_before(&messages, 5, BlockUntilUserMessage), Some(5));
+        assert_eq!(last_at_or_before(&messages, 4, BlockUntilUserMessage), Some(2));
+    }
+
+    #[test]
+    fn result_without_call_is_omitted_with_preceding_messages() {
+        assert_eq!(first_at_or_after(&conversation("a t(x) a u a"), 0), 3);
+        assert_eq!(first_at_or_after(&conversation("a t(x) a"), 0), 2);
         assert_eq!(
-            last_at_or_before(&script, 1, UnansweredCalls::Block),
-            Some(1),
-            "no user message: before any"
-        );
-        assert_eq!(last_at_or_before(&script, 0, UnansweredCalls::Block), None);
-    }
-
-    #[test]
-    fn calls_and_results_stay_together() {
-        let script = messages("u A(x,y) t(x) t(y) a a");
-        assert_eq!(last_at_or_before(&script, 3, UnansweredCalls::Block), Some(1));
-        assert_eq!(last_at_or_before(&script, 4, UnansweredCalls::Block), Some(4));
-        // The result comes after a user message: that border is not safe.
-        let late = messages("u A(x) u a t(x) a u");
-        assert_eq!(last_at_or_before(&late, 3, UnansweredCalls::Block), Some(1));
-        assert_eq!(last_at_or_before(&late, 6, UnansweredCalls::Block), Some(6));
-        assert_eq!(first_at_or_after(&late, 2), 6);
-    }
-
-    #[test]
-    fn an_unanswered_call_holds_the_cut_as_long_as_told() {
-        let script = messages("u a A(x,y) t(x) u a u a");
-        assert_eq!(last_at_or_before(&script, 6, UnansweredCalls::Block), Some(2));
-        assert_eq!(last_at_or_before(&script, 6, UnansweredCalls::BlockUntilUserMessage), Some(6));
-        assert_eq!(last_at_or_before(&script, 3, UnansweredCalls::BlockUntilUserMessage), Some(2));
-        assert_eq!(last_at_or_before(&script, 3, UnansweredCalls::Ignore), Some(2), "t(x) belongs to it");
-        let pending = messages("u a A(x)");
-        assert_eq!(last_at_or_before(&pending, 3, UnansweredCalls::BlockUntilUserMessage), Some(2));
-    }
-
-    #[test]
-    fn an_id_that_comes_back_belongs_to_the_latest_call() {
-        let script = messages("u A(1) u A(1) t(1) u");
-        assert_eq!(last_at_or_before(&script, 5, UnansweredCalls::BlockUntilUserMessage), Some(5));
-        assert_eq!(last_at_or_before(&script, 4, UnansweredCalls::BlockUntilUserMessage), Some(2));
-    }
-
-    #[test]
-    fn a_result_whose_call_is_gone_takes_what_precedes_with_it() {
-        let script = messages("a t(x) a u a");
-        assert_eq!(first_at_or_after(&script, 0), 3);
-        assert_eq!(first_at_or_after(&messages("a t(x) a"), 0), 2);
-        assert_eq!(
-            first_at_or_after(&messages("a t(x)"), 0),
+            first_at_or_after(&conversation("a t(x)"), 0),
             2,
-            "nothing verbatim is better than a parted call"
+            "an empty list is better than an orphan"
         );
         assert_eq!(
-            first_at_or_after(&messages("A(x) a a"), 1),
+            first_at_or_after(&conversation("A(x) a a"), 1),
             1,
-            "an unanswered call does not empty the context"
+            "an unanswered call is no reason to omit"
         );
     }
 
     #[test]
-    fn a_late_user_message_does_not_empty_what_is_sent() {
-        assert_eq!(first_at_or_after(&messages("a a a u a a"), 0), 3);
-        assert_eq!(first_at_or_after(&messages("a A(x) t(x) a a u"), 0), 0);
-        assert_eq!(first_at_or_after(&messages("t(x) A(y) t(y) a a u"), 0), 1);
+    fn late_user_message_does_not_empty_the_context() {
+        assert_eq!(first_at_or_after(&conversation("a a a u a a"), 0), 3);
+        assert_eq!(first_at_or_after(&conversation("a A(x) t(x) a a u"), 0), 0);
+        assert_eq!(first_at_or_after(&conversation("t(x) A(y) t(y) a a u"), 0), 1);
     }
 
     #[test]
-    fn parts_end_at_safe_cuts() {
-        let script = messages("u A(x) t(x) a u a");
-        assert_eq!(all_up_to(&script, 4, UnansweredCalls::Block), [1, 3, 4]);
+    fn batches_end_at_safe_split_points() {
+        let messages = conversation("u A(x) t(x) a u a");
+        assert_eq!(all_up_to(&messages, 4, Block), [1, 3, 4]);
     }
 }

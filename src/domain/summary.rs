@@ -1,14 +1,14 @@
-//! The rolling summary: how it grows and how its length is measured.
+//! Length and growth of the rolling summary.
 
 use unicode_segmentation::UnicodeSegmentation as _;
 
-/// Words by Unicode word boundaries (UAX #29): `can't` is one, each Han character is one.
+/// Counts words by Unicode word boundaries (UAX #29): `can't` is one word, and so is each Han character.
 #[must_use]
 pub fn words(text: &str) -> usize {
     text.unicode_words().count()
 }
 
-/// The summary after a consolidation: what there was, a blank line, what is new.
+/// Appends `new` to a summary, after a blank line.
 #[must_use]
 pub fn append(existing: &str, new: &str) -> String {
     match (existing.is_empty(), new.is_empty()) {
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_only_grows() {
+    fn appended_text_follows_after_a_blank_line() {
         assert_eq!(append("", "b"), "b");
         assert_eq!(append("a\n", "b"), "a\n\n\nb");
         assert_eq!(append("a", "b"), "a\n\nb");
@@ -31,7 +31,7 @@ mod tests {
     }
 
     #[test]
-    fn words_count_in_every_script() {
+    fn words_are_counted_in_every_script() {
         assert_eq!(words("Don't panic, it's 42.5 percent."), 5);
         assert_eq!(words("我喜欢喝茶"), 5);
         assert_eq!(words(" … — !"), 0);

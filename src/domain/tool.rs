@@ -318,7 +318,7 @@ mod tests {
         {
             assert!(write.contains(lesson), "{lesson}");
         }
-        assert!(write.contains(crate::domain::context::MEMORY_HEADING));
+        assert!(write.contains(crate::domain::headings::MEMORY_HEADING));
         assert!(Tool::SearchHistory.description().contains("in all sessions"));
     }
 }

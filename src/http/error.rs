@@ -193,14 +193,14 @@ impl From<Error> for Problem {
                     detail,
                 )
             }
-            Error::MemoryTooLarge { bytes, most } => {
+            Error::MemoryTooLarge { bytes, max_bytes } => {
                 let detail = format!(
-                    "has {bytes} bytes, at most {most} are allowed (memory.max_bytes): keep what matters and shorten it"
+                    "has {bytes} bytes, at most {max_bytes} are allowed (memory.max_bytes): keep what matters and shorten it"
                 );
                 Self::invalid_field("content", detail)
             }
-            Error::BudgetTooSmall { most, needed, tokenizer } => {
-                Self::budget_too_small(most, needed, tokenizer)
+            Error::BudgetTooSmall { max_tokens, needed, tokenizer } => {
+                Self::budget_too_small(max_tokens, needed, tokenizer)
             }
             Error::InvalidQuery(error) => Self::invalid_field("q", error.to_string()),
             Error::SearchDisabled => {
@@ -225,7 +225,7 @@ impl From<Error> for Problem {
                 Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
             }
             Error::Import(error) => Self::invalid_line(error),
-            Error::ImportTooLarge { most } => Self::import_too_large(most),
+            Error::ImportTooLarge { max_bytes } => Self::import_too_large(max_bytes),
             Error::SessionExists => {
                 let detail = "There is another session of this id, and an import makes a new one. \
                     Import under another id, or erase that session first.";

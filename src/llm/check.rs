@@ -58,8 +58,8 @@ fn check_prompts() -> Result<Prompts, ModelError> {
 async fn call(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelError> {
     let settings = &spec.settings;
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
-    let entries = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }];
-    let task = Task::Consolidate { entries: &entries, sentences: 1 };
+    let entries = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()];
+    let task = Task::Consolidate { lines: &entries, sentences: 1 };
     let request = Request {
         model: &settings.model,
         task,

@@ -1,13 +1,13 @@
 //! The prompts for both tasks: the built-in ones or the user's, filled with a conversation or a summary.
 //!
 //! The conversation is inserted as data that cannot end its block: JSON lines between tags that no content can spell,
-//! because [`TranscriptEntry::encode`] escapes angle brackets. Placeholders are replaced in the templates only and never in the
+//! because [`TranscriptLine::json`] escapes angle brackets. Placeholders are replaced in the templates only and never in the
 //! inserted data.
 
 use super::Task;
 use crate::config;
 use crate::domain::tokens;
-use crate::domain::transcript::{TranscriptEntry, encode_text};
+use crate::domain::transcript::{TranscriptLine, encode_text};
 use sha2::{Digest, Sha256};
 
 /// Version of the built-in prompts. Increase it with every change of their text, because revisions record it.
@@ -128,7 +128,7 @@ impl Prompts {
             version,
             overhead: 0,
         };
-        let empty = prompts.render(&Task::Consolidate { entries: &[], sentences: MAX_SENTENCES });
+        let empty = prompts.render(&Task::Consolidate { lines: &[], sentences: MAX_SENTENCES });
         prompts.overhead = empty.tokens();
         Ok(prompts)
     }
@@ -148,9 +148,9 @@ impl Prompts {
     #[must_use]
     pub fn render(&self, task: &Task<'_>) -> Prompt {
         match *task {
-            Task::Consolidate { entries, sentences } => Prompt {
+            Task::Consolidate { lines, sentences } => Prompt {
                 system: insert_sentences(&self.consolidate_system, sentences),
-                user: self.consolidate_user.render(sentences, &conversation_block(entries)),
+                user: self.consolidate_user.render(sentences, &conversation_block(lines)),
             },
             Task::MetaConsolidate { summary, sentences } => Prompt {
                 system: insert_sentences(&self.meta_system, sentences),
@@ -179,10 +179,10 @@ fn insert_sentences(template: &str, sentences: usize) -> String {
     template.replace("{sentences}", &sentences.to_string())
 }
 
-fn conversation_block(entries: &[TranscriptEntry]) -> String {
+fn conversation_block(lines: &[TranscriptLine]) -> String {
     let mut block = "<conversation>\n".to_owned();
-    for entry in entries {
-        block.push_str(&entry.encode());
+    for line in lines {
+        block.push_str(&line.json);
         block.push('\n');
     }
     block.push_str("</conversation>");

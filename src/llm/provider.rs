@@ -77,8 +77,8 @@ impl Provider for Extractive {
         // A summary takes milliseconds of CPU time, which would block a worker thread of the runtime. The copy of the
         // input for the blocking thread is cheap. `block_in_place` would avoid the copy, but no timeout could end it.
         let summary = match request.task {
-            Task::Consolidate { entries, sentences } => {
-                let entries = entries.to_vec();
+            Task::Consolidate { lines, sentences } => {
+                let entries: Vec<_> = lines.iter().map(|line| line.entry.clone()).collect();
                 tokio::task::spawn_blocking(move || extractive::consolidate(&entries, sentences))
             }
             Task::MetaConsolidate { summary, sentences } => {

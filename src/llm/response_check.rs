@@ -87,7 +87,7 @@ fn normalize(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const CONSOLIDATE: Task<'_> = Task::Consolidate { entries: &[], sentences: 5 };
+    const CONSOLIDATE: Task<'_> = Task::Consolidate { lines: &[], sentences: 5 };
 
     fn rejection(text: &str) -> Option<Rejection> {
         check_response(text, FinishReason::Complete, &CONSOLIDATE).err()

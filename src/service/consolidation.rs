@@ -1,128 +1,136 @@
-//! Consolidation: from the lease to the last commit.
+//! Consolidation runs: from taking the lease to the last commit.
 //!
-//! A run works in steps. Each step takes the next part of the tail that a model can read at once, has it summarised,
-//! and commits summary, cursor and revision together; what was committed stands, whatever becomes of the next step.
+//! A [`ConsolidationRun`] plans where the tail can be split, and works in batches. Each batch contains as many messages as
+//! the models of the pool can read at once; it is summarised, and summary, cursor and revision are committed together. A
+//! committed batch stays, even if a later one fails.
 
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::api_key::redact_keys;
-use crate::domain::batching;
-use crate::domain::consolidation::Plan;
+use crate::domain::consolidation::{ConsolidationPlan, summary_sentences};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
-use crate::domain::message_metadata::MessageMetadata;
-use crate::domain::revision::Revision;
-use crate::domain::session::Session;
-use crate::domain::transcript::TranscriptEntry;
-use crate::llm::LlmError;
-use crate::storage::LeaseCondition;
-use crate::storage::MessageQuery;
-use crate::storage::StoreError;
+use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision};
+use crate::domain::session::{Session, Summary};
+use crate::domain::transcript::{TranscriptEntry, TranscriptLine, encode_text};
+use crate::domain::{batching, summary, tokens};
+use crate::llm::{Cost, LlmError, PoolResponse, Task};
+use crate::storage::{LeaseCondition, MessageQuery, NewRevision, StoreError};
 use futures_util::FutureExt as _;
+use serde::Serialize;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use time::OffsetDateTime;
+use tokio::task::JoinHandle;
 use tracing::Instrument as _;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
-mod step;
-mod token_budget;
+/// Number of messages that are planned at once. A longer tail is planned again where the first plan ends.
+const MAX_PLANNED_MESSAGES: i64 = 10_000;
 
-/// Messages that are planned in one go; a longer tail is planned again from where the first plan ends.
-const PLANNED: i64 = 10_000;
-
-/// What a lease lasts beyond the longest call of a model: time for the statements around it.
+/// Time that a lease lasts beyond the longest model call, for the statements before and after it.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
 
-/// What a run has brought.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Progress {
-    /// Messages that the summary covers now and did not before.
+/// What became of consolidation. This is the object `consolidation` of a context.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ConsolidationReport {
+    pub outcome: Outcome,
+    /// Number of messages that were summarised.
     pub messages: i64,
     /// Whether the summary was compressed.
     pub meta: bool,
-    /// The model of the last step that asked one.
+    /// The model that wrote the summary.
     pub model: Option<String>,
-    /// The revision of the last step; `None`: nothing was to be done.
+    /// After a failure: time of the next automatic attempt.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub retry_at: Option<OffsetDateTime>,
+    /// Cause of a failure, otherwise null.
+    pub reason: Option<String>,
+    /// The last committed revision.
+    #[serde(skip)]
     pub revision: Option<Revision>,
 }
 
-/// How a run ended.
-#[derive(Clone, Debug)]
-pub(super) enum Ended {
-    /// All that was due is done.
-    Done(Progress),
-    /// It was not this run's permit: another has the lease, or what the decision was made on has changed.
-    NotTaken,
-    /// A step failed; what was committed before stands.
-    Failed { progress: Progress, retry_at: Option<OffsetDateTime>, why: String },
+/// The result of a consolidation as a context reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The tail does not exceed the threshold, or it has no safe split point yet.
+    NotDue,
+    /// The older part of the tail was summarised.
+    Consolidated,
+    /// The older part of the tail will be summarised after the response.
+    Scheduled,
+    /// Another run holds the lease, or this run takes longer than the request waits.
+    InProgress,
+    /// The last attempt failed.
+    Failed,
+    /// There is no pool, or the mode is `off`.
+    Disabled,
 }
 
-/// Why a step was not taken. Clients get to see these texts: they hold no text of a conversation, no key, no SQL. What
-/// is for the log alone is in the sources.
+impl From<Outcome> for ConsolidationReport {
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, messages: 0, meta: false, model: None, retry_at: None, reason: None, revision: None }
+    }
+}
+
+/// Why a run ended early. Clients see the messages, so these contain no conversation, key or SQL; the sources are for the
+/// log.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum RunError {
     #[error(transparent)]
     Llm(#[from] LlmError),
     #[error(
         "the tenant's daily token limit is reached: {used} tokens are used, the limit is {limit} \
          (consolidation.daily_token_limit); a new day begins at midnight UTC"
     )]
-    Limit { used: u64, limit: u64 },
+    TokenLimit { used: u64, limit: u64 },
     #[error("the database could not be read or written; the log has the details")]
     Store(#[from] StoreError),
     #[error("a stored message can't be read")]
-    Message,
-    #[error("lost to a restore, an erasure or another consolidation")]
+    CorruptMessage,
+    #[error("superseded by a restore, an erasure or another consolidation")]
     Superseded,
-    #[error("stopped by the end of the service")]
-    Stopped,
-    // Without the panic's text: it may quote the conversation.
-    #[error("a bug in precis: a step panicked")]
+    #[error("stopped because the service shuts down")]
+    ShuttingDown,
+    // Without the text of the panic, which may quote the conversation.
+    #[error("a bug in precis: the consolidation panicked")]
     Panicked,
 }
 
-impl Failure {
-    fn log(&self, failures: u32, retry_in: Duration) {
-        let error = ErrorChain(self);
-        if matches!(self, Self::Limit { .. }) {
-            // Nothing is broken: somebody wanted it so.
-            tracing::warn!(%error, failures, ?retry_in, "consolidation has to wait; what was committed before stands");
-        } else {
-            tracing::error!(%error, failures, ?retry_in, "consolidation failed; what was committed before stands");
-        }
-    }
+/// One consolidation of one session.
+struct ConsolidationRun {
+    service: MemoryService,
+    pools: PoolNames,
+    tenant: TenantId,
+    /// The session as of the last commit.
+    session: Session,
+    /// The token of the lease.
+    lease: Uuid,
+    lease_ttl: Duration,
+    /// Whether the run ignores the threshold: it was requested explicitly.
+    is_forced: bool,
+    /// The plan that the context request made before the run, if any.
+    plan: Option<ConsolidationPlan>,
+    /// Transcript of the messages after the cursor, as far as they are loaded.
+    lines: Vec<TranscriptLine>,
+    report: ConsolidationReport,
 }
 
-/// One run, with all that its steps need.
-struct ConsolidationRun<'a> {
-    service: &'a MemoryService,
-    pools: &'a PoolNames,
-    tenant: &'a TenantId,
-    session: &'a SessionId,
-    token: Uuid,
-    ttl: Duration,
+/// Consecutive messages that are summarised together.
+struct Batch {
+    lines: Vec<TranscriptLine>,
+    /// Sum of the stored sizes of the messages.
+    message_tokens: i64,
+    /// Tokens that one model call may contain.
+    capacity: usize,
 }
 
 impl MemoryService {
-    /// Consolidates as a task of its own. The caller may stop waiting; the task goes on.
-    pub(super) fn start(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        condition: LeaseCondition,
-        pools: &PoolNames,
-    ) -> tokio::task::JoinHandle<Ended> {
-        let (service, tenant, session, pools) =
-            (self.clone(), tenant.clone(), session.clone(), pools.clone());
-        let span = tracing::info_span!("consolidation", session = &*redact_keys(session.as_str()));
-        self.tasks.spawn(
-            async move { service.consolidate(&tenant, &session, condition, &pools).await }.instrument(span),
-        )
-    }
-
-    /// Consolidates now, whatever threshold and mode. `None`: nothing to do.
+    /// Consolidates a session now, regardless of threshold and mode. Returns `None` if there is nothing to summarise.
     pub async fn consolidate_session(
         &self,
         tenant: &TenantId,
@@ -130,226 +138,415 @@ impl MemoryService {
     ) -> Result<Option<Revision>, Error> {
         let pools = self.config.pools.clone().ok_or(Error::ConsolidationDisabled)?;
         self.session(tenant, session).await?;
-        let run = self.start(tenant, session, LeaseCondition::Force, &pools);
+        let run = self.spawn_consolidation(tenant, session, LeaseCondition::Force, None, &pools);
         match run.await {
-            Ok(Ended::Done(progress)) => Ok(progress.revision),
-            Ok(Ended::NotTaken) => {
+            Ok(ConsolidationReport { outcome: Outcome::Failed, reason, .. }) => {
+                Err(Error::ConsolidationFailed(reason.unwrap_or_default()))
+            }
+            Ok(ConsolidationReport { outcome: Outcome::InProgress, .. }) => {
                 self.session(tenant, session).await?;
                 Err(Error::ConsolidationInProgress)
             }
-            Ok(Ended::Failed { why, .. }) => Err(Error::ConsolidationFailed(why)),
+            Ok(report) => Ok(report.revision),
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         }
     }
 
-    /// What a lease is taken for.
-    pub(super) fn lease(&self, pools: &PoolNames) -> Duration {
-        self.llm.deadline(&pools.consolidation).max(self.llm.deadline(&pools.meta)) + LEASE_MARGIN
-    }
-
-    async fn consolidate(
+    /// Starts a run as its own task, so that it continues if the client disconnects. The report has the outcome
+    /// [`Outcome::InProgress`] if the run could not take the lease or lost it before the first commit.
+    pub(super) fn spawn_consolidation(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         condition: LeaseCondition,
+        plan: Option<ConsolidationPlan>,
         pools: &PoolNames,
-    ) -> Ended {
-        let ttl = self.lease(pools);
-        let run = ConsolidationRun { service: self, pools, tenant, session, token: Uuid::new_v4(), ttl };
-        match self.store.take_lease(tenant, session, run.token, condition, ttl).await {
-            Ok(Some(taken)) => run.all(taken, condition == LeaseCondition::Force).await,
-            Ok(None) => Ended::NotTaken,
+    ) -> JoinHandle<ConsolidationReport> {
+        let (service, tenant, session, pools) =
+            (self.clone(), tenant.clone(), session.clone(), pools.clone());
+        let span = tracing::info_span!("consolidation", session = &*redact_keys(session.as_str()));
+        let run = async move { service.consolidate(tenant, &session, condition, plan, pools).await };
+        self.tasks.spawn(run.instrument(span))
+    }
+
+    /// Returns the duration for which a lease is taken.
+    pub(super) fn lease_ttl(&self, pools: &PoolNames) -> Duration {
+        self.llm.deadline(&pools.consolidation).max(self.llm.deadline(&pools.meta)) + LEASE_MARGIN
+    }
+
+    /// Takes the lease and runs the consolidation.
+    async fn consolidate(
+        self,
+        tenant: TenantId,
+        session: &SessionId,
+        condition: LeaseCondition,
+        plan: Option<ConsolidationPlan>,
+        pools: PoolNames,
+    ) -> ConsolidationReport {
+        let (lease, lease_ttl) = (Uuid::new_v4(), self.lease_ttl(&pools));
+        match self.store.take_lease(&tenant, session, lease, condition, lease_ttl).await {
+            Ok(Some(session)) => {
+                let is_forced = condition == LeaseCondition::Force;
+                let report = Outcome::NotDue.into();
+                let (service, lines) = (self, Vec::new());
+                let run = ConsolidationRun {
+                    service,
+                    pools,
+                    tenant,
+                    session,
+                    lease,
+                    lease_ttl,
+                    is_forced,
+                    plan,
+                    lines,
+                    report,
+                };
+                run.run().await
+            }
+            Ok(None) => Outcome::InProgress.into(),
             Err(error) => {
-                let failure = Failure::from(error);
-                tracing::warn!(error = %ErrorChain(&failure), "consolidation could not begin");
-                Ended::Failed { progress: Progress::default(), retry_at: None, why: failure.to_string() }
+                let error = RunError::from(error);
+                tracing::warn!(error = %ErrorChain(&error), "failed to take the lease for a consolidation");
+                ConsolidationReport { reason: Some(error.to_string()), ..Outcome::Failed.into() }
             }
         }
     }
 }
 
-impl ConsolidationRun<'_> {
-    /// Takes steps until nothing is due, and gives the lease back, whatever happens.
-    async fn all(&self, mut state: Session, asked: bool) -> Ended {
-        let mut progress = Progress::default();
-        // A bug that a message brings out comes back with it: as any failure it gives the lease back and waits longer
-        // each time. What the steps leave behind is read only as far as it was committed.
-        let steps = AssertUnwindSafe(self.steps(&mut state, asked, &mut progress)).catch_unwind();
-        let result = steps.await.unwrap_or(Err(Failure::Panicked));
-        let store = &self.service.store;
-        let failure = match result {
-            Ok(()) => None,
-            Err(failure @ (Failure::Superseded | Failure::Stopped)) => {
-                tracing::info!(reason = %failure, "consolidation given up");
-                if progress.revision.is_none() {
-                    self.release_lease().await;
-                    return Ended::NotTaken;
+impl ConsolidationRun {
+    /// Consolidates until consolidation is not due any more, and ends the lease in any case.
+    async fn run(mut self) -> ConsolidationReport {
+        // A message that triggers a bug does so again on the next attempt. A panic is therefore handled like other failures:
+        // the lease ends and the retry delay grows. After a panic, only committed state is read.
+        let result = AssertUnwindSafe(self.consolidate()).catch_unwind().await;
+        match result.unwrap_or(Err(RunError::Panicked)) {
+            Ok(()) => self.release_lease().await,
+            Err(reason @ (RunError::Superseded | RunError::ShuttingDown)) => {
+                tracing::info!(%reason, "consolidation abandoned");
+                self.release_lease().await;
+                if self.report.revision.is_none() {
+                    self.report.outcome = Outcome::InProgress;
                 }
-                None
             }
-            Err(failure) => Some(failure),
-        };
-        let Some(failure) = failure else {
-            self.release_lease().await;
-            return Ended::Done(progress);
-        };
-        let failures = u32::try_from(state.consolidation.failures).unwrap_or(0).saturating_add(1);
-        let retry_in = self.service.config.policy.retry_in(failures);
-        failure.log(failures, retry_in);
-        let why = clean(&failure.to_string());
-        let noted = store.record_failure(self.tenant, self.session, self.token, retry_in, &why).await;
-        let retry_at = match noted {
-            Ok(Some(retry_at)) => Some(retry_at),
-            // The lease keeps others away until it expires; then it is tried again.
-            Ok(None) | Err(_) => None,
-        };
-        Ended::Failed { progress, retry_at, why }
-    }
-
-    async fn release_lease(&self) {
-        if let Err(error) = self.service.store.release_lease(self.tenant, self.session, self.token).await {
-            tracing::warn!(error = %ErrorChain(&error), "the lease could not be given back; it will expire");
+            Err(error) => self.record_failure(&error).await,
         }
+        self.report
     }
 
-    async fn steps(
-        &self,
-        state: &mut Session,
-        mut asked: bool,
-        progress: &mut Progress,
-    ) -> Result<(), Failure> {
-        let policy = &self.service.config.policy;
-        while asked || policy.is_due(state.tail_len(), state.tail_tokens()) {
-            let store = &self.service.store;
-            let metadata = store.message_metadata(self.tenant, self.session, state.cursor, PLANNED).await?;
-            let tail_len = usize::try_from(state.tail_len()).unwrap_or(0);
-            let Some(plan) = policy.plan(&metadata, tail_len) else {
-                break;
+    async fn consolidate(&mut self) -> Result<(), RunError> {
+        while self.is_forced || self.exceeds_threshold() {
+            let plan = match self.plan.take() {
+                Some(plan) => plan,
+                None => match self.make_plan().await? {
+                    Some(plan) => plan,
+                    None => break,
+                },
             };
-            // A request asks for one plan; more of them only where the tail is longer than a plan.
-            asked = asked && tail_len > metadata.len();
-            self.carry_out(state, &plan, &metadata, progress).await?;
+            self.execute(&plan).await?;
         }
         Ok(())
     }
 
-    async fn carry_out(
-        &self,
-        state: &mut Session,
-        plan: &Plan,
-        metadata: &[MessageMetadata],
-        progress: &mut Progress,
-    ) -> Result<(), Failure> {
-        let stored: Vec<usize> =
-            metadata.iter().map(|metadata| usize::try_from(metadata.tokens).unwrap_or(usize::MAX)).collect();
-        let mut from = 0;
-        while from < plan.end {
-            let capacity = self.capacity();
-            let ends: Vec<usize> =
-                plan.parts.iter().filter(|end| **end > from).map(|end| end - from).collect();
-            let rest = stored.get(from..).unwrap_or_default();
-            let (entries, sizes) = self.fill(state.cursor, rest, &ends, capacity).await?;
-            let Some(count) = batching::batch_end(&sizes, &ends, capacity).map(|end| end.min(entries.len()))
-            else {
-                break;
-            };
-            let entries: Vec<TranscriptEntry> = entries.into_iter().take(count).collect();
-            let range_tokens = metadata.iter().skip(from).take(count).map(|metadata| metadata.tokens).sum();
-            let step = match self.step(state, entries, range_tokens, capacity).await {
-                // A model has shown that it takes less than its settings say: again, with as much as it may take.
-                Err(Failure::Llm(error)) if error.is_prompt_too_long() && self.capacity() < capacity => {
+    fn exceeds_threshold(&self) -> bool {
+        let policy = &self.service.config.policy;
+        policy.exceeds_threshold(self.session.tail_len(), self.session.tail_tokens())
+    }
+
+    /// Plans the tail. Returns `None` if it has no safe split point.
+    async fn make_plan(&mut self) -> Result<Option<ConsolidationPlan>, RunError> {
+        let (store, session) = (&self.service.store, &self.session);
+        let messages = store
+            .message_metadata(&self.tenant, &session.session_id, session.cursor, MAX_PLANNED_MESSAGES)
+            .await?;
+        let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
+        let plan = self.service.config.policy.plan(&messages, tail_len);
+        // A forced run executes one plan, or several if one plan can't contain the tail.
+        self.is_forced &= tail_len > messages.len();
+        Ok(plan)
+    }
+
+    /// Summarises and commits the batches of a plan.
+    async fn execute(&mut self, plan: &ConsolidationPlan) -> Result<(), RunError> {
+        let mut done = 0;
+        self.lines.clear();
+        while let Some(batch) = self.next_batch(plan, done).await? {
+            let (messages, capacity) = (batch.lines.len(), batch.capacity);
+            match self.summarize(batch).await {
+                Ok(revision) => self.commit(revision).await?,
+                // The model accepts fewer tokens than its settings say: try again with a smaller batch.
+                Err(RunError::Llm(error)) if error.is_prompt_too_long() && self.capacity() < capacity => {
                     continue;
                 }
-                step => step?,
-            };
-            let committed =
-                self.service.store.commit_revision(self.tenant, self.session, self.token, &step).await?;
-            let revision = committed.ok_or(Failure::Superseded)?;
-            progress.messages += step.cursor - step.base_cursor;
-            progress.meta |= step.meta.is_some();
-            if let Some(source) = &step.source {
-                progress.model = Some(source.model.clone());
+                Err(error) => return Err(error),
             }
-            tracing::info!(
-                revision = revision.revision,
-                from_seq = step.base_cursor + 1,
-                to_seq = step.cursor,
-                words = step.summary.words,
-                meta = step.meta.is_some(),
-                model = progress.model,
-                "consolidated"
-            );
-            state.cursor = step.cursor;
-            state.cursor_tokens += step.range_tokens;
-            state.revision = revision.revision;
-            state.summary = step.summary;
-            state.consolidation.failures = 0;
-            progress.revision = Some(revision);
-            from += count;
+            self.lines.drain(..messages);
+            done += messages;
         }
         Ok(())
     }
 
-    /// ContextTokens that one question may hold.
+    /// Returns the next batch after the first `done` messages of the plan, or `None` at the end of the plan.
+    async fn next_batch(&mut self, plan: &ConsolidationPlan, done: usize) -> Result<Option<Batch>, RunError> {
+        let capacity = self.capacity();
+        let ends: Vec<usize> =
+            plan.batch_ends.iter().filter(|end| **end > done).map(|end| end - done).collect();
+        let message_tokens = plan.message_tokens.get(done..).unwrap_or_default();
+        self.load_lines(message_tokens, &ends, capacity).await?;
+        let sizes: Vec<usize> = self.lines.iter().map(|line| line.tokens).collect();
+        let loaded_ends: Vec<usize> = ends.into_iter().filter(|end| *end <= sizes.len()).collect();
+        Ok(batching::batch_end(&sizes, &loaded_ends, capacity).map(|end| Batch {
+            lines: self.lines.iter().take(end).cloned().collect(),
+            message_tokens: message_tokens.iter().take(end).sum(),
+            capacity,
+        }))
+    }
+
+    /// Returns the number of transcript tokens that one model call may contain.
     fn capacity(&self) -> usize {
         self.service.llm.capacity(&self.pools.consolidation)
     }
 
-    /// Reads the messages behind the cursor, as a summariser sees them, and what each takes: as many as fit, up to one
-    /// of `ends` and a unit beyond. The stored counts tell how much is worth loading at once; what a model gets to see
-    /// may be far less, of a tool's result its beginning and its end, and then there is room for more.
-    async fn fill(
-        &self,
-        cursor: i64,
-        stored: &[usize],
+    /// Loads messages until `self.lines` fills `capacity` or reaches the last position in `ends`.
+    ///
+    /// The stored sizes determine how many messages are loaded at once. Lines can be much smaller than messages, because
+    /// tool results are shortened; then more messages are loaded.
+    async fn load_lines(
+        &mut self,
+        message_tokens: &[i64],
         ends: &[usize],
         capacity: usize,
-    ) -> Result<(Vec<TranscriptEntry>, Vec<usize>), Failure> {
-        let (mut entries, mut sizes) = (Vec::new(), Vec::new());
-        let mut filled = 0;
-        while filled < capacity {
-            let had = entries.len();
-            let ends: Vec<usize> = ends.iter().filter(|end| **end > had).map(|end| end - had).collect();
-            let rest = stored.get(had..).unwrap_or_default();
-            let Some(load) = batching::batch_end(rest, &ends, capacity - filled) else {
+    ) -> Result<(), RunError> {
+        let sizes: Vec<usize> =
+            message_tokens.iter().map(|tokens| usize::try_from(*tokens).unwrap_or(usize::MAX)).collect();
+        let mut filled: usize = self.lines.iter().map(|line| line.tokens).sum();
+        while self.lines.is_empty() || filled < capacity {
+            let loaded = self.lines.len();
+            let ends: Vec<usize> = ends.iter().filter(|end| **end > loaded).map(|end| end - loaded).collect();
+            let sizes = sizes.get(loaded..).unwrap_or_default();
+            let Some(count) = batching::batch_end(sizes, &ends, capacity.saturating_sub(filled)) else {
                 break;
             };
-            let from = cursor + i64::try_from(had).unwrap_or(i64::MAX);
-            let (more, measured) = measured(self.load(from, load).await?).await;
-            filled += measured.iter().sum::<usize>();
-            entries.extend(more);
-            sizes.extend(measured);
+            let lines = self.load(loaded, count).await?;
+            filled += lines.iter().map(|line| line.tokens).sum::<usize>();
+            self.lines.extend(lines);
         }
-        Ok((entries, sizes))
+        Ok(())
     }
 
-    /// Reads the messages behind the cursor, as a summariser sees them.
-    async fn load(&self, cursor: i64, count: usize) -> Result<Vec<TranscriptEntry>, Failure> {
-        let limit = i64::try_from(count).unwrap_or(i64::MAX);
-        let page = MessageQuery { after_seq: cursor, before_seq: i64::MAX, descending: false, limit };
-        let messages = self.service.store.messages(self.tenant, self.session, page).await?;
-        let messages = messages.ok_or(Failure::Superseded)?;
-        if messages.len() != count {
-            return Err(Failure::Superseded);
+    /// Loads `count` messages, beginning `offset` messages after the cursor.
+    async fn load(&self, offset: usize, count: usize) -> Result<Vec<TranscriptLine>, RunError> {
+        let query = MessageQuery {
+            after_seq: self.session.cursor.saturating_add(i64::try_from(offset).unwrap_or(i64::MAX)),
+            before_seq: i64::MAX,
+            descending: false,
+            limit: i64::try_from(count).unwrap_or(i64::MAX),
+        };
+        let messages = self.service.store.messages(&self.tenant, &self.session.session_id, query).await?;
+        let messages = messages.filter(|messages| messages.len() == count).ok_or(RunError::Superseded)?;
+        // Parsing and counting a megabyte takes some tens of milliseconds.
+        let lines = move || -> Result<Vec<TranscriptLine>, RunError> {
+            messages
+                .into_iter()
+                .map(|stored| {
+                    let message = Message::from_stored(stored.json).map_err(|_| RunError::CorruptMessage)?;
+                    Ok(TranscriptEntry::of(&message).into())
+                })
+                .collect()
+        };
+        blocking::run(lines).await
+    }
+
+    /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.
+    async fn summarize(&self, batch: Batch) -> Result<NewRevision, RunError> {
+        let messages = batch.lines.len();
+        let lines: Vec<TranscriptLine> =
+            batch.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
+        let mut added = String::new();
+        let mut provenance: Option<Provenance> = None;
+        if !lines.is_empty() {
+            let pool = &self.pools.consolidation;
+            let line_count = lines.len();
+            for group in batching::split_to_fit(lines, batch.capacity) {
+                // The length of the summary depends on all messages of the batch, including those without text.
+                let summarised = if group.len() == line_count { messages } else { group.len() };
+                let task = Task::Consolidate { lines: &group, sentences: summary_sentences(summarised) };
+                let response = self.complete(pool, task).await?;
+                added = summary::append(&added, &without_nul(&response.text));
+                let latest = provenance_of(pool, &response);
+                provenance = Some(match &provenance {
+                    Some(earlier) => latest.after(earlier),
+                    None => latest,
+                });
+            }
         }
-        messages
-            .into_iter()
-            .map(|stored| Message::from_stored(stored.json).map(|message| TranscriptEntry::of(&message)))
-            .collect::<Result<_, _>>()
-            .map_err(|_| Failure::Message)
+        let (mut summary, mut meta) = (self.session.summary.clone(), None);
+        if !added.is_empty() {
+            summary = Summary::new(summary::append(&summary.text, &added));
+            let words = usize::try_from(summary.words).unwrap_or(usize::MAX);
+            if self.service.config.policy.needs_meta_consolidation(words)
+                && let Some((text, provenance)) = self.compress(&summary.text).await?
+            {
+                let text_before = std::mem::replace(&mut summary, Summary::new(text)).text;
+                meta = Some(MetaConsolidation { text_before, provenance });
+            }
+        }
+        Ok(NewRevision {
+            base_revision: self.session.revision,
+            base_cursor: self.session.cursor,
+            cursor: self.session.cursor + i64::try_from(messages).unwrap_or(0),
+            range_tokens: batch.message_tokens,
+            summary,
+            added,
+            provenance,
+            meta,
+        })
+    }
+
+    /// Compresses a summary. Returns `None` if no model did: a summary that is too long is better than none.
+    async fn compress(&self, text: &str) -> Result<Option<(String, Provenance)>, RunError> {
+        let pool = &self.pools.meta;
+        let size = tokens::count(&encode_text(text));
+        let capacity = self.service.llm.capacity(pool);
+        if size > capacity {
+            tracing::warn!(
+                size,
+                capacity,
+                "the summary exceeds the input limit of its pool and stays uncompressed"
+            );
+            return Ok(None);
+        }
+        let sentences = self.service.config.policy.summary_sentences;
+        match self.complete(pool, Task::MetaConsolidate { summary: text, sentences }).await {
+            Ok(response) => Ok(Some((without_nul(&response.text), provenance_of(pool, &response)))),
+            Err(error @ (RunError::Llm(_) | RunError::TokenLimit { .. })) => {
+                tracing::warn!(%error, "meta-consolidation failed; the summary stays uncompressed");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Has a pool complete a task, under a lease that outlasts the call. The usage is recorded immediately, because the
+    /// tokens are spent whether or not the response is committed.
+    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, RunError> {
+        let (service, session) = (&self.service, &self.session.session_id);
+        if !service.store.renew_lease(&self.tenant, session, self.lease, self.lease_ttl).await? {
+            return Err(RunError::Superseded);
+        }
+        self.ensure_within_budget().await?;
+        let result = tokio::select! {
+            result = service.llm.complete(pool, task) => result,
+            () = service.stop.cancelled() => return Err(RunError::ShuttingDown),
+        };
+        self.record_usage(result.as_ref().map_or_else(|error| &error.cost, |response| &response.cost)).await;
+        Ok(result?)
+    }
+
+    /// Fails if the tenant has used its tokens of today. Runs do not reserve tokens, because the cost of a call is unknown
+    /// beforehand; so running calls can exceed the limit.
+    async fn ensure_within_budget(&self) -> Result<(), RunError> {
+        let Some(limit) = self.service.config.daily_token_limit else {
+            return Ok(());
+        };
+        let used = self.service.store.tokens_used_today(&self.tenant).await?;
+        let used = u64::try_from(used).unwrap_or(0);
+        if used < limit { Ok(()) } else { Err(RunError::TokenLimit { used, limit }) }
+    }
+
+    /// Adds the cost of a call to the usage of the tenant, which is recorded with or without a limit. Tokens of calls that
+    /// were interrupted are unknown. A failure to record is logged and does not invalidate the response.
+    async fn record_usage(&self, cost: &Cost) {
+        if cost.tokens == 0 {
+            return;
+        }
+        if let Err(error) = self.service.store.add_token_usage(&self.tenant, cost.tokens).await {
+            let tokens = cost.tokens;
+            tracing::warn!(error = %ErrorChain(&error), tokens, "failed to record the token usage of a tenant");
+        }
+    }
+
+    /// Commits a revision and updates the state of the run.
+    async fn commit(&mut self, new: NewRevision) -> Result<(), RunError> {
+        let (store, session) = (&self.service.store, &mut self.session);
+        let committed = store.commit_revision(&self.tenant, &session.session_id, self.lease, &new).await?;
+        let revision = committed.ok_or(RunError::Superseded)?;
+        let report = &mut self.report;
+        report.outcome = Outcome::Consolidated;
+        report.messages += new.cursor - new.base_cursor;
+        report.meta |= new.meta.is_some();
+        if let Some(provenance) = &new.provenance {
+            report.model = Some(provenance.model.clone());
+        }
+        tracing::info!(
+            revision = revision.revision,
+            from_seq = new.base_cursor + 1,
+            to_seq = new.cursor,
+            words = new.summary.words,
+            meta = new.meta.is_some(),
+            model = report.model,
+            "consolidated"
+        );
+        session.cursor = new.cursor;
+        session.cursor_tokens += new.range_tokens;
+        session.revision = revision.revision;
+        report.revision = Some(revision);
+        session.summary = new.summary;
+        session.consolidation.failures = 0;
+        Ok(())
+    }
+
+    async fn release_lease(&self) {
+        let (store, session) = (&self.service.store, &self.session.session_id);
+        if let Err(error) = store.release_lease(&self.tenant, session, self.lease).await {
+            tracing::warn!(error = %ErrorChain(&error), "failed to release a consolidation lease; it will expire");
+        }
+    }
+
+    /// Records a failure, which also ends the lease, and reports it.
+    async fn record_failure(&mut self, error: &RunError) {
+        let failures = u32::try_from(self.session.consolidation.failures).unwrap_or(0).saturating_add(1);
+        let delay = self.service.config.policy.retry_delay(failures);
+        log_failure(error, failures, delay);
+        let reason = without_nul(&error.to_string());
+        let (store, session) = (&self.service.store, &self.session.session_id);
+        // If the failure can't be recorded, the lease prevents other runs until it expires.
+        let recorded = store.record_failure(&self.tenant, session, self.lease, delay, &reason).await;
+        self.report.outcome = Outcome::Failed;
+        self.report.retry_at = recorded.unwrap_or_default();
+        self.report.reason = Some(reason);
     }
 }
 
-/// Counting a megabyte of tokens takes some tens of milliseconds: not on a thread that serves requests.
-async fn measured(entries: Vec<TranscriptEntry>) -> (Vec<TranscriptEntry>, Vec<usize>) {
-    let count = move || {
-        let sizes = batching::measure(&entries);
-        (entries, sizes)
-    };
-    blocking::run(count).await
+fn log_failure(error: &RunError, failures: u32, retry_in: Duration) {
+    let cause = ErrorChain(error);
+    if matches!(error, RunError::TokenLimit { .. }) {
+        // This is no malfunction: the operator set the limit.
+        tracing::warn!(error = %cause, failures, ?retry_in, "consolidation postponed");
+    } else {
+        tracing::error!(error = %cause, failures, ?retry_in, "consolidation failed");
+    }
 }
 
-/// Postgres can't store the NUL character, and no text of ours needs it.
-fn clean(text: &str) -> String {
+fn provenance_of(pool: &str, response: &PoolResponse) -> Provenance {
+    let cost = &response.cost;
+    let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+    let tokens = |counted: Option<u64>| counted.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
+    Provenance {
+        model: response.model.clone(),
+        pool: pool.to_owned(),
+        prompt_version: response.prompt_version.clone(),
+        usage: ModelUsage {
+            input_tokens: tokens(cost.usage.input_tokens),
+            output_tokens: tokens(cost.usage.output_tokens),
+            calls: Some(cost.calls.into()),
+            failures: Some(cost.failures.into()),
+            queued_ms: Some(millis(cost.queued)),
+        },
+        duration_ms: millis(cost.duration),
+    }
+}
+
+/// Removes the NUL character, which Postgres cannot store.
+fn without_nul(text: &str) -> String {
     text.replace('\0', "")
 }

@@ -1,276 +1,352 @@
-//! Building a context: what should this agent send to its model now?
+//! Building a context: the message list that an agent should send to its model now.
 
-use super::consolidation::{Ended, Progress};
+use super::consolidation::{ConsolidationReport, Outcome};
 use super::work_permit::WorkPermit;
-use super::{Error, MemoryService, PoolNames};
+use super::{Error, MemoryService, PoolNames, corrupt_message};
 use crate::blocking;
-use crate::domain::consolidation::{Due, Mode};
-use crate::domain::coverage::Coverage;
-use crate::domain::format::{Format, RenderedContext};
+use crate::domain::budget::{self, MessageCost};
+use crate::domain::consolidation::{ConsolidationPlan, Due, Mode};
+use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
+use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
+use crate::domain::format::{Format, RenderInput, RenderedContext, RenderedMessage};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
-use crate::domain::message_metadata::MessageMetadata;
+use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::session::Session;
-use crate::domain::tokens::Tokenizer;
-use crate::storage::ContextSnapshot;
-use crate::storage::LeaseCondition;
-use time::OffsetDateTime;
+use crate::domain::tokens::{self, Tokenizer};
+use crate::storage::{ContextSnapshot, LeaseCondition};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-mod assemble;
-
-/// What a request for a context says. All of it may be left out.
+/// The options of a context request. Each of them is optional.
 #[derive(Clone, Debug, Default)]
 pub struct ContextOptions {
-    /// Comes first in the system message.
+    /// First part of the system message.
     pub system_prompt: Option<String>,
-    /// Comes last in the list; it is not persisted.
+    /// Last message of the list; it is not persisted.
     pub user_message: Option<Message>,
-    /// Whose memory document applies where the session doesn't exist yet.
+    /// The user whose memory document applies if the session does not exist yet.
     pub user_id: Option<UserId>,
-    /// What the system message says of skills: `domain::skill::section`.
+    /// The part of the system message about skills: see [`crate::domain::skill::section`].
     pub skills: String,
-    /// When to consolidate, other than the settings say.
+    /// When to consolidate; by default as configured.
     pub mode: Option<Mode>,
-    /// Most tokens of the whole list.
+    /// Largest number of tokens of the whole list.
     pub max_tokens: Option<i64>,
-    /// How the list is written.
     pub format: Format,
-    /// Whether the stable part is marked for the provider's cache.
+    /// Whether the stable part is marked for the provider's prompt cache.
     pub cache_control: bool,
-    /// Given back while the request waits for its consolidation.
+    /// Released while the request waits for its consolidation.
     pub permit: WorkPermit,
 }
 
-/// A context, ready to be sent, with what it is made of.
+/// A message list that is ready to be sent, and what it contains.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The list.
     pub list: RenderedContext,
-    /// What covers which messages.
     pub coverage: Coverage,
-    /// The revision of the summary; 0 = there is none.
-    pub summary_revision: i64,
-    /// Words of the summary.
-    pub summary_words: i64,
-    /// The version of the memory document; 0 = never written.
-    pub memory_version: i64,
-    /// Words of the memory document.
-    pub memory_words: i64,
-    /// What became of consolidation.
-    pub consolidation: Report,
-    /// What it weighs.
+    pub summary: SummaryInfo,
+    pub memory: MemoryInfo,
+    pub consolidation: ConsolidationReport,
     pub tokens: ContextTokens,
 }
 
-/// ContextTokens of a context's parts.
-#[derive(Clone, Copy, Debug)]
+/// The summary in a context.
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub struct SummaryInfo {
+    /// 0 if there is no summary.
+    pub revision: i64,
+    pub words: i64,
+}
+
+/// The memory document in a context.
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub struct MemoryInfo {
+    /// 0 if the document was never written.
+    pub version: i64,
+    pub words: i64,
+}
+
+/// Tokens of the parts of a context.
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ContextTokens {
-    /// The system message.
+    /// The sum of the parts. `max_tokens` reserves 3 more tokens, which a provider adds to each list.
+    pub total: i64,
     pub system: i64,
-    /// The verbatim part.
     pub history: i64,
-    /// The new message.
     pub user_message: i64,
-    /// The part that will be the same in the next context.
-    pub stable: i64,
-    /// What counted them.
-    pub tokenizer: Tokenizer,
+    /// The tokenizer that counted the tokens.
+    pub tokenizer: String,
 }
 
-/// What became of consolidation in a request.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// How it went.
-    pub outcome: Outcome,
-    /// Messages that were summarised.
-    pub messages: i64,
-    /// Whether the summary was compressed.
-    pub meta: bool,
-    /// The model that did it.
-    pub model: Option<String>,
-    /// When it will be tried again, after a failure.
-    pub retry_at: Option<OffsetDateTime>,
-    /// Why it failed, for the developer who asks.
-    pub reason: Option<String>,
+/// What a context request has to do about consolidation.
+enum ConsolidationCheck {
+    /// No run is needed or possible now; the report says why.
+    Report(ConsolidationReport),
+    /// A run is due.
+    Due(DueRun),
 }
 
-/// How consolidation went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The tail is short enough.
-    NotDue,
-    /// Its older part was summarised.
-    Consolidated,
-    /// Its older part is going to be summarised after this answer.
-    Scheduled,
-    /// Another request is at it.
-    InProgress,
-    /// It failed, now or so recently that it isn't tried again yet.
-    Failed,
-    /// There is no pool, or the mode is off.
-    Disabled,
-}
-
-impl Outcome {
-    /// The word of the interface.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NotDue => "not_due",
-            Self::Consolidated => "consolidated",
-            Self::Scheduled => "scheduled",
-            Self::InProgress => "in_progress",
-            Self::Failed => "failed",
-            Self::Disabled => "disabled",
-        }
-    }
-}
-
-impl From<Outcome> for Report {
-    fn from(outcome: Outcome) -> Self {
-        Self { outcome, messages: 0, meta: false, model: None, retry_at: None, reason: None }
-    }
-}
-
-impl Report {
-    fn of(outcome: Outcome, progress: Progress) -> Self {
-        let Progress { messages, meta, model, .. } = progress;
-        Self { messages, meta, model, ..Self::from(outcome) }
-    }
+/// The parameters of a run that is due.
+struct DueRun {
+    mode: Mode,
+    pools: PoolNames,
+    condition: LeaseCondition,
+    /// The plan for the tail, if the snapshot contains the complete tail.
+    plan: Option<ConsolidationPlan>,
 }
 
 impl MemoryService {
-    /// Builds the context of a session, and consolidates it where that is due. Whatever becomes of that, the
-    /// request is answered: with the summary as it is and the messages that it doesn't cover.
+    /// Builds the context of a session, and consolidates the session if that is due. A failed consolidation does not fail the
+    /// request: the context then contains the existing summary and, verbatim, the messages that it does not cover.
     pub async fn build_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        request: ContextOptions,
+        options: ContextOptions,
     ) -> Result<Context, Error> {
-        let user = request.user_id.as_ref();
-        let mut snapshot = self.load_context(tenant, session, user).await?;
-        let report = match self.decide(&snapshot, request.mode) {
-            Decision::Reported(report) => report,
-            Decision::Due { condition, pools, mode } => {
-                let run = self.start(tenant, session, condition, &pools);
-                if mode == Mode::Background {
-                    Outcome::Scheduled.into()
+        let user = options.user_id.as_ref();
+        let snapshot = self.load_snapshot(tenant, session, user).await?;
+        let (snapshot, report) = match self.check_consolidation(&snapshot, options.mode) {
+            ConsolidationCheck::Report(report) => (snapshot, report),
+            ConsolidationCheck::Due(due) => {
+                let run = self.spawn_consolidation(tenant, session, due.condition, due.plan, &due.pools);
+                if due.mode == Mode::Background {
+                    (snapshot, Outcome::Scheduled.into())
                 } else {
-                    let ended = request
-                        .permit
-                        .release_while(tokio::time::timeout(self.config.inline_wait, run))
-                        .await;
-                    // The state has changed, if only by a failure. What was read before is complete as well.
-                    match self.load_context(tenant, session, user).await {
-                        Ok(now) => snapshot = now,
+                    let wait = tokio::time::timeout(self.config.inline_wait, run);
+                    let finished = options.permit.release_while(wait).await;
+                    let snapshot = match self.load_snapshot(tenant, session, user).await {
                         Err(Error::Store(error)) => {
-                            tracing::warn!(%error, "answering with what was read before consolidation");
+                            tracing::warn!(%error, "failed to read a session after its consolidation");
+                            snapshot
                         }
-                        Err(error) => return Err(error),
-                    }
-                    self.report(ended, &snapshot, request.mode)
+                        reloaded => reloaded?,
+                    };
+                    let report = match finished {
+                        // The run did not get the lease. The reason is in the new state of the session.
+                        Ok(Ok(ConsolidationReport { outcome: Outcome::InProgress, .. })) => {
+                            match self.check_consolidation(&snapshot, options.mode) {
+                                ConsolidationCheck::Report(report) => report,
+                                ConsolidationCheck::Due(_) => Outcome::InProgress.into(),
+                            }
+                        }
+                        Ok(Ok(report)) => report,
+                        Ok(Err(panic)) => {
+                            tracing::error!(%panic, "a consolidation panicked; its lease will expire");
+                            let reason = Some("a bug in precis".to_owned());
+                            ConsolidationReport { reason, ..Outcome::Failed.into() }
+                        }
+                        // The run continues after `inline_wait`.
+                        Err(_elapsed) => Outcome::InProgress.into(),
+                    };
+                    (snapshot, report)
                 }
             }
         };
-        // What the request brought is counted now, and so is what is put in.
-        let brought = request.system_prompt.as_ref().map_or(0, String::len)
-            + request.skills.len()
-            + request.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = brought + request.format.work(&snapshot.tail);
+        // Texts of the request are counted now, and the format may rewrite messages.
+        let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
+            + options.skills.len()
+            + options.user_message.as_ref().map_or(0, |message| message.json().len());
+        let bytes = request_bytes + options.format.work(&snapshot.tail);
         let service = self.clone();
-        blocking::sized(bytes, move || service.assemble(snapshot, request, report)).await
+        blocking::sized(bytes, move || service.assemble(snapshot, options, report)).await
     }
 
-    /// Reads what a context is made of, for the session's own user only.
-    async fn load_context(
+    /// Reads everything that a context consists of. Fails if the session belongs to another user.
+    async fn load_snapshot(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         user: Option<&UserId>,
     ) -> Result<ContextSnapshot, Error> {
-        let most = self.config.policy.max_history_messages;
-        let asking = user.cloned().unwrap_or_default();
-        let snapshot = self.store.load_context(tenant, session, &asking, most).await?;
+        let limit = self.config.policy.max_history_messages;
+        let snapshot =
+            self.store.load_context(tenant, session, &user.cloned().unwrap_or_default(), limit).await?;
         match (user, &snapshot.session) {
-            (Some(asked), Some(session)) if *asked != session.user_id => Err(Error::SessionUserMismatch),
+            (Some(user), Some(session)) if *user != session.user_id => Err(Error::SessionUserMismatch),
             _ => Ok(snapshot),
         }
     }
 
-    fn decide(&self, snapshot: &ContextSnapshot, mode: Option<Mode>) -> Decision {
+    /// Checks whether a consolidation of the session is due and possible.
+    fn check_consolidation(&self, snapshot: &ContextSnapshot, mode: Option<Mode>) -> ConsolidationCheck {
         let mode = mode.unwrap_or(self.config.mode);
         let (Some(pools), Mode::Inline | Mode::Background) = (&self.config.pools, mode) else {
-            return Decision::Reported(Outcome::Disabled.into());
+            return ConsolidationCheck::Report(Outcome::Disabled.into());
         };
         let Some(session) = &snapshot.session else {
-            return Decision::Reported(Outcome::NotDue.into());
+            return ConsolidationCheck::Report(Outcome::NotDue.into());
         };
-        match self.config.policy.due(session, snapshot.now, self.lease(pools)) {
-            Due::No => Decision::Reported(Outcome::NotDue.into()),
-            Due::InProgress => Decision::Reported(Outcome::InProgress.into()),
-            Due::NotBefore(retry_at) => Decision::Reported(Report {
-                retry_at: Some(retry_at),
+        match self.config.policy.due(session, snapshot.now, self.lease_ttl(pools)) {
+            Due::No => ConsolidationCheck::Report(Outcome::NotDue.into()),
+            Due::InProgress => ConsolidationCheck::Report(Outcome::InProgress.into()),
+            Due::Backoff { until } => ConsolidationCheck::Report(ConsolidationReport {
+                retry_at: Some(until),
                 reason: session.consolidation.last_failure.clone(),
                 ..Outcome::Failed.into()
             }),
-            Due::Yes if !self.can_cut(session, snapshot) => Decision::Reported(Outcome::NotDue.into()),
             Due::Yes => {
-                // A wait that does not count must not be in the way of the condition either.
-                let waits = session.consolidation.retry_at.is_some_and(|retry_at| retry_at > snapshot.now);
-                let condition = if waits {
-                    LeaseCondition::Force
+                let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
+                let mut plan = None;
+                if tail_len <= snapshot.tail.len() {
+                    let messages: Vec<MessageMetadata> = metadata_of(&snapshot.tail);
+                    plan = self.config.policy.plan(&messages, tail_len);
+                    if plan.is_none() {
+                        // An open tool call holds the cursor. Do not take the lease just to find that out again.
+                        return ConsolidationCheck::Report(Outcome::NotDue.into());
+                    }
+                }
+                // The policy ignores a retry time that lies implausibly far in the future; so must the condition. The run
+                // then plans for itself, because the session may be at another revision.
+                let ignores_retry_at =
+                    session.consolidation.retry_at.is_some_and(|retry_at| retry_at > snapshot.now);
+                let (condition, plan) = if ignores_retry_at {
+                    (LeaseCondition::Force, None)
                 } else {
-                    LeaseCondition::IfDue { revision: session.revision }
+                    (LeaseCondition::IfDue { revision: session.revision }, plan)
                 };
-                Decision::Due { condition, pools: pools.clone(), mode }
+                ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), condition, plan })
             }
         }
     }
 
-    /// Whether there is anything to summarise in a tail that is due: while a tool call holds the cursor, there isn't,
-    /// and no request should take the lease to find that out.
-    fn can_cut(&self, session: &Session, snapshot: &ContextSnapshot) -> bool {
-        let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
-        if tail_len > snapshot.tail.len() {
-            return true;
+    /// Assembles the message list within the limits of number and tokens.
+    fn assemble(
+        &self,
+        snapshot: ContextSnapshot,
+        options: ContextOptions,
+        report: ConsolidationReport,
+    ) -> Result<Context, Error> {
+        let tokenizer = self.config.tokenizer;
+        let system = self.system_message(&snapshot, &options);
+        let ContextSnapshot { session, memory, mut tail, .. } = snapshot;
+        let mut metadata = metadata_of(&tail);
+        let mut coverage = self.plan_coverage(session.as_ref(), &metadata, &report);
+        let omitted = tail.iter().take_while(|message| message.seq < coverage.verbatim_from).count();
+        metadata.drain(..omitted);
+        tail.drain(..omitted);
+        let mut history = options.format.pieces(tail).map_err(corrupt_message)?;
+        let user_message =
+            options.user_message.map(|message| render(options.format, coverage.last_seq + 1, &message));
+        let user_message = user_message.transpose()?;
+        let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref());
+        if let Some(max_tokens) = options.max_tokens {
+            let first = costs.first_within_budget(&metadata, max_tokens)?;
+            coverage.omit(first, OmissionReason::MaxTokens);
+            history.drain(..first);
+            costs.history.drain(..first);
         }
-        let marks: Vec<MessageMetadata> =
-            snapshot.tail.iter().map(|message| message.metadata.clone()).collect();
-        self.config.policy.plan(&marks, tail_len).is_some()
+        let list = options.format.list(RenderInput {
+            system: system.text,
+            system_tokens: system.tokens,
+            history,
+            user_message,
+            is_prefix_stable: coverage.omitted.is_empty(),
+            cache_control: options.cache_control,
+            tokenizer,
+        });
+        let summary =
+            session.map(|session| SummaryInfo { revision: session.revision, words: session.summary.words });
+        let memory = memory.map(|memory| MemoryInfo { version: memory.version, words: memory.words });
+        Ok(Context {
+            list,
+            coverage,
+            summary: summary.unwrap_or_default(),
+            memory: memory.unwrap_or_default(),
+            consolidation: report,
+            tokens: costs.tokens(),
+        })
     }
 
-    /// What to say of a run that this request waited for.
-    fn report(&self, ended: Waited, snapshot: &ContextSnapshot, mode: Option<Mode>) -> Report {
-        match ended {
-            Ok(Ok(Ended::Done(progress))) if progress.revision.is_some() => {
-                Report::of(Outcome::Consolidated, progress)
-            }
-            // Due by its length, but there is no safe cut yet.
-            Ok(Ok(Ended::Done(_))) => Outcome::NotDue.into(),
-            Ok(Ok(Ended::Failed { progress, retry_at, why })) => {
-                Report { retry_at, reason: Some(why), ..Report::of(Outcome::Failed, progress) }
-            }
-            Ok(Ok(Ended::NotTaken)) => match self.decide(snapshot, mode) {
-                Decision::Reported(report) => report,
-                Decision::Due { .. } => Outcome::InProgress.into(),
-            },
-            Ok(Err(panic)) => {
-                tracing::error!(%panic, "consolidation panicked; its lease will expire");
-                Report { reason: Some("a bug in precis".to_owned()), ..Outcome::Failed.into() }
-            }
-            // It goes on, and the next request finds what it has done.
-            Err(_) => Outcome::InProgress.into(),
+    fn system_message(&self, snapshot: &ContextSnapshot, options: &ContextOptions) -> SystemMessage {
+        let memory = snapshot.memory.as_ref();
+        let memory = memory.map(|memory| CountedText { text: &memory.content, tokens: memory.tokens });
+        let summary = snapshot.session.as_ref().map(|session| &session.summary);
+        let summary = summary.map(|summary| CountedText { text: &summary.text, tokens: summary.tokens });
+        let tail_len = snapshot.session.as_ref().map_or(0, Session::tail_len);
+        context::system_message(&SystemParts {
+            system_prompt: options.system_prompt.as_deref().unwrap_or_default(),
+            memory: memory.unwrap_or_default(),
+            summary: summary.unwrap_or_default(),
+            skills: &options.skills,
+            notice: context::notice_due(tail_len, self.config.policy.max_history_messages),
+        })
+    }
+
+    /// Plans the coverage without a token budget.
+    fn plan_coverage(
+        &self,
+        session: Option<&Session>,
+        tail: &[MessageMetadata],
+        report: &ConsolidationReport,
+    ) -> Coverage {
+        let policy = &self.config.policy;
+        let selection = if self.config.recent_on_failure && report.outcome == Outcome::Failed {
+            TailSelection::Recent { keep: policy.keep_recent }
+        } else {
+            TailSelection::All
+        };
+        coverage::plan_coverage(session, policy.max_history_messages, selection, tail)
+    }
+}
+
+/// Scaled token counts of the parts of a list. Each message is scaled by itself.
+struct ListCosts {
+    tokenizer: Tokenizer,
+    system: i64,
+    history: Vec<MessageCost>,
+    user_message: i64,
+}
+
+impl ListCosts {
+    fn new(
+        tokenizer: Tokenizer,
+        system: &SystemMessage,
+        history: &[RenderedMessage],
+        user_message: Option<&RenderedMessage>,
+    ) -> Self {
+        let cost = |message: &RenderedMessage| MessageCost {
+            tokens: tokenizer.scale(message.tokens),
+            tokens_if_first: tokenizer.scale(message.tokens_as_first),
+        };
+        Self {
+            tokenizer,
+            system: tokenizer.scale(system.tokens),
+            history: history.iter().map(cost).collect(),
+            user_message: user_message.map_or(0, |message| tokenizer.scale(message.tokens)),
+        }
+    }
+
+    /// Returns the position of the first message in a list of at most `max_tokens` tokens.
+    fn first_within_budget(&self, messages: &[MessageMetadata], max_tokens: i64) -> Result<usize, Error> {
+        let needed = tokens::PER_LIST + self.system + self.user_message;
+        if needed > max_tokens {
+            return Err(Error::BudgetTooSmall { max_tokens, needed, tokenizer: self.tokenizer });
+        }
+        Ok(budget::first_within_budget(messages, &self.history, max_tokens - needed))
+    }
+
+    fn tokens(&self) -> ContextTokens {
+        let before_first = self.history.first().map_or(0, |cost| cost.tokens_if_first);
+        let history = before_first + self.history.iter().map(|cost| cost.tokens).sum::<i64>();
+        ContextTokens {
+            total: self.system + history + self.user_message,
+            system: self.system,
+            history,
+            user_message: self.user_message,
+            tokenizer: self.tokenizer.to_string(),
         }
     }
 }
 
-type Waited = Result<Result<Ended, tokio::task::JoinError>, tokio::time::error::Elapsed>;
+fn metadata_of(messages: &[ContextMessage]) -> Vec<MessageMetadata> {
+    messages.iter().map(|message| message.metadata.clone()).collect()
+}
 
-/// What to do about consolidation in a request.
-enum Decision {
-    /// Nothing; and this is what to say of it.
-    Reported(Report),
-    /// Do it.
-    Due { condition: LeaseCondition, pools: PoolNames, mode: Mode },
+/// Renders the message of the request, which is not stored.
+fn render(format: Format, seq: i64, message: &Message) -> Result<RenderedMessage, Error> {
+    let metadata = MessageMetadata::new(message, tokens::count_message(message));
+    let message = ContextMessage { seq, metadata, json: message.json().to_owned() };
+    Ok(format.pieces(vec![message]).map_err(corrupt_message)?.pop().unwrap_or_default())
 }

@@ -76,7 +76,11 @@ impl Upload {
     /// Refuses it where so many more bytes are too many.
     pub fn expect(&self, more: u64) -> Result<(), Error> {
         let most = self.limits.max_bytes;
-        if self.bytes.saturating_add(more) > most { Err(Error::ImportTooLarge { most }) } else { Ok(()) }
+        if self.bytes.saturating_add(more) > most {
+            Err(Error::ImportTooLarge { max_bytes: most })
+        } else {
+            Ok(())
+        }
     }
 
     /// How many messages the first line promises; 0 where it promises none.

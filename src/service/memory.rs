@@ -20,9 +20,9 @@ impl MemoryService {
         content: &str,
         expected: Option<i64>,
     ) -> Result<MemoryDocument, Error> {
-        let (bytes, most) = (content.len(), self.config.memory_max_bytes);
-        if bytes > most {
-            return Err(Error::MemoryTooLarge { bytes, most });
+        let (bytes, max_bytes) = (content.len(), self.config.memory_max_bytes);
+        if bytes > max_bytes {
+            return Err(Error::MemoryTooLarge { bytes, max_bytes });
         }
         let words = i64::try_from(summary::words(content)).unwrap_or(i64::MAX);
         let new = NewMemoryDocument { content, words, tokens: tokens::count_text(content) };

@@ -4,7 +4,7 @@
 //! or operator.
 
 use super::{Error, MemoryService};
-use crate::domain::context::MEMORY_HEADING;
+use crate::domain::headings::MEMORY_HEADING;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::skill;
@@ -66,10 +66,12 @@ impl MemoryService {
             ToolCall::MemoryWrite { content } => {
                 match self.write_memory(tenant, &user, &content, None).await {
                     Ok(document) => Ok(memory_saved(&document)),
-                    Err(Error::MemoryTooLarge { bytes, most }) => Ok(ToolOutcome::from(ToolError(format!(
-                        "Nothing was written: the document has {bytes} bytes, and at most {most} fit. Keep what matters, \
+                    Err(Error::MemoryTooLarge { bytes, max_bytes }) => {
+                        Ok(ToolOutcome::from(ToolError(format!(
+                            "Nothing was written: the document has {bytes} bytes, and at most {max_bytes} fit. Keep what matters, \
                          about 300 words, and write it again."
-                    )))),
+                        ))))
+                    }
                     Err(error) => Err(error),
                 }
             }

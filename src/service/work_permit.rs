@@ -1,12 +1,12 @@
-//! A request's permit to work, which it gives back while it waits for a model: otherwise a few slow models would keep
-//! everyone else from working.
+//! The permit of a request to run, which it releases while it waits for a model: otherwise a few slow model calls would
+//! block all other requests.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// One of the semaphore that there are at a time; it is given back when the last clone goes. The default is no permit, for
-/// those who need none.
+/// One of a limited number of permits. It is released when its last clone is dropped. The default is no permit, for callers
+/// that are not limited.
 #[derive(Clone, Debug, Default)]
 pub struct WorkPermit(Option<Arc<SharedPermit>>);
 
@@ -17,29 +17,27 @@ struct SharedPermit {
 }
 
 impl WorkPermit {
-    /// A permit that lasts as long as the permit.
     #[must_use]
     pub fn new(permit: OwnedSemaphorePermit) -> Self {
         let semaphore = Arc::clone(permit.semaphore());
         Self(Some(Arc::new(SharedPermit { semaphore, permit: Mutex::new(Some(permit)) })))
     }
 
-    /// Waits for something that is no work of ours, without the permit; afterwards takes it up again, before all who have
-    /// not had one yet.
-    pub async fn release_while<T>(&self, wait: impl Future<Output = T>) -> T {
-        let Some(held) = &self.0 else {
-            return wait.await;
+    /// Releases the permit, awaits `future`, and acquires a permit again, before requests that have not started yet.
+    pub async fn release_while<T>(&self, future: impl Future<Output = T>) -> T {
+        let Some(shared) = &self.0 else {
+            return future.await;
         };
-        held.put(None);
-        let result = wait.await;
-        // The semaphore is never closed; and if it were, work that has begun is better done than dropped.
-        held.put(Arc::clone(&held.semaphore).acquire_owned().await.ok());
+        shared.replace(None);
+        let result = future.await;
+        // The semaphore is never closed. If it were, finishing started work would be better than dropping it.
+        shared.replace(Arc::clone(&shared.semaphore).acquire_owned().await.ok());
         result
     }
 }
 
 impl SharedPermit {
-    fn put(&self, permit: Option<OwnedSemaphorePermit>) {
+    fn replace(&self, permit: Option<OwnedSemaphorePermit>) {
         *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = permit;
     }
 }
@@ -49,12 +47,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_turn_is_free_while_its_request_waits() {
+    async fn permit_is_available_to_others_while_its_request_waits() {
         let semaphore = Arc::new(Semaphore::new(1));
         let permit = WorkPermit::new(Arc::clone(&semaphore).try_acquire_owned().expect("free"));
         assert_eq!(semaphore.available_permits(), 0);
-        let seen = permit.release_while(async { semaphore.available_permits() }).await;
-        assert_eq!((seen, semaphore.available_permits()), (1, 0));
+        let available = permit.release_while(async { semaphore.available_permits() }).await;
+        assert_eq!((available, semaphore.available_permits()), (1, 0));
         let clone = permit.clone();
         drop(permit);
         assert_eq!(semaphore.available_permits(), 0);

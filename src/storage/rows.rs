@@ -76,17 +76,17 @@ pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
 
 pub(super) fn revision(row: &impl DbRow) -> Result<Revision, StoreError> {
     let kind: &str = row.field("kind")?;
-    let (from_seq, to_seq): (Option<i64>, Option<i64>) = (row.field("from_seq")?, row.field("to_seq")?);
     let (meta, source): (Option<&str>, Option<&str>) = (row.field("meta")?, row.field("source")?);
     Ok(Revision {
         revision: row.field("revision")?,
         kind: RevisionKind::parse(kind).ok_or(kind).map_err(StoreError::corrupt("the kind of a revision"))?,
-        range: from_seq.zip(to_seq),
+        from_seq: row.field("from_seq")?,
+        to_seq: row.field("to_seq")?,
         cursor: row.field("cursor_seq")?,
         summary: summary(row)?,
         added: row.field("added")?,
         meta: from_json(meta).map_err(StoreError::corrupt("the meta-consolidation of a revision"))?,
-        source: from_json(source).map_err(StoreError::corrupt("the provenance of a revision"))?,
+        provenance: from_json(source).map_err(StoreError::corrupt("the provenance of a revision"))?,
         created_at: row.time("created_at")?,
     })
 }

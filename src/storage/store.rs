@@ -492,7 +492,7 @@ pub struct NewRevision {
     /// The text written for the range.
     pub added: String,
     /// `None` if the range contained no text, so that no model was called.
-    pub source: Option<Provenance>,
+    pub provenance: Option<Provenance>,
     /// The meta-consolidation that followed.
     pub meta: Option<MetaConsolidation>,
 }

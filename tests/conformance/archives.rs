@@ -57,20 +57,21 @@ fn archive() -> (ImportedSession, Vec<RowBatch>) {
         ImportedMessage { seq, created_at: Some(BEGAN + time::Duration::seconds(seq)), message, tokens }
     });
     let messages: Vec<_> = messages.collect();
-    let revision = |revision, kind, range, cursor, text: &str| Revision {
+    let revision = |revision, kind, seq, cursor, text: &str| Revision {
         revision,
         kind,
-        range,
+        from_seq: Some(seq),
+        to_seq: Some(seq),
         cursor,
         summary: summary(text),
         added: "added".to_owned(),
         meta: None,
-        source: None,
+        provenance: None,
         created_at: BEGAN,
     };
     let revisions = vec![
-        revision(1, RevisionKind::Consolidation, Some((1, 1)), 1, "one"),
-        revision(2, RevisionKind::Consolidation, Some((2, 2)), 2, "one, two"),
+        revision(1, RevisionKind::Consolidation, 1, 1, "one"),
+        revision(2, RevisionKind::Consolidation, 2, 2, "one, two"),
     ];
     let archive = ImportedSession {
         user_id: Some(user_id("ada")),

@@ -146,7 +146,7 @@ async fn commit_updates_summary_cursor_and_revision_together(backend: Backend) {
     let (before, step) = (demo.state().await, demo.step(4, "four").await);
     demo.say(&["written", "meanwhile"]).await;
     let revision = demo.commit(token, &step).await.unwrap();
-    assert_eq!((revision.revision, revision.range, revision.cursor), (1, Some((1, 4)), 4));
+    assert_eq!((revision.revision, revision.range(), revision.cursor), (1, Some((1, 4)), 4));
     let state = demo.state().await;
     let expected = Session {
         cursor: 4,
@@ -223,7 +223,7 @@ async fn commit_after_restore_is_discarded(backend: Backend) {
         demo.release(token).await;
     }
     assert_eq!(demo.state().await.revision, 2);
-    assert_eq!(demo.consolidate(5, "five").await.range, Some((1, 5)));
+    assert_eq!(demo.consolidate(5, "five").await.range(), Some((1, 5)));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -260,7 +260,7 @@ async fn lease_permits_several_commits(backend: Backend) {
     for (at, cursor) in [3, 4, 9, 10].into_iter().enumerate() {
         let step = demo.step(cursor, &cursor.to_string()).await;
         let revision = demo.commit(token, &step).await.unwrap();
-        assert_eq!((revision.revision, revision.range), (at as i64 + 1, Some((from, cursor))));
+        assert_eq!((revision.revision, revision.range()), (at as i64 + 1, Some((from, cursor))));
         assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
         from = cursor + 1;
     }
@@ -320,7 +320,7 @@ async fn concurrent_commits_and_restores_leave_consistent_state(backend: Backend
     assert_eq!((state.cursor, &state.summary), (revisions[0].cursor, &revisions[0].summary));
     let mut cursor = 0;
     for revision in revisions.iter().rev() {
-        assert!(revision.range.is_none_or(|range| range == (cursor + 1, revision.cursor)), "{revision:?}");
+        assert!(revision.range().is_none_or(|range| range == (cursor + 1, revision.cursor)), "{revision:?}");
         cursor = revision.cursor;
     }
 }

@@ -112,7 +112,7 @@ impl Conversation {
             range_tokens: all.await.unwrap().iter().map(|metadata| metadata.tokens).sum(),
             summary: summary(text),
             added: format!("+{text}"),
-            source: None,
+            provenance: None,
             meta: None,
         }
     }

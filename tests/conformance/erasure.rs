@@ -10,7 +10,7 @@ use crate::conversation::{
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
-use precis::domain::revision::{MetaConsolidation, Provenance};
+use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
 use precis::storage::NewRevision;
 use std::collections::BTreeSet;
 use test_case::test_case;
@@ -62,17 +62,13 @@ async fn markable(sql: &mut Sql) -> BTreeSet<String> {
     all
 }
 
-fn source() -> Provenance {
+fn provenance() -> Provenance {
     Provenance {
         model: PLUGH.to_owned(),
         pool: PLUGH.to_owned(),
         prompt_version: PLUGH.to_owned(),
-        input_tokens: None,
-        output_tokens: None,
+        usage: ModelUsage::default(),
         duration_ms: 1,
-        calls: None,
-        failures: None,
-        queued_ms: None,
     }
 }
 
@@ -91,8 +87,8 @@ async fn fill(demo: &Conversation) -> Uuid {
     recorded(demo.append(&exchange, Some(&key("key-plugh", &exchange))).await);
     let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
     let token = demo.lease().await;
-    let meta = MetaConsolidation { text_before: PLUGH.to_owned(), source: source() };
-    let step = NewRevision { source: Some(source()), meta: Some(meta), ..demo.step(2, PLUGH).await };
+    let meta = MetaConsolidation { text_before: PLUGH.to_owned(), provenance: provenance() };
+    let step = NewRevision { provenance: Some(provenance()), meta: Some(meta), ..demo.step(2, PLUGH).await };
     demo.commit(token, &step).await.expect("committed");
     store.record_failure(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
     demo.remember(&user_id(PLUGH), "plugh one").await;

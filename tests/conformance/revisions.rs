@@ -3,7 +3,7 @@
 use crate::conversation::{Conversation, summary};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
+use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision, RevisionKind};
 use precis::domain::session::Summary;
 use precis::storage::NewRevision;
 use test_case::test_case;
@@ -32,17 +32,19 @@ async fn session_without_revisions_differs_from_missing_session(backend: Backend
     assert_eq!(demo.session("other").revisions().await, None);
 }
 
-fn source(model: &str, tokens: Option<i64>) -> Provenance {
+fn provenance(model: &str, tokens: Option<i64>) -> Provenance {
     Provenance {
         model: model.to_owned(),
         pool: "default é\"".to_owned(),
         prompt_version: "consolidate-1".to_owned(),
-        input_tokens: tokens,
-        output_tokens: tokens.map(|tokens| tokens * 3),
+        usage: ModelUsage {
+            input_tokens: tokens,
+            output_tokens: tokens.map(|tokens| tokens * 3),
+            calls: tokens.map(|_| 3),
+            failures: tokens.map(|_| 2),
+            queued_ms: tokens.map(|_| i64::MAX),
+        },
         duration_ms: i64::MAX,
-        calls: tokens.map(|_| 3),
-        failures: tokens.map(|_| 2),
-        queued_ms: tokens.map(|_| i64::MAX),
     }
 }
 
@@ -53,29 +55,47 @@ async fn revision_is_returned_with_all_fields(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 9]).await;
     let texts = ["## Not a heading\n\n\"quotes\" \\ 茶 🍵\r\n\t", "", "  "];
-    let meta =
-        |text: &str| MetaConsolidation { text_before: format!("long {text}"), source: source("meta", None) };
+    let meta = |text: &str| MetaConsolidation {
+        text_before: format!("long {text}"),
+        provenance: provenance("meta", None),
+    };
     let variants = [
-        (Some(source("small", Some(1234))), Some(meta(texts[0]))),
-        (Some(source("", None)), None),
+        (Some(provenance("small", Some(1234))), Some(meta(texts[0]))),
+        (Some(provenance("", None)), None),
         (None, Some(meta(texts[1]))),
         (None, None),
     ];
     let token = demo.lease().await;
     let mut expected = Vec::new();
-    for (at, (source, meta)) in variants.into_iter().enumerate() {
+    for (at, (provenance, meta)) in variants.into_iter().enumerate() {
         let at = i64::try_from(at).unwrap();
         let text = texts[usize::try_from(at).unwrap() % 3];
         let summary = Summary { text: text.to_owned(), words: 1 << 40, tokens: at };
-        let step =
-            NewRevision { summary, added: text.to_owned(), source, meta, ..demo.step(at * 2 + 2, "").await };
+        let step = NewRevision {
+            summary,
+            added: text.to_owned(),
+            provenance,
+            meta,
+            ..demo.step(at * 2 + 2, "").await
+        };
         let revision = demo.commit(token, &step).await.unwrap();
         assert!((OffsetDateTime::now_utc() - revision.created_at).abs() < time::Duration::minutes(1));
-        let NewRevision { cursor, summary, added, source, meta, .. } = step;
+        let NewRevision { cursor, summary, added, provenance, meta, .. } = step;
         let created_at = revision.created_at;
-        let (kind, range) = (RevisionKind::Consolidation, Some((at * 2 + 1, at * 2 + 2)));
-        let whole =
-            Revision { revision: at + 1, kind, range, cursor, summary, added, meta, source, created_at };
+        let kind = RevisionKind::Consolidation;
+        let (from_seq, to_seq) = (Some(at * 2 + 1), Some(at * 2 + 2));
+        let whole = Revision {
+            revision: at + 1,
+            kind,
+            from_seq,
+            to_seq,
+            cursor,
+            summary,
+            added,
+            meta,
+            provenance,
+            created_at,
+        };
         assert_eq!(revision, whole);
         assert_eq!(get(&demo, at + 1).await, Some(whole.clone()));
         expected.insert(0, whole);
@@ -90,30 +110,26 @@ async fn revision_is_returned_with_all_fields(backend: Backend) {
 async fn revision_without_newer_provenance_fields_is_readable(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x"; 2]).await;
-    let older = r#"{"model":"small","pool":"p","prompt_version":"1","input_tokens":5,"output_tokens":null,"duration_ms":7}"#;
+    let older = r#"{"model":"small","pool":"p","prompt_version":"1","usage":{"input_tokens":5,"output_tokens":null},"duration_ms":7}"#;
     Sql::on(&backend)
         .await
         .run(&format!(
             "INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
                 summary_words, summary_tokens, added, meta, source, created_at)
             SELECT tenant_id, session_id, 1, 'consolidation', 1, 2, 2, 'text', 1, 1, 'text',
-                '{{\"text_before\":\"long\",\"source\":{older}}}', '{older}', created_at FROM sessions"
+                '{{\"text_before\":\"long\",\"provenance\":{older}}}', '{older}', created_at FROM sessions"
         ))
         .await;
-    let source = Provenance {
+    let provenance = Provenance {
         model: "small".to_owned(),
         pool: "p".to_owned(),
         prompt_version: "1".to_owned(),
-        input_tokens: Some(5),
-        output_tokens: None,
+        usage: ModelUsage { input_tokens: Some(5), ..ModelUsage::default() },
         duration_ms: 7,
-        calls: None,
-        failures: None,
-        queued_ms: None,
     };
     let revision = get(&demo, 1).await.unwrap();
-    assert_eq!(revision.source.as_ref(), Some(&source));
-    assert_eq!(revision.meta, Some(MetaConsolidation { text_before: "long".to_owned(), source }));
+    assert_eq!(revision.provenance.as_ref(), Some(&provenance));
+    assert_eq!(revision.meta, Some(MetaConsolidation { text_before: "long".to_owned(), provenance }));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -156,12 +172,13 @@ async fn restore_sets_summary_and_cursor_back(backend: Backend) {
         let expected = Revision {
             revision: before.revision + 1,
             kind: RevisionKind::Restore,
-            range: None,
+            from_seq: None,
+            to_seq: None,
             cursor,
             summary: summary(text),
             added: String::new(),
             meta: None,
-            source: None,
+            provenance: None,
             created_at: restored.created_at,
         };
         assert_eq!(restored, expected);
@@ -208,9 +225,9 @@ async fn messages_can_be_summarised_again_after_restore(backend: Backend) {
     demo.consolidate(6, "two").await;
     demo.restore(1).await.unwrap();
     let anew = demo.consolidate(8, "anew").await;
-    assert_eq!((anew.revision, anew.range, anew.cursor), (4, Some((4, 8)), 8));
+    assert_eq!((anew.revision, anew.range(), anew.cursor), (4, Some((4, 8)), 8));
     demo.restore(0).await.unwrap();
-    assert_eq!(demo.consolidate(1, "from the first").await.range, Some((1, 1)));
+    assert_eq!(demo.consolidate(1, "from the first").await.range(), Some((1, 1)));
     let state = demo.state().await;
     assert_eq!((state.cursor, state.revision), (1, 6));
     assert_eq!(state.cursor_tokens, demo.history().await[0].json.len() as i64);

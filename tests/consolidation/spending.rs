@@ -7,7 +7,8 @@ use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
 use precis::llm::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task, Usage};
-use precis::service::contexts::{Context, ContextOptions, Outcome};
+use precis::service::consolidation::Outcome;
+use precis::service::contexts::{Context, ContextOptions};
 use precis::service::{Error, MemoryService, ServiceConfig};
 use precis::storage::Store;
 use std::sync::Arc;
@@ -228,7 +229,7 @@ async fn what_was_committed_before_the_limit_stands(backend: Backend) {
     let report = &context.consolidation;
     assert_eq!((report.outcome, report.messages), (Outcome::Failed, 2));
     assert_eq!((context.coverage.summary_through, sent(&context)), (2, 4));
-    assert_eq!((models.asked(), context.summary_revision), (2, 2));
+    assert_eq!((models.asked(), context.summary.revision), (2, 2));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -263,9 +264,11 @@ async fn a_revision_has_what_its_pieces_took(backend: Backend) {
     let revision = scene.service.consolidate_session(&scene.tenant, &scene.session).await.unwrap().unwrap();
     let pieces = i64::try_from(models.asked()).unwrap() - 1;
     assert!(pieces > 1, "{pieces}");
-    for (source, times) in [(revision.source.unwrap(), pieces), (revision.meta.unwrap().source, 1)] {
-        assert_eq!((source.calls, source.failures), (Some(3 * times), Some(2 * times)));
-        assert_eq!((source.queued_ms, source.duration_ms), (Some(40 * times), 500 * times));
-        assert_eq!((source.input_tokens, source.output_tokens), (Some(70 * times), None));
+    for (provenance, times) in
+        [(revision.provenance.unwrap(), pieces), (revision.meta.unwrap().provenance, 1)]
+    {
+        assert_eq!((provenance.usage.calls, provenance.usage.failures), (Some(3 * times), Some(2 * times)));
+        assert_eq!((provenance.usage.queued_ms, provenance.duration_ms), (Some(40 * times), 500 * times));
+        assert_eq!((provenance.usage.input_tokens, provenance.usage.output_tokens), (Some(70 * times), None));
     }
 }

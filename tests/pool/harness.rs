@@ -3,7 +3,7 @@
 use crate::model_server::{ModelServer, Protocol};
 use precis::config::{self, Secret, SecretSource};
 use precis::domain::message::Role;
-use precis::domain::transcript::TranscriptEntry;
+use precis::domain::transcript::{TranscriptEntry, TranscriptLine};
 use precis::llm::http::anthropic::Anthropic;
 use precis::llm::http::openai::OpenAi;
 use precis::llm::http::{HttpProvider, build_http_client};
@@ -90,13 +90,13 @@ pub(crate) fn pool(protocol: Protocol, server: &ModelServer) -> ModelPools {
     pool_of(vec![model_at(client(), "m0", protocol, &server.base_url())])
 }
 
-pub(crate) fn entry(text: &str) -> TranscriptEntry {
-    TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
+pub(crate) fn entry(text: &str) -> TranscriptLine {
+    TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }.into()
 }
 
 pub(crate) async fn consolidate(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
     let entries = [entry("Ada: I fly on 3 May.")];
-    let task = Task::Consolidate { entries: &entries, sentences: 5 };
+    let task = Task::Consolidate { lines: &entries, sentences: 5 };
     pools.complete("p", task).await
 }
 

@@ -9,7 +9,7 @@ use super::super::revision::{Revision, RevisionKind};
 use super::super::session::Summary;
 use super::super::validation::FieldError;
 use super::super::{json_validation, tokens};
-use super::revision::RevisionLine;
+use super::revision::validate;
 use super::{EndLine, Fingerprint, HeaderLine, Kind, LineError, MessageLine, VERSION, hex, read};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
@@ -226,7 +226,7 @@ impl ExportReader {
             (Place::Start, Kind::Header) => self.header(read(text)?)?,
             (Place::Start | Place::Chat, Kind::Chat) => self.chat(text)?,
             (Place::Record, Kind::Message) => self.message(&read(text)?)?,
-            (Place::Record, Kind::Revision) => self.revision(read::<RevisionLine>(text)?.read()?)?,
+            (Place::Record, Kind::Revision) => self.revision(validate(read(text)?)?)?,
             (Place::Record, Kind::End) => self.end(&read(text)?)?,
             (Place::End, _) => return wrong("", "stands behind the last line of the export"),
             (Place::Start, _) => {
@@ -334,7 +334,7 @@ impl ExportReader {
         match revision.kind {
             RevisionKind::Consolidation => {
                 let (first, last) = (self.cursor + 1, revision.cursor);
-                if revision.range != Some((first, last)) || last < first {
+                if revision.range() != Some((first, last)) || last < first {
                     let detail = format!(
                         "from_seq must be {first}, behind the cursor before it, and to_seq its cursor"
                     );
@@ -342,9 +342,12 @@ impl ExportReader {
                 }
             }
             RevisionKind::Restore => {
-                let bare = revision.range.is_none() && revision.meta.is_none() && revision.source.is_none();
+                let bare = revision.from_seq.is_none()
+                    && revision.to_seq.is_none()
+                    && revision.meta.is_none()
+                    && revision.provenance.is_none();
                 if !bare || !revision.added.is_empty() {
-                    return wrong("kind", "a restore has no range, source, meta or added text");
+                    return wrong("kind", "a restore has no range, provenance, meta or added text");
                 }
                 if !self.states.contains(&reached) {
                     return wrong(

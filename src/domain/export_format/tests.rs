@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::domain::id::{SessionId, UserId};
-use crate::domain::revision::{MetaConsolidation, Provenance, RevisionKind};
+use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, RevisionKind};
 use crate::domain::session::{ConsolidationState, Summary};
 use crate::domain::{summary, tokens};
 use proptest::prelude::*;
@@ -15,33 +15,35 @@ fn summary(text: &str) -> Summary {
     Summary { text: text.to_owned(), words, tokens: tokens::count_text(text) }
 }
 
-fn source() -> Provenance {
+fn provenance() -> Provenance {
     Provenance {
         model: "small".to_owned(),
         pool: "default".to_owned(),
         prompt_version: "1".to_owned(),
-        input_tokens: Some(7),
-        output_tokens: None,
+        usage: ModelUsage {
+            input_tokens: Some(7),
+            calls: Some(1),
+            failures: Some(0),
+            ..ModelUsage::default()
+        },
         duration_ms: 12,
-        calls: Some(1),
-        failures: Some(0),
-        queued_ms: None,
     }
 }
 
 fn revisions() -> Vec<Revision> {
-    let revision = |revision, kind, range, cursor, text: &str| Revision {
+    let revision = |revision, kind, range: Option<(i64, i64)>, cursor, text: &str| Revision {
         revision,
         kind,
-        range,
+        from_seq: range.map(|(from, _)| from),
+        to_seq: range.map(|(_, to)| to),
         cursor,
         summary: summary(text),
         added: if range.is_some() { "added".to_owned() } else { String::new() },
         meta: None,
-        source: range.map(|_| source()),
+        provenance: range.map(|_| provenance()),
         created_at: BEGAN,
     };
-    let meta = MetaConsolidation { text_before: "long".to_owned(), source: source() };
+    let meta = MetaConsolidation { text_before: "long".to_owned(), provenance: provenance() };
     vec![
         revision(1, RevisionKind::Consolidation, Some((1, 1)), 1, "one"),
         Revision {
@@ -181,8 +183,8 @@ fn every_wrong_line_is_named_with_its_field() {
         (4, r#""revision":1"#, r#""revision":2"#, "revision"),
         (4, r#""cursor":1"#, r#""cursor":4"#, "cursor"),
         (4, r#""kind":"consolidation""#, r#""kind":"guess""#, "kind"),
-        (4, r#""text":"one""#, r#""text":"o\u0000e""#, "text"),
-        (4, r#""calls":1"#, r#""calls":-1"#, "source.calls"),
+        (4, r#""text":"one""#, r#""text":"o\u0000e""#, "summary.text"),
+        (4, r#""calls":1"#, r#""calls":-1"#, "provenance.usage.calls"),
         (5, r#""from_seq":2"#, r#""from_seq":1"#, "from_seq"),
         (6, r#""text":"one""#, r#""text":"never""#, "cursor"),
         (6, r#""added":"""#, r#""added":"x""#, "kind"),

@@ -10,15 +10,15 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-/// Consolidates now, whatever threshold and mode.
+/// Consolidates the session now, regardless of threshold and mode.
 ///
-/// All but the last `consolidation.keep_recent` messages are summarised.
+/// Summarises all messages except the last `consolidation.keep_recent`.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/consolidations", tag = "summary",
     params(SessionPath),
     responses(
-        (status = 201, description = "The new revision; the last one, where the tail took more than one step", body = RevisionBody),
-        (status = 200, description = "null: there was nothing to do", body = Option<RevisionBody>),
+        (status = 201, description = "The new revision; the last one if several batches were needed", body = RevisionBody),
+        (status = 200, description = "null: there was nothing to summarise", body = Option<RevisionBody>),
         SessionNotFound, ConsolidationUnavailable, ConsolidationFailed,
     )
 )]

@@ -2,7 +2,8 @@
 
 use crate::blocking;
 use crate::domain::consolidation::Mode;
-use crate::domain::format::Format;
+use crate::domain::coverage::Coverage;
+use crate::domain::format::{Format, StablePrefix};
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
 use crate::domain::skill;
@@ -10,47 +11,46 @@ use crate::domain::validation::FieldError;
 use crate::http::chat::ContentBody;
 use crate::http::error::Problem;
 use crate::http::extract::{OptionalJsonBody, SessionPath, TenantFromKey, user_id};
-use crate::http::format::RequestFormat;
+use crate::http::json::stored;
 use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::routes::skills::{SkillBody, skills};
-use crate::service::MemoryService;
-use crate::service::contexts::ContextOptions;
+use crate::service::consolidation::ConsolidationReport;
+use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::work_permit::WorkPermit;
-use answer::{ContextResponse, respond};
+use crate::service::{Error, MemoryService};
 use axum::Extension;
 use axum::extract::State;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Number;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-mod answer;
-
-/// What the context is for. Every field may be left out, and the body as a whole.
+/// The options of a context. All fields, and the body itself, are optional.
 #[derive(Default, Deserialize, ToSchema)]
 pub(crate) struct ContextRequest {
-    /// Comes first in the system message.
+    /// First part of the system message.
     system_prompt: Option<String>,
-    /// The new message, which comes last: text, or content parts. It is not persisted.
+    /// The new message, which comes last: text or content parts. It is not persisted.
     #[schema(value_type = Option<ContentBody>)]
     user_message: Option<Box<RawValue>>,
-    /// Whose memory document applies where the session doesn't exist yet.
+    /// The user whose memory document applies if the session does not exist yet.
     #[schema(value_type = Option<Id>)]
     user_id: Option<String>,
-    /// Whether the system message has the guide to the memory and its tools: `GET /skills/memory`.
+    /// Adds the memory guide (`GET /skills/memory`) to the system message.
     include_memory_skill: Option<bool>,
-    /// The agent's skills: a list of all goes into the system message, and the bodies of some.
+    /// The skills of the agent: the system message contains a list of all, and the bodies that are given.
     skills: Option<Vec<SkillBody>>,
-    /// When to consolidate, other than the settings say.
-    mode: Option<RequestMode>,
-    /// Most tokens of the whole list, counted as `tokens.tokenizer` says. What does not fit is left out, oldest first.
+    /// When to consolidate; by default as configured.
+    mode: Option<Mode>,
+    /// Largest number of tokens of the whole list, counted by `tokens.tokenizer`. Older messages that do not fit are
+    /// omitted.
     #[schema(value_type = Option<u64>, minimum = 1)]
     max_tokens: Option<MaxTokens>,
-    /// How the list is written: `openai` where it is left out.
-    format: Option<RequestFormat>,
-    /// With the format `anthropic`: marks the stable part for the provider's cache.
+    /// Format of the list; `openai` by default.
+    format: Option<Format>,
+    /// In the format `anthropic`: marks the stable part for the provider's prompt cache.
     cache_control: Option<bool>,
 }
 
@@ -62,41 +62,62 @@ impl TryFrom<Number> for MaxTokens {
     type Error = &'static str;
 
     fn try_from(number: Number) -> Result<Self, Self::Error> {
-        as_integer(&number).filter(|most| *most > 0).map(Self).ok_or("must be a whole number from 1 on")
+        as_integer(&number).filter(|max| *max > 0).map(Self).ok_or("must be a whole number from 1 on")
     }
 }
 
-#[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(try_from = "String")]
-#[schema(rename_all = "snake_case")]
-enum RequestMode {
-    /// Inside this request.
-    Inline,
-    /// After it was answered.
-    Background,
-    /// Not at all.
-    Off,
+/// A context that is ready to be sent to a model.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ContextResponse {
+    session_id: String,
+    /// In the format `anthropic`: the system prompt as a text, or as content blocks if `cache_control` was requested. Left
+    /// out if it is empty.
+    #[schema(value_type = Option<SystemBody>, nullable = false)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<Box<RawValue>>,
+    /// System message (in the format `openai`; left out if it is empty), verbatim part of the tail, new user message.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Box<RawValue>>,
+    cache: CacheBody,
+    /// Number of tool calls and results in `messages` that are not part of the history: providers reject a call without a
+    /// result, and a result without a call, so the missing one is inserted.
+    inserted: usize,
+    coverage: Coverage,
+    summary: SummaryInfo,
+    memory: MemoryInfo,
+    consolidation: ConsolidationReport,
+    tokens: ContextTokens,
 }
 
-/// A derived reader would take an object for a word.
-impl TryFrom<String> for RequestMode {
-    type Error = &'static str;
+/// A system prompt in Anthropic's format.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum SystemBody {
+    Text(String),
+    Blocks(Vec<serde_json::Map<String, serde_json::Value>>),
+}
 
-    fn try_from(word: String) -> Result<Self, Self::Error> {
-        match word.as_str() {
-            "inline" => Ok(Self::Inline),
-            "background" => Ok(Self::Background),
-            "off" => Ok(Self::Off),
-            _ => Err("must be inline, background or off"),
-        }
-    }
+/// The part that will be the same in the next context, so that a provider can cache it. It changes with the summary, the
+/// memory document, the notice about omitted messages, and the `system_prompt`, `skills` and `include_memory_skill` of the
+/// request.
+#[derive(Serialize, ToSchema)]
+struct CacheBody {
+    /// Number of stable messages at the beginning. In the format `anthropic`, the last one may receive further blocks.
+    stable_messages: usize,
+    /// In the format `anthropic`: number of stable content blocks at the beginning of the last stable message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    stable_blocks: Option<usize>,
+    /// Tokens of the stable part including the system prompt.
+    stable_tokens: i64,
 }
 
 /// Builds the message list that the agent should send to its model now.
 ///
-/// Consolidates the session first where that is due. A failure of that never fails the request, and never loses a
-/// message: the answer has the summary as it is, and verbatim what it doesn't cover. An unknown session is an empty one,
-/// and is not created.
+/// Consolidates the session first if that is due. A failed consolidation neither fails the request nor loses a message: the
+/// response then contains the existing summary and, verbatim, the messages that it does not cover. An unknown session is
+/// treated as empty and is not created.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "memory",
     params(SessionPath),
@@ -116,57 +137,75 @@ pub(crate) async fn build(
 ) -> Result<axum::Json<ContextResponse>, Problem> {
     let bytes = request.bytes();
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
-    let request = blocking::sized(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
-    let context = service.build_context(&tenant, &session, ContextOptions { permit, ..request }).await?;
+    let options = blocking::sized(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
+    let context = service.build_context(&tenant, &session, ContextOptions { permit, ..options }).await?;
     let bytes = context.list.messages.iter().map(String::len).sum();
-    Ok(axum::Json(blocking::sized(bytes, move || respond(session.as_str(), context)).await?))
+    let response = blocking::sized(bytes, move || ContextResponse::new(session.as_str(), context));
+    Ok(axum::Json(response.await?))
 }
 
 impl ContextRequest {
-    /// How much there is to read.
+    /// Returns the number of bytes that have to be validated.
     fn bytes(&self) -> usize {
         let skills = self.skills.iter().flatten().map(SkillBody::bytes);
         self.user_message.as_ref().map_or(0, |content| content.get().len()) + skills.sum::<usize>()
     }
 
+    /// Validates the request; all errors are reported at once.
     fn into_options(self, limits: &Limits, memory_guide: Option<&str>) -> Result<ContextOptions, Problem> {
-        let mut wrong = Vec::new();
+        let mut errors = Vec::new();
         let user_message = self.user_message.and_then(|content| {
-            let message = Message::from_content(Role::User, &content);
-            let complain =
-                |errors: Vec<FieldError>| errors.into_iter().map(|invalid| invalid.in_value("user_message"));
-            message.map_err(|errors| wrong.extend(complain(errors))).ok()
+            Message::from_content(Role::User, &content)
+                .map_err(|found| errors.extend(found.into_iter().map(|error| error.in_value("user_message"))))
+                .ok()
         });
-        wrong.extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));
-        wrong.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
-        let skills = skills(self.skills.unwrap_or_default(), &mut wrong);
+        errors
+            .extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));
+        errors.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
+        let skills = skills(self.skills.unwrap_or_default(), &mut errors);
         let skills = skill::section(memory_guide, &skills);
-        wrong.extend(limits.skills(&skills).err());
+        errors.extend(limits.skills(&skills).err());
         let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose();
-        let user_id = user_id.map_err(|error| wrong.push(error)).unwrap_or_default();
-        let format = self.format.map(Format::from).unwrap_or_default();
+        let user_id = user_id.map_err(|error| errors.push(error)).unwrap_or_default();
+        let format = self.format.unwrap_or_default();
         let cache_control = self.cache_control.unwrap_or_default();
         if cache_control && format == Format::OpenAi {
-            let detail = "only the format anthropic has such marks: leave it out, or send format = anthropic";
-            wrong.push(FieldError { field: "cache_control".to_owned(), detail: detail.to_owned() });
+            let detail =
+                "only the format anthropic has cache marks: leave it out, or send format = anthropic";
+            errors.push(FieldError::new("cache_control", detail));
         }
-        if !wrong.is_empty() {
-            return Err(Problem::invalid(wrong));
+        if !errors.is_empty() {
+            return Err(Problem::invalid(errors));
         }
         Ok(ContextOptions {
             system_prompt: self.system_prompt,
             user_message,
             user_id,
             skills,
-            mode: self.mode.map(|mode| match mode {
-                RequestMode::Inline => Mode::Inline,
-                RequestMode::Background => Mode::Background,
-                RequestMode::Off => Mode::Off,
-            }),
-            max_tokens: self.max_tokens.map(|MaxTokens(most)| most),
+            mode: self.mode,
+            max_tokens: self.max_tokens.map(|MaxTokens(max)| max),
             format,
             cache_control,
             permit: WorkPermit::default(),
+        })
+    }
+}
+
+impl ContextResponse {
+    fn new(session_id: &str, context: Context) -> Result<Self, Error> {
+        let Context { list, coverage, summary, memory, consolidation, tokens } = context;
+        let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
+        Ok(Self {
+            session_id: session_id.to_owned(),
+            system: list.system.map(stored).transpose()?,
+            messages: list.messages.into_iter().map(stored).collect::<Result<_, _>>()?,
+            cache: CacheBody { stable_messages: messages, stable_blocks: blocks, stable_tokens },
+            inserted: list.inserted,
+            coverage,
+            summary,
+            memory,
+            consolidation,
+            tokens,
         })
     }
 }

@@ -1,6 +1,7 @@
-//! `/sessions/{session_id}/revisions`
+//! `/sessions/{session_id}/revisions`: the history of the summary.
 
-use crate::domain::revision::{MetaConsolidation, Provenance, Revision};
+use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision, RevisionKind};
+use crate::domain::session::Summary;
 use crate::http::error::Problem;
 use crate::http::extract::{EmptyBody, NoQuery, QueryParams, RevisionPath, SessionPath, TenantFromKey};
 use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound};
@@ -13,112 +14,92 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use utoipa::{IntoParams, ToSchema};
 
-/// The summary and the cursor as they stood after one change, with where they came from.
+/// Summary and cursor after one change, and their provenance.
+///
+/// The API lists the fields of summary and provenance next to the others; export and store nest them.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct RevisionBody {
     /// 1, 2, 3 … per session.
     revision: i64,
-    /// `consolidation` or `restore`.
-    kind: &'static str,
-    /// The first message that it added; null for a restore.
+    kind: RevisionKind,
+    /// First message that was added to the summary; null for a restore.
     from_seq: Option<i64>,
-    /// The last message that it added; null for a restore.
+    /// Last message that was added to the summary; null for a restore.
     to_seq: Option<i64>,
-    /// The last message that the summary covers after it.
+    /// The last message that the summary covers.
     cursor: i64,
-    /// The whole summary after it.
+    /// The complete summary.
     text: String,
-    /// What the model wrote for the range.
+    /// The text that was written for the added messages.
     added: String,
-    /// The compression that followed, where the summary had grown too long.
-    meta: Option<MetaBody>,
-    /// Null where no model was asked.
+    /// The meta-consolidation that followed because the summary had become too long.
+    meta: Option<MetaConsolidationBody>,
+    /// Null if no model was called.
     model: Option<String>,
     pool: Option<String>,
     prompt_version: Option<String>,
-    /// Words of the whole summary.
+    /// Words of the complete summary.
     words: i64,
-    /// Tokens of the whole summary.
+    /// Tokens of the complete summary.
     tokens: i64,
-    /// What it took.
-    usage: UsageBody,
+    usage: ModelUsage,
     duration_ms: Option<i64>,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
 }
 
-/// A meta-consolidation.
 #[derive(Serialize, ToSchema)]
-struct MetaBody {
+struct MetaConsolidationBody {
     /// The summary before it was compressed.
     text_before: String,
-    model: String,
-    pool: String,
-    prompt_version: String,
-    usage: UsageBody,
-    duration_ms: i64,
-}
-
-/// What a text took: all calls of models for it, those that failed included. Null where it is not known.
-#[derive(Default, Serialize, ToSchema)]
-struct UsageBody {
-    /// Tokens of the prompts, as far as providers counted them.
-    input_tokens: Option<i64>,
-    /// Tokens of the answers, as far as providers counted them.
-    output_tokens: Option<i64>,
-    /// Calls of models.
-    calls: Option<i64>,
-    /// Calls that failed.
-    failures: Option<i64>,
-    /// Milliseconds spent waiting for a turn.
-    queued_ms: Option<i64>,
-}
-
-impl From<&Provenance> for UsageBody {
-    fn from(source: &Provenance) -> Self {
-        Self {
-            input_tokens: source.input_tokens,
-            output_tokens: source.output_tokens,
-            calls: source.calls,
-            failures: source.failures,
-            queued_ms: source.queued_ms,
-        }
-    }
-}
-
-impl From<MetaConsolidation> for MetaBody {
-    fn from(meta: MetaConsolidation) -> Self {
-        Self {
-            text_before: meta.text_before,
-            usage: UsageBody::from(&meta.source),
-            model: meta.source.model,
-            pool: meta.source.pool,
-            prompt_version: meta.source.prompt_version,
-            duration_ms: meta.source.duration_ms,
-        }
-    }
+    #[serde(flatten)]
+    provenance: Provenance,
 }
 
 impl From<Revision> for RevisionBody {
     fn from(revision: Revision) -> Self {
-        let source = revision.source;
+        let Revision {
+            revision,
+            kind,
+            from_seq,
+            to_seq,
+            cursor,
+            summary,
+            added,
+            meta,
+            provenance,
+            created_at,
+        } = revision;
+        let (usage, duration_ms) = provenance.as_ref().map(|made| (made.usage, made.duration_ms)).unzip();
+        let (model, pool, prompt_version) = match provenance {
+            Some(Provenance { model, pool, prompt_version, .. }) => {
+                (Some(model), Some(pool), Some(prompt_version))
+            }
+            None => (None, None, None),
+        };
+        let meta = meta.map(|MetaConsolidation { text_before, provenance }| MetaConsolidationBody {
+            text_before,
+            provenance,
+        });
+        let Summary { text, words, tokens } = summary;
+        let usage = usage.unwrap_or_default();
         Self {
-            revision: revision.revision,
-            kind: revision.kind.as_str(),
-            from_seq: revision.range.map(|(from, _)| from),
-            to_seq: revision.range.map(|(_, to)| to),
-            cursor: revision.cursor,
-            text: revision.summary.text,
-            added: revision.added,
-            meta: revision.meta.map(MetaBody::from),
-            usage: source.as_ref().map(UsageBody::from).unwrap_or_default(),
-            duration_ms: source.as_ref().map(|source| source.duration_ms),
-            pool: source.as_ref().map(|source| source.pool.clone()),
-            prompt_version: source.as_ref().map(|source| source.prompt_version.clone()),
-            model: source.map(|source| source.model),
-            words: revision.summary.words,
-            tokens: revision.summary.tokens,
-            created_at: revision.created_at,
+            revision,
+            kind,
+            from_seq,
+            to_seq,
+            cursor,
+            text,
+            added,
+            meta,
+            model,
+            pool,
+            prompt_version,
+            words,
+            tokens,
+            usage,
+            duration_ms,
+            created_at,
         }
     }
 }
@@ -127,15 +108,15 @@ impl From<Revision> for RevisionBody {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListParams {
-    /// Items of the page, 1 to 1000; 50 where it is left out.
+    /// Number of items, 1 to 1000; 50 by default.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
     limit: Option<Limit>,
-    /// `next` of the page before.
+    /// `next` of the previous page.
     cursor: Option<String>,
 }
 
 impl ListParams {
-    /// The number of items, and the number that they come before.
+    /// Returns the number of items, and the revision before which they end.
     pub(crate) fn read(&self) -> Result<(i64, i64), Problem> {
         Ok((
             pagination::page_size(self.limit),
@@ -144,7 +125,7 @@ impl ListParams {
     }
 }
 
-/// How the summary came to be, newest first.
+/// Lists the revisions of the summary, newest first.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summary",
     params(SessionPath, ListParams),
@@ -164,7 +145,7 @@ pub(crate) async fn list(
     Ok(Json(Page::new(revisions, limit, |revision| revision.revision, RevisionBody::from)))
 }
 
-/// One revision.
+/// Returns one revision.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summary",
     params(
@@ -188,7 +169,7 @@ pub(crate) async fn get(
 
 /// Sets summary and cursor back to a revision, as a new revision.
 ///
-/// The history is there, so what lies behind the cursor can be summarised anew.
+/// The history is unchanged, so the messages after the cursor can be summarised again. Revision 0 removes the summary.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summary",
     params(

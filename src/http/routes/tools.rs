@@ -9,7 +9,6 @@ use crate::domain::tool::{Tool, ToolCall};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
 use crate::http::extract::{JsonTextBody, QueryParams, SessionPath, TenantFromKey, ToolPath, user_id};
-use crate::http::format::RequestFormat;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
 use crate::http::openapi::schemas::schema_from_json;
@@ -29,7 +28,7 @@ use utoipa::{IntoParams, PartialSchema, ToSchema};
 pub(crate) struct ListParams {
     /// Format of the definitions: `openai` (chat completions) or `anthropic` (messages).
     #[param(inline, required = false)]
-    format: Option<RequestFormat>,
+    format: Option<Format>,
 }
 
 /// Tool definitions.
@@ -52,7 +51,7 @@ pub(crate) async fn list(
     State(service): State<MemoryService>,
     QueryParams(params): QueryParams<ListParams>,
 ) -> axum::Json<ToolList> {
-    let format = params.format.map(Format::from).unwrap_or_default();
+    let format = params.format.unwrap_or_default();
     axum::Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
 }
 

@@ -7,7 +7,7 @@ mod random;
 use super::*;
 use crate::domain::message::Role;
 use crate::domain::tokens;
-use crate::domain::transcript::TranscriptEntry;
+use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
 use crate::llm::extractive;
 use crate::llm::provider::{Completion, Extractive, FinishReason, Provider, Request};
 use crate::llm::usage::Usage;
@@ -65,13 +65,13 @@ fn pool_of(models: Vec<ModelSpec>) -> ModelPools {
     pools(models, [("p", pool)])
 }
 
-fn entry(text: &str) -> TranscriptEntry {
-    TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
+fn entry(text: &str) -> TranscriptLine {
+    TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }.into()
 }
 
 async fn consolidate(pools: &ModelPools, pool: &str) -> Result<PoolResponse, LlmError> {
     let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(100))];
-    pools.complete(pool, Task::Consolidate { entries: &entries, sentences: 5 }).await
+    pools.complete(pool, Task::Consolidate { lines: &entries, sentences: 5 }).await
 }
 
 /// The models of the attempts, and the labels of their errors.
@@ -195,14 +195,14 @@ fn batch_within_the_capacity_fits_every_model_of_the_pool() {
     let mut used = 0;
     loop {
         let next = entry(&format!("Ada moves meeting {} to 3 < 4 \"May\".", entries.len()));
-        let tokens = tokens::count(&format!("{}\n", next.encode()));
+        let tokens = tokens::count(&format!("{}\n", next.json));
         if used + tokens > capacity {
             break;
         }
         used += tokens;
         entries.push(next);
     }
-    let prompt = prompts().render(&Task::Consolidate { entries: &entries, sentences: 50 });
+    let prompt = prompts().render(&Task::Consolidate { lines: &entries, sentences: 50 });
     assert!((3500..4000).contains(&prompt.tokens()), "{}", prompt.tokens());
 }
 

@@ -65,7 +65,7 @@ impl Postgres {
             .bind(RevisionKind::Consolidation.as_str())
             .bind(&revision.added)
             .bind(meta_column(revision.meta.as_ref()))
-            .bind(source_column(revision.source.as_ref()));
+            .bind(source_column(revision.provenance.as_ref()));
         let row = self.write_returning(tenant, query).await?;
         row.as_ref().map(rows::revision).transpose()
     }

@@ -75,7 +75,7 @@ impl Sqlite {
             .bind(revision.base_cursor)
             .bind(&revision.added)
             .bind(meta_column(revision.meta.as_ref()))
-            .bind(source_column(revision.source.as_ref()))
+            .bind(source_column(revision.provenance.as_ref()))
             .bind(micros(now()))
             .fetch_one(&mut *transaction)
             .await?;

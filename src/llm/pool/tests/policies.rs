@@ -5,7 +5,7 @@ use super::{
     settings, silence, status,
 };
 use crate::config;
-use crate::domain::transcript::TranscriptEntry;
+use crate::domain::transcript::TranscriptLine;
 use crate::llm::error::TimeoutPhase;
 use crate::llm::model::ModelSpec;
 use crate::llm::pool::{ModelPools, Strategy};
@@ -373,7 +373,7 @@ async fn queued_call_fails_at_once_when_the_breaker_opens() {
 
 // Input limits
 
-fn long_conversation() -> Vec<TranscriptEntry> {
+fn long_conversation() -> Vec<TranscriptLine> {
     (0..200).map(|seq| entry(&format!("Message {seq}: Ada moves the meeting to {seq} o'clock."))).collect()
 }
 
@@ -392,7 +392,7 @@ async fn prompt_that_is_too_long_goes_to_a_model_with_a_larger_limit() {
     ]);
     let capacity = pools.capacity("p");
     let entries = long_conversation();
-    let task = Task::Consolidate { entries: &entries, sentences: 5 };
+    let task = Task::Consolidate { lines: &entries, sentences: 5 };
     let response = pools.complete("p", task).await.expect("the large model");
     assert_eq!(model_and_calls(&response), ("large", 2));
     assert!(smaller.calls().is_empty());
@@ -407,7 +407,7 @@ async fn prompt_that_is_too_long_for_all_models_lowers_the_capacity_to_a_minimum
     let smaller = config::Model { input_limit: 90_000, ..settings() };
     let pools = pool_of(vec![model("m0", provider.clone(), settings()), model("m1", provider, smaller)]);
     let entries = long_conversation();
-    let task = Task::Consolidate { entries: &entries, sentences: 5 };
+    let task = Task::Consolidate { lines: &entries, sentences: 5 };
     let error = pools.complete("p", task).await.expect_err("too long");
     assert_eq!(labels(&error), [("m0", "too_long"), ("m1", "too_small")]);
     assert!(error.is_prompt_too_long());

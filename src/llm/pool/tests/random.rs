@@ -144,7 +144,7 @@ async fn run(scenario: Scenario) -> Result<(), TestCaseError> {
     let pool = config::Pool { models, strategy: scenario.order, deadline };
     let pools = ModelPools::new(specs, &[("p".to_owned(), pool)].into(), prompts()).expect("valid");
     let entries = [entry("I fly on 3 May.")];
-    let task = Task::Consolidate { entries: &entries, sentences: 5 };
+    let task = Task::Consolidate { lines: &entries, sentences: 5 };
     let started_at = Instant::now();
     let results = join_all((0..scenario.requests).map(|_| pools.complete("p", task))).await;
     prop_assert!(started_at.elapsed() <= deadline, "{:?}", started_at.elapsed());
