@@ -186,7 +186,7 @@ pub(super) enum Condition {
 }
 
 pub(super) fn scenarios() -> impl Strategy<Value = Scenario> {
-    (settings(), vec(step(), 1..=60)).prop_map(|(settings, steps)| Scenario { settings, steps })
+    (settings(), vec(step(), 1..=90)).prop_map(|(settings, steps)| Scenario { settings, steps })
 }
 
 fn settings() -> impl Strategy<Value = ServiceSettings> {
@@ -211,14 +211,14 @@ fn settings() -> impl Strategy<Value = ServiceSettings> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let client = prop_oneof![3 => Just(0_usize), 2 => Just(1), 1 => Just(2)];
+    let client = prop_oneof![4 => Just(0_usize), 3 => Just(1), 1 => Just(2)];
     (client, operation()).prop_map(|(client, operation)| Step { client, operation })
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
     // Most operations meet one session, so that its history becomes long enough for several consolidations.
-    let session = || prop_oneof![8 => Just(0_u8), 2 => Just(1), 1 => Just(2)];
-    let user = || weighted(0.2, 0..3_u8);
+    let session = || prop_oneof![12 => Just(0_u8), 2 => Just(1), 1 => Just(2)];
+    let user = || weighted(0.1, 0..3_u8);
     let limit = || prop_oneof![1..=4_usize, Just(1000)];
     let exchange =
         (session(), vec(message_kind(), 1..=6), user(), weighted(0.2, 0..3_u8), weighted(0.3, 0..2_u8));
@@ -232,14 +232,14 @@ fn operation() -> impl Strategy<Value = Operation> {
         Condition::LaterVersion,
     ]);
     prop_oneof![
-        18 => exchange.prop_map(|(session, messages, user, metadata, key)| {
+        32 => exchange.prop_map(|(session, messages, user, metadata, key)| {
             Operation::AppendExchange(Exchange { session, messages, user, metadata, key })
         }),
         1 => (session(), weighted(0.5, 0..2_u8))
             .prop_map(|(session, key)| Operation::AppendInvalid { session, key }),
-        12 => (session(), mode, user(), fault())
+        24 => (session(), mode, user(), fault())
             .prop_map(|(session, mode, user, fault)| Operation::BuildContext { session, mode, user, fault }),
-        3 => (session(), fault()).prop_map(|(session, fault)| Operation::Consolidate { session, fault }),
+        5 => (session(), fault()).prop_map(|(session, fault)| Operation::Consolidate { session, fault }),
         3 => (session(), 0..20_usize).prop_map(|(session, revision)| Operation::Restore { session, revision }),
         2 => (session(), any::<bool>(), limit(), 0..6_usize).prop_map(|(session, descending, limit, after)| {
             Operation::ListMessages { session, descending, limit, after }
