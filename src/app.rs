@@ -2,7 +2,6 @@
 
 use crate::config::{self, DatabaseUrl, Settings};
 use crate::domain::consolidation::Policy;
-use crate::domain::limits::SizeLimits;
 use crate::domain::tokens;
 use crate::http::{self, server};
 use crate::llm::check::{self, CheckReport};
@@ -86,8 +85,8 @@ impl App {
         let keys = Keys::new(Arc::clone(&store));
         let service = MemoryService::new(store, llm, service_config(settings));
         let meters = http::HttpMetrics::new(metrics.recorder());
-        let interface = interface(settings);
-        let router = http::router(service.clone(), authenticator, metrics.handle(), meters, &interface);
+        let limits = Arc::new(settings.limits.clone());
+        let router = http::router(service.clone(), authenticator, metrics.handle(), meters, &limits, server);
         let metrics = metrics.handle();
         Ok(Self {
             service,
@@ -202,32 +201,6 @@ pub async fn check_models(settings: &Settings) -> Result<CheckReport, AppError> 
     let models = models::models(settings).map_err(AppError::Models)?;
     let pools = settings.llm.pools.iter().map(|(name, pool)| (name.clone(), pool.models.clone()));
     Ok(check::check_models(&models, pools.collect()).await)
-}
-
-fn interface(settings: &Settings) -> http::Options {
-    let (server, set) = (&settings.server, &settings.limits);
-    let limits = http::Limits {
-        sizes: sizes(set),
-        max_body_bytes: set.max_body_bytes,
-        max_import_bytes: set.max_import_bytes,
-        max_body_bytes_in_flight: set.max_body_bytes_in_flight,
-        max_json_depth: set.max_json_depth,
-        max_messages_per_exchange: set.max_messages_per_exchange,
-        max_system_prompt_bytes: set.max_system_prompt_bytes,
-        requests_per_second: set.requests_per_second,
-        request_burst: set.request_burst,
-        max_requests_in_flight: set.max_requests_in_flight,
-        max_concurrent_requests: set.max_concurrent_requests,
-        queue_timeout: set.queue_timeout,
-        read_timeout: server.read_timeout,
-        request_timeout: server.request_timeout,
-    };
-    let (cors_origins, allowed_hosts) = (server.cors_origins.clone(), server.allowed_hosts.clone());
-    http::Options { limits, cors_origins, allowed_hosts }
-}
-
-fn sizes(set: &config::Limits) -> SizeLimits {
-    SizeLimits { max_message_bytes: set.max_message_bytes, max_metadata_bytes: set.max_metadata_bytes }
 }
 
 fn service_config(settings: &Settings) -> ServiceConfig {

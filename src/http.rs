@@ -1,117 +1,137 @@
-//! The HTTP interface, on one screen: every route, then every layer around them.
+//! The HTTP layer on one screen: every route with the scope that it requires, then every layer around the routes.
 //!
-//! A handler extracts, calls the service, wraps. Each resource has a file of its name; [`error`] is the one place where
-//! errors become answers, [`extract`] the one where requests become values.
+//! A handler extracts values from the request, calls the service and wraps the result. `routes/` has a file per
+//! resource, `middleware/` a file per layer. [`error`] maps errors to responses, [`extract`] maps requests to values.
+//!
+//! To add a route, write a handler with `#[utoipa::path]` and add one line with its scope to a function below. The line
+//! registers the handler, the check of the scope, and the entry in the OpenAPI document.
 
+use crate::config;
 use crate::domain::api_key::Scope;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Authenticator;
+use access::Access;
+use api_routes::ApiRoutes;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::routing::{get, post};
+use axum::routing::post;
 use axum::{Extension, Router};
 use metrics_exporter_prometheus::PrometheusHandle;
 use middleware::admission::{self, Admission};
-use middleware::auth::{self, Access};
+use middleware::auth::{self, AuthState};
 use middleware::body_limits::{self, BodyMemoryBudget};
-use middleware::origin_guard::{self, OriginGuard};
-use middleware::{metrics, request_id};
+use middleware::origin_guard::OriginGuard;
+use middleware::{metrics, request_id, security_headers};
+use openapi::responses::RouteKind;
 use routes::{
     archives, consolidations, contexts, exchanges, health, mcp, memory, messages, revisions, search,
     sessions, skills, tools, users,
 };
 use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
+use utoipa_axum::routes;
 
+mod access;
+mod api_routes;
 mod chat;
 mod error;
 mod extract;
+mod headers;
 mod json;
 mod limits;
 mod middleware;
 pub mod openapi;
 mod pagination;
+mod path;
 mod routes;
 pub mod server;
 
-pub use limits::Limits;
 pub use middleware::metrics::HttpMetrics;
 
-/// What the settings say about the interface.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// What a request may bring, how many there may be, and how long they may take.
-    pub limits: Limits,
-    /// The origins of the web pages that may call.
-    pub cors_origins: Vec<String>,
-    /// The names under which it may be called without a key; `*`: any.
-    pub allowed_hosts: Vec<String>,
+const OPEN: Access = Access::Open;
+const READ: Access = Access::Key(Scope::Read);
+const WRITE: Access = Access::Key(Scope::Write);
+const ADMIN: Access = Access::Key(Scope::Admin);
+
+/// Returns the routes whose requests and responses are small. Their bodies are buffered, their time is limited, and
+/// each request needs a work permit.
+fn buffered_routes() -> ApiRoutes {
+    ApiRoutes::new(RouteKind::Buffered)
+        .route(READ, routes!(sessions::list))
+        .route(READ, routes!(sessions::get))
+        .route(WRITE, routes!(sessions::patch))
+        .route(ADMIN, routes!(sessions::erase))
+        .route(WRITE, routes!(exchanges::record))
+        .route(WRITE, routes!(contexts::build))
+        .route(READ, routes!(messages::list))
+        .route(WRITE, routes!(consolidations::consolidate))
+        .route(READ, routes!(revisions::list))
+        .route(READ, routes!(revisions::get))
+        .route(ADMIN, routes!(revisions::restore))
+        .route(ADMIN, routes!(users::erase))
+        .route(READ, routes!(memory::read))
+        .route(WRITE, routes!(memory::write))
+        .route(READ, routes!(memory::revisions))
+        .route(READ, routes!(search::search))
+        .route(READ, routes!(tools::list))
+        // Tools that write require the scope `write`. The handlers check it, because the scope depends on the tool.
+        .route(READ, routes!(tools::call))
+        .route(READ, routes!(skills::memory))
+        .undocumented_route(READ, "/mcp", post(mcp::serve))
 }
 
-/// Which key a request needs: one of scope `read` for GET, `admin` for DELETE, `write` otherwise; but for these routes.
-const ACCESS: &[(&str, Access)] = &[
-    ("/sessions/{session_id}/revisions/{revision}/restore", Access::Key(Scope::Admin)),
-    // Tools that write ask for more themselves.
-    ("/mcp", Access::Key(Scope::Read)),
-    ("/sessions/{session_id}/tools/{name}", Access::Key(Scope::Read)),
-    ("/livez", Access::Open),
-    ("/readyz", Access::Open),
-    ("/metrics", Access::KeyOrStale(Scope::Admin)),
-];
+/// Returns the routes whose bodies are streams of any length. They are neither buffered nor limited in time.
+fn streaming_routes() -> ApiRoutes {
+    ApiRoutes::new(RouteKind::Streaming)
+        .route(READ, routes!(archives::export))
+        .route(WRITE, routes!(archives::import))
+}
 
-/// All routes over the service.
+/// Returns the routes for operators. They are served under overload, too.
+fn operational_routes() -> ApiRoutes {
+    ApiRoutes::new(RouteKind::Operational)
+        .route(OPEN, routes!(health::livez))
+        .route(OPEN, routes!(health::readyz))
+        .route(Access::KeyOrStale(Scope::Admin), routes!(health::metrics))
+}
+
+/// Returns the router: all routes and, from the inside out, the layers around them.
 pub fn router(
     service: MemoryService,
     authenticator: Authenticator,
     prometheus: PrometheusHandle,
     http_metrics: HttpMetrics,
-    options: &Options,
+    limits: &Arc<config::Limits>,
+    server: &config::Server,
 ) -> Router {
-    let (limits, origin_guard) =
-        (options.limits, OriginGuard::new(&options.allowed_hosts, &options.cors_origins));
-    let origin_guard = Arc::new(origin_guard);
-    let (admission, body_memory) =
-        (Arc::new(Admission::new(limits)), Arc::new(BodyMemoryBudget::new(limits)));
-    let router = Router::new()
-        .route("/sessions", get(sessions::list))
-        .route("/sessions/{session_id}", get(sessions::get).patch(sessions::patch).delete(sessions::erase))
-        .route("/sessions/{session_id}/exchanges", post(exchanges::record))
-        .route("/sessions/{session_id}/context", post(contexts::build))
-        .route("/sessions/{session_id}/messages", get(messages::list))
-        .route("/sessions/{session_id}/consolidations", post(consolidations::consolidate))
-        .route("/sessions/{session_id}/revisions", get(revisions::list))
-        .route("/sessions/{session_id}/revisions/{revision}", get(revisions::get))
-        .route("/sessions/{session_id}/revisions/{revision}/restore", post(revisions::restore))
-        .route("/users/{user_id}", axum::routing::delete(users::erase))
-        .route("/users/{user_id}/memory", get(memory::read).put(memory::write))
-        .route("/users/{user_id}/memory/revisions", get(memory::revisions))
-        .route("/search", get(search::search))
-        .route("/tools", get(tools::list))
-        .route("/sessions/{session_id}/tools/{name}", post(tools::call))
-        .route("/skills/memory", get(skills::memory))
-        .route("/mcp", post(mcp::serve))
-        // Around all routes above, from the inside out; none of those below needs a turn, or ever waits for one.
+    let (buffered, streaming, operational) = (buffered_routes(), streaming_routes(), operational_routes());
+    let auth = AuthState {
+        authenticator,
+        origin_guard: Arc::new(OriginGuard::new(&server.allowed_hosts, &server.cors_origins)),
+        access: Arc::new(ApiRoutes::access_table([&buffered, &streaming, &operational])),
+    };
+    let admission = Arc::new(Admission::new(limits, server.request_timeout));
+    let body_memory = Arc::new(BodyMemoryBudget::new(limits, server.read_timeout));
+    let buffered = (buffered.into_router())
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::acquire_permit))
         .route_layer(from_fn_with_state(Arc::clone(&body_memory), body_limits::buffer_body))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::limit_time))
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::shed_if_overloaded))
-        // Streams: they take as long as they take, and are never in memory as a whole.
-        .route("/sessions/{session_id}/export", get(archives::export))
-        .route("/sessions/{session_id}/import", post(archives::import).layer(Extension(body_memory)))
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::shed_if_overloaded));
+    let streaming = streaming.into_router().route_layer(Extension(body_memory));
+    let router = buffered
+        .merge(streaming)
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::limit_rate))
         .route_layer(from_fn_with_state(admission, admission::limit_in_flight))
-        .route("/livez", get(health::livez))
-        .route("/readyz", get(health::readyz))
-        .route("/metrics", get(health::metrics).with_state(prometheus))
+        .merge(operational.into_router().route_layer(Extension(prometheus)))
         .with_state(service)
         .fallback(error::route_not_found)
-        .layer(from_fn_with_state((authenticator, origin_guard), auth::authenticate))
-        // Open: static, and nobody's data.
+        .layer(from_fn_with_state(auth, auth::authenticate))
+        // The page with the documentation needs no key: it is static and the same for all tenants.
         .merge(openapi::page())
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(Extension(limits));
-    origin_guard::with_cors(router, &options.cors_origins)
-        .layer(from_fn(origin_guard::set_security_headers))
+        .layer(Extension(Arc::clone(limits)));
+    security_headers::with_cors(router, &server.cors_origins)
+        .layer(from_fn(security_headers::set_security_headers))
         .layer(from_fn_with_state(http_metrics, metrics::record_request))
         .layer(from_fn(request_id::set_request_id))
 }

@@ -1,5 +1,5 @@
 //! Checks the structure of the sources: the layers depend on each other as `src/lib.rs` describes, SQL stays in
-//! `storage`, files do not import each other in a circle, and the OpenAPI document has the routes of the router.
+//! `storage`, and files do not import each other in a circle.
 
 #![cfg(test)]
 
@@ -23,19 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 /// Files whose circles are not yet untied.
-const KNOWN_CIRCLES: &[&str] = &[
-    "domain::context",
-    "domain::skill",
-    "http::error",
-    "http::extract",
-    "http::json",
-    "http::limits",
-    "storage::row",
-    "storage::search_index",
-];
-
-/// Routes that are not part of the documented API. MCP describes itself.
-const UNDOCUMENTED: &[&str] = &["/docs", "/mcp", "/openapi.json"];
+const KNOWN_CIRCLES: &[&str] = &["domain::context", "domain::skill", "storage::row", "storage::search_index"];
 
 #[test]
 fn layers_use_only_allowed_layers() {
@@ -99,34 +87,6 @@ fn each_file_has_a_module_comment() {
     let without = sources().into_iter().filter(|source| !source.text.starts_with("//!"));
     let without: Vec<_> = without.map(|source| source.file).collect();
     assert!(without.is_empty(), "{without:?}");
-}
-
-#[test]
-fn openapi_document_has_the_routes_of_the_router() {
-    const METHODS: [&str; 5] = ["delete", "get", "patch", "post", "put"];
-    let document = std::fs::read_to_string(root().join("openapi/openapi.json")).unwrap();
-    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
-    let mut documented = BTreeSet::new();
-    for (path, operations) in document["paths"].as_object().unwrap() {
-        let methods = operations.as_object().unwrap().keys().filter(|key| METHODS.contains(&key.as_str()));
-        documented.extend(methods.map(|method| format!("{method} {path}")));
-    }
-    let router = std::fs::read_to_string(root().join("src/http.rs")).unwrap();
-    let mut routed = BTreeSet::new();
-    for route in router.split(".route(").skip(1) {
-        let route = route.split("\n        .").next().unwrap();
-        let path = route.split('"').nth(1).unwrap();
-        if UNDOCUMENTED.iter().any(|prefix| path.starts_with(prefix)) {
-            continue;
-        }
-        // `get(handler)` at the beginning of the handlers, then `.put(handler)`.
-        let is_used = |method: &&&str| {
-            let calls = [" ", ".", "::"].map(|before| format!("{before}{method}("));
-            calls.iter().any(|call| route.contains(call))
-        };
-        routed.extend(METHODS.iter().filter(is_used).map(|method| format!("{method} {path}")));
-    }
-    assert_eq!(documented, routed);
 }
 
 /// The two manifests then share the builds of their dependencies. precis itself is built for each.

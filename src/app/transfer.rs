@@ -4,7 +4,7 @@
 //! Progress is shown on standard error, where that is a terminal. A file that is written has its name only when it is
 //! whole.
 
-use super::{AppError, sizes, store};
+use super::{AppError, store};
 use crate::config::Settings;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::service::export::Export;
@@ -124,7 +124,7 @@ pub async fn import(
     };
     let reading = bar("read", 0);
     // The file is here already: another of its size in the folder for temporary files is the operator's to decide.
-    let limits = Limits { sizes: sizes(&settings.limits), max_bytes: u64::MAX };
+    let limits = Limits { sizes: settings.limits.sizes(), max_bytes: u64::MAX };
     let mut upload = Upload::begin(limits).map_err(refused)?;
     let mut buffer = vec![0; 256 * 1024];
     loop {

@@ -1,8 +1,8 @@
-//! API keys: how one is written, and what it may do.
+//! API keys: their format and their scopes.
 //!
-//! `precis_`, then in lower-case base 32: 8 characters that name the key in lists and logs, 40 that nobody can guess
-//! (200 bits), 7 that are the CRC-32 of all before. The prefix lets scanners find a key that leaked
-//! (`precis_[0-9a-v]{55}`), and the checksum tells a mistyped key without a look into the database.
+//! A key is `precis_` followed by lower-case base 32: 8 characters for the public id, 40 for the secret (200 bits), and 7
+//! for the CRC-32 of everything before. The prefix lets scanners find leaked keys (`precis_[0-9a-v]{55}`), and the checksum
+//! detects mistyped keys without a database query.
 
 use super::id::{KeyName, TenantId};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -12,25 +12,25 @@ use std::fmt;
 use subtle::ConstantTimeEq as _;
 use time::OffsetDateTime;
 
-/// What every key begins with.
+/// The prefix of every key.
 pub const PREFIX: &str = "precis_";
-/// Random bytes that a key is made of: 5 of its id, 25 of its secret.
+/// The number of random bytes in a key: 5 for its id, 25 for its secret.
 pub const RANDOM_BYTES: usize = 30;
 
 const ID: usize = 8;
 const SECRET: usize = 40;
 const CHECKSUM: u32 = 7;
-/// 5 bits.
+/// Each digit has 5 bits.
 const BASE: u32 = 32;
-/// Digits behind the prefix that give nothing away: a UUID has as many, and of a key they leave 80 bits to guess.
+/// Up to this many digits after the prefix are not redacted: a UUID has as many, and they leave 80 bits of a key unknown.
 const MIN_REDACTED_LEN: usize = 32;
 
-/// The text is no key: wrong in its form, or in its checksum.
+/// The text does not have the format of a key, or its checksum is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not an API key: a part is missing, or mistyped")]
+#[error("not an API key: incomplete or mistyped")]
 pub struct InvalidKey;
 
-/// A key as its holder has it. It shows itself nowhere but in [`ApiKey::expose`].
+/// A complete key. Only [`ApiKey::expose`] returns its text; `Debug` shows the id.
 #[derive(Clone)]
 pub struct ApiKey {
     text: SecretString,
@@ -38,7 +38,7 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// The key that these random bytes make.
+    /// Creates the key of these random bytes.
     #[must_use]
     pub fn new(random: &[u8; RANDOM_BYTES]) -> Self {
         let digits: String = random.chunks(5).flat_map(|five| digits(number(five), 8)).collect();
@@ -48,10 +48,10 @@ impl ApiKey {
         Self { text: text.into(), id }
     }
 
-    /// Reads a key. Whether it exists is another question.
+    /// Parses a key. The key may not exist.
     ///
     /// # Errors
-    /// It is not one, or it is mistyped.
+    /// The text is not a key, or it is mistyped.
     pub fn parse(text: &str) -> Result<Self, InvalidKey> {
         let (body, sum) = text.split_at_checked(PREFIX.len() + ID + SECRET).ok_or(InvalidKey)?;
         let digits = body.strip_prefix(PREFIX).ok_or(InvalidKey)?;
@@ -61,19 +61,19 @@ impl ApiKey {
         Ok(Self { text: text.into(), id: KeyId(digits.chars().take(ID).collect()) })
     }
 
-    /// The part that is no secret.
+    /// Returns the public part of the key.
     #[must_use]
     pub fn id(&self) -> &KeyId {
         &self.id
     }
 
-    /// The key itself, for its holder's eyes.
+    /// Returns the text of the key, for its holder.
     #[must_use]
     pub fn expose(&self) -> &str {
         self.text.expose_secret()
     }
 
-    /// What is stored of it. The secret is random, so that salt and slowness would add nothing.
+    /// Returns the hash that is stored. The secret is random, so a salt or a slow hash would add nothing.
     #[must_use]
     pub fn hash(&self) -> KeyHash {
         KeyHash(Sha256::digest(self.expose()).into())
@@ -86,21 +86,20 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// The id of a key: public, and part of the key.
+/// The public id of a key, which is part of the key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyId(String);
 
 impl KeyId {
-    /// Reads an id.
+    /// Parses an id.
     ///
     /// # Errors
-    /// It is not one. The error does not repeat it: it may be a key.
+    /// The text is not an id. The error does not repeat the text, which may be a key.
     pub fn parse(text: &str) -> Result<Self, InvalidKey> {
-        let sound = text.len() == ID && is_base32(text);
-        sound.then(|| Self(text.to_owned())).ok_or(InvalidKey)
+        let is_valid = text.len() == ID && is_base32(text);
+        is_valid.then(|| Self(text.to_owned())).ok_or(InvalidKey)
     }
 
-    /// As it stands in the key.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -113,24 +112,23 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// The SHA-256 of a key. Not to be compared but by [`KeyHash::matches`].
+/// The SHA-256 of a key. [`KeyHash::matches`] compares two of them in constant time.
 #[derive(Clone)]
 pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
-    /// As it was stored; `None`: not the length of one.
+    /// Reads a stored hash. Returns `None` if the length is wrong.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// For the store.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether they are the same; it takes as long whatever they have in common.
+    /// Returns `true` if the hashes are equal, in constant time.
     #[must_use]
     pub fn matches(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
@@ -143,22 +141,22 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// What a key may do. Each contains those before it.
+/// The permissions of a key. Each scope includes the scopes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// Look at everything of the tenant.
+    /// Read all data of the tenant.
     Read,
-    /// What an agent does: exchanges, contexts, memory, metadata, consolidations.
+    /// The operations of an agent: exchanges, contexts, memory, metadata, consolidations.
     Write,
-    /// What takes away or sets back: erasure, restore; and the metrics.
+    /// Erasure, restore, and metrics.
     Admin,
 }
 
 impl Scope {
-    /// All of them.
+    /// All scopes.
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Admin];
 
-    /// Its name.
+    /// Returns the name of the scope.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -168,13 +166,13 @@ impl Scope {
         }
     }
 
-    /// The scope of this name.
+    /// Returns the scope with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scope| scope.as_str() == name)
     }
 
-    /// Whether a key of this scope may do what needs the other.
+    /// Returns `true` if a key of this scope suffices for the required scope.
     #[must_use]
     pub fn covers(self, needed: Self) -> bool {
         self >= needed
@@ -187,25 +185,20 @@ impl fmt::Display for Scope {
     }
 }
 
-/// What is known of a key. The key itself is not.
+/// The stored data of a key, without the key itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRecord {
-    /// Its id.
     pub id: KeyId,
-    /// Whose it is.
     pub tenant: TenantId,
-    /// What its owner calls it.
+    /// A description by its owner.
     pub name: Option<KeyName>,
-    /// What it may do.
     pub scope: Scope,
-    /// When it was made.
     pub created_at: OffsetDateTime,
-    /// Since when it is refused.
+    /// Time from which on the key is rejected.
     pub revoked_at: Option<OffsetDateTime>,
 }
 
-/// A text to be shown, without the secret of any key that stands in it, in whatever case, or of the better part of one: its
-/// id stays.
+/// Redacts the secrets of all keys, and of large parts of keys, in a text, regardless of case. The ids of the keys stay.
 #[must_use]
 pub fn redact_keys(text: &str) -> Cow<'_, str> {
     let lower = text.to_ascii_lowercase();
@@ -238,7 +231,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// The lowest `count` digits of the number, the highest first.
+/// Returns the lowest `count` digits of the number, the highest first.
 fn digits(number: u64, count: u32) -> impl Iterator<Item = char> {
     let digit = move |place: u32| u32::try_from(number >> (5 * place) & u64::from(BASE - 1)).ok();
     (0..count).rev().filter_map(move |place| char::from_digit(digit(place)?, BASE))
@@ -253,7 +246,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Stays as it is for good: keys outlive versions.
+    /// The format must never change: keys outlive versions.
     const KEY: &str = "precis_000g40o40k30e209185go38e1s8124gj2gahc5oo34d1m70t19vue2a";
 
     fn counted() -> [u8; RANDOM_BYTES] {
@@ -261,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_written_as_ever() {
+    fn key_format_is_stable() {
         let key = ApiKey::new(&counted());
         assert_eq!(key.expose(), KEY);
         assert_eq!(key.id().as_str(), &KEY[7..15]);
@@ -270,7 +263,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_is_read_as_it_was_written(random: [u8; RANDOM_BYTES]) {
+        fn created_key_parses_to_itself(random: [u8; RANDOM_BYTES]) {
             let key = ApiKey::new(&random);
             let read = ApiKey::parse(key.expose()).expect("a key");
             prop_assert_eq!(read.expose(), key.expose());
@@ -282,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn a_key_with_another_character_is_none(random: [u8; RANDOM_BYTES], at in 0..62_usize, by in "[0-9a-zA-Z_é -]") {
+        fn key_with_a_changed_character_is_rejected(random: [u8; RANDOM_BYTES], at in 0..62_usize, by in "[0-9a-zA-Z_é -]") {
             let key = ApiKey::new(&random).expose().to_owned();
             let (before, rest) = key.split_at(at);
             let wrong = format!("{before}{by}{}", &rest[1..]);
@@ -295,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_too_strange_to_be_refused(text in "\\PC{0,70}") {
+        fn arbitrary_text_is_rejected(text in "\\PC{0,70}") {
             prop_assert!(ApiKey::parse(&text).is_err());
             let prefixed = format!("{PREFIX}{text}");
             prop_assert!(ApiKey::parse(&prefixed).is_err());
@@ -303,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_key_is_none() {
+    fn part_of_a_key_is_rejected() {
         for wrong in ["", "precis_", &KEY[7..], &KEY[..61], &format!("{KEY}0"), &KEY.to_uppercase()] {
             assert_eq!(ApiKey::parse(wrong).err(), Some(InvalidKey), "{wrong}");
         }
@@ -313,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_shown_without_the_secrets_in_it() {
+    fn redact_keys_removes_secrets_and_keeps_ids() {
         let id = &KEY[..15];
         for (text, shown) in [
             (format!("/sessions/{KEY}/context"), format!("/sessions/{id}…/context")),
             (format!("{KEY} é {KEY}"), format!("{id}… é {id}…")),
             (format!("precis_{KEY}"), format!("precis_{id}…")),
             (KEY.to_uppercase(), format!("{}…", id.to_uppercase())),
-            // Mistyped, cut off, and with more behind it.
+            // Mistyped, truncated, or followed by more digits.
             (format!("{KEY}00"), format!("{id}…")),
             (KEY[..45].to_owned(), format!("{id}…")),
         ] {
@@ -334,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_match_only_their_own() {
+    fn hash_matches_only_the_same_key() {
         let (key, mut other) = (ApiKey::new(&counted()), counted());
         other[29] ^= 1;
         assert!(!key.hash().matches(&ApiKey::new(&other).hash()));
@@ -343,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_contains_those_before_it() {
+    fn scope_covers_itself_and_lower_scopes() {
         for (index, scope) in Scope::ALL.into_iter().enumerate() {
             assert_eq!(Scope::parse(scope.as_str()), Some(scope));
             let covered = Scope::ALL.into_iter().filter(|needed| scope.covers(*needed)).count();

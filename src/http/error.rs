@@ -1,11 +1,15 @@
-//! Errors as answers: problem documents (RFC 9457). This is the one table of errors and status codes, and the one
+//! Error responses: problem documents (RFC 9457). This is the one table that maps errors to status codes, and the one
 //! place that logs them.
 //!
-//! Each error has two texts: `detail`, which tells the client what to do, and what goes to the log.
+//! Each error has two texts: `detail` tells the client what to do, and the log gets the cause. A `detail` states the
+//! problem, the value, and the fix. To add a problem type, add a constructor here and a line in `docs/errors.md`.
 
-use super::extract::redact_path;
+use super::path::redact_path;
+use crate::config::Limits;
+use crate::domain::api_key::Scope;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::export_format::LineError;
+use crate::domain::tokens::Tokenizer;
 use crate::domain::tool::{Tool, ToolError};
 use crate::domain::validation::FieldError;
 use crate::service::{Error, StoreError};
@@ -14,56 +18,73 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
+use std::time::Duration;
 use utoipa::ToSchema;
 
-mod access;
-mod limits;
-
-pub(super) use limits::ExceededLimit;
-
-/// What the types of problems begin with.
-const TYPE: &str = "urn:precis:problem:";
-/// Fields that an answer lists, at most: a request can have a million wrong ones.
+/// The prefix of problem types.
+const TYPE_PREFIX: &str = "urn:precis:problem:";
+/// The largest number of fields that a response lists: a request can have a million invalid ones.
 const MAX_ERRORS: usize = 100;
-/// What a client waits before it repeats a request that met a database that does not answer.
+/// `Retry-After` while the store is unavailable.
 const RETRY_SECONDS: u32 = 2;
+/// `Retry-After` under overload.
+const OVERLOADED_SECONDS: u32 = 1;
 
 /// A problem document.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Problem {
-    /// Stable name of the kind of problem.
+    /// Stable name of the problem type.
     #[serde(rename = "type")]
     #[schema(example = "urn:precis:problem:session-not-found")]
     kind: String,
-    /// The kind in words.
+    /// The problem type in words.
     title: String,
     /// The HTTP status.
     status: u16,
-    /// What to do about it.
+    /// The problem and how to solve it.
     detail: String,
-    /// The fields that are wrong.
+    /// The invalid fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     errors: Vec<FieldError>,
     #[serde(skip)]
     retry_after: Option<u32>,
     #[serde(skip)]
     exceeded_limit: Option<&'static ExceededLimit>,
-    /// The rest of the body is not read: the client must not send its next request after it.
+    /// The response closes the connection, because the rest of the request body is not read.
     #[serde(skip)]
-    closing: bool,
+    is_closing: bool,
+}
+
+/// The limit that a request exceeded. Responses carry it in their extensions for the metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExceededLimit {
+    /// The name of the setting.
+    pub(crate) limit: &'static str,
+    /// The service has too many requests; nothing is wrong with this one.
+    pub(crate) is_overload: bool,
+}
+
+impl ExceededLimit {
+    const BODY: Self = Self { limit: "limits.max_body_bytes", is_overload: false };
+    const READ_TIMEOUT: Self = Self { limit: "server.read_timeout", is_overload: false };
+    const RATE: Self = Self { limit: "limits.requests_per_second", is_overload: false };
+    const REQUEST_TIMEOUT: Self = Self { limit: "server.request_timeout", is_overload: false };
+    const IN_FLIGHT: Self = Self { limit: "limits.max_requests_in_flight", is_overload: true };
+    const CONCURRENT: Self = Self { limit: "limits.max_concurrent_requests", is_overload: true };
+    const BODY_MEMORY: Self = Self { limit: "limits.max_body_bytes_in_flight", is_overload: true };
 }
 
 impl Problem {
     fn new(status: StatusCode, name: &str, title: &str, detail: impl Into<String>) -> Self {
         Self {
-            kind: format!("{TYPE}{name}"),
+            kind: format!("{TYPE_PREFIX}{name}"),
             title: title.to_owned(),
             status: status.as_u16(),
             detail: detail.into(),
             errors: Vec::new(),
             retry_after: None,
             exceeded_limit: None,
-            closing: false,
+            is_closing: false,
         }
     }
 
@@ -71,17 +92,22 @@ impl Problem {
         Self { retry_after: Some(seconds), ..self }
     }
 
-    /// The same, with the connection closed behind it.
-    pub(crate) fn closing(self) -> Self {
-        Self { closing: true, ..self }
+    fn exceeded_limit(self, limit: &'static ExceededLimit) -> Self {
+        Self { exceeded_limit: Some(limit), ..self }
     }
 
-    /// What to do about it.
+    /// Makes the response close the connection.
+    pub(crate) fn closing(self) -> Self {
+        Self { is_closing: true, ..self }
+    }
+
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
+}
 
-    /// 422: well-formed, but not what the interface takes.
+/// Requests that cannot be read, or have invalid values.
+impl Problem {
     pub(crate) fn invalid(mut errors: Vec<FieldError>) -> Self {
         let more = errors.len().saturating_sub(MAX_ERRORS);
         errors.truncate(MAX_ERRORS);
@@ -94,60 +120,187 @@ impl Problem {
         }
     }
 
-    /// 422 for one field.
     pub(crate) fn invalid_field(field: &str, detail: impl Into<String>) -> Self {
-        Self::invalid(vec![FieldError { field: field.to_owned(), detail: detail.into() }])
+        Self::invalid(vec![FieldError::new(field, detail)])
     }
 
-    /// 400: not JSON.
+    /// Returns the errors of one line of an import.
+    fn invalid_line(error: LineError) -> Self {
+        let line = error.line;
+        let place = |field: &str| if field.is_empty() { String::new() } else { format!(", {field}") };
+        let errors = error.wrong.into_iter();
+        let errors =
+            errors.map(|error| FieldError::new(format!("line {line}{}", place(&error.field)), error.detail));
+        Self::invalid(errors.collect())
+    }
+
     pub(crate) fn malformed(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "malformed-json", "Malformed JSON", detail)
     }
 
-    /// 400: the path or the query can't be read.
     pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", "Bad request", detail)
     }
 
-    /// 404: the path names no tool. The text is for the model, which may have made the name up.
+    /// Returns the error for a body that ended early, because the client or its connection failed.
+    pub(crate) fn incomplete_body() -> Self {
+        Self::bad_request("The body is incomplete. Send the request again.")
+    }
+
+    pub(crate) fn unsupported_media_type() -> Self {
+        Self::media_type("Send JSON with the header content-type: application/json.")
+    }
+
+    pub(crate) fn unsupported_media_type_for_lines() -> Self {
+        Self::media_type("Send JSON lines with the header content-type: application/x-ndjson.")
+    }
+
+    fn media_type(detail: &str) -> Self {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "unsupported-media-type", "Unsupported media type", detail)
+    }
+
+    /// Returns the error for an unknown tool. Its text is for the model, which may have invented the name.
     pub(crate) fn tool_not_found(tools: impl Iterator<Item = Tool>) -> Self {
         let ToolError(detail) = ToolError::unknown_tool(tools);
         Self::new(StatusCode::NOT_FOUND, "tool-not-found", "Tool not found", detail)
     }
+}
 
-    /// 400: the client went away, or its connection did.
-    pub(crate) fn incomplete_body() -> Self {
-        Self::bad_request("The body broke off. Send the request again.")
+/// Requests without sufficient credentials.
+impl Problem {
+    /// Returns the same text for all invalid keys, so that it does not help to guess one.
+    pub(crate) fn unauthorized() -> Self {
+        let detail = "This request needs a valid API key: send it as `Authorization: Bearer precis_…`. \
+            Create one with `precis keys create`.";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "No valid API key", detail)
     }
 
-    /// 415.
-    pub(crate) fn unsupported_media_type() -> Self {
-        let detail = "Send JSON, with the header content-type: application/json.";
-        Self::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported-media-type",
-            "Unsupported media type",
-            detail,
-        )
+    /// Returns the error for an `authorization` header that is not one bearer token.
+    pub(crate) fn malformed_authorization() -> Self {
+        let detail = "Send the header authorization once, in the form `Bearer precis_…`.";
+        Self { detail: detail.to_owned(), ..Self::unauthorized() }
+    }
+
+    pub(crate) fn forbidden(actual: Scope, required: Scope) -> Self {
+        let detail =
+            format!("This request needs a key of the scope {required}; the key sent has the scope {actual}.");
+        Self::new(StatusCode::FORBIDDEN, "forbidden", "Insufficient scope", detail)
+    }
+
+    /// Returns the error for a request without a key under a host name that an attacker may control.
+    pub(crate) fn host_not_allowed(name: &str) -> Self {
+        let detail = format!(
+            "Without API keys, precis is served only at IP addresses, at localhost, and at the names in \
+             server.allowed_hosts, which protects it against web pages. {name:?} is not allowed. Add it to \
+             server.allowed_hosts, or create a key."
+        );
+        Self::new(StatusCode::FORBIDDEN, "host-not-allowed", "Host not allowed", detail)
+    }
+
+    /// Returns the error for a request without a key from a web page of another origin.
+    pub(crate) fn origin_not_allowed(pages: &str) -> Self {
+        let detail = format!(
+            "Without API keys, {pages} may call only if server.cors_origins lists their origin. Add the origin there."
+        );
+        Self::new(StatusCode::FORBIDDEN, "origin-not-allowed", "Origin not allowed", detail)
     }
 }
 
+/// Requests that exceed a limit. Each text names the setting and its value.
 impl Problem {
-    /// 415 for JSON lines.
-    pub(crate) fn unsupported_media_type_for_lines() -> Self {
-        let detail = "Send JSON lines, with the header content-type: application/x-ndjson.";
-        Self { detail: detail.to_owned(), ..Self::unsupported_media_type() }
+    pub(crate) fn body_too_large(limits: &Limits) -> Self {
+        let max = limits.max_body_bytes;
+        let detail =
+            format!("The body may have at most {max} bytes (limits.max_body_bytes). Send less at once.");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+            .exceeded_limit(&ExceededLimit::BODY)
+            .closing()
     }
 
-    /// 422 for a line of an import.
-    fn invalid_line(error: LineError) -> Self {
-        let line = error.line;
-        let at = |field: &str| if field.is_empty() { String::new() } else { format!(", {field}") };
-        let errors = error.wrong.into_iter().map(|invalid| FieldError {
-            field: format!("line {line}{}", at(&invalid.field)),
-            detail: invalid.detail,
-        });
-        Self::invalid(errors.collect())
+    fn import_too_large(max: u64) -> Self {
+        let detail = format!(
+            "An import may have at most {max} bytes (limits.max_import_bytes). Nothing was imported. Run \
+             `precis import` on the host of the database instead; it has no limit."
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+    }
+
+    /// Returns the error for a budget that the parts that cannot be omitted exceed.
+    fn budget_too_small(max: i64, needed: i64, tokenizer: Tokenizer) -> Self {
+        let detail = format!(
+            "System prompt, memory document, summary and new message have {needed} tokens ({tokenizer}), and max_tokens \
+             is {max}: allow at least {needed}, or send less."
+        );
+        let field = FieldError::new("max_tokens", format!("must be at least {needed}"));
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        Self { errors: vec![field], ..Self::new(status, "budget-too-small", "Budget too small", detail) }
+    }
+
+    pub(crate) fn body_timeout(read_timeout: Duration) -> Self {
+        let max = humantime::format_duration(read_timeout);
+        let detail = format!(
+            "The body did not arrive within {max} (server.read_timeout). Nothing was done. Send it faster, or send less at \
+             once."
+        );
+        Self::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "Body too slow", detail)
+            .exceeded_limit(&ExceededLimit::READ_TIMEOUT)
+            .closing()
+    }
+
+    pub(crate) fn rate_limited(limits: &Limits, seconds: u32) -> Self {
+        let Limits { requests_per_second, request_burst, .. } = limits;
+        let detail = format!(
+            "The key exceeds {requests_per_second} requests per second (limits.requests_per_second) with bursts of \
+             {request_burst} (limits.request_burst). Send the next request in {seconds} s."
+        );
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests", detail)
+            .retry_after(seconds)
+            .exceeded_limit(&ExceededLimit::RATE)
+    }
+
+    pub(crate) fn too_many_requests(limits: &Limits) -> Self {
+        let (max, exceeded) = (limits.max_requests_in_flight, &ExceededLimit::IN_FLIGHT);
+        Self::overloaded(exceeded, &format!("{max} requests are in flight, the maximum ({})", exceeded.limit))
+    }
+
+    /// Returns the error for a body that does not fit the memory for bodies.
+    pub(crate) fn no_body_memory(limits: &Limits) -> Self {
+        let (max, exceeded) = (limits.max_body_bytes_in_flight, &ExceededLimit::BODY_MEMORY);
+        let problem = format!(
+            "The bodies of all requests in flight may have {max} bytes together ({}), and this one does not fit",
+            exceeded.limit
+        );
+        Self::overloaded(exceeded, &problem).closing()
+    }
+
+    /// Returns the error for a request that got no work permit in time.
+    pub(crate) fn no_permit(limits: &Limits) -> Self {
+        let (max, exceeded) = (limits.max_concurrent_requests, &ExceededLimit::CONCURRENT);
+        let queue_timeout = humantime::format_duration(limits.queue_timeout);
+        let problem = format!(
+            "{max} requests are running, the maximum ({}), and the queue is full or the request waited too long. The queue \
+             timeout is {queue_timeout} (limits.queue_timeout), and much shorter under sustained overload",
+            exceeded.limit
+        );
+        Self::overloaded(exceeded, &problem)
+    }
+
+    fn overloaded(exceeded: &'static ExceededLimit, problem: &str) -> Self {
+        let detail = format!("{problem}. Nothing was done. Retry in {OVERLOADED_SECONDS} s.");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
+            .retry_after(OVERLOADED_SECONDS)
+            .exceeded_limit(exceeded)
+    }
+
+    pub(crate) fn timeout(request_timeout: Duration) -> Self {
+        let max = humantime::format_duration(request_timeout);
+        let detail = format!(
+            "The request took longer than {max} (server.request_timeout). A write was applied completely or not at all, and \
+             a consolidation continues. Retry the request; send an exchange with the same Idempotency-Key."
+        );
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "Timeout", detail)
+            .exceeded_limit(&ExceededLimit::REQUEST_TIMEOUT)
     }
 }
 
@@ -162,11 +315,11 @@ impl From<Error> for Problem {
         use StatusCode as S;
         match error {
             Error::SessionNotFound => {
-                let detail = "There is no session of this id. A session begins with its first exchange.";
+                let detail = "There is no session with this id. Create it with its first exchange.";
                 Self::new(S::NOT_FOUND, "session-not-found", "Session not found", detail)
             }
             Error::RevisionNotFound => {
-                let detail = "The session has no such revision. GET its revisions for those that it has.";
+                let detail = "The session has no such revision. GET its revisions for their numbers.";
                 Self::new(S::NOT_FOUND, "revision-not-found", "Revision not found", detail)
             }
             Error::UserNotFound => {
@@ -174,121 +327,110 @@ impl From<Error> for Problem {
                 Self::new(S::NOT_FOUND, "user-not-found", "User not found", detail)
             }
             Error::SessionUserMismatch => {
-                let detail = "The session belongs to another user, and that can't change. \
+                let detail = "The session belongs to another user, which cannot be changed. \
                     Leave user_id out, or use another session.";
-                Self::new(S::CONFLICT, "session-user-mismatch", "The session belongs to another user", detail)
+                let title = "The session belongs to another user";
+                Self::new(S::CONFLICT, "session-user-mismatch", title, detail)
             }
             Error::IdempotencyKeyReused => {
                 let detail =
-                    "This Idempotency-Key came with another body before. Make a new key for each exchange.";
+                    "This Idempotency-Key was used with another body. Create a new key for each exchange.";
                 Self::new(S::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
             }
             Error::VersionMismatch => {
-                let detail = "The memory document has changed since the version that If-Match names. \
-                    GET it, merge, and PUT it with its new ETag.";
-                Self::new(
-                    S::PRECONDITION_FAILED,
-                    "version-mismatch",
-                    "The memory document has changed",
-                    detail,
-                )
+                let detail = "The memory document has changed since the version in If-Match. \
+                    GET it, merge your changes, and PUT it with its new ETag.";
+                let title = "The memory document has changed";
+                Self::new(S::PRECONDITION_FAILED, "version-mismatch", title, detail)
             }
-            Error::MemoryTooLarge { bytes, max_bytes } => {
-                let detail = format!(
-                    "has {bytes} bytes, at most {max_bytes} are allowed (memory.max_bytes): keep what matters and shorten it"
-                );
+            Error::MemoryTooLarge { bytes, max_bytes: max } => {
+                let detail =
+                    format!("has {bytes} bytes, at most {max} are allowed (memory.max_bytes): shorten it");
                 Self::invalid_field("content", detail)
             }
-            Error::BudgetTooSmall { max_tokens, needed, tokenizer } => {
-                Self::budget_too_small(max_tokens, needed, tokenizer)
+            Error::BudgetTooSmall { max_tokens: max, needed, tokenizer } => {
+                Self::budget_too_small(max, needed, tokenizer)
             }
             Error::InvalidQuery(error) => Self::invalid_field("q", error.to_string()),
             Error::SearchDisabled => {
-                let detail = "Messages are not indexed here: search.enabled is false.";
+                let detail = "Messages are not indexed, because search.enabled is false.";
                 Self::new(S::CONFLICT, "search-disabled", "Search is disabled", detail)
             }
             Error::ConsolidationDisabled => {
-                let detail = "No pool of models is set (consolidation.pool, llm.default_pool), \
-                    so there is nobody to write a summary.";
+                let detail = "No pool of models is configured. Set consolidation.pool or llm.default_pool.";
                 Self::new(S::CONFLICT, "consolidation-disabled", "Consolidation is disabled", detail)
             }
             Error::ConsolidationInProgress => {
-                let detail = "Another consolidation of this session is running. Try again when it has ended.";
+                let detail = "Another consolidation of this session is running. Retry when it has finished.";
                 Self::new(S::CONFLICT, "consolidation-in-progress", "Consolidation in progress", detail)
                     .retry_after(RETRY_SECONDS)
             }
-            Error::ConsolidationFailed(why) => {
+            Error::ConsolidationFailed(reason) => {
                 let detail = format!(
-                    "The reason: {why}. The history is untouched, and what was summarised before stands: ask again when \
-                     the reason is gone."
+                    "Reason: {reason}. The history and earlier summaries are unchanged. Retry when the cause is removed."
                 );
                 Self::new(S::BAD_GATEWAY, "consolidation-failed", "Consolidation failed", detail)
             }
             Error::Import(error) => Self::invalid_line(error),
-            Error::ImportTooLarge { max_bytes } => Self::import_too_large(max_bytes),
+            Error::ImportTooLarge { max_bytes: max } => Self::import_too_large(max),
             Error::SessionExists => {
-                let detail = "There is another session of this id, and an import makes a new one. \
+                let detail = "Another session has this id, and an import creates a new session. \
                     Import under another id, or erase that session first.";
                 Self::new(S::CONFLICT, "session-exists", "The session exists", detail)
             }
             Error::StagingFile(error) => {
-                tracing::error!(error = %ErrorChain(&error), "the folder for temporary files (TMPDIR) can't be used");
-                let detail = "There is no room for an import where precis runs. Its log has the reason.";
-                Self::new(
-                    S::INSUFFICIENT_STORAGE,
-                    "insufficient-storage",
-                    "Insufficient storage for the import",
-                    detail,
-                )
+                tracing::error!(error = %ErrorChain(&error), "failed to write a temporary file of an import (TMPDIR)");
+                let detail =
+                    "The server cannot store the temporary file of an import. Its log has the reason.";
+                let title = "Insufficient storage for the import";
+                Self::new(S::INSUFFICIENT_STORAGE, "insufficient-storage", title, detail)
             }
             Error::Store(error) => Self::from_store(&error),
         }
     }
 }
 
+/// Errors of the service itself. They are logged here.
 impl Problem {
     pub(crate) fn from_store(error: &StoreError) -> Self {
         let causes = ErrorChain(error);
         match error {
             StoreError::SchemaVersion { .. } | StoreError::SchemaIncomplete(_) => {
-                tracing::warn!(error = %causes, "the schema is another one");
-                let way_out = match error {
+                tracing::warn!(error = %causes, "the database schema has another version");
+                let fix = match error {
                     StoreError::SchemaVersion { found, expected } if found > expected => {
                         "It is newer: run that version of precis."
                     }
                     _ => "Run `precis migrate`.",
                 };
-                let detail = format!(
-                    "The schema of the database is not the one that this version works with. {way_out}"
-                );
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "schema-mismatch", "Schema mismatch", detail)
-                    .retry_after(RETRY_SECONDS)
+                let detail = format!("The database schema does not match this version of precis. {fix}");
+                Self::unavailable("schema-mismatch", "Schema mismatch", detail)
             }
             StoreError::Unavailable(_) => {
-                tracing::warn!(error = %causes, "the store is not available");
-                let detail = "The database does not answer, or takes no writes now. What the request was to write may have \
-                    been written or not: repeat it, an exchange with the same Idempotency-Key, and it is there once.";
-                let status = StatusCode::SERVICE_UNAVAILABLE;
-                Self::new(status, "store-unavailable", "Store unavailable", detail).retry_after(RETRY_SECONDS)
+                tracing::warn!(error = %causes, "the database is unavailable");
+                let detail = "The database is unavailable or read-only. The write may or may not have been applied. Retry; \
+                    send an exchange with the same Idempotency-Key.";
+                Self::unavailable("store-unavailable", "Store unavailable", detail)
             }
             StoreError::IndexLagging(_) => {
-                tracing::warn!(error = %causes, "a search would not find all");
-                let detail = "What was stored last is still being put into the index: search again.";
-                let status = StatusCode::SERVICE_UNAVAILABLE;
-                Self::new(status, "search-index-lagging", "Search index lagging", detail)
-                    .retry_after(RETRY_SECONDS)
+                tracing::warn!(error = %causes, "the search index lags behind the history");
+                let detail = "The newest messages are still being indexed. Retry the search.";
+                Self::unavailable("search-index-lagging", "Search index lagging", detail)
             }
             _ => {
-                tracing::error!(error = %causes, "the store failed");
+                tracing::error!(error = %causes, "a database operation failed");
                 Self::internal()
             }
         }
     }
 
-    /// 500.
+    fn unavailable(name: &str, title: &str, detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, name, title, detail).retry_after(RETRY_SECONDS)
+    }
+
     pub(crate) fn internal() -> Self {
         let detail =
-            "Something went wrong inside precis. The log has the reason, under this answer's x-request-id.";
+            "An internal error occurred. The log has the cause under the x-request-id of this response.";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", detail)
     }
 }
@@ -296,18 +438,19 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let (retry_after, exceeded_limit, closing) = (self.retry_after, self.exceeded_limit, self.closing);
+        let (retry_after, exceeded_limit, is_closing) =
+            (self.retry_after, self.exceeded_limit, self.is_closing);
         let mut response = (status, Json(self)).into_response();
-        let problem = HeaderValue::from_static("application/problem+json");
-        response.headers_mut().insert(header::CONTENT_TYPE, problem);
-        if closing {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if is_closing {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(seconds) = retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if let Some(exceeded_limit) = exceeded_limit {
             response.extensions_mut().insert(*exceeded_limit);
@@ -316,25 +459,25 @@ impl IntoResponse for Problem {
     }
 }
 
-/// 404 for a path that is none of ours.
+/// Answers requests for unknown paths.
 pub(super) async fn route_not_found(method: Method, uri: Uri) -> Problem {
     let path = redact_path(uri.path());
-    let mut detail = format!("There is nothing at {method} {path}. GET /openapi.json lists what there is.");
+    let mut detail = format!("There is no route {method} {path}. GET /openapi.json lists all routes.");
     if path.starts_with("/sessions/") || path.starts_with("/users/") {
-        detail.push_str(" Inside an id, a slash is sent as %2F.");
+        detail.push_str(" Write a slash inside an id as %2F.");
     }
     Problem::new(StatusCode::NOT_FOUND, "route-not-found", "Route not found", detail)
 }
 
-/// 405; the header `allow` lists the methods.
+/// Answers requests with a method that the path does not have.
 pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
     let path = redact_path(uri.path());
-    let detail = format!("{path} does not take {method}. The header allow lists what it takes.");
+    let detail = format!("{path} does not support {method}. The header allow lists the supported methods.");
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
 }
 
-/// 500 for a bug. The panic's text goes to the log only.
-#[expect(clippy::needless_pass_by_value, reason = "the layer hands it over like this")]
+/// Answers requests whose handler panicked. Only the log gets the text of the panic.
+#[expect(clippy::needless_pass_by_value, reason = "CatchPanicLayer passes the panic by value")]
 pub(super) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("not a text");
@@ -352,7 +495,7 @@ mod tests {
     use tower_http::catch_panic::CatchPanicLayer;
 
     #[tokio::test]
-    async fn a_panic_is_a_problem_without_its_text() {
+    async fn panic_becomes_internal_problem_without_its_text() {
         async fn bug() -> &'static str {
             panic!("secret inner state")
         }

@@ -1,10 +1,10 @@
-//! Requests as values: axum's extractors, with problem documents where axum answers in plain text.
+//! Extractors: requests as values, with problem documents instead of axum's plain-text rejections.
 
 use super::error::Problem;
 use super::json;
-use super::limits::Limits;
+use super::path::percent_decode;
 use crate::blocking;
-use crate::domain::api_key::redact_keys;
+use crate::config::Limits;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::field_error_from_serde;
 use crate::domain::validation::FieldError;
@@ -14,138 +14,107 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, header};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use std::borrow::Cow;
+use std::sync::Arc;
 
-/// The tenant that the request acts for: that of its key. Without API keys there is one.
+/// The tenant of the API key; without keys, the default tenant.
 pub(super) struct TenantFromKey(pub(super) TenantId);
 
 impl<S: Send + Sync> FromRequestParts<S> for TenantFromKey {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        // A route that the layer was forgotten around serves nobody, rather than one tenant the data of another.
-        let caller = parts.extensions.get::<Principal>().ok_or_else(Problem::internal)?;
-        Ok(Self(caller.tenant.clone()))
+        // Without the authentication layer the request fails, rather than act for a wrong tenant.
+        let principal = parts.extensions.get::<Principal>().ok_or_else(Problem::internal)?;
+        Ok(Self(principal.tenant.clone()))
     }
 }
 
-/// The session that the path names.
+/// The session in the path.
 pub(super) struct SessionPath(pub(super) SessionId);
 
 impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(serde::Deserialize)]
+        #[derive(Deserialize)]
         struct Params {
             session_id: String,
         }
-        let params: Params = path(parts, state).await?;
-        SessionId::new(params.session_id)
-            .map(Self)
-            .map_err(|error| Problem::invalid_field("session_id", error.to_string()))
+        let Params { session_id } = path_params(parts, state).await?;
+        let id = SessionId::new(session_id);
+        id.map(Self).map_err(|error| Problem::invalid_field("session_id", error.to_string()))
     }
 }
 
-/// The user that the path names.
+/// The user in the path.
 pub(super) struct UserPath(pub(super) UserId);
 
 impl<S: Send + Sync> FromRequestParts<S> for UserPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(serde::Deserialize)]
+        #[derive(Deserialize)]
         struct Params {
             user_id: String,
         }
-        let params: Params = path(parts, state).await?;
+        let params: Params = path_params(parts, state).await?;
         Ok(Self(user_id(params.user_id, "user_id")?))
     }
 }
 
-/// What the path names as a tool, whether there is one of the name or not.
+/// The name of a tool in the path. The tool may not exist.
 pub(super) struct ToolPath(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for ToolPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(serde::Deserialize)]
+        #[derive(Deserialize)]
         struct Params {
             name: String,
         }
-        let params: Params = path(parts, state).await?;
+        let params: Params = path_params(parts, state).await?;
         Ok(Self(params.name))
     }
 }
 
-/// The revision that the path names; 0 = before the first.
+/// The number of a revision in the path; 0 is the state before the first revision.
 pub(super) struct RevisionPath(pub(super) i64);
 
 impl<S: Send + Sync> FromRequestParts<S> for RevisionPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(serde::Deserialize)]
+        #[derive(Deserialize)]
         struct Params {
             revision: String,
         }
-        let params: Params = path(parts, state).await?;
+        let params: Params = path_params(parts, state).await?;
         let number = params.revision.parse().ok().filter(|revision| *revision >= 0);
         number.map(Self).ok_or_else(|| Problem::invalid_field("revision", "must be a number: 0, 1, 2 …"))
     }
 }
 
-async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
+async fn path_params<T: DeserializeOwned + Send, S: Send + Sync>(
     parts: &mut Parts,
     state: &S,
 ) -> Result<T, Problem> {
-    let wrong = || {
-        Problem::bad_request(
-            "The path must be percent-encoded UTF-8: %2F for a slash, %25 for a percent sign.",
-        )
-    };
+    let detail = "The path must be percent-encoded UTF-8: %2F for a slash, %25 for a percent sign.";
     if percent_decode(parts.uri.path()).is_none() {
-        return Err(wrong());
+        return Err(Problem::bad_request(detail));
     }
-    Path::<T>::from_request_parts(parts, state).await.map(|Path(params)| params).map_err(|_| wrong())
+    let params = Path::<T>::from_request_parts(parts, state).await;
+    params.map(|Path(params)| params).map_err(|_| Problem::bad_request(detail))
 }
 
-/// The text without its escapes, if each `%` begins one, and the result is UTF-8. Decoders let anything pass, and so `%zz`
-/// and `%25zz`, or any two bytes that are not UTF-8, would be one id.
-pub(super) fn percent_decode(text: &str) -> Option<String> {
-    let mut percent_decode = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    let hex = |byte: Option<u8>| u8::try_from(char::from(byte?).to_digit(16)?).ok();
-    while let Some(byte) = rest.next() {
-        percent_decode.push(match byte {
-            b'%' => match (hex(rest.next()), hex(rest.next())) {
-                (Some(high), Some(low)) => high * 16 + low,
-                _ => return None,
-            },
-            _ => byte,
-        });
-    }
-    String::from_utf8(percent_decode).ok()
-}
-
-/// A path to be shown, in the log or in an answer: as it came, or without its escapes where there is a key in it. People
-/// paste keys where an id should be. What is behind escapes that can't be read, nobody can tell: it is not shown.
-pub(super) fn redact_path(path: &str) -> Cow<'_, str> {
-    match percent_decode(path).as_deref().map(redact_keys) {
-        None => Cow::Borrowed("(not percent-encoded UTF-8)"),
-        Some(Cow::Borrowed(_)) => Cow::Borrowed(path),
-        Some(Cow::Owned(shown)) => Cow::Owned(shown),
-    }
-}
-
-/// A user id out of a request.
+/// Reads a user id from the request value at `field`.
 pub(super) fn user_id(text: String, field: &str) -> Result<UserId, FieldError> {
-    UserId::new(text).map_err(|error| FieldError { field: field.to_owned(), detail: error.to_string() })
+    UserId::new(text).map_err(|error| FieldError::new(field, error.to_string()))
 }
 
-/// The parameters behind the `?`; an unknown one is an error.
+/// The query parameters. Unknown parameters are errors.
 pub(super) struct QueryParams<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
@@ -158,143 +127,149 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryPa
                 "The query must be percent-encoded UTF-8: %26 for &, %2B for +, %25 for a percent sign.";
             return Err(Problem::bad_request(detail));
         }
-        // One by one, so that all that is wrong is named, not just the first.
-        let alone = |pair: &str| match format!("/?{pair}").parse::<Uri>() {
-            Ok(uri) => Query::<T>::try_from_uri(&uri).err().map(|wrong| query_error(&wrong)),
+        // Each parameter is checked alone first, because serde reports only the first error.
+        let check = |pair: &str| match format!("/?{pair}").parse::<Uri>() {
+            Ok(uri) => Query::<T>::try_from_uri(&uri).err().map(|error| query_error(&error)),
             Err(_) => None,
         };
-        let wrong: Vec<FieldError> = query.split('&').filter_map(alone).collect();
-        if !wrong.is_empty() {
-            return Err(Problem::invalid(wrong));
+        let errors: Vec<FieldError> = query.split('&').filter_map(check).collect();
+        if !errors.is_empty() {
+            return Err(Problem::invalid(errors));
         }
-        let whole = Query::<T>::from_request_parts(parts, state).await;
-        whole.map(|Query(params)| Self(params)).map_err(|wrong| Problem::invalid(vec![query_error(&wrong)]))
+        let params = Query::<T>::from_request_parts(parts, state).await;
+        params.map(|Query(params)| Self(params)).map_err(|error| Problem::invalid(vec![query_error(&error)]))
     }
 }
 
-/// There is nothing behind the `?` of a request that reads.
+/// An empty query of a request that reads.
 pub(super) struct NoQuery;
 
 impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        no_params(&parts.uri, "unknown: this request takes no parameters").map(|()| Self)
+        reject_query(&parts.uri, "unknown: this request takes no parameters").map(|()| Self)
     }
 }
 
-/// There is nothing behind the `?` of a request that changes something, and in its body neither: what is put there would
-/// be passed over in silence, and a `?dry_run=true` would erase. `{}` may be sent, as clients do that always send JSON.
+/// An empty query and an empty body of a request that changes something. Ignored parameters would be dangerous: a
+/// request with `?dry_run=true` would erase. The body `{}` is accepted, because some clients always send JSON.
 pub(super) struct EmptyBody;
 
 impl<S: Send + Sync> FromRequest<S> for EmptyBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        no_params(request.uri(), "unknown: this request takes no parameters")?;
-        match &*collect_body(request).await? {
+        reject_query(request.uri(), "unknown: this request takes no parameters")?;
+        match &*body_bytes(request).await? {
             b"" | b"{}" => Ok(Self),
-            _ => Err(Problem::invalid_field("body", "must be left out: this request takes none")),
+            _ => Err(Problem::invalid_field("body", "must be empty: this request takes no body")),
         }
     }
 }
 
-/// A rejection's source reads `limit: invalid digit found in string`.
+/// Translates a rejection, whose source reads `limit: invalid digit found in string`.
 fn query_error(rejection: &QueryRejection) -> FieldError {
     let text = std::error::Error::source(rejection).map_or_else(String::new, ToString::to_string);
     let (field, text) = text.split_once(": ").unwrap_or(("", &text));
-    let is_number = ["invalid digit", "cannot parse integer", "number too"];
-    if is_number.iter().any(|begin| text.starts_with(begin)) {
-        return FieldError { field: field.to_owned(), detail: "must be a whole number".to_owned() };
+    let number_errors = ["invalid digit", "cannot parse integer", "number too"];
+    if number_errors.iter().any(|prefix| text.starts_with(prefix)) {
+        return FieldError::new(field, "must be a whole number");
     }
-    let invalid = field_error_from_serde(field, text);
-    if invalid.field.is_empty() { invalid.in_value("query") } else { invalid }
+    let error = field_error_from_serde(field, text);
+    if error.field.is_empty() { error.in_value("query") } else { error }
 }
 
-/// A JSON object as the body. All unknown fields are named; a wrong one is named with its path.
+/// A JSON object as the body. All unknown and invalid fields are reported with their paths.
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        let limits = limits(&request)?;
-        let typed = is_json(request.headers());
-        let bytes = body(request).await?;
-        if !typed {
-            return Err(Problem::unsupported_media_type());
-        }
-        read(bytes, limits).await.map(Self)
+        let body = RawBody::without_query(request).await?;
+        body.require_json()?;
+        body.parse().await.map(Self)
     }
 }
 
-/// As [`JsonBody`], but the body may be left out.
+/// A JSON object as the body, or the default if the body is empty.
 pub(super) struct OptionalJsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        let limits = limits(&request)?;
-        let typed = is_json(request.headers());
-        let bytes = body(request).await?;
-        match bytes.is_empty() {
-            true => Ok(Self(T::default())),
-            false if !typed => Err(Problem::unsupported_media_type()),
-            false => read(bytes, limits).await.map(Self),
+        let body = RawBody::without_query(request).await?;
+        if body.bytes.is_empty() {
+            return Ok(Self(T::default()));
         }
+        body.require_json()?;
+        body.parse().await.map(Self)
     }
 }
 
-/// The text of a JSON object as the body, or `{}` where it is left out. There may be parameters behind the `?` as well.
+/// The text of a JSON object as the body, or `{}` if the body is empty. Query parameters are allowed.
 pub(super) struct JsonTextBody(pub(super) String);
 
 impl<S: Send + Sync> FromRequest<S> for JsonTextBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        let limits = limits(&request)?;
-        let typed = is_json(request.headers());
-        let bytes = collect_body(request).await?;
-        match bytes.is_empty() {
-            true => Ok(Self("{}".to_owned())),
-            false if !typed => Err(Problem::unsupported_media_type()),
-            false => {
-                let (size, levels) = (bytes.len(), limits.max_json_depth);
-                let read = move || json::check_body(&bytes, levels).map(|text| Self(text.to_owned()));
-                blocking::sized(size, read).await
+        let RawBody { bytes, is_json, max_depth } = RawBody::of(request).await?;
+        let len = bytes.len();
+        match (bytes.is_empty(), is_json) {
+            (true, _) => Ok(Self("{}".to_owned())),
+            (false, false) => Err(Problem::unsupported_media_type()),
+            (false, true) => {
+                let check = move || json::check_body(&bytes, max_depth).map(|text| Self(text.to_owned()));
+                blocking::sized(len, check).await
             }
         }
     }
 }
 
-/// The router puts them into each request.
-fn limits(request: &Request) -> Result<Limits, Problem> {
-    request.extensions().get().copied().ok_or_else(Problem::internal)
+/// The buffered body of a request.
+struct RawBody {
+    bytes: Bytes,
+    is_json: bool,
+    max_depth: usize,
 }
 
-async fn read<T: DeserializeOwned + Send + 'static>(bytes: Bytes, limits: Limits) -> Result<T, Problem> {
-    blocking::sized(bytes.len(), move || json::read(&bytes, limits.max_json_depth)).await
+impl RawBody {
+    async fn of(request: Request) -> Result<Self, Problem> {
+        // The router adds the limits to each request.
+        let limits = request.extensions().get::<Arc<Limits>>().ok_or_else(Problem::internal)?;
+        let (max_depth, is_json) = (limits.max_json_depth, is_json(request.headers()));
+        Ok(Self { bytes: body_bytes(request).await?, is_json, max_depth })
+    }
+
+    /// Reads the body of a request whose parameters all belong in the body.
+    async fn without_query(request: Request) -> Result<Self, Problem> {
+        reject_query(request.uri(), "unknown: this request takes its fields in the body")?;
+        Self::of(request).await
+    }
+
+    fn require_json(&self) -> Result<(), Problem> {
+        if self.is_json { Ok(()) } else { Err(Problem::unsupported_media_type()) }
+    }
+
+    async fn parse<T: DeserializeOwned + Send + 'static>(self) -> Result<T, Problem> {
+        blocking::sized(self.bytes.len(), move || json::parse(&self.bytes, self.max_depth)).await
+    }
 }
 
-/// The body of a request that has nothing behind the `?`.
-async fn body(request: Request) -> Result<Bytes, Problem> {
-    no_params(request.uri(), "unknown: this request takes its fields in the body")?;
-    collect_body(request).await
-}
-
-fn no_params(uri: &Uri, detail: &str) -> Result<(), Problem> {
+fn reject_query(uri: &Uri, detail: &str) -> Result<(), Problem> {
     let query = uri.query().unwrap_or_default();
-    let given = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| FieldError {
-        field: format!("?{}", pair.split('=').next().unwrap_or_default()),
-        detail: detail.to_owned(),
-    });
-    let given: Vec<FieldError> = given.collect();
-    if given.is_empty() { Ok(()) } else { Err(Problem::invalid(given)) }
+    let name = |pair: &str| pair.split('=').next().unwrap_or_default().to_owned();
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    let errors: Vec<FieldError> =
+        pairs.map(|pair| FieldError::new(format!("?{}", name(pair)), detail)).collect();
+    if errors.is_empty() { Ok(()) } else { Err(Problem::invalid(errors)) }
 }
 
-/// What `body_limits::buffer_body` has read already.
-async fn collect_body(request: Request) -> Result<Bytes, Problem> {
+/// Returns the body, which the layer `body_limits` has buffered.
+async fn body_bytes(request: Request) -> Result<Bytes, Problem> {
     to_bytes(request.into_body(), usize::MAX).await.map_err(|_| Problem::incomplete_body())
 }
 

@@ -1,4 +1,4 @@
-//! JSON of requests as values, with all that is wrong in it at once; and stored JSON as it goes out.
+//! Parsing of JSON request bodies with all errors at once, and stored JSON in responses.
 
 use super::error::Problem;
 use crate::domain::validation::FieldError;
@@ -10,104 +10,100 @@ use serde_json::error::Category;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashSet};
 
-/// A stored message, to be sent as it is.
+/// Returns stored JSON to be sent without another encoding.
 pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
     RawValue::from_string(json)
         .map_err(|error| StoreError::Corrupt { what: "a message", why: error.to_string() }.into())
 }
 
-/// A JSON object with at most `levels` levels of lists and objects. All unknown fields and all fields of a wrong type are
-/// named with their paths.
-pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], levels: usize) -> Result<T, Problem> {
-    let text = check_body(bytes, levels)?;
-    let mut wrong: Vec<FieldError> = Vec::new();
-    let mut known = HashSet::new();
-    let mut rest = None;
+/// Parses a JSON object with at most `max_depth` levels of nesting. All unknown fields and all fields of a wrong type are
+/// reported with their paths. (`deny_unknown_fields` stops at the first unknown field.)
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], max_depth: usize) -> Result<T, Problem> {
+    let text = check_body(bytes, max_depth)?;
+    let mut errors: Vec<FieldError> = Vec::new();
+    let mut reported = HashSet::new();
+    let mut remainder = None;
     loop {
-        let (value, found) = typed::<T>(rest.as_deref().unwrap_or(text));
-        let failed = found.last().filter(|_| value.is_none()).map(|error| error.field.clone());
-        for error in found {
-            if known.insert(error.field.clone()) {
-                wrong.push(error);
-            }
-        }
-        match (value, failed) {
-            (Some(value), _) if wrong.is_empty() => return Ok(value),
-            // serde stops at the first field that it can't read; the body without it shows the next one.
-            (None, Some(field)) => match without(rest.as_deref().unwrap_or(text), &field) {
-                Some(less) => rest = Some(less),
-                None => return Err(Problem::invalid(wrong)),
+        let text = remainder.as_deref().unwrap_or(text);
+        let (value, found) = parse_once::<T>(text);
+        let failed_field = found.last().filter(|_| value.is_none()).map(|error| error.field.clone());
+        errors.extend(found.into_iter().filter(|error| reported.insert(error.field.clone())));
+        match (value, failed_field) {
+            (Some(value), _) if errors.is_empty() => return Ok(value),
+            // serde stops at the first invalid field. The body without that field shows the next error.
+            (None, Some(field)) => match remove_field(text, &field) {
+                Some(shorter) => remainder = Some(shorter),
+                None => return Err(Problem::invalid(errors)),
             },
-            _ => return Err(Problem::invalid(wrong)),
+            _ => return Err(Problem::invalid(errors)),
         }
     }
 }
 
-/// The value, and the unknown fields; without a value, the last error is why.
-fn typed<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
-    let mut wrong = Vec::new();
+/// Returns the value and the errors of unknown fields. If there is no value, the last error is the reason.
+fn parse_once<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
+    let mut errors = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let tracked = serde_path_to_error::Deserializer::new(&mut deserializer, &mut track);
     let value = serde_ignored::deserialize(tracked, |path| {
-        let detail = "unknown: GET /openapi.json lists the fields of this request".to_owned();
-        wrong.push(FieldError { field: place(&path), detail });
+        let detail = "unknown: GET /openapi.json lists the fields of this request";
+        errors.push(FieldError::new(path_string(&path), detail));
     });
     match value {
-        Ok(value) => (Some(value), wrong),
+        Ok(value) => (Some(value), errors),
         Err(error) => {
-            let invalid = json::field_error_from_serde(&track.path().to_string(), &error.to_string());
-            wrong.push(if invalid.field.is_empty() { invalid.in_value("body") } else { invalid });
-            (None, wrong)
+            let error = json::field_error_from_serde(&track.path().to_string(), &error.to_string());
+            errors.push(if error.field.is_empty() { error.in_value("body") } else { error });
+            (None, errors)
         }
     }
 }
 
-/// A path in the form of all others: `messages[2].role`.
-fn place(path: &Path<'_>) -> String {
+/// Formats a path as in all other errors: `messages[2].role`.
+fn path_string(path: &Path<'_>) -> String {
     match path {
         Path::Root => String::new(),
-        Path::Seq { parent, index } => format!("{}[{index}]", place(parent)),
-        Path::Map { parent, key } => match place(parent) {
+        Path::Seq { parent, index } => format!("{}[{index}]", path_string(parent)),
+        Path::Map { parent, key } => match path_string(parent) {
             parent if parent.is_empty() => key.clone(),
             parent => format!("{parent}.{key}"),
         },
         Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
-            place(parent)
+            path_string(parent)
         }
     }
 }
 
-/// The object without one of its fields; `None` where it has no such field.
-fn without(text: &str, path: &str) -> Option<String> {
+/// Returns the object without the top-level field of the path, or `None` if it has no such field.
+fn remove_field(text: &str, path: &str) -> Option<String> {
     let mut fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(text).ok()?;
     fields.remove(path.split(['.', '[']).next()?)?;
     serde_json::to_string(&fields).ok()
 }
 
-/// The text of a body, if it is a JSON object that every client can read again. What is kept as raw JSON is checked
-/// here and nowhere else: a reader of raw values lets half a surrogate pair and any depth pass. Clients' own parsers have
-/// limits too, from 127 levels on, and what is stored here comes back to them a level or two deeper: one message beyond
-/// that would make its whole session unreadable.
-pub(super) fn check_body(bytes: &[u8], levels: usize) -> Result<&str, Problem> {
+/// Returns the text of a body if it is a JSON object that every client can parse. Raw JSON values are checked only here:
+/// `RawValue` accepts lone surrogates and any depth. Parsers of clients have limits from 127 levels on, and responses
+/// nest stored messages one or two levels deeper, so one deeper message would make its whole session unreadable.
+pub(super) fn check_body(bytes: &[u8], max_depth: usize) -> Result<&str, Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Problem::malformed(format!("The body is not UTF-8 from byte {} on.", error.valid_up_to()))
     })?;
-    json_validation::check_depth_and_encoding(text, levels).map_err(|error| match error.classify() {
+    json_validation::check_depth_and_encoding(text, max_depth).map_err(|error| match error.classify() {
         Category::Data => {
-            let detail = format!("is nested deeper than {levels} levels (limits.max_json_depth)");
+            let detail = format!("is nested deeper than {max_depth} levels (limits.max_json_depth)");
             Problem::invalid_field("body", detail)
         }
         Category::Eof if text.trim_ascii().is_empty() => {
             Problem::malformed("The body is empty. Send a JSON object.")
         }
-        Category::Eof => Problem::malformed(format!("The JSON of the body is cut off: {error}.")),
-        _ if error.to_string().contains("hex escape") => Problem::malformed(format!(
-            "The body has a \\u escape that is incomplete, or half a surrogate pair: {error}."
-        )),
+        Category::Eof => Problem::malformed(format!("The JSON of the body is incomplete: {error}.")),
+        _ if error.to_string().contains("hex escape") => {
+            Problem::malformed(format!("The body has an incomplete \\u escape or a lone surrogate: {error}."))
+        }
         _ => Problem::malformed(format!("The body is not JSON: {error}.")),
     })?;
-    // A derived struct would also take an array, field by field.
+    // serde also accepts an array for a struct.
     if text.trim_ascii_start().starts_with('{') {
         Ok(text)
     } else {
@@ -120,13 +116,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug, serde::Deserialize)]
-    struct Nothing {}
+    struct NoFields {}
 
     #[test]
-    fn of_very_many_unknown_fields_a_hundred_are_named_and_all_are_counted() {
+    fn parse_lists_100_unknown_fields_and_counts_the_others() {
         let fields: Vec<String> = (0..100_000).map(|name| format!("\"u{name}\":0")).collect();
         let body = format!("{{{}}}", fields.join(","));
-        let problem = read::<Nothing>(body.as_bytes(), 100).expect_err("no field is known");
+        let problem = parse::<NoFields>(body.as_bytes(), 100).expect_err("no field is known");
         let problem = serde_json::to_value(&problem).expect("JSON");
         assert_eq!(problem["errors"].as_array().map(Vec::len), Some(100));
         assert!(problem["detail"].as_str().is_some_and(|detail| detail.ends_with("u99, and 99900 more.")));

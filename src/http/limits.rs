@@ -1,86 +1,52 @@
-//! What a request may bring: the limits as the settings have them, and the checks of single values.
-//!
-//! Every refusal names the setting and its value. How many requests there may be is `admission`'s part.
+//! Checks of single values of a request against the settings `limits.*`. Each error names the setting and its value.
 
+use crate::config::Limits;
 use crate::domain::limits::{SizeLimits, check_size};
-use crate::domain::message::Message;
+use crate::domain::message::{Message, minify_json};
 use crate::domain::validation::FieldError;
-use std::time::Duration;
-
-/// The settings `limits.*` and `server.*_timeout`, under their names there.
-#[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "`config::Limits` and `config::Server` say what each is")]
-pub struct Limits {
-    pub sizes: SizeLimits,
-    pub max_body_bytes: usize,
-    pub max_import_bytes: u64,
-    pub max_body_bytes_in_flight: usize,
-    pub max_json_depth: usize,
-    pub max_messages_per_exchange: usize,
-    pub max_system_prompt_bytes: usize,
-    pub requests_per_second: u32,
-    pub request_burst: u32,
-    pub max_requests_in_flight: usize,
-    pub max_concurrent_requests: usize,
-    pub queue_timeout: Duration,
-    pub read_timeout: Duration,
-    pub request_timeout: Duration,
-}
+use serde_json::value::RawValue;
 
 impl Limits {
-    /// For tests: all are as small as they can be.
-    #[cfg(test)]
-    pub(super) fn tiny() -> Self {
-        let second = Duration::from_secs(1);
-        Self {
-            sizes: SizeLimits { max_message_bytes: 1, max_metadata_bytes: 1 },
-            max_body_bytes: 1,
-            max_import_bytes: 1,
-            max_body_bytes_in_flight: 1,
-            max_json_depth: 1,
-            max_messages_per_exchange: 1,
-            max_system_prompt_bytes: 1,
-            requests_per_second: 1,
-            request_burst: 1,
-            max_requests_in_flight: 1,
-            max_concurrent_requests: 1,
-            queue_timeout: second,
-            read_timeout: second,
-            request_timeout: second,
-        }
+    pub(crate) fn sizes(&self) -> SizeLimits {
+        SizeLimits { max_message_bytes: self.max_message_bytes, max_metadata_bytes: self.max_metadata_bytes }
     }
 
-    /// A message at `field` of the request.
     pub(super) fn message(&self, field: &str, message: &Message) -> Result<(), FieldError> {
-        self.sizes.message(field, message)
+        self.sizes().message(field, message)
     }
 
-    /// Metadata, as JSON.
-    pub(super) fn metadata(&self, json: &str) -> Result<(), FieldError> {
-        self.sizes.metadata("metadata", json)
+    /// Returns the metadata of a session without white space. They must be a JSON object.
+    pub(super) fn metadata(&self, metadata: &RawValue) -> Result<String, FieldError> {
+        let json = minify_json(metadata.get());
+        if !json.starts_with('{') {
+            return Err(FieldError::new("metadata", "must be a JSON object"));
+        }
+        self.sizes().metadata("metadata", &json)?;
+        Ok(json)
     }
 
-    /// The system prompt of a context request.
     pub(super) fn system_prompt(&self, text: &str) -> Result<(), FieldError> {
-        let most = self.max_system_prompt_bytes;
-        check_size("system_prompt", text.len(), most, "limits.max_system_prompt_bytes")
+        self.system_text("system_prompt", text)
     }
 
-    /// What a context request has the system message say of skills.
+    /// Checks the part of the system message that the skills of a context request make up.
     pub(super) fn skills(&self, text: &str) -> Result<(), FieldError> {
-        let most = self.max_system_prompt_bytes;
-        check_size("skills", text.len(), most, "limits.max_system_prompt_bytes")
+        self.system_text("skills", text)
     }
 
-    /// The number of messages of an exchange.
+    fn system_text(&self, field: &str, text: &str) -> Result<(), FieldError> {
+        check_size(field, text.len(), self.max_system_prompt_bytes, "limits.max_system_prompt_bytes")
+    }
+
+    /// Checks the number of messages of an exchange.
     pub(super) fn messages(&self, count: usize) -> Result<(), FieldError> {
-        let most = self.max_messages_per_exchange;
-        if count <= most {
+        let max = self.max_messages_per_exchange;
+        if count <= max {
             return Ok(());
         }
         let detail = format!(
-            "has {count} messages, at most {most} are allowed (limits.max_messages_per_exchange): send several exchanges"
+            "has {count} messages, at most {max} are allowed (limits.max_messages_per_exchange): send several exchanges"
         );
-        Err(FieldError { field: "messages".to_owned(), detail })
+        Err(FieldError::new("messages", detail))
     }
 }

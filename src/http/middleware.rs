@@ -6,3 +6,4 @@ pub(super) mod body_limits;
 pub(super) mod metrics;
 pub(super) mod origin_guard;
 pub(super) mod request_id;
+pub(super) mod security_headers;

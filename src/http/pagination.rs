@@ -1,15 +1,13 @@
-//! Lists, page by page.
+//! Pagination of lists by opaque cursors.
 
 use super::error::Problem;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
-/// Items of a page where the request names no number.
 const DEFAULT_LIMIT: i64 = 50;
-/// Items of a page, at most.
 const MAX_LIMIT: i64 = 1000;
 
 /// A page of a list.
@@ -17,11 +15,35 @@ const MAX_LIMIT: i64 = 1000;
 pub(super) struct Page<T: ToSchema> {
     /// The items.
     items: Vec<T>,
-    /// Goes back as the parameter `cursor` for the next page; null on the last.
+    /// The value of the parameter `cursor` for the next page; null on the last page.
     next: Option<String>,
 }
 
-/// The parameter `limit`: items of a page.
+impl<T: ToSchema> Page<T> {
+    /// Returns a list that has only one page.
+    pub(super) fn single(items: Vec<T>) -> Self {
+        Self { items, next: None }
+    }
+
+    /// Returns a page of at most `limit` items. One item more than that means that there is a next page; it begins after
+    /// the `position` of the last item of this page.
+    pub(super) fn new<I, P: Serialize>(
+        mut items: Vec<I>,
+        limit: i64,
+        position: impl Fn(&I) -> P,
+        body: impl Fn(I) -> T,
+    ) -> Self {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let has_next = items.len() > limit;
+        items.truncate(limit);
+        let last = if has_next { items.last() } else { None };
+        let next = last.and_then(|last| serde_json::to_vec(&position(last)).ok());
+        let next = next.map(|position| URL_SAFE_NO_PAD.encode(position));
+        Self { items: items.into_iter().map(body).collect(), next }
+    }
+}
+
+/// The parameter `limit`, the size of a page.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
 pub(super) struct Limit(i64);
@@ -35,41 +57,39 @@ impl TryFrom<String> for Limit {
     }
 }
 
-/// Items of the page that a request asks for.
-pub(super) fn page_size(asked: Option<Limit>) -> i64 {
-    asked.map_or(DEFAULT_LIMIT, |Limit(limit)| limit)
+/// Returns the size of the page that a request asks for.
+pub(super) fn page_size(limit: Option<Limit>) -> i64 {
+    limit.map_or(DEFAULT_LIMIT, |Limit(limit)| limit)
 }
 
-/// The parameter `cursor`: a place in a list, as an earlier page gave it.
+/// Returns the position in the parameter `cursor`, which an earlier page returned as `next`.
 pub(super) fn decode_cursor<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<T>, Problem> {
     let Some(cursor) = cursor else { return Ok(None) };
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok();
-    let place = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    place
-        .map(Some)
-        .ok_or_else(|| Problem::invalid_field("cursor", "must be the value of next of an earlier page"))
+    let position = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    position.map(Some).ok_or_else(invalid_cursor)
 }
 
-impl<T: ToSchema> Page<T> {
-    /// All there is.
-    pub(super) fn single(items: Vec<T>) -> Self {
-        Self { items, next: None }
-    }
+pub(super) fn invalid_cursor() -> Problem {
+    Problem::invalid_field("cursor", "must be the value of next of an earlier page")
+}
 
-    /// A page of at most `limit` of the items; one more than that tells that there is a next page, which begins
-    /// behind `place` of the last item shown.
-    pub(super) fn new<I, P: Serialize>(
-        mut items: Vec<I>,
-        limit: i64,
-        place: impl Fn(&I) -> P,
-        show: impl Fn(I) -> T,
-    ) -> Self {
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let more = items.len() > limit;
-        items.truncate(limit);
-        let last = if more { items.last() } else { None };
-        let next = last.and_then(|last| serde_json::to_vec(&place(last)).ok());
-        let next = next.map(|place| URL_SAFE_NO_PAD.encode(place));
-        Self { items: items.into_iter().map(show).collect(), next }
+/// The parameters of a list of numbered items, newest first.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PageParams {
+    /// Items of the page, 1 to 1000; 50 if it is omitted.
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
+    limit: Option<Limit>,
+    /// `next` of the previous page.
+    cursor: Option<String>,
+}
+
+impl PageParams {
+    /// Returns the number of items, and the number before which the page begins.
+    pub(super) fn read(&self) -> Result<(i64, i64), Problem> {
+        let before = decode_cursor(self.cursor.as_deref())?;
+        Ok((page_size(self.limit), before.unwrap_or(i64::MAX)))
     }
 }

@@ -1,4 +1,4 @@
-//! API keys: making, listing and revoking them. Who a request is from: [`authenticator`].
+//! Creation, listing and revocation of API keys. [`authenticator`] checks the keys of requests.
 
 use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, RANDOM_BYTES, Scope};
 use crate::domain::id::{KeyName, TenantId};
@@ -8,31 +8,30 @@ use std::sync::Arc;
 
 pub mod authenticator;
 
-/// The keys of a store.
+/// The API keys in a store.
 #[derive(Clone, Debug)]
 pub struct Keys {
     store: Arc<dyn Store>,
 }
 
-/// Why there is no new key.
+/// A failed creation of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// The system has no random numbers.
-    #[error("the system gives no random numbers")]
+    /// The operating system provided no random numbers.
+    #[error("cannot read random numbers from the operating system")]
     Random(#[source] getrandom::Error),
-    /// The store could not do its part.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Keys {
-    /// Those of this store.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store }
     }
 
-    /// Makes a key. What is returned is all there will ever be of it: the store keeps its hash.
+    /// Creates a key. The returned key cannot be retrieved again, because the store has only its hash.
     pub async fn create(
         &self,
         tenant: &TenantId,
@@ -45,24 +44,24 @@ impl Keys {
             let key = ApiKey::new(&random);
             let (id, hash) = (key.id().clone(), key.hash());
             let new = NewApiKey { id, hash, tenant: tenant.clone(), name: name.cloned(), scope };
-            // Ids are short, so one may be taken: with a million keys, one in a million is.
+            // Ids are short, so an id may be taken: with a million keys, one attempt in a million fails.
             if self.store.create_api_key(&new).await?.is_some() {
                 return Ok(key);
             }
         }
     }
 
-    /// The keys of a tenant, or of all, oldest first.
+    /// Lists the keys of one tenant or of all tenants, oldest first.
     pub async fn list(&self, tenant: Option<&TenantId>) -> Result<Vec<KeyRecord>, StoreError> {
         self.store.api_keys(tenant).await
     }
 
-    /// Revokes a key. `false`: there is no such key.
+    /// Revokes a key. Returns `false` if there is no such key.
     pub async fn revoke(&self, id: &KeyId) -> Result<bool, StoreError> {
         self.store.revoke_api_key(id).await
     }
 
-    /// Whether there was ever a key.
+    /// Returns `true` if a key has ever existed.
     pub async fn any(&self) -> Result<bool, StoreError> {
         self.store.any_api_key().await
     }

@@ -57,7 +57,7 @@ async fn more_than_the_rate_is_refused_until_its_time() {
     };
     assert!(passed >= 3, "the burst passes: {passed}");
     let detail = refused.problem(429, "rate-limited");
-    for part in ["1 requests a second (limits.requests_per_second)", "3 at once (limits.request_burst)"] {
+    for part in ["1 requests per second (limits.requests_per_second)", "bursts of 3 (limits.request_burst)"] {
         assert!(detail.contains(part), "{detail}");
     }
     assert_eq!(retry_after(&refused), 1);

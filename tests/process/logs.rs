@@ -242,7 +242,7 @@ async fn refusals_under_overload_are_summed_up() {
     while told < REFUSED {
         let lines = service.log();
         let lines = lines.iter().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-        let of = lines.filter(|line| line["message"] == "overloaded: requests were refused");
+        let of = lines.filter(|line| line["message"] == "overloaded: requests were rejected");
         told = of
             .map(|line| {
                 assert_eq!(line["limit"], "limits.max_requests_in_flight");

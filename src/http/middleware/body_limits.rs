@@ -1,8 +1,11 @@
-//! The body of a request: whole, bounded and in time, before anything is done with it. So a client that sends slowly
-//! takes nobody's turn to work. And the memory that all bodies take together.
+//! Buffering of request bodies within limits of size, time and memory.
+//!
+//! The body is complete before the request competes for a work permit, so that slow clients hold no permits.
+//! `tower_http`'s limit and timeout layers do not replace this: they have no common memory budget, and their errors have
+//! neither a problem document nor the limit for the metrics.
 
+use crate::config::Limits;
 use crate::http::error::Problem;
-use crate::http::limits::Limits;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -14,22 +17,24 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::time::timeout;
 
-/// A body up to this size has mostly arrived with its head: it takes no reservation, since the number of requests bounds what
-/// such bodies take, and so large ones never keep small ones out. Of a refused request, the connection is used on; a
-/// larger body would have to be taken in first.
+/// Bodies up to this size usually arrive with the headers. They need no reservation, because the limit of requests in
+/// flight bounds their memory; so large bodies never keep small ones out. If such a request is rejected, its
+/// connection can be reused. For larger bodies it is closed instead of draining the body.
 const SMALL: usize = 64 * 1024;
 
-/// The bytes of large bodies that there may be at a time.
+/// The memory for large request bodies (`limits.max_body_bytes_in_flight`).
 #[derive(Debug)]
 pub(crate) struct BodyMemoryBudget {
-    pub(crate) limits: Limits,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) read_timeout: Duration,
     reserved: AtomicUsize,
 }
 
-/// What one request has of them, until it goes. It is taken or refused at once and never waited for: whoever waits
-/// while it holds some might wait for others that do the same.
+/// The part of the budget that one request holds; dropping it releases the memory. Reservations never wait: a request
+/// that holds memory and waits for more could deadlock with another one.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<BodyMemoryBudget>,
@@ -37,24 +42,24 @@ pub(crate) struct Reservation {
 }
 
 impl BodyMemoryBudget {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, reserved: AtomicUsize::new(0) }
+    pub(crate) fn new(limits: &Arc<Limits>, read_timeout: Duration) -> Self {
+        Self { limits: Arc::clone(limits), read_timeout, reserved: AtomicUsize::new(0) }
     }
 
-    /// A reservation of nothing yet.
+    /// Returns an empty reservation.
     pub(crate) fn reservation(self: Arc<Self>) -> Reservation {
         Reservation { budget: self, bytes: 0 }
     }
 }
 
 impl Reservation {
-    /// Makes it large enough for so many bytes, or smaller again.
+    /// Grows or shrinks the reservation to this size. On error, the reservation stays as it was.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
-        let (bytes, most) =
-            (if bytes > SMALL { bytes } else { 0 }, self.budget.limits.max_body_bytes_in_flight);
+        let bytes = if bytes > SMALL { bytes } else { 0 };
+        let max = self.budget.limits.max_body_bytes_in_flight;
         let resized = self.budget.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
             let reserved = reserved.saturating_sub(self.bytes).saturating_add(bytes);
-            (bytes <= self.bytes || reserved <= most).then_some(reserved)
+            (bytes <= self.bytes || reserved <= max).then_some(reserved)
         });
         resized.map_err(|_| Problem::no_body_memory(&self.budget.limits))?;
         self.bytes = bytes;
@@ -68,7 +73,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Reads the body. One that says that it is too large is refused before any of it is read.
+/// Buffers the body. A body whose declared length is too large is rejected before any of it is read.
 pub(crate) async fn buffer_body(
     State(budget): State<Arc<BodyMemoryBudget>>,
     request: Request,
@@ -78,52 +83,53 @@ pub(crate) async fn buffer_body(
         return Ok(next.run(request).await);
     }
     let (parts, body) = request.into_parts();
-    let limits = budget.limits;
-    let said = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if said > limits.max_body_bytes {
+    let (limits, read_timeout) = (Arc::clone(&budget.limits), budget.read_timeout);
+    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if declared > limits.max_body_bytes {
         return Err(Problem::body_too_large(&limits));
     }
     let mut reservation = budget.reservation();
-    reservation.resize(said)?;
-    let read = timeout(limits.read_timeout, collect_body(body, said, &limits, &mut reservation)).await;
-    let read = read.map_err(|_| Problem::body_timeout(&limits))??;
-    let answer = next.run(Request::from_parts(parts, Body::from(read))).await;
+    reservation.resize(declared)?;
+    let body = timeout(read_timeout, collect_body(body, declared, &limits, &mut reservation)).await;
+    let body = body.map_err(|_| Problem::body_timeout(read_timeout))??;
+    let response = next.run(Request::from_parts(parts, Body::from(body))).await;
     drop(reservation);
-    Ok(answer)
+    Ok(response)
 }
 
 async fn collect_body(
     body: Body,
-    said: usize,
+    declared: usize,
     limits: &Limits,
     reservation: &mut Reservation,
 ) -> Result<Bytes, Problem> {
-    let (mut whole, mut chunks) = (BytesMut::new(), body.into_data_stream());
+    let (mut collected, mut chunks) = (BytesMut::new(), body.into_data_stream());
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| Problem::incomplete_body())?;
-        let bytes = whole.len() + chunk.len();
+        let bytes = collected.len() + chunk.len();
         if bytes > limits.max_body_bytes {
             return Err(Problem::body_too_large(limits));
         }
-        reservation.resize(bytes.max(said))?;
-        whole.extend_from_slice(&chunk);
+        reservation.resize(bytes.max(declared))?;
+        collected.extend_from_slice(&chunk);
     }
-    Ok(whole.freeze())
+    Ok(collected.freeze())
 }
 
-/// A body that keeps something until it is sent, or given up.
+/// A response body that holds a guard until it is sent or dropped.
 #[derive(Debug)]
 struct GuardedBody<T> {
     body: Body,
     _guard: T,
 }
 
-/// Such a body. What is in memory as a whole is taken over by the connection at once, and keeps nothing.
-pub(crate) fn hold_until_sent<T: Unpin + Send + 'static>(guard: T, answer: Response) -> Response {
-    if answer.body().size_hint().exact().is_some() {
-        return answer;
+/// Holds the guard until the response is sent. A response that is completely in memory releases it at once, because the
+/// connection takes over such a body immediately.
+pub(crate) fn hold_until_sent<T: Unpin + Send + 'static>(guard: T, response: Response) -> Response {
+    if response.body().size_hint().exact().is_some() {
+        return response;
     }
-    answer.map(|body| Body::new(GuardedBody { body, _guard: guard }))
+    response.map(|body| Body::new(GuardedBody { body, _guard: guard }))
 }
 
 impl<T: Unpin> HttpBody for GuardedBody<T> {
@@ -146,10 +152,10 @@ impl<T: Unpin> HttpBody for GuardedBody<T> {
     }
 }
 
-/// The refusal of a request whose body is not read.
+/// Makes the response close the connection if the unread body of the rejected request is large.
 pub(crate) fn close_if_body_pending(request: &Request, problem: Problem) -> Problem {
-    let most = request.body().size_hint().upper();
-    if most.is_some_and(|bytes| bytes <= SMALL as u64) { problem } else { problem.closing() }
+    let max = request.body().size_hint().upper();
+    if max.is_some_and(|bytes| bytes <= SMALL as u64) { problem } else { problem.closing() }
 }
 
 #[cfg(test)]
@@ -157,23 +163,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_never_exceed_the_whole_and_come_back() {
-        let mut limits = Limits::tiny();
-        limits.max_body_bytes_in_flight = 10 * SMALL;
-        let budget = Arc::new(BodyMemoryBudget::new(limits));
+    fn reservations_never_exceed_the_budget_and_are_released() {
+        let limits = Arc::new(Limits { max_body_bytes_in_flight: 10 * SMALL, ..Limits::default() });
+        let budget = Arc::new(BodyMemoryBudget::new(&limits, Duration::from_secs(1)));
         let reserved = || budget.reserved.load(Ordering::Relaxed);
         let [mut one, mut other, mut small] = [(); 3].map(|()| Arc::clone(&budget).reservation());
-        one.resize(8 * SMALL).expect("room");
-        other.resize(2 * SMALL).expect("room");
-        other.resize(2 * SMALL + 1).expect_err("no room");
-        assert_eq!(reserved(), 10 * SMALL, "what was there before stays");
-        small.resize(SMALL).expect("takes nothing");
-        small.resize(SMALL + 1).expect_err("no room");
-        one.resize(7 * SMALL).expect("less");
-        other.resize(3 * SMALL).expect("room");
+        one.resize(8 * SMALL).expect("enough memory");
+        other.resize(2 * SMALL).expect("enough memory");
+        other.resize(2 * SMALL + 1).expect_err("no memory left");
+        assert_eq!(reserved(), 10 * SMALL, "a failed resize changes nothing");
+        small.resize(SMALL).expect("small bodies need no memory");
+        small.resize(SMALL + 1).expect_err("no memory left");
+        one.resize(7 * SMALL).expect("smaller");
+        other.resize(3 * SMALL).expect("enough memory");
         drop((one, small));
         assert_eq!(reserved(), 3 * SMALL);
-        other.resize(SMALL).expect("less");
+        other.resize(SMALL).expect("smaller");
         assert_eq!(reserved(), 0);
         drop(other);
         assert_eq!(reserved(), 0);

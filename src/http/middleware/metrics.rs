@@ -1,5 +1,5 @@
-//! What is measured of requests, and what the log says of those that are refused for there being too many: one line a
-//! second, since a line for each would cost more than the refusal.
+//! HTTP metrics, and a throttled log of requests that were rejected under overload: one line per second and limit,
+//! because a line for each rejection would cost more than the rejection.
 
 use crate::http::error::ExceededLimit;
 use axum::extract::{MatchedPath, Request, State};
@@ -16,21 +16,21 @@ const REQUESTS: &str = "precis_http_requests_total";
 const DURATION: &str = "precis_http_request_duration_seconds";
 const REJECTED: &str = "precis_requests_rejected_total";
 
-/// The route of what has none.
+/// The label `route` of requests that match no route.
 const NO_ROUTE: &str = "none";
 
-/// For how long responses are put together.
+/// Rejections are collected for this long before they are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The meters of the interface. They belong to the recorder, so that each service of a process has its own.
+/// The metrics of the HTTP layer. They belong to a recorder, so that each service of a process has its own.
 #[derive(Clone)]
 pub struct HttpMetrics {
     recorder: Arc<dyn Recorder + Send + Sync>,
-    /// Refusals by limit that the log has not told of yet.
+    /// Numbers of rejections by limit that are not logged yet.
     unreported: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
-/// A recorder has none.
+/// Recorders do not implement `Debug`.
 impl fmt::Debug for HttpMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpMetrics").field("unreported", &self.unreported).finish_non_exhaustive()
@@ -38,25 +38,25 @@ impl fmt::Debug for HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// Of this recorder.
+    /// Creates the metrics of this recorder and describes them there.
     pub fn new(recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
         metrics::with_local_recorder(&*recorder, || {
-            describe_counter!(REQUESTS, "Requests that were answered, by route, method and status");
+            describe_counter!(REQUESTS, "Answered requests by route, method and status");
             describe_histogram!(
                 DURATION,
                 Unit::Seconds,
-                "From the head of a request to the head of its answer"
+                "Time from the head of a request to the head of its response"
             );
-            describe_counter!(REJECTED, "Requests that were refused, by the limit that they went beyond");
+            describe_counter!(REJECTED, "Rejected requests by the limit that they exceeded");
         });
         Self { recorder, unreported: Arc::default() }
     }
 
-    fn record(&self, route: &str, method: &'static str, response: &Response, took: Duration) {
+    fn record(&self, route: &str, method: &'static str, response: &Response, elapsed: Duration) {
         let status = response.status().as_str().to_owned();
         let exceeded = response.extensions().get::<ExceededLimit>().copied();
         metrics::with_local_recorder(&*self.recorder, || {
-            histogram!(DURATION, "route" => route.to_owned(), "method" => method).record(took);
+            histogram!(DURATION, "route" => route.to_owned(), "method" => method).record(elapsed);
             counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => status)
                 .increment(1);
             if let Some(exceeded) = exceeded {
@@ -68,43 +68,43 @@ impl HttpMetrics {
         }
     }
 
-    /// The first refusal after a while sees to it that they are told.
+    /// Counts a rejection. The first one after a pause starts a task that logs all of them after the interval.
     fn log_throttled(&self, limit: &'static str) {
         let mut unreported = self.unreported.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = unreported.is_empty();
+        let is_first = unreported.is_empty();
         *unreported.entry(limit).or_default() += 1;
         drop(unreported);
-        if first {
+        if is_first {
             let unreported = Arc::clone(&self.unreported);
             tokio::spawn(async move {
                 tokio::time::sleep(LOG_INTERVAL).await;
-                let unreported =
+                let rejected =
                     std::mem::take(&mut *unreported.lock().unwrap_or_else(PoisonError::into_inner));
-                for (limit, requests) in unreported {
-                    tracing::warn!(limit, requests, "overloaded: requests were refused");
+                for (limit, requests) in rejected {
+                    tracing::warn!(limit, requests, "overloaded: requests were rejected");
                 }
             });
         }
     }
 }
 
-/// Measures a request. One whose client goes away before its answer is not counted.
+/// Records a request. A request whose client disconnects before the response is not counted.
 pub(crate) async fn record_request(
     State(metrics): State<HttpMetrics>,
     request: Request,
     next: Next,
 ) -> Response {
-    // The template: an id would make a series of each session, and is nobody's business.
+    // The template of the path: ids would make a time series per session, and are private.
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = method_label(request.method());
-    let began = Instant::now();
+    let started_at = Instant::now();
     let response = next.run(request).await;
     let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
-    metrics.record(route, method, &response, began.elapsed());
+    metrics.record(route, method, &response, started_at.elapsed());
     response
 }
 
-/// A method to be shown: a client may make up methods of its own.
+/// Returns the method as a label. Clients may invent methods; all of those have the label `other`.
 pub(crate) fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

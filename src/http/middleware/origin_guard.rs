@@ -1,35 +1,25 @@
-//! What browsers are told about every answer, and which pages may call.
+//! Protection of a service without API keys against web pages in the browser of its user.
 //!
-//! A service without keys trusts whoever reaches it, and a page that its user looks at reaches it through the browser:
-//! with a request to its address that needs no leave (cross-site), or with one to a name of the page's own that leads to
-//! that address (DNS rebinding). [`OriginGuard`] tells both from the user.
+//! Without keys, the service trusts everybody who can reach it, and a web page can reach it through its user's browser:
+//! with a cross-site request to the address of the service, or by DNS rebinding (a name of the page's own that
+//! resolves to that address). [`OriginGuard`] rejects both. `tower_http::csrf` does not replace it: it accepts
+//! cross-site GET requests and does not check the host.
 
 use crate::http::error::Problem;
-use crate::http::routes::mcp;
-use axum::Router;
 use axum::extract::Request;
 use axum::http::uri::Authority;
-use axum::http::{HeaderName, HeaderValue, Method, header};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::http::{HeaderName, header};
 use std::net::IpAddr;
-use std::time::Duration;
-use tower_http::cors::{AllowOrigin, CorsLayer};
 
-/// An answer is data: a browser that is led to it shows it, and neither guesses a type, nor runs anything, nor keeps it.
-/// A page says what else it may do in a policy of its own.
-const SECURITY_HEADERS: [(HeaderName, &str); 4] = [
-    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    (header::REFERRER_POLICY, "no-referrer"),
-    (header::CACHE_CONTROL, "no-store"),
-    (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
-];
+/// The header in which a browser tells how the requesting page relates to the service.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Who is let in without a key.
+/// A check of the headers `Host`, `Origin` and `Sec-Fetch-Site`.
 #[derive(Debug)]
 pub(crate) struct OriginGuard {
-    /// Names, in lower case, beside those that lead to this machine on any.
+    /// Allowed host names in lower case, in addition to IP addresses and `localhost`. `*` allows every name.
     hosts: Vec<String>,
+    /// Origins whose pages may call.
     origins: Vec<String>,
 }
 
@@ -38,83 +28,53 @@ impl OriginGuard {
         Self { hosts: hosts.iter().map(|host| host.to_lowercase()).collect(), origins: origins.to_vec() }
     }
 
-    /// Whether the request is the user's own, as far as its head can tell. Programs that are no browsers send no more
-    /// of it than `Host`.
+    /// Returns an error if the host is unknown or the request may come from a page of another origin. Programs other
+    /// than browsers send only `Host`.
     pub(crate) fn check(&self, request: &Request) -> Result<(), Problem> {
         let headers = request.headers();
-        let texts =
+        let values =
             |name: HeaderName| headers.get_all(name).iter().map(|value| value.to_str().unwrap_or("?"));
         let target = request.uri().authority().map(Authority::as_str);
-        let mut hosts = target.into_iter().chain(texts(header::HOST));
-        if let Some(foreign) = hosts.find(|host| !self.is_allowed_host(host)) {
-            return Err(Problem::host_not_allowed(&truncate(&host_name(foreign))));
+        let mut hosts = target.into_iter().chain(values(header::HOST));
+        if let Some(host) = hosts.find(|host| !self.is_allowed_host(host)) {
+            return Err(Problem::host_not_allowed(&truncate(&host_name(host))));
         }
-        let host = texts(header::HOST).next().unwrap_or_default();
-        let ours = |origin: &str| {
-            let of_page = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
-            of_page || self.origins.iter().any(|known| known == origin)
+        let host = values(header::HOST).next().unwrap_or_default();
+        let is_allowed_origin = |origin: &str| {
+            let is_same = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
+            is_same || self.origins.iter().any(|allowed| allowed == origin)
         };
-        let mut origins = texts(header::ORIGIN).peekable();
-        let other_site = |site: &str| !matches!(site, "same-origin" | "none");
-        // A page that may call says its name; only a browser that loads an image or follows a link says none.
-        let nameless = origins.peek().is_none() && texts(SEC_FETCH_SITE).any(other_site);
-        match origins.find(|origin| !ours(origin)) {
+        let mut origins = values(header::ORIGIN).peekable();
+        let is_other_site = |site: &str| !matches!(site, "same-origin" | "none");
+        // Pages that may call send `Origin`. A cross-site request without it is an image, a link or the like.
+        let is_cross_site = origins.peek().is_none() && values(SEC_FETCH_SITE).any(is_other_site);
+        match origins.find(|origin| !is_allowed_origin(origin)) {
             Some(origin) => Err(Problem::origin_not_allowed(&format!("pages of {:?}", truncate(origin)))),
-            None if nameless => Err(Problem::origin_not_allowed("pages of other sites")),
+            None if is_cross_site => Err(Problem::origin_not_allowed("pages of other sites")),
             None => Ok(()),
         }
     }
 
-    /// A name can be made to lead anywhere; an address can't, nor can `localhost`.
+    /// Returns `true` for IP addresses, `localhost` and the allowed names. DNS rebinding needs a name that its attacker
+    /// controls, so addresses and `localhost` are safe.
     fn is_allowed_host(&self, host: &str) -> bool {
         let name = host_name(host);
         let address = name.trim_start_matches('[').trim_end_matches(']');
         name == "localhost"
             || address.parse::<IpAddr>().is_ok()
-            || self.hosts.iter().any(|known| known == "*" || *known == name)
+            || self.hosts.iter().any(|allowed| allowed == "*" || *allowed == name)
     }
 }
 
-/// Enough of it to be recognised.
+/// Shortens a value of the client for an error text.
 fn truncate(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// What a browser says of the page that asks, whatever page that is.
-const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-
-/// Without the port, in lower case.
+/// Returns the name in lower case and without the port.
 fn host_name(host: &str) -> String {
     let port = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
     port.map_or(host, |(name, _)| name).to_lowercase()
-}
-
-/// Puts the headers on an answer that does not have them.
-pub(crate) async fn set_security_headers(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
-    for (name, value) in SECURITY_HEADERS {
-        response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
-    }
-    response
-}
-
-/// Lets pages of these origins call (CORS), with a key, but without cookies. Without origins there is no such layer.
-pub(crate) fn with_cors(router: Router, origins: &[String]) -> Router {
-    let origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
-    if origins.is_empty() {
-        return router;
-    }
-    let [key, replayed, id] =
-        ["idempotency-key", "idempotent-replayed", "x-request-id"].map(HeaderName::from_static);
-    let mut headers = vec![header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH, key, id.clone()];
-    headers.extend(mcp::HEADERS);
-    let cors = CorsLayer::new()
-        .allow_origin(AllowOrigin::list(origins))
-        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE])
-        .allow_headers(headers)
-        .expose_headers([header::ETAG, header::RETRY_AFTER, replayed, id])
-        .max_age(Duration::from_hours(1));
-    router.layer(cors)
 }
 
 #[cfg(test)]
@@ -122,20 +82,20 @@ mod tests {
     use super::*;
     use axum::body::Body;
 
-    /// Which problem a request with these headers has.
-    fn problem(pages: &OriginGuard, headers: &[(&str, &str)]) -> Option<&'static str> {
+    /// Returns the problem type of a request with these headers.
+    fn check(guard: &OriginGuard, headers: &[(&str, &str)]) -> Option<&'static str> {
         let mut request = Request::builder().uri("/sessions");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let problem = pages.check(&request.body(Body::empty()).expect("a request")).err()?;
+        let problem = guard.check(&request.body(Body::empty()).expect("a request")).err()?;
         let text = serde_json::to_string(&problem).expect("JSON");
         ["host-not-allowed", "origin-not-allowed"].into_iter().find(|kind| text.contains(kind))
     }
 
     #[test]
-    fn a_host_is_an_address_or_a_name_that_is_known() {
-        let pages = OriginGuard::new(&["precis".to_owned(), "Memory.Example".to_owned()], &[]);
+    fn host_must_be_an_address_or_an_allowed_name() {
+        let guard = OriginGuard::new(&["precis".to_owned(), "Memory.Example".to_owned()], &[]);
         for good in [
             "localhost",
             "localhost:8080",
@@ -148,7 +108,7 @@ mod tests {
             "precis:8080",
             "memory.example",
         ] {
-            assert_eq!(problem(&pages, &[("host", good)]), None, "{good}");
+            assert_eq!(check(&guard, &[("host", good)]), None, "{good}");
         }
         for wrong in [
             "",
@@ -161,25 +121,21 @@ mod tests {
             "evil.example#localhost",
             "\u{e9}",
         ] {
-            assert_eq!(problem(&pages, &[("host", wrong)]), Some("host-not-allowed"), "{wrong}");
-            assert_eq!(
-                problem(&OriginGuard::new(&["*".to_owned()], &[]), &[("host", wrong)]),
-                None,
-                "{wrong}"
-            );
+            assert_eq!(check(&guard, &[("host", wrong)]), Some("host-not-allowed"), "{wrong}");
+            assert_eq!(check(&OriginGuard::new(&["*".to_owned()], &[]), &[("host", wrong)]), None, "{wrong}");
         }
         let several = [("host", "localhost"), ("host", "evil.example")];
-        assert_eq!(problem(&pages, &several), Some("host-not-allowed"));
-        assert_eq!(problem(&pages, &[]), None, "no browser");
+        assert_eq!(check(&guard, &several), Some("host-not-allowed"));
+        assert_eq!(check(&guard, &[]), None, "programs other than browsers");
     }
 
     #[test]
-    fn a_page_is_ours_or_one_that_may_call() {
-        let pages = OriginGuard::new(&[], &["https://app.example.com".to_owned()]);
+    fn origin_must_be_the_same_or_allowed() {
+        let guard = OriginGuard::new(&[], &["https://app.example.com".to_owned()]);
         let with = |headers: &[(&str, &str)]| {
             let mut all = vec![("host", "localhost:8080")];
             all.extend(headers);
-            problem(&pages, &all)
+            check(&guard, &all)
         };
         for good in [
             &[("origin", "http://localhost:8080"), ("sec-fetch-site", "same-origin")][..],

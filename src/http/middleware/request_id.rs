@@ -1,53 +1,55 @@
-//! A request id on every request, every answer and every line of the log in between.
+//! The request id, on every request, every response and every log line in between; and the access log.
+//!
+//! `tower_http::request_id` does not replace this: it accepts any id of the client, also one that contains an API key or
+//! fills the log.
 
 use crate::http::error::ExceededLimit;
-use crate::http::extract::redact_path;
+use crate::http::headers::X_REQUEST_ID;
 use crate::http::middleware::metrics;
+use crate::http::path::redact_path;
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
 use std::time::Instant;
 use tracing::{Instrument as _, field};
 use uuid::Uuid;
 
-/// The header that brings it, and returns it.
-const HEADER: HeaderName = HeaderName::from_static("x-request-id");
-/// A longer one is not taken: it would be repeated in every line of the log.
+/// Longer ids of clients are replaced: every log line would repeat them.
 const MAX_BYTES: usize = 128;
 
-/// Takes the client's id if it is sound, makes one otherwise, and logs the request under it.
+/// Uses the id of the client if it is valid, creates one otherwise, and logs the request under it.
 pub(crate) async fn set_request_id(request: Request, next: Next) -> Response {
-    let id = request.headers().get(HEADER).filter(|id| is_valid(id)).cloned().unwrap_or_else(new_id);
+    let id = request.headers().get(X_REQUEST_ID).filter(|id| is_valid(id)).cloned().unwrap_or_else(new_id);
     let span = tracing::info_span!(
         "request",
         request_id = id.to_str().unwrap_or_default(),
-        // Known once the key is looked at; never the key itself.
+        // The authentication layer records both; `key` is the public id of the key.
         tenant = field::Empty,
         key = field::Empty,
     );
-    // Both may hold whatever a client made up.
-    let (method, path) =
-        (metrics::method_label(request.method()), redact_path(request.uri().path()).into_owned());
-    let began = Instant::now();
+    // Clients control both values, so they are reduced to known methods and redacted paths.
+    let method = metrics::method_label(request.method());
+    let path = redact_path(request.uri().path()).into_owned();
+    let started_at = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
-    let (status, elapsed) = (response.status().as_u16(), began.elapsed());
+    let (status, elapsed) = (response.status().as_u16(), started_at.elapsed());
+    let is_overload =
+        response.extensions().get().is_some_and(|exceeded: &ExceededLimit| exceeded.is_overload);
     span.in_scope(|| match path.as_str() {
-        // Asked every few seconds by whatever watches over the service.
+        // Monitoring requests these every few seconds.
         "/livez" | "/readyz" => tracing::debug!(method, path, status, ?elapsed, "answered"),
-        // `meters` tells how many.
-        _ if response.extensions().get().is_some_and(|exceeded: &ExceededLimit| exceeded.is_overload) => {
-            tracing::debug!(method, path, status, ?elapsed, "answered");
-        }
+        // `metrics` logs the number of these rejections.
+        _ if is_overload => tracing::debug!(method, path, status, ?elapsed, "answered"),
         _ => tracing::info!(method, path, status, ?elapsed, "answered"),
     });
-    response.headers_mut().insert(HEADER, id);
+    response.headers_mut().insert(X_REQUEST_ID, id);
     response
 }
 
 fn is_valid(id: &HeaderValue) -> bool {
-    let graphic = id.as_bytes().iter().all(u8::is_ascii_graphic);
-    let text = id.to_str().ok().filter(|id| graphic && (1..=MAX_BYTES).contains(&id.len()));
+    let is_graphic = id.as_bytes().iter().all(u8::is_ascii_graphic);
+    let text = id.to_str().ok().filter(|id| is_graphic && (1..=MAX_BYTES).contains(&id.len()));
     text.is_some_and(|id| redact_path(id) == id)
 }
 

@@ -1,18 +1,19 @@
-//! The bodies of requests, as strict as `extract::Json` is: a field that is not named is refused, and so is null for a
-//! body that may be left out.
+//! Strictness of request bodies in the document: unknown fields and null for an optional body are rejected, as the
+//! extractors do. utoipa would derive this from `deny_unknown_fields`, but with that attribute serde reports only the
+//! first unknown field.
 
 use std::collections::BTreeSet;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayItems};
 use utoipa::openapi::{Components, Content, RefOr, Schema};
 
-/// Makes the schemas of an operation's body strict, and those inside them. A schema that says itself what other fields
-/// it has keeps them.
-pub(super) fn close(operation: &mut Operation, components: &mut Components) {
+/// Sets `additionalProperties: false` in the schemas of an operation's body, recursively. Schemas that set it themselves
+/// keep their value.
+pub(super) fn deny_unknown_fields(operation: &mut Operation, components: &mut Components) {
     let Some(RefOr::T(body)) = &mut operation.request_body else { return };
     let mut open = Vec::new();
     for content in body.content.values_mut() {
-        without_null(content);
+        remove_null(content);
         if let RefOr::T(Content { schema: Some(schema), .. }) = content {
             close_schema(schema, &mut open);
         }
@@ -27,8 +28,8 @@ pub(super) fn close(operation: &mut Operation, components: &mut Components) {
     }
 }
 
-/// A body that may be left out is written as one that may be null as well: and null is refused.
-fn without_null(content: &mut RefOr<Content>) {
+/// Removes null from the schema of an optional body: utoipa adds it, but the extractors reject it.
+fn remove_null(content: &mut RefOr<Content>) {
     if let RefOr::T(content) = content
         && let Some(RefOr::T(Schema::OneOf(one_of))) = &content.schema
         && let Some(body) = one_of.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
@@ -37,7 +38,7 @@ fn without_null(content: &mut RefOr<Content>) {
     }
 }
 
-/// The names of the schemas that it leads to go to `open`.
+/// Closes one schema and adds the names of the schemas that it refers to to `open`.
 fn close_schema(schema: &mut RefOr<Schema>, open: &mut Vec<String>) {
     let inner = match schema {
         RefOr::Ref(reference) => {

@@ -1,11 +1,11 @@
-//! What an answer is good for next: the links of the document.
+//! The links of the document: values of a response that a following request takes. Schemathesis tests such sequences.
 
 use utoipa::openapi::RefOr;
 use utoipa::openapi::link::Link;
 use utoipa::openapi::path::Operation;
 
-/// Operation, its status, the operation that may follow, and what that gets from request and answer.
-type Follows = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+/// Operation, its status, the following operation, and its parameters from the request and the response.
+type LinkSpec = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 const SESSION: (&str, &str) = ("path.session_id", "$request.path.session_id");
 const USER: (&str, &str) = ("path.user_id", "$request.path.user_id");
@@ -13,7 +13,7 @@ const REVISION: (&str, &str) = ("path.revision", "$response.body#/revision");
 const VERSION: (&str, &str) = ("header.If-Match", "$response.header.ETag");
 const NEXT: (&str, &str) = ("query.cursor", "$response.body#/next");
 
-const LINKS: &[Follows] = &[
+const LINKS: &[LinkSpec] = &[
     ("record_exchange", "201", "record_exchange", &[SESSION]),
     ("record_exchange", "201", "build_context", &[SESSION]),
     ("record_exchange", "201", "get_session", &[SESSION]),
@@ -41,7 +41,7 @@ const LINKS: &[Follows] = &[
     ("list_memory_revisions", "200", "list_memory_revisions", &[USER, NEXT]),
 ];
 
-/// Adds the links that an operation has.
+/// Adds the links of an operation.
 pub(super) fn add(operation: &mut Operation) {
     let Some(id) = operation.operation_id.as_deref() else { return };
     for (_, status, target, parameters) in LINKS.iter().filter(|(from, ..)| *from == id) {

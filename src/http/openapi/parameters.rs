@@ -1,4 +1,4 @@
-//! Identifiers, as the document shows them: once, and for each route that has one in its path `params(SessionPath)`.
+//! The schemas of path parameters. Handlers refer to them by their extractors: `params(SessionPath)`.
 
 use crate::domain::id::MAX_BYTES;
 use crate::domain::tool::Tool;
@@ -8,7 +8,7 @@ use utoipa::openapi::schema::SchemaType;
 use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Required, Schema, Type};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 
-/// The id of a session or a user, wherever it stands: `value_type = Option<Id>`.
+/// The schema of the id of a session or a user. Fields refer to it with `value_type = Option<Id>`.
 pub(in crate::http) struct Id;
 
 impl PartialSchema for Id {
@@ -25,7 +25,7 @@ impl PartialSchema for Id {
 
 impl ToSchema for Id {}
 
-fn in_path(name: &str, description: &str, schema: impl Into<RefOr<Schema>>) -> Vec<Parameter> {
+fn path_parameter(name: &str, description: &str, schema: impl Into<RefOr<Schema>>) -> Vec<Parameter> {
     let parameter = ParameterBuilder::new()
         .name(name)
         .parameter_in(ParameterIn::Path)
@@ -38,13 +38,13 @@ fn in_path(name: &str, description: &str, schema: impl Into<RefOr<Schema>>) -> V
 impl IntoParams for SessionPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let description = "The session, by the id that the client chose for it, percent-encoded";
-        in_path("session_id", description, Ref::from_schema_name("Id"))
+        path_parameter("session_id", description, Ref::from_schema_name("Id"))
     }
 }
 
 impl IntoParams for UserPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        in_path("user_id", "The user, percent-encoded", Ref::from_schema_name("Id"))
+        path_parameter("user_id", "The user, percent-encoded", Ref::from_schema_name("Id"))
     }
 }
 
@@ -52,19 +52,19 @@ impl IntoParams for ToolPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let name =
             ObjectBuilder::new().schema_type(Type::String).enum_values(Some(Tool::ALL.map(Tool::name)));
-        in_path("name", "The tool; the same as in the call", name.build())
+        path_parameter("name", "The tool; the same as in the call", name.build())
     }
 }
 
 impl IntoParams for RevisionPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let number = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).maximum(Some(i64::MAX));
-        in_path("revision", "1, 2, 3 …; 0 is the session before its first revision", number.build())
+        path_parameter("revision", "1, 2, 3 …; 0 is the session before its first revision", number.build())
     }
 }
 
-/// A header that may be left out is written as one that may be null: and there is no null outside of JSON.
-pub(super) fn without_null(operation: &mut Operation) {
+/// Removes null from the types of optional headers and parameters: utoipa adds it, but only JSON has null.
+pub(super) fn remove_null(operation: &mut Operation) {
     for parameter in operation.parameters.iter_mut().flatten() {
         if let RefOr::T(Parameter { schema: Some(RefOr::T(Schema::Object(value))), .. }) = parameter
             && let SchemaType::Array(types) = &value.schema_type

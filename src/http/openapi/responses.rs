@@ -1,14 +1,29 @@
-//! The responses of the interface, each said once: `components/responses` of the document, and which operation has which.
+//! The error responses of the document, each defined once in `components/responses`.
 //!
-//! What the layers and the extractors refuse is read off the operation itself, so that a new route has it without a
-//! word. What only its handler refuses stands there, by the names here: `responses((status = 200, …), SessionNotFound)`.
+//! Responses of layers and extractors are added to every route that has them. A handler lists only its own errors, by
+//! the names here: `responses((status = 200, …), SessionNotFound)`.
 
-use super::{OPERATION, is_stream};
+use crate::domain::api_key::Scope;
 use axum::http::StatusCode;
 use std::collections::BTreeMap;
 use utoipa::IntoResponses;
 use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::SecurityRequirement;
 use utoipa::openapi::{Content, HeaderBuilder, Object, Ref, RefOr, Response, ResponseBuilder, Type};
+
+/// The name of the security scheme.
+pub(super) const SECURITY_SCHEME: &str = "key";
+
+/// The layers around a route, which determine its error responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::http) enum RouteKind {
+    /// Admission control, buffered body, limited time.
+    Buffered,
+    /// Admission control only: the bodies are streams.
+    Streaming,
+    /// Authentication only.
+    Operational,
+}
 
 macro_rules! problem_responses {
     ($($name:ident $status:ident $description:literal)*) => {
@@ -18,13 +33,13 @@ macro_rules! problem_responses {
 
             impl IntoResponses for $name {
                 fn responses() -> BTreeMap<String, RefOr<Response>> {
-                    let problem_response = Ref::from_response_name(stringify!($name));
-                    BTreeMap::from([(StatusCode::$status.as_str().to_owned(), problem_response.into())])
+                    let response = Ref::from_response_name(stringify!($name));
+                    BTreeMap::from([(StatusCode::$status.as_str().to_owned(), response.into())])
                 }
             }
         )*
 
-        /// All of them, by name.
+        /// Returns all error responses by name.
         pub(super) fn all() -> impl Iterator<Item = (String, RefOr<Response>)> {
             let all = [$((stringify!($name), StatusCode::$status, $description)),*];
             all.into_iter().map(|(name, status, text)| (name.to_owned(), problem_response(status, text).into()))
@@ -33,72 +48,74 @@ macro_rules! problem_responses {
 }
 
 problem_responses! {
-    // Of the layers and the extractors.
-    BadRequest BAD_REQUEST "The path, the query or the body can't be read: it is not percent-encoded UTF-8, is not JSON, or broke off"
+    // Of layers and extractors.
+    BadRequest BAD_REQUEST "The path, the query or the body cannot be read: it is not percent-encoded UTF-8, not JSON, or incomplete"
     Unauthorized UNAUTHORIZED "No valid API key"
-    Forbidden FORBIDDEN "The key's scope is not the one that `security` names, nor one that contains it"
-    BodyTimeout REQUEST_TIMEOUT "The body did not come in time (`server.read_timeout`)"
+    Forbidden FORBIDDEN "The key has neither the scope that `security` names nor one that includes it"
+    BodyTimeout REQUEST_TIMEOUT "The body did not arrive in time (`server.read_timeout`)"
     BodyTooLarge PAYLOAD_TOO_LARGE "The body is too large (`limits.max_body_bytes`)"
-    UnsupportedMediaType UNSUPPORTED_MEDIA_TYPE "The body is of another media type"
-    InvalidInput UNPROCESSABLE_ENTITY "Well-formed, but not what is taken: `errors` lists the fields"
-    TooManyRequests TOO_MANY_REQUESTS "More requests than this key may send (`limits.requests_per_second`)"
-    Internal INTERNAL_SERVER_ERROR "A bug, or a database that is broken: the log has the reason, under `x-request-id`"
-    Unavailable SERVICE_UNAVAILABLE "The database does not answer, or there is more to do than can be done: try again later"
-    Timeout GATEWAY_TIMEOUT "No answer in time (`server.request_timeout`)"
-    // Of the handlers.
-    SessionNotFound NOT_FOUND "There is no session of this id"
-    RevisionNotFound NOT_FOUND "There is no session of this id, or it has no such revision"
+    UnsupportedMediaType UNSUPPORTED_MEDIA_TYPE "The body has an unsupported media type"
+    InvalidInput UNPROCESSABLE_ENTITY "The request has missing, invalid or unknown fields; `errors` lists them"
+    TooManyRequests TOO_MANY_REQUESTS "The key exceeds its rate (`limits.requests_per_second`)"
+    Internal INTERNAL_SERVER_ERROR "An internal error; the log has the cause under `x-request-id`"
+    Unavailable SERVICE_UNAVAILABLE "The database is unavailable, or the service is overloaded; retry later"
+    Timeout GATEWAY_TIMEOUT "The request took too long (`server.request_timeout`)"
+    // Of handlers.
+    SessionNotFound NOT_FOUND "There is no session with this id"
+    RevisionNotFound NOT_FOUND "There is no session with this id, or it has no such revision"
     UserNotFound NOT_FOUND "The user has no memory document and no session"
-    ToolNotFound NOT_FOUND "There is no tool of this name"
-    SessionUserMismatch CONFLICT "The session belongs to another user, and that can't change"
-    SessionExists CONFLICT "There is another session of this id"
-    ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, or there is no pool of models"
-    SearchDisabled CONFLICT "Messages are not indexed here (`search.enabled`)"
-    VersionMismatch PRECONDITION_FAILED "The memory document has changed since the version that `If-Match` names"
-    ConsolidationFailed BAD_GATEWAY "No model wrote a summary; what was there stands"
+    ToolNotFound NOT_FOUND "There is no tool with this name"
+    SessionUserMismatch CONFLICT "The session belongs to another user, which cannot be changed"
+    SessionExists CONFLICT "Another session has this id"
+    ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, or no pool of models is configured"
+    SearchDisabled CONFLICT "Messages are not indexed (`search.enabled`)"
+    VersionMismatch PRECONDITION_FAILED "The memory document has changed since the version in `If-Match`"
+    ConsolidationFailed BAD_GATEWAY "No model produced a summary; the existing summary is unchanged"
     ImportTooLarge PAYLOAD_TOO_LARGE "The import is too large (`limits.max_import_bytes`)"
-    InsufficientStorage INSUFFICIENT_STORAGE "There is no room for an import where precis runs"
+    InsufficientStorage INSUFFICIENT_STORAGE "The server cannot store the temporary file of the import"
 }
 
 fn problem_response(status: StatusCode, description: &str) -> Response {
     let content = Content::new(Some(Ref::from_schema_name("Problem")));
     let response =
         ResponseBuilder::new().description(description).content("application/problem+json", content);
-    let (header, kind, meaning) = match status {
+    let (header, kind, description) = match status {
         StatusCode::UNAUTHORIZED => ("WWW-Authenticate", Type::String, "`Bearer`"),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
             ("Retry-After", Type::Integer, "Seconds to wait before the next attempt")
         }
         _ => return response.build(),
     };
-    let value = HeaderBuilder::new().schema(Some(Object::with_type(kind))).description(Some(meaning)).build();
-    response.header(header, value).build()
+    let header_value = HeaderBuilder::new().schema(Some(Object::with_type(kind)));
+    response.header(header, header_value.description(Some(description)).build()).build()
 }
 
-/// The status and the response of one.
-type ResponsesOf = fn() -> BTreeMap<String, RefOr<Response>>;
+type ResponsesFn = fn() -> BTreeMap<String, RefOr<Response>>;
 
-/// Adds to an operation what it has of the layers around it, and of its extractors. What it says itself stands.
-pub(super) fn complete(operation: &mut Operation, needs_key: bool) {
-    let takes_body = operation.request_body.is_some();
-    let is_admitted = !operation.tags.iter().flatten().any(|tag| tag == OPERATION);
-    let is_whole = !is_stream(operation);
-    let of_layers: [(bool, ResponsesOf); 11] = [
+/// Adds the security requirement and the error responses of layers and extractors. Responses that the operation lists
+/// itself stay.
+pub(in crate::http) fn complete(operation: &mut Operation, kind: RouteKind, scope: Option<Scope>) {
+    if let Some(scope) = scope {
+        operation.security = Some(vec![SecurityRequirement::new(SECURITY_SCHEME, [scope.as_str()])]);
+    }
+    let (needs_key, takes_body) = (scope.is_some(), operation.request_body.is_some());
+    let (is_admitted, is_buffered) = (kind != RouteKind::Operational, kind == RouteKind::Buffered);
+    let responses: [(bool, ResponsesFn); 11] = [
         (needs_key, Unauthorized::responses),
         (needs_key, Forbidden::responses),
-        // The check of a key asks the database.
+        // The authentication queries the database.
         (needs_key, Internal::responses),
         (needs_key, Unavailable::responses),
         (is_admitted, TooManyRequests::responses),
-        (is_admitted && is_whole, Timeout::responses),
         (is_admitted, BadRequest::responses),
         (is_admitted, InvalidInput::responses),
+        (is_buffered, Timeout::responses),
         (takes_body, UnsupportedMediaType::responses),
-        (takes_body && is_whole, BodyTimeout::responses),
-        (takes_body && is_whole, BodyTooLarge::responses),
+        (takes_body && is_buffered, BodyTimeout::responses),
+        (takes_body && is_buffered, BodyTooLarge::responses),
     ];
-    for (_, problem_response) in of_layers.into_iter().filter(|(has, _)| *has) {
-        for (status, response) in problem_response() {
+    for (_, responses) in responses.into_iter().filter(|(applies, _)| *applies) {
+        for (status, response) in responses() {
             operation.responses.responses.entry(status).or_insert(response);
         }
     }

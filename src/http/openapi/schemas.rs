@@ -1,13 +1,13 @@
-//! Schemas that no type of ours can be made into, written as they stand in the document.
+//! OpenAPI schemas that are written by hand, because no Rust type describes them.
 
 use serde_json::Value;
 use utoipa::openapi::{RefOr, Schema};
 
-/// The schema that this JSON is.
+/// Returns the schema of a JSON literal.
 pub(in crate::http) fn schema_from_json(json: Value) -> RefOr<Schema> {
-    // Literals of ours, of which every test that asks for the document reads each.
+    // Every test that builds the document reads all literals, so this cannot fail in production.
     let schema = serde_json::from_value(json.clone());
-    let schema = schema.unwrap_or_else(|error| unreachable!("no schema: {error}: {json}"));
+    let schema = schema.unwrap_or_else(|error| unreachable!("not a schema: {error}: {json}"));
     // utoipa drops keywords that it does not know.
     debug_assert_eq!(serde_json::to_value(&schema).ok(), Some(json));
     schema

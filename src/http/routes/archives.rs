@@ -106,8 +106,8 @@ pub(crate) async fn import(
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
-    let limits = budget.limits;
-    let upload = Upload::begin(ImportLimits { sizes: limits.sizes, max_bytes: limits.max_import_bytes })?;
+    let limits = &budget.limits;
+    let upload = Upload::begin(ImportLimits { sizes: limits.sizes(), max_bytes: limits.max_import_bytes })?;
     // One that says that it is too large is refused before any of it is read.
     upload.expect(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
@@ -151,10 +151,10 @@ async fn receive(
     body: &mut BodyDataStream,
     budget: Arc<BodyMemoryBudget>,
 ) -> Result<Received, Problem> {
-    let (limits, mut reservation) = (budget.limits, budget.reservation());
+    let (read_timeout, mut reservation) = (budget.read_timeout, budget.reservation());
     loop {
-        let next = timeout(limits.read_timeout, body.next()).await;
-        let Some(chunk) = next.map_err(|_| Problem::body_timeout(&limits))? else {
+        let next = timeout(read_timeout, body.next()).await;
+        let Some(chunk) = next.map_err(|_| Problem::body_timeout(read_timeout))? else {
             break;
         };
         let chunk = chunk.map_err(|_| {

@@ -1,6 +1,7 @@
 //! `POST /sessions/{session_id}/context`
 
 use crate::blocking;
+use crate::config::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::coverage::Coverage;
 use crate::domain::format::{Format, StablePrefix};
@@ -12,7 +13,6 @@ use crate::http::chat::ContentBody;
 use crate::http::error::Problem;
 use crate::http::extract::{OptionalJsonBody, SessionPath, TenantFromKey, user_id};
 use crate::http::json::stored;
-use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::routes::skills::{SkillBody, skills};
@@ -25,6 +25,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 use serde_json::value::RawValue;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// The options of a context. All fields, and the body itself, are optional.
@@ -131,7 +132,7 @@ pub(crate) async fn build(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     SessionPath(session): SessionPath,
-    Extension(limits): Extension<Limits>,
+    Extension(limits): Extension<Arc<Limits>>,
     permit: WorkPermit,
     OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
 ) -> Result<axum::Json<ContextResponse>, Problem> {

@@ -1,15 +1,14 @@
 //! `POST /sessions/{session_id}/exchanges`
 
 use crate::blocking;
+use crate::config::Limits;
 use crate::domain::exchange::Exchange;
 use crate::domain::message::{Message, Role};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
 use crate::http::extract::{JsonBody, SessionPath, TenantFromKey, user_id};
-use crate::http::limits::Limits;
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::openapi::schemas::schema_from_json;
-use crate::http::routes::sessions::metadata;
 use crate::service::MemoryService;
 use axum::Extension;
 use axum::extract::State;
@@ -18,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use time::OffsetDateTime;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
@@ -112,7 +112,7 @@ pub(crate) async fn record(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     SessionPath(session): SessionPath,
-    Extension(limits): Extension<Limits>,
+    Extension(limits): Extension<Arc<Limits>>,
     headers: HeaderMap,
     JsonBody(request): JsonBody<ExchangeRequest>,
 ) -> Result<Response, Problem> {
@@ -203,7 +203,7 @@ impl ExchangeRequest {
         let user_id =
             self.user_id.and_then(|id| user_id(id, "user_id").map_err(|error| wrong.push(error)).ok());
         let metadata =
-            self.metadata.and_then(|given| metadata(&given, limits).map_err(|error| wrong.push(error)).ok());
+            self.metadata.and_then(|given| limits.metadata(&given).map_err(|error| wrong.push(error)).ok());
         if wrong.is_empty() {
             Ok(Exchange::new(messages, user_id, metadata))
         } else {

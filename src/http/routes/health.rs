@@ -3,15 +3,15 @@
 use crate::http::error::Problem;
 use crate::http::openapi::responses::{Internal, Unavailable};
 use crate::service::MemoryService;
-use axum::Json;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
+use axum::{Extension, Json};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// The service is well.
+/// A positive health check.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Health {
     status: &'static str,
@@ -19,18 +19,18 @@ pub(crate) struct Health {
 
 const OK: Json<Health> = Json(Health { status: "ok" });
 
-/// Whether the process runs. Says nothing of the database: restarting precis would not help that.
+/// Tells that the process runs. It does not check the database, because restarting precis would not repair it.
 #[utoipa::path(
     get, path = "/livez", tag = "operation",
     responses(
-        (status = 200, description = "It runs", body = Health),
+        (status = 200, description = "The process runs", body = Health),
     )
 )]
 pub(crate) async fn livez() -> Json<Health> {
     OK
 }
 
-/// Whether requests can be served: the database answers, and its schema is this version's.
+/// Tells whether requests can be served: the database is available and its schema matches this version.
 #[utoipa::path(
     get, path = "/readyz", tag = "operation",
     responses(
@@ -43,16 +43,16 @@ pub(crate) async fn readyz(State(service): State<MemoryService>) -> Result<Json<
     Ok(OK)
 }
 
-/// The text format of Prometheus.
+/// The media type of the Prometheus text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What is measured, for Prometheus. Names begin with `precis_`.
+/// Returns all metrics in the Prometheus text format. Their names begin with `precis_`.
 #[utoipa::path(
     get, path = "/metrics", tag = "operation",
     responses(
         (status = 200, description = "All metrics", body = String, content_type = "text/plain"),
     )
 )]
-pub(crate) async fn metrics(State(metrics): State<PrometheusHandle>) -> impl IntoResponse {
+pub(crate) async fn metrics(Extension(metrics): Extension<PrometheusHandle>) -> impl IntoResponse {
     ([(CONTENT_TYPE, PROMETHEUS)], metrics.render())
 }

@@ -5,14 +5,16 @@
 //! of it are frequent.
 
 use crate::blocking;
+use crate::config::Limits;
 use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::{self, percent_decode};
+use crate::http::extract;
+use crate::http::headers::{MCP_SESSION, MCP_USER};
 use crate::http::json;
-use crate::http::limits::Limits;
+use crate::http::path::percent_decode;
 use crate::http::routes::tools;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
@@ -37,19 +39,6 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Id of the agent's session, percent-encoded as in a path.
-pub(crate) const SESSION: HeaderName = HeaderName::from_static("x-precis-session");
-/// Id of the user, percent-encoded as in a path.
-pub(crate) const USER: HeaderName = HeaderName::from_static("x-precis-user");
-/// Request headers that CORS must allow.
-pub(crate) const HEADERS: [HeaderName; 5] = [
-    SESSION,
-    USER,
-    HeaderName::from_static("mcp-protocol-version"),
-    HeaderName::from_static("mcp-method"),
-    HeaderName::from_static("mcp-name"),
-];
-
 /// Older versions of the protocol have batches or another transport.
 const SUPPORTED_VERSIONS: [ProtocolVersion; 3] =
     [ProtocolVersion::V_2025_06_18, ProtocolVersion::V_2025_11_25, ProtocolVersion::V_2026_07_28];
@@ -57,7 +46,7 @@ const SUPPORTED_VERSIONS: [ProtocolVersion; 3] =
 /// Handles one message of the protocol.
 pub(crate) async fn serve(
     State(service): State<MemoryService>,
-    Extension(limits): Extension<Limits>,
+    Extension(limits): Extension<Arc<Limits>>,
     Extension(caller): Extension<Principal>,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -126,8 +115,8 @@ fn context_from_headers(headers: &HeaderMap) -> Result<ToolContext, Problem> {
         new(text).map(Some).map_err(|invalid| error(invalid.to_string()))
     }
     Ok(ToolContext {
-        session: id(headers, &SESSION, SessionId::new)?,
-        user: id(headers, &USER, UserId::new)?,
+        session: id(headers, &MCP_SESSION, SessionId::new)?,
+        user: id(headers, &MCP_USER, UserId::new)?,
     })
 }
 

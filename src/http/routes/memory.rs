@@ -4,8 +4,7 @@ use crate::domain::memory::MemoryDocument;
 use crate::http::error::Problem;
 use crate::http::extract::{JsonBody, NoQuery, QueryParams, TenantFromKey, UserPath};
 use crate::http::openapi::responses::VersionMismatch;
-use crate::http::pagination::Page;
-use crate::http::routes::revisions::ListParams;
+use crate::http::pagination::{Page, PageParams};
 use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -17,13 +16,13 @@ use utoipa::ToSchema;
 #[derive(Serialize, ToSchema)]
 pub(crate) struct MemoryBody {
     user_id: String,
-    /// 0 = never written.
+    /// 0 if it was never written.
     version: i64,
     /// Markdown.
     content: String,
     words: i64,
     tokens: i64,
-    /// When this version was written.
+    /// Time at which this version was written.
     #[serde(with = "time::serde::rfc3339::option")]
     updated_at: Option<OffsetDateTime>,
 }
@@ -42,16 +41,16 @@ impl MemoryBody {
     }
 }
 
-type Tagged = ([(HeaderName, HeaderValue); 1], axum::Json<MemoryBody>);
+type TaggedMemory = ([(HeaderName, HeaderValue); 1], axum::Json<MemoryBody>);
 
-/// The entity tag of a version: `"3"`.
-fn tagged(body: MemoryBody) -> Tagged {
+/// Adds the version as the ETag, for example `"3"`.
+fn with_etag(body: MemoryBody) -> TaggedMemory {
     let tag =
         HeaderValue::from_str(&format!("\"{}\"", body.version)).unwrap_or(HeaderValue::from_static("\"0\""));
     ([(header::ETAG, tag)], axum::Json(body))
 }
 
-/// The user's memory document; version 0 where it was never written.
+/// Returns the memory document of a user; version 0 if it was never written.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory", operation_id = "read_memory", tag = "users",
     params(UserPath),
@@ -64,12 +63,12 @@ pub(crate) async fn read(
     TenantFromKey(tenant): TenantFromKey,
     UserPath(user): UserPath,
     _: NoQuery,
-) -> Result<Tagged, Problem> {
+) -> Result<TaggedMemory, Problem> {
     let document = service.memory(&tenant, &user).await?;
-    Ok(tagged(MemoryBody::new(user.as_str(), document)))
+    Ok(with_etag(MemoryBody::new(user.as_str(), document)))
 }
 
-/// The document, in full.
+/// The complete new document.
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct MemoryRequest {
     /// Markdown; it replaces the whole document. Its length is limited (`memory.max_bytes`).
@@ -82,11 +81,11 @@ pub(crate) struct MemoryRequest {
     put, path = "/users/{user_id}/memory", operation_id = "write_memory", tag = "users",
     params(
         UserPath,
-        ("If-Match" = Option<String>, Header, pattern = "^([*]|\"[0-9]{1,18}\")$", description = "The ETag that the change is based on; 412 if it is another now"),
+        ("If-Match" = Option<String>, Header, pattern = "^([*]|\"[0-9]{1,18}\")$", description = "The ETag of the version that the change is based on; 412 if there is a newer one"),
     ),
     request_body = MemoryRequest,
     responses(
-        (status = 200, description = "The document after it", body = MemoryBody, headers(("ETag" = String, description = "Its version"))),
+        (status = 200, description = "The new document", body = MemoryBody, headers(("ETag" = String, description = "Its version"))),
         VersionMismatch,
     )
 )]
@@ -96,16 +95,16 @@ pub(crate) async fn write(
     UserPath(user): UserPath,
     headers: HeaderMap,
     JsonBody(request): JsonBody<MemoryRequest>,
-) -> Result<Tagged, Problem> {
+) -> Result<TaggedMemory, Problem> {
     let expected = if_match(&headers)?;
     if request.content.contains('\0') {
         return Err(Problem::invalid_field("content", "must not contain the NUL character"));
     }
     let document = service.write_memory(&tenant, &user, &request.content, expected).await?;
-    Ok(tagged(MemoryBody::new(user.as_str(), Some(document))))
+    Ok(with_etag(MemoryBody::new(user.as_str(), Some(document))))
 }
 
-/// The version that `If-Match` names; `*` is any.
+/// Returns the version in `If-Match`; `*` means any. The typed header accepts weak tags and lists, which are errors here.
 fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     let Some(tag) = headers.get(header::IF_MATCH) else {
         return Ok(None);
@@ -121,10 +120,10 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
         .ok_or_else(|| Problem::invalid_field("If-Match", "must be an ETag of this document, or *"))
 }
 
-/// The versions of the memory document, newest first, the current one included.
+/// Lists all versions of the memory document, newest first.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
-    params(UserPath, ListParams),
+    params(UserPath, PageParams),
     responses(
         (status = 200, description = "Versions", body = Page<MemoryBody>),
     )
@@ -133,10 +132,10 @@ pub(crate) async fn revisions(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     UserPath(user): UserPath,
-    QueryParams(params): QueryParams<ListParams>,
+    QueryParams(params): QueryParams<PageParams>,
 ) -> Result<axum::Json<Page<MemoryBody>>, Problem> {
     let (limit, before) = params.read()?;
     let documents = service.memory_revisions(&tenant, &user, before, limit + 1).await?;
-    let show = |document| MemoryBody::new(user.as_str(), Some(document));
-    Ok(axum::Json(Page::new(documents, limit, |document: &MemoryDocument| document.version, show)))
+    let body = |document| MemoryBody::new(user.as_str(), Some(document));
+    Ok(axum::Json(Page::new(documents, limit, |document: &MemoryDocument| document.version, body)))
 }

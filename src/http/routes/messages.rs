@@ -18,17 +18,16 @@ use utoipa::{IntoParams, ToSchema};
 /// A message of the history.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct MessageBody {
-    /// 1, 2, 3 … per session, no holes.
+    /// 1, 2, 3 … per session, without gaps.
     seq: i64,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
-    /// As it was given.
+    /// The message as it was sent.
     #[schema(value_type = ChatMessage)]
     message: Box<RawValue>,
 }
 
 impl MessageBody {
-    /// As it goes out.
     pub(crate) fn new(message: service::StoredMessage) -> Result<Self, service::Error> {
         let service::StoredMessage { seq, created_at, json } = message;
         Ok(Self { seq, created_at, message: stored(json)? })
@@ -39,17 +38,17 @@ impl MessageBody {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListParams {
-    /// Only messages behind this `seq`.
+    /// Only messages after this `seq`.
     after_seq: Option<i64>,
     /// Only messages before this `seq`.
     before_seq: Option<i64>,
-    /// Items of the page, 1 to 1000; 50 where it is left out.
+    /// Items of the page, 1 to 1000; 50 if it is omitted.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
     limit: Option<Limit>,
-    /// `asc` (oldest first), where it is left out, or `desc`.
+    /// `asc` (oldest first, the default) or `desc`.
     #[param(inline)]
     order: Option<Order>,
-    /// `next` of the page before.
+    /// `next` of the previous page.
     cursor: Option<String>,
 }
 
@@ -60,7 +59,7 @@ enum Order {
     Desc,
 }
 
-/// The history, page by page.
+/// Lists the messages of the history.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "memory",
     params(SessionPath, ListParams),

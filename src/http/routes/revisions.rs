@@ -5,14 +5,14 @@ use crate::domain::session::Summary;
 use crate::http::error::Problem;
 use crate::http::extract::{EmptyBody, NoQuery, QueryParams, RevisionPath, SessionPath, TenantFromKey};
 use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound};
-use crate::http::pagination::{self, Limit, Page};
+use crate::http::pagination::{Page, PageParams};
 use crate::service::MemoryService;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use time::OffsetDateTime;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
 /// Summary and cursor after one change, and their provenance.
 ///
@@ -104,31 +104,10 @@ impl From<Revision> for RevisionBody {
     }
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ListParams {
-    /// Number of items, 1 to 1000; 50 by default.
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
-    limit: Option<Limit>,
-    /// `next` of the previous page.
-    cursor: Option<String>,
-}
-
-impl ListParams {
-    /// Returns the number of items, and the revision before which they end.
-    pub(crate) fn read(&self) -> Result<(i64, i64), Problem> {
-        Ok((
-            pagination::page_size(self.limit),
-            pagination::decode_cursor(self.cursor.as_deref())?.unwrap_or(i64::MAX),
-        ))
-    }
-}
-
 /// Lists the revisions of the summary, newest first.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summary",
-    params(SessionPath, ListParams),
+    params(SessionPath, PageParams),
     responses(
         (status = 200, description = "Revisions", body = Page<RevisionBody>),
         SessionNotFound,
@@ -138,7 +117,7 @@ pub(crate) async fn list(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     SessionPath(session): SessionPath,
-    QueryParams(params): QueryParams<ListParams>,
+    QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<RevisionBody>>, Problem> {
     let (limit, before) = params.read()?;
     let revisions = service.revisions(&tenant, &session, before, limit + 1).await?;

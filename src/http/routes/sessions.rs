@@ -1,12 +1,10 @@
 //! `/sessions` and `/sessions/{session_id}`
 
+use crate::config::Limits;
 use crate::domain::id::SessionId;
-use crate::domain::message::minify_json;
 use crate::domain::session;
-use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
 use crate::http::extract::{EmptyBody, JsonBody, NoQuery, QueryParams, SessionPath, TenantFromKey, user_id};
-use crate::http::limits::Limits;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::SessionNotFound;
 use crate::http::pagination::{self, Limit, Page};
@@ -16,6 +14,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use std::sync::Arc;
 use time::OffsetDateTime;
 use utoipa::{IntoParams, ToSchema};
 
@@ -26,33 +25,33 @@ pub(crate) struct SessionBody {
     user_id: String,
     #[schema(value_type = Object)]
     metadata: Box<RawValue>,
-    /// Messages of the history.
+    /// Number of messages of the history.
     message_count: i64,
     /// The `seq` of the newest message; 0 = none.
     last_seq: i64,
     /// The `seq` of the last message that the summary covers; 0 = none.
     cursor: i64,
-    /// Messages after the cursor.
+    /// Number of messages after the cursor.
     tail_messages: i64,
     summary: SummaryBody,
     tokens: SessionTokens,
     consolidation: ConsolidationBody,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
-    /// When the newest exchange came.
+    /// Time of the newest exchange.
     #[serde(with = "time::serde::rfc3339")]
     updated_at: OffsetDateTime,
 }
 
 #[derive(Serialize, ToSchema)]
 struct SummaryBody {
-    /// 0 = there is no summary.
+    /// 0 if there is no summary.
     revision: i64,
     words: i64,
     text: String,
 }
 
-/// Counted when it was written, by `o200k_base`.
+/// Token counts, made by `o200k_base` when the text was written.
 #[derive(Serialize, ToSchema)]
 struct SessionTokens {
     history: i64,
@@ -66,9 +65,9 @@ struct ConsolidationBody {
     state: &'static str,
     /// Failures since the last success.
     failures: i32,
-    /// Why the last attempt failed.
+    /// Reason of the last failure.
     last_failure: Option<String>,
-    /// Before this time it isn't tried again.
+    /// The next automatic attempt happens after this time.
     #[serde(with = "time::serde::rfc3339::option")]
     retry_at: Option<OffsetDateTime>,
 }
@@ -116,17 +115,17 @@ impl SessionBody {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListParams {
-    /// Items of the page, 1 to 1000; 50 where it is left out.
+    /// Items of the page, 1 to 1000; 50 if it is omitted.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
     limit: Option<Limit>,
-    /// `next` of the page before.
+    /// `next` of the previous page.
     cursor: Option<String>,
     /// Only sessions of this user.
     #[param(value_type = Option<Id>)]
     user_id: Option<String>,
 }
 
-/// The sessions, newest activity first.
+/// Lists the sessions, the most recently active first.
 #[utoipa::path(
     get, path = "/sessions", operation_id = "list_sessions", tag = "memory", params(ListParams),
     responses(
@@ -142,26 +141,24 @@ pub(crate) async fn list(
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let after = match pagination::decode_cursor::<(i64, String)>(params.cursor.as_deref())? {
         None => None,
-        Some((nanos, id)) => Some(after(nanos, id).ok_or_else(|| {
-            Problem::invalid_field("cursor", "must be the value of next of an earlier page")
-        })?),
+        Some((micros, id)) => Some(list_position(micros, id).ok_or_else(pagination::invalid_cursor)?),
     };
     let sessions = service.sessions(&tenant, user.as_ref(), after.as_ref(), limit + 1).await?;
-    let place = |session: &session::Session| {
+    let position = |session: &session::Session| {
         (session.updated_at.unix_timestamp_nanos() / 1000, session.session_id.as_str().to_owned())
     };
     let now = OffsetDateTime::now_utc();
-    Ok(axum::Json(Page::new(sessions, limit, place, |session| SessionBody::new(session, now))))
+    Ok(axum::Json(Page::new(sessions, limit, position, |session| SessionBody::new(session, now))))
 }
 
-fn after(micros: i64, session_id: String) -> Option<SessionPosition> {
-    // Nothing is older than 1970; and Postgres' calendar does not reach as far back as ours.
+fn list_position(micros: i64, session_id: String) -> Option<SessionPosition> {
+    // Sessions are never older than 1970, and the calendar of Postgres ends earlier in the past than ours.
     let micros = u64::try_from(micros).ok()?;
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
     Some(SessionPosition { updated_at, session_id: SessionId::new(session_id).ok()? })
 }
 
-/// The state of a session.
+/// Returns the state of a session.
 #[utoipa::path(
     get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "memory",
     params(SessionPath),
@@ -180,7 +177,7 @@ pub(crate) async fn get(
     Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
 }
 
-/// What can be changed of a session.
+/// The fields of a session that can be changed.
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct SessionPatch {
     /// Replaces the metadata: a JSON object.
@@ -194,7 +191,7 @@ pub(crate) struct SessionPatch {
     params(SessionPath),
     request_body = SessionPatch,
     responses(
-        (status = 200, description = "The state after it", body = SessionBody),
+        (status = 200, description = "The new state", body = SessionBody),
         SessionNotFound,
     )
 )]
@@ -202,30 +199,20 @@ pub(crate) async fn patch(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     SessionPath(session): SessionPath,
-    Extension(limits): Extension<Limits>,
+    Extension(limits): Extension<Arc<Limits>>,
     JsonBody(patch): JsonBody<SessionPatch>,
 ) -> Result<axum::Json<SessionBody>, Problem> {
-    let metadata = metadata(&patch.metadata, &limits).map_err(Problem::from)?;
+    let metadata = limits.metadata(&patch.metadata)?;
     let session = service.set_metadata(&tenant, &session, &metadata).await?;
     Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
 }
 
-/// Metadata out of a request: an object, kept as it was given.
-pub(crate) fn metadata(given: &RawValue, limits: &Limits) -> Result<String, FieldError> {
-    let text = minify_json(given.get());
-    if text.starts_with('{') {
-        limits.metadata(&text).map(|()| text)
-    } else {
-        Err(FieldError { field: "metadata".to_owned(), detail: "must be a JSON object".to_owned() })
-    }
-}
-
-/// Erases a session: history, summary, revisions, keys.
+/// Erases a session with its history, summary, revisions and idempotency keys.
 #[utoipa::path(
     delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "memory",
     params(SessionPath),
     responses(
-        (status = 204, description = "Nothing of it is left"),
+        (status = 204, description = "Erased"),
         SessionNotFound,
     )
 )]

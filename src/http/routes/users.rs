@@ -7,12 +7,12 @@ use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-/// Erases a user: the memory document with its versions, and all sessions.
+/// Erases a user: the memory document with all versions, and all sessions.
 #[utoipa::path(
     delete, path = "/users/{user_id}", operation_id = "erase_user", tag = "users",
     params(UserPath),
     responses(
-        (status = 204, description = "Nothing of the user is left"),
+        (status = 204, description = "Erased"),
         UserNotFound,
     )
 )]

@@ -1,7 +1,7 @@
-//! Who a request is from. Answers of the store are remembered for a moment, so that a request costs no look-up of its
-//! own, and a revocation is seen everywhere within that moment.
+//! Authentication of requests. Keys are cached for a short time, so that most requests need no query; a revocation takes
+//! effect everywhere within that time.
 //!
-//! What the store can't be asked is never guessed: a database that is away is another error than a key that is none.
+//! A database failure is reported as such and never as an invalid key.
 
 use crate::domain::api_key::{ApiKey, KeyId, Scope};
 use crate::domain::id::TenantId;
@@ -12,43 +12,41 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Keys remembered, at most.
+/// The largest number of cached keys.
 const MAX_KNOWN: usize = 10_000;
-/// Ids remembered of which there is no key, at most. They are apart, so that guesses drive no real key out.
+/// The largest number of cached unknown ids. They have a cache of their own, so that guesses evict no valid key.
 const MAX_UNKNOWN: usize = 1_000;
 
-/// Who a request is from.
+/// The authenticated origin of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
-    /// Whom it acts for.
     pub tenant: TenantId,
-    /// What it may do.
     pub scope: Scope,
-    /// The key; `None`: the service has none, and is open.
+    /// `None` if the service has no keys and is open.
     pub key: Option<KeyId>,
 }
 
-/// Why a request is not let in.
+/// A failed authentication.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
-    /// It needs a key, and has none that counts.
+    /// The request needs a key and has no valid one.
     #[error("no valid key")]
     Unauthorized,
-    /// The store can't say.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// How long what the store said is taken for true.
+/// The permitted age of cached keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Staleness {
-    /// For the moment that is set.
+    /// The TTL of the cache.
     Fresh,
-    /// While the store is away, for longer: for what needs no store and is needed then most, the metrics.
+    /// Any age while the store is unavailable: for the metrics, which need no store and are needed most in an outage.
     AllowStale,
 }
 
-/// Knows callers by their keys.
+/// Checks the keys of requests.
 #[derive(Clone, Debug)]
 pub struct Authenticator {
     store: Arc<dyn Store>,
@@ -65,19 +63,19 @@ struct KeyCache {
 }
 
 impl Authenticator {
-    /// Over this store. `allow_unauthenticated`: whoever comes is let in while there was never a key. `ttl`: for how long
-    /// the store's answers are remembered, which is how long a revoked key may still pass.
+    /// Creates an authenticator. With `allow_unauthenticated`, requests need no key until the first key exists. A revoked
+    /// key may still be accepted for `ttl`, the time for which answers of the store are cached.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, allow_unauthenticated: bool, ttl: Duration) -> Self {
         Self { store, allow_unauthenticated, ttl, cache: Arc::default() }
     }
 
-    /// The caller who sent this key.
+    /// Authenticates a request with this key.
     ///
-    /// A key is looked at although the service may be open: who sends one means its tenant, and would write to another
-    /// where the service runs over the wrong database.
+    /// The key is checked even if the service is open without keys. Its sender means its tenant; if the service runs on the
+    /// wrong database, it would write the data of that tenant to another one.
     pub async fn with_key(&self, key: &ApiKey, staleness: Staleness) -> Result<Principal, AuthError> {
-        let stored = self.stored(key.id(), staleness).await?.ok_or(AuthError::Unauthorized)?;
+        let stored = self.key(key.id(), staleness).await?.ok_or(AuthError::Unauthorized)?;
         let same = stored.hash.matches(&key.hash());
         let record = stored.record;
         if !same || record.revoked_at.is_some() {
@@ -86,68 +84,70 @@ impl Authenticator {
         Ok(Principal { tenant: record.tenant, scope: record.scope, key: Some(record.id) })
     }
 
-    /// The caller who sent none.
+    /// Authenticates a request without a key.
     pub async fn without_key(&self, staleness: Staleness) -> Result<Principal, AuthError> {
-        // Asked for nothing where the answer is no anyway.
-        if !self.allow_unauthenticated || self.any(staleness).await? {
+        // A closed service does not query the store.
+        if !self.allow_unauthenticated || self.any_key(staleness).await? {
             return Err(AuthError::Unauthorized);
         }
         Ok(Principal { tenant: TenantId::default(), scope: Scope::Admin, key: None })
     }
 
-    async fn stored(&self, id: &KeyId, staleness: Staleness) -> Result<Option<StoredApiKey>, StoreError> {
-        let last = self.last(id);
-        let answer = self.answer(last, staleness, self.store.api_key(id)).await?;
-        let Answer::New(asked, stored) = answer else {
-            return Ok(answer.value());
+    async fn key(&self, id: &KeyId, staleness: Staleness) -> Result<Option<StoredApiKey>, StoreError> {
+        let last = self.cached(id);
+        let lookup = self.cached_or_fetch(last, staleness, self.store.api_key(id)).await?;
+        let Lookup::Fetched(fetched_at, stored) = lookup else {
+            return Ok(lookup.into_value());
         };
         let mut cache = self.cache();
         if let Some(key) = &stored {
             cache.unknown.remove(id);
-            insert(&mut cache.known, MAX_KNOWN, self.ttl, id, (asked, key.clone()));
+            insert(&mut cache.known, MAX_KNOWN, self.ttl, id, (fetched_at, key.clone()));
         } else {
             cache.known.remove(id);
-            insert(&mut cache.unknown, MAX_UNKNOWN, self.ttl, id, (asked, ()));
+            insert(&mut cache.unknown, MAX_UNKNOWN, self.ttl, id, (fetched_at, ()));
         }
         Ok(stored)
     }
 
-    fn last(&self, id: &KeyId) -> Option<(Instant, Option<StoredApiKey>)> {
+    fn cached(&self, id: &KeyId) -> Option<(Instant, Option<StoredApiKey>)> {
         let cache = self.cache();
-        let known = cache.known.get(id).map(|(asked, key)| (*asked, Some(key.clone())));
-        known.or_else(|| cache.unknown.get(id).map(|(asked, ())| (*asked, None)))
+        let known = cache.known.get(id).map(|(fetched_at, key)| (*fetched_at, Some(key.clone())));
+        known.or_else(|| cache.unknown.get(id).map(|(fetched_at, ())| (*fetched_at, None)))
     }
 
-    async fn any(&self, staleness: Staleness) -> Result<bool, StoreError> {
+    async fn any_key(&self, staleness: Staleness) -> Result<bool, StoreError> {
         let last = self.cache().any;
-        // Once there was a key, there was one for good.
+        // This never becomes false again.
         if let Some((_, true)) = last {
             return Ok(true);
         }
-        let answer = self.answer(last, staleness, self.store.any_api_key()).await?;
-        if let Answer::New(asked, any) = answer {
-            self.cache().any = Some((asked, any));
+        let lookup = self.cached_or_fetch(last, staleness, self.store.any_api_key()).await?;
+        if let Lookup::Fetched(fetched_at, any) = lookup {
+            self.cache().any = Some((fetched_at, any));
         }
-        Ok(answer.value())
+        Ok(lookup.into_value())
     }
 
-    /// What is remembered if it is young enough, else what the store says. Its time is that of the question: what was
-    /// revoked meanwhile may be missing in the answer.
-    async fn answer<T>(
+    /// Returns the cached value if it is fresh, and the answer of the store otherwise. The time of an answer is that of its
+    /// query, because a revocation during the query may be missing in it.
+    async fn cached_or_fetch<T>(
         &self,
         last: Option<(Instant, T)>,
         staleness: Staleness,
-        ask: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<Answer<T>, StoreError> {
+        fetch: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<Lookup<T>, StoreError> {
         let now = Instant::now();
         let last = match last {
-            Some((asked, value)) if now.duration_since(asked) < self.ttl => return Ok(Answer::Old(value)),
+            Some((fetched_at, value)) if now.duration_since(fetched_at) < self.ttl => {
+                return Ok(Lookup::Cached(value));
+            }
             last => last,
         };
-        match (ask.await, last) {
-            (Ok(value), _) => Ok(Answer::New(now, value)),
+        match (fetch.await, last) {
+            (Ok(value), _) => Ok(Lookup::Fetched(now, value)),
             (Err(StoreError::Unavailable(_)), Some((_, value))) if staleness == Staleness::AllowStale => {
-                Ok(Answer::Old(value))
+                Ok(Lookup::Cached(value))
             }
             (Err(error), _) => Err(error),
         }
@@ -158,32 +158,33 @@ impl Authenticator {
     }
 }
 
-/// What is known, and since when.
-enum Answer<T> {
-    Old(T),
-    New(Instant, T),
+/// A cached or a fresh value.
+enum Lookup<T> {
+    Cached(T),
+    Fetched(Instant, T),
 }
 
-impl<T> Answer<T> {
-    fn value(self) -> T {
+impl<T> Lookup<T> {
+    fn into_value(self) -> T {
         match self {
-            Self::Old(value) | Self::New(_, value) => value,
+            Self::Cached(value) | Self::Fetched(_, value) => value,
         }
     }
 }
 
-/// Keeps one more. Where there is no room, what is too old goes, and everything if that is not enough: it is all in the
-/// store.
+/// Adds an entry. A full map drops expired entries first, and all entries if that does not suffice; the store has them
+/// all. (A cache library does not replace this: its entries disappear when they expire, but [`Staleness::AllowStale`]
+/// needs expired keys while the store is unavailable.)
 fn insert<K: Clone + Eq + Hash, V>(
     map: &mut HashMap<K, (Instant, V)>,
-    most: usize,
+    max: usize,
     ttl: Duration,
     id: &K,
     entry: (Instant, V),
 ) {
-    if map.len() >= most && !map.contains_key(id) {
-        map.retain(|_, (asked, _)| entry.0.saturating_duration_since(*asked) < ttl);
-        if map.len() >= most {
+    if map.len() >= max && !map.contains_key(id) {
+        map.retain(|_, (fetched_at, _)| entry.0.saturating_duration_since(*fetched_at) < ttl);
+        if map.len() >= max {
             map.clear();
         }
     }
@@ -195,21 +196,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn cache_is_bounded() {
         let (start, ttl) = (Instant::now(), Duration::from_secs(2));
         let (mut map, at) = (HashMap::new(), |second| start + Duration::from_secs(second));
         for id in 0..3 {
             insert(&mut map, 3, ttl, &id, (at(id), ()));
         }
         insert(&mut map, 3, ttl, &2, (at(3), ()));
-        assert_eq!(map.len(), 3, "a known one takes no room");
+        assert_eq!(map.len(), 3, "replacing an entry evicts none");
         insert(&mut map, 3, ttl, &3, (at(3), ()));
         let mut ids: Vec<_> = map.keys().copied().collect();
         ids.sort_unstable();
-        assert_eq!(ids, [2, 3], "those too old went");
+        assert_eq!(ids, [2, 3], "expired entries are dropped first");
         for id in 4..6 {
             insert(&mut map, 3, ttl, &id, (at(3), ()));
         }
-        assert!(map.len() == 1 && map.contains_key(&5), "all went");
+        assert!(map.len() == 1 && map.contains_key(&5), "a full map is cleared");
     }
 }
