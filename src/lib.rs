@@ -7,7 +7,7 @@
 //! - [`domain`]: types and rules, without I/O, clock or randomness: when consolidation is due, where a cut is safe,
 //!   how a context is assembled.
 //! - [`storage`]: the store, as small traits; Postgres and SQLite behind them. All SQL is here.
-//! - [`llm`]: the talk with models: pools, providers, prompts, the gate.
+//! - [`llm`]: language models: pools, providers, prompts and the response check.
 //! - [`service`]: the memory service, over any store and any models.
 //! - [`http`]: the interface. Its route table shows it on one screen.
 //! - [`blocking`]: for work that takes the processor for long; whoever needs it may name it.

@@ -1,18 +1,23 @@
-//! The built-in summariser: it picks the sentences that carry most of a conversation. No key, no network.
+//! The built-in extractive summariser: it selects the most informative sentences of a conversation, without a model.
 //!
-//! Messages are cut into [`sentences`]; neighbouring ones make a [`passage`], and a passage is one sentence of what
-//! comes out; sentences are read as weighted [`terms`]; [`pick`] takes the passages that cover most of the weight,
-//! again and again; [`prose`] writes them down in their order with who said them. Everything that is
-//! language-specific in it is a short list of abbreviations; everything that is tuned is a constant in one of these
-//! files, or below. `examples/rouge.rs` measures what a change of them does.
+//! The steps, one module each:
 //!
-//! Pure functions: the same input gives the same bytes, on every machine.
+//! 1. [`sentences`] splits each message into sentences.
+//! 2. [`terms`] reads each sentence as a bag of terms and weights each term by its frequency and length.
+//! 3. [`passage`] forms the candidates: single sentences, and up to three neighbouring sentences of one message. One
+//!    passage becomes one sentence of the summary.
+//! 4. [`selection`] greedily selects the passages that cover most of the total weight within the budget.
+//! 5. [`plain_text`] writes the selected passages in their original order, with their speakers, as one paragraph.
+//!
+//! Only a short list of abbreviations depends on the language. All tuned values are constants in these files;
+//! `examples/rouge.rs` measures the effect of a change. The functions are pure: the same input gives the same bytes on
+//! every machine.
 
 use crate::domain::message::Role;
 use crate::domain::transcript::TranscriptEntry;
 use passage::Neighbour;
 use plain_text::Statement;
-use selection::{Part, pick};
+use selection::{ScoredSentence, select};
 use std::borrow::Cow;
 use std::ops::Range;
 use terms::Terms;
@@ -27,71 +32,72 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-/// What revisions keep as their prompt version; to be raised with each change of what is picked.
+/// The prompt version of extractive summaries in revisions. Increase it with every change of the selection.
 pub const VERSION: &str = "extractive-1";
 
-/// What tool results, calls and code blocks weigh beside what people and models say: they show how, seldom what.
-const MACHINE: f64 = 0.3;
-/// Questions ask for a fact; the answer holds it.
-const QUESTION: f64 = 0.8;
-/// What each name or figure in a sentence adds, for the first two of them.
-const FIGURE: f64 = 0.3;
-/// What the very beginning of a conversation adds: that is where people say what it is about.
-const LEAD: f64 = 0.3;
-/// How fast that wears off: an eighth into the conversation, a third of it is left.
+/// Factor for tool results, tool calls and code, which rarely contain facts.
+const MACHINE_FACTOR: f64 = 0.3;
+/// Factor for questions: the fact is in the answer.
+const QUESTION_FACTOR: f64 = 0.8;
+/// Bonus for each of the first two names or numbers of a sentence.
+const NAME_OR_NUMBER_BONUS: f64 = 0.3;
+/// Bonus at the beginning of a conversation, where people state its topic.
+const LEAD_BONUS: f64 = 0.3;
+/// Decay of the lead bonus: after an eighth of the conversation, about a third of it is left.
 const LEAD_DECAY: f64 = 8.0;
 
-/// One sentence, and where it comes from.
+/// A sentence with its origin.
 #[derive(Debug)]
-struct Found<'a> {
-    /// Who says it, where that is known.
+struct SourceSentence<'a> {
+    /// The speaker, if known.
     label: Option<&'a str>,
-    /// The message, or the part of a summary under one label.
+    /// Number of the message, or of the labelled part of a summary.
     source: usize,
     text: Cow<'a, str>,
 }
 
-/// What carries most of a conversation: at most `sentences` sentences (at least one), in their order, as one
-/// paragraph of plain prose with who said them: `Ada: … Assistant: …`.
+/// Returns the most informative sentences of a conversation as one paragraph with speakers: `Ada: … Assistant: …`. The
+/// result has at least one and at most `sentences` sentences, in the order of the conversation.
 ///
-/// Each is a sentence of a message or up to three neighbouring ones, with semicolons between them; verbatim but for
-/// white space, markup, punctuation that could be taken for an end, and colons that could be taken for a speaker's.
-/// The result is empty only if the entries are ([`TranscriptEntry::is_empty`]).
+/// Each sentence consists of up to three neighbouring sentences of one message, joined by semicolons. They are verbatim
+/// except for white space, markup, and punctuation that could be mistaken for a sentence end or a speaker label. The
+/// result is empty only if all entries are ([`TranscriptEntry::is_empty`]).
 #[must_use]
 pub fn consolidate(entries: &[TranscriptEntry], sentences: usize) -> String {
     let labels: Vec<String> = entries.iter().map(plain_text::label).collect();
     let mut terms = Terms::default();
-    let (mut found, mut parts, mut neighbours) = (Vec::new(), Vec::new(), Vec::new());
-    for (entry, (message, label)) in entries.iter().zip(&labels).enumerate() {
-        let source = if message.role == Role::Tool { MACHINE } else { 1.0 };
-        let place = 1.0 + LEAD * (-LEAD_DECAY * ratio(entry, entries.len())).exp();
-        terms.begin_document(source);
-        let said = sentences::split(&message.text)
+    let (mut sources, mut scored, mut neighbours) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, (entry, label)) in entries.iter().zip(&labels).enumerate() {
+        let role_factor = if entry.role == Role::Tool { MACHINE_FACTOR } else { 1.0 };
+        let position_factor = 1.0 + LEAD_BONUS * (-LEAD_DECAY * ratio(index, entries.len())).exp();
+        terms.begin_document(role_factor);
+        let text = sentences::split(&entry.text)
             .into_iter()
-            .map(|sentence| (Cow::Borrowed(sentence.text), !sentence.code));
-        let done = message.calls.iter().map(|call| (Cow::Owned(format!("called {call}")), false));
-        for (text, prose) in said.chain(done) {
+            .map(|sentence| (Cow::Borrowed(sentence.text), !sentence.is_code));
+        let calls = entry.calls.iter().map(|call| (Cow::Owned(format!("called {call}")), false));
+        for (text, is_prose) in text.chain(calls) {
             let bag = terms.read(&text);
-            let form = if prose { form(&text) } else { MACHINE };
-            let asks = plain_text::is_question(&text);
-            neighbours.push(Neighbour { message: entry, words: bag.words, prose, asks });
-            parts.push(Part { bag, factor: source * place * form });
-            found.push(Found { label: Some(label), source: entry, text });
+            let form_factor = if is_prose { form_factor(&text) } else { MACHINE_FACTOR };
+            let is_question = plain_text::is_question(&text);
+            neighbours.push(Neighbour { message: index, words: bag.words, is_prose, is_question });
+            scored.push(ScoredSentence { bag, factor: role_factor * position_factor * form_factor });
+            sources.push(SourceSentence { label: Some(label), source: index, text });
         }
     }
-    let passages = passage::all(&neighbours);
-    let picked = pick(&parts, &passages, &terms, sentences.max(1), |passage| size(&found, passage));
-    if picked.is_empty() {
-        return wordless(entries);
+    let passages = passage::candidates(&neighbours);
+    let selected =
+        select(&scored, &passages, &terms, sentences.max(1), |passage| sentence_count(&sources, passage));
+    if selected.is_empty() {
+        return longest_wordless_text(entries);
     }
-    write(&found, picked)
+    write(&sources, selected)
 }
 
-/// Stands in for a summary where nobody said a word: the longest of the emoji, or of the punctuation.
-fn wordless(entries: &[TranscriptEntry]) -> String {
+/// Returns a substitute for a conversation without words: the longest text of emoji or punctuation.
+fn longest_wordless_text(entries: &[TranscriptEntry]) -> String {
     let longest = entries
         .iter()
-        .rev() // of equals, `max_by_key` takes the last
+        .rev() // `max_by_key` returns the last of equal elements
         .filter(|entry| !entry.text.trim().is_empty())
         .max_by_key(|entry| entry.text.len());
     longest.map_or_else(String::new, |entry| {
@@ -101,55 +107,58 @@ fn wordless(entries: &[TranscriptEntry]) -> String {
     })
 }
 
-/// Compresses a summary to at most `sentences` of its sentences (at least one), as one paragraph, speakers kept.
+/// Compresses a summary to its most informative sentences, at least one and at most `sentences`, as one paragraph with
+/// the speakers.
 ///
-/// Shorter than the summary, in Unicode words, whenever that has two words or more. Takes any prose: paragraphs
-/// without labels come back without.
+/// The result has fewer Unicode words than the summary if the summary has at least two. The input may be any prose;
+/// text without speaker labels stays without.
 #[must_use]
 pub fn compress(summary: &str, sentences: usize) -> String {
     let mut terms = Terms::default();
-    let (mut found, mut parts) = (Vec::new(), Vec::new());
+    let (mut sources, mut scored) = (Vec::new(), Vec::new());
     let (mut label, mut source) = (None, 0);
     for line in summary.lines() {
         if line.trim().is_empty() {
-            // Each paragraph is a summary of its own: whoever spoke last in one did not begin the next.
+            // A paragraph is a summary in itself, so the last speaker of one is not the first of the next.
             label = None;
         }
-        for (speaker, part) in plain_text::labelled(line) {
+        for (speaker, part) in plain_text::split_at_labels(line) {
             label = speaker.or(label);
             source += 1;
             for sentence in sentences::split(part) {
                 terms.begin_document(1.0);
-                parts.push(Part { bag: terms.read(sentence.text), factor: form(sentence.text) });
-                found.push(Found { label, source, text: Cow::Borrowed(sentence.text) });
+                let bag = terms.read(sentence.text);
+                scored.push(ScoredSentence { bag, factor: form_factor(sentence.text) });
+                sources.push(SourceSentence { label, source, text: Cow::Borrowed(sentence.text) });
             }
         }
     }
-    // What has been written as a summary's sentence is a passage already.
-    let passages: Vec<_> = (0..parts.len()).map(|number| number..number + 1).collect();
-    let limit = summary.unicode_words().count();
-    let mut best = pick(&parts, &passages, &terms, sentences.max(1), |passage| size(&found, passage));
-    while best.len() > 1 {
-        let text = write(&found, best.clone());
-        if text.unicode_words().count() < limit {
+    // A sentence of a summary is a passage already.
+    let passages: Vec<_> = (0..scored.len()).map(|number| number..number + 1).collect();
+    let max_words = summary.unicode_words().count();
+    let mut selected =
+        select(&scored, &passages, &terms, sentences.max(1), |passage| sentence_count(&sources, passage));
+    while selected.len() > 1 {
+        let text = write(&sources, selected.clone());
+        if text.unicode_words().count() < max_words {
             return text;
         }
-        best.pop();
+        selected.pop();
     }
-    let text = if best.is_empty() {
-        plain_text::plain(summary) // nothing but labels, or not a word
+    let text = if selected.is_empty() {
+        plain_text::to_plain_sentence(summary) // only labels, or no words
     } else {
-        write(&found, best)
+        write(&sources, selected)
     };
-    shorten(&text, limit)
+    shorten(&text, max_words)
 }
 
-/// Writes passages down, in their order.
-fn write(found: &[Found<'_>], mut passages: Vec<Range<usize>>) -> String {
+/// Writes the passages in the order of the conversation.
+fn write(sources: &[SourceSentence<'_>], mut passages: Vec<Range<usize>>) -> String {
     passages.sort_unstable_by_key(|passage| passage.start);
     let statements: Vec<_> = passages
         .iter()
-        .filter_map(|passage| found.get(passage.start).map(|first| (first, text(found, passage))))
+        .filter_map(|passage| sources.get(passage.start).map(|first| (first, passage_text(sources, passage))))
         .collect();
     plain_text::join(statements.iter().map(|(first, text)| Statement {
         label: first.label,
@@ -158,51 +167,47 @@ fn write(found: &[Found<'_>], mut passages: Vec<Range<usize>>) -> String {
     }))
 }
 
-/// The text of a passage.
-fn text(found: &[Found<'_>], passage: &Range<usize>) -> String {
-    let sentences = found.get(passage.clone()).unwrap_or_default();
+fn passage_text(sources: &[SourceSentence<'_>], passage: &Range<usize>) -> String {
+    let sentences = sources.get(passage.clone()).unwrap_or_default();
     passage::write(sentences.iter().map(|sentence| sentence.text.as_ref()))
 }
 
-/// How much of a budget a passage takes up.
-fn size(found: &[Found<'_>], passage: &Range<usize>) -> usize {
-    passage::count(&text(found, passage))
+fn sentence_count(sources: &[SourceSentence<'_>], passage: &Range<usize>) -> usize {
+    passage::sentence_count(&passage_text(sources, passage))
 }
 
-/// One sentence: as it is if that has fewer words than `limit`, else its first two thirds.
-fn shorten(sentence: &str, limit: usize) -> String {
+/// Returns the first two thirds of a sentence that has `max_words` words or more.
+fn shorten(sentence: &str, max_words: usize) -> String {
     let words = sentence.unicode_word_indices().count();
-    if words < limit || words < 2 {
+    if words < max_words || words < 2 {
         return sentence.to_owned();
     }
-    let end = sentence.unicode_word_indices().nth((limit * 2 / 3).max(1));
+    let end = sentence.unicode_word_indices().nth((max_words * 2 / 3).max(1));
     let (kept, _) = sentence.split_at(end.map_or(sentence.len(), |(at, _)| at));
-    plain_text::end(kept.to_owned())
+    plain_text::with_end(kept.to_owned())
 }
 
-/// What the form of a sentence says of its worth: a factor around 1.
-fn form(sentence: &str) -> f64 {
-    let figures = sentence
+/// Returns the factor for the form of a sentence: names and numbers increase it, a question decreases it.
+fn form_factor(sentence: &str) -> f64 {
+    let factor = sentence
         .split_whitespace()
-        .skip(1) // the first word is capitalised whatever it is
-        .filter(|word| is_figure(word))
+        .skip(1) // the first word is always capitalised
+        .filter(|word| is_name_or_number(word))
         .take(2)
-        .fold(1.0, |sum, _| sum + FIGURE);
-    if plain_text::is_question(sentence) { QUESTION * figures } else { figures }
+        .fold(1.0, |sum, _| sum + NAME_OR_NUMBER_BONUS);
+    if plain_text::is_question(sentence) { QUESTION_FACTOR * factor } else { factor }
 }
 
-/// Whether a word is a name or a figure: it has a digit, or begins with a capital and is not just one letter
-/// (English writes "I'm").
-fn is_figure(word: &str) -> bool {
+/// Returns `true` if the word contains a digit, or starts with a capital and has more than one letter (unlike "I'm").
+fn is_name_or_number(word: &str) -> bool {
     let mut chars = word.chars().skip_while(|c| !c.is_alphanumeric());
-    let name =
+    let is_name =
         chars.next().is_some_and(char::is_uppercase) && chars.next().is_some_and(char::is_alphanumeric);
-    // No ideograph is numeric, and not to look them up saves a tenth of the time where all are.
-    name || word.chars().any(|c| !plain_text::is_wide(c) && c.is_numeric())
+    // No ideograph is numeric. Skipping the lookup saves a tenth of the time for texts of ideographs.
+    is_name || word.chars().any(|c| !plain_text::is_wide(c) && c.is_numeric())
 }
 
-/// `part / whole`, exact for any number of messages that fits into memory.
-fn ratio(part: usize, whole: usize) -> f64 {
+fn ratio(part: usize, total: usize) -> f64 {
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
-    number(part) / number(whole.max(1))
+    number(part) / number(total.max(1))
 }

@@ -44,7 +44,7 @@ fn assert_refused(session: usize, answer: &Answer) {
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 6), "{session}");
     let reason = answer.consolidation.reason.as_deref().expect("a reason");
     let polite =
-        reason.contains("100 calls wait for their turn already") || reason.contains("no turn within");
+        reason.contains("its queue is full with 100 calls") || reason.contains("no free call slot within");
     assert!(polite, "{session}: {reason}");
     assert!(answer.consolidation.retry_at.is_some(), "{session}");
 }

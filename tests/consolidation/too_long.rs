@@ -59,7 +59,7 @@ async fn what_is_too_long_in_any_size_fails_and_costs_little(backend: Backend) {
     let answer = tokio::time::timeout(PATIENCE, plain(&app, "s", &given)).await.expect("it ends");
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 120));
     let reason = answer.consolidation.reason.as_deref().unwrap();
-    assert!(reason.contains("small: the prompt is too long for it"), "{reason}");
+    assert!(reason.contains("small: the prompt is too long for the model"), "{reason}");
     // 100,000 tokens can't be halved many times before they are hardly more than the question itself.
     let calls = model.calls().len();
     assert!((2..=10).contains(&calls), "{calls} calls");

@@ -1,28 +1,27 @@
-//! The form of a summary: one paragraph of plain prose in which every statement has its speaker.
+//! The format of an extractive summary: one paragraph of plain text with speaker labels.
 //!
-//! `Ada: The port is 8080. Assistant: Noted.` A label stands before the first sentence of each message, as the
-//! sentences of different messages don't belong together even where one speaker made both. Two promises make
-//! labels trustworthy: a colon with a space after it ends a label and stands nowhere else, so nothing that was
-//! said can pass for a speaker; and everything is on one line, so nothing can pass for a heading or a list.
+//! `Ada: The port is 8080. Assistant: Noted.` A label precedes the first sentence of each message, even if the same
+//! speaker wrote the message before, because sentences of different messages do not belong together. Labels are
+//! trustworthy for two reasons: a colon followed by a space only occurs after a label, so no text can imitate a speaker;
+//! and everything is on one line, so no text can imitate a heading or a list.
 
-use super::sentences::{closes, is_abbreviation};
+use super::sentences::{is_abbreviation, is_closing};
 use crate::domain::message::Role;
 use crate::domain::transcript::TranscriptEntry;
 
-/// The longest label: what chat APIs allow for a participant's name.
-const LABEL_CHARS: usize = 64;
-/// No name has more words; a longer beginning that ends in a colon is part of a sentence.
-const LABEL_WORDS: usize = 5;
+/// Maximum length of a label: the limit of chat APIs for a participant's name.
+const MAX_LABEL_CHARS: usize = 64;
+/// Maximum number of words of a label. More words before a colon are part of a sentence.
+const MAX_LABEL_WORDS: usize = 5;
 
 /// A sentence of a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Statement<'a> {
-    /// Who said it, where that is known.
+    /// The speaker, if known.
     pub(super) label: Option<&'a str>,
-    /// The message that it comes from, or the part of a summary under one label: any number that differs between
-    /// neighbours.
+    /// Number of the message, or of the labelled part of a summary. Only has to differ between neighbours.
     pub(super) source: usize,
-    /// What was said, as [`plain`] has it.
+    /// The result of [`to_plain_sentence`].
     pub(super) text: &'a str,
 }
 
@@ -44,7 +43,7 @@ pub(super) fn join<'a>(statements: impl IntoIterator<Item = Statement<'a>>) -> S
     out
 }
 
-/// The speaker of an entry: its name, or its role.
+/// Returns the label of an entry: its name or its role.
 pub(super) fn label(entry: &TranscriptEntry) -> String {
     let role = match entry.role {
         Role::User => "User",
@@ -55,39 +54,40 @@ pub(super) fn label(entry: &TranscriptEntry) -> String {
         .name
         .iter()
         .flat_map(|name| name.chars())
-        .map(|c| if fits_label(c) { c } else { ' ' })
-        .take(LABEL_CHARS)
+        .map(|c| if is_label_char(c) { c } else { ' ' })
+        .take(MAX_LABEL_CHARS)
         .collect();
-    let name = name.split_whitespace().take(LABEL_WORDS).collect::<Vec<_>>().join(" ");
-    // Nobody speaks under another role's name.
+    let name = name.split_whitespace().take(MAX_LABEL_WORDS).collect::<Vec<_>>().join(" ");
+    // A name must not imitate a role.
     if name.is_empty() || Role::parse(&name.to_lowercase()).is_some() { role.to_owned() } else { name }
 }
 
-/// Whether a character may be part of a label: most do, for names are written in all scripts.
-fn fits_label(c: char) -> bool {
+/// Returns `true` if a label may contain the character: letters of all scripts and most other characters.
+fn is_label_char(c: char) -> bool {
     let punctuation = c.is_ascii_punctuation() && !matches!(c, '-' | '_' | '\'' | '@' | '&' | '/' | '+');
-    !(punctuation || c.is_control() || is_format(c) || ends_sentence(c) || "“”„«»「」：，、".contains(c))
+    !(punctuation || c.is_control() || is_format_char(c) || ends_sentence(c) || "“”„«»「」：，、".contains(c))
 }
 
-/// The parts of one line of a summary, each with the label that stands before it. The first may have none.
-pub(super) fn labelled(line: &str) -> Vec<(Option<&str>, &str)> {
+/// Splits a line of a summary at its labels. The first part may have no label.
+pub(super) fn split_at_labels(line: &str) -> Vec<(Option<&str>, &str)> {
     let mut parts = Vec::new();
-    let (mut label, mut begin) = (None, 0);
+    let (mut label, mut part_start) = (None, 0);
     for (colon, _) in line.match_indices(": ") {
-        // A label is short: looking no further back keeps the time linear.
-        let earliest = begin.max(line.floor_char_boundary(colon.saturating_sub(4 * LABEL_CHARS + 4)));
+        // The limited length of a label keeps the time linear.
+        let earliest =
+            part_start.max(line.floor_char_boundary(colon.saturating_sub(4 * MAX_LABEL_CHARS + 4)));
         let Some(head) = line.get(earliest..colon) else {
-            continue; // inside the label before
+            continue; // within the previous label
         };
         let after_sentence = head
             .char_indices()
             .rev()
-            .find(|(at, c)| c.is_whitespace() && head.get(..*at).is_some_and(is_finished))
+            .find(|(at, c)| c.is_whitespace() && head.get(..*at).is_some_and(has_end))
             .map(|(at, c)| earliest + at + c.len_utf8());
-        let Some(start) = after_sentence.or((earliest == begin).then_some(begin)) else {
+        let Some(start) = after_sentence.or((earliest == part_start).then_some(part_start)) else {
             continue;
         };
-        let (Some(name), Some(before)) = (line.get(start..colon), line.get(begin..start)) else {
+        let (Some(name), Some(before)) = (line.get(start..colon), line.get(part_start..start)) else {
             continue;
         };
         if !is_label(name) {
@@ -97,9 +97,9 @@ pub(super) fn labelled(line: &str) -> Vec<(Option<&str>, &str)> {
             parts.push((label, before.trim()));
         }
         label = Some(name);
-        begin = colon + 2;
+        part_start = colon + 2;
     }
-    let rest = line.get(begin..).unwrap_or_default().trim();
+    let rest = line.get(part_start..).unwrap_or_default().trim();
     if !rest.is_empty() {
         parts.push((label, rest));
     }
@@ -109,38 +109,39 @@ pub(super) fn labelled(line: &str) -> Vec<(Option<&str>, &str)> {
 fn is_label(name: &str) -> bool {
     !name.is_empty()
         && name.trim() == name
-        && name.chars().all(fits_label)
-        && name.chars().count() <= LABEL_CHARS
-        && name.split_whitespace().count() <= LABEL_WORDS
+        && name.chars().all(is_label_char)
+        && name.chars().count() <= MAX_LABEL_CHARS
+        && name.split_whitespace().count() <= MAX_LABEL_WORDS
 }
 
-/// A sentence as plain prose: one line, no markup, no label, with an end, and with no other end before it.
-pub(super) fn plain(sentence: &str) -> String {
+/// Converts a sentence into plain text: one line without markup and labels that ends like a sentence and has no other
+/// sentence end before.
+pub(super) fn to_plain_sentence(sentence: &str) -> String {
     let mut out = String::with_capacity(sentence.len() + 1);
-    let mut glue = true;
+    let mut skip_space = true;
     for word in sentence.split(|c: char| c.is_whitespace() || c.is_control()) {
         let marker = out.is_empty() && is_list_marker(word) && word.len() < sentence.trim_end().len();
         if word.is_empty() || marker || is_markup(word) {
             continue;
         }
-        if !glue {
+        if !skip_space {
             out.push(' ');
         }
-        // JSON: `"key": 1` reads as well without the space.
-        glue = word.ends_with("\":");
+        // `"key": 1` of JSON is written without the space, because a colon and a space mark a label.
+        skip_space = word.ends_with("\":");
         push_word(&mut out, word);
     }
-    end(unbroken(&out))
+    with_end(without_inner_ends(&out))
 }
 
-/// Takes away what a reader who looks at punctuation alone would take for an end: `Dr. Ng` is `Dr Ng`, and who
-/// writes all in lower case has semicolons.
-fn unbroken(sentence: &str) -> String {
+/// Replaces punctuation within a sentence that could be mistaken for its end: `Dr. Ng` becomes `Dr Ng`, and sentences
+/// that start in lower case are separated by semicolons.
+fn without_inner_ends(sentence: &str) -> String {
     let mut out = String::new();
     let mut rest = sentence;
     while let Some(space) = rest.find(' ') {
         let (word, after) = rest.split_at(space);
-        let core = word.trim_end_matches(closes);
+        let core = word.trim_end_matches(is_closing);
         let stem = core.trim_end_matches(ends_sentence);
         let run = core.get(stem.len()..).unwrap_or_default();
         out.push_str(stem);
@@ -158,23 +159,23 @@ fn unbroken(sentence: &str) -> String {
     out
 }
 
-/// Gives a sentence an end that shows, in place of whatever it was to go on with.
-pub(super) fn end(mut sentence: String) -> String {
+/// Removes trailing separators and appends a full stop unless the sentence has an end.
+pub(super) fn with_end(mut sentence: String) -> String {
     let kept = sentence.trim_end_matches([':', ',', ';', '–', '—', '-', ' ']).len();
     sentence.truncate(kept);
-    if !sentence.is_empty() && !is_finished(&sentence) {
+    if !sentence.is_empty() && !has_end(&sentence) {
         sentence.push(if sentence.ends_with(is_wide) { '。' } else { '.' });
     }
     sentence
 }
 
-/// Whether a character belongs to a script whose punctuation is as wide as its characters.
+/// Returns `true` for characters of scripts with full-width punctuation.
 pub(super) fn is_wide(c: char) -> bool {
     ('\u{3040}'..='\u{9fff}').contains(&c)
 }
 
 fn push_word(out: &mut String, word: &str) {
-    // Headings and quotes open with these; a hashtag inside the sentence stays.
+    // The markers of headings and quotations. Hashtags within the sentence are kept.
     let word = if out.is_empty() { word.trim_start_matches(['#', '>']) } else { word };
     let (word, colon) = match word.strip_suffix([':', '：']) {
         Some(_) if word.ends_with("\":") => (word, false),
@@ -185,7 +186,7 @@ fn push_word(out: &mut String, word: &str) {
         match c {
             '`' => {}
             '：' => out.push('–'),
-            c if is_format(c) => {}
+            c if is_format_char(c) => {}
             c => out.push(c),
         }
     }
@@ -206,8 +207,8 @@ fn is_list_marker(word: &str) -> bool {
         })
 }
 
-/// Characters that change how others are shown: they could make a line read as what it is not.
-fn is_format(c: char) -> bool {
+/// Returns `true` for formatting characters, which could disguise the text of a line.
+fn is_format_char(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{feff}')
 }
 
@@ -232,15 +233,15 @@ pub(super) fn ends_sentence(c: char) -> bool {
     )
 }
 
-/// Whether a text ends where a sentence does.
-fn is_finished(text: &str) -> bool {
-    text.trim_end_matches(closes).ends_with(ends_sentence)
+/// Returns `true` if the text ends like a sentence.
+fn has_end(text: &str) -> bool {
+    text.trim_end_matches(is_closing).ends_with(ends_sentence)
 }
 
-/// Whether a sentence asks, be it in surprise.
+/// Returns `true` if the sentence ends with a question mark, possibly among exclamation marks.
 pub(super) fn is_question(sentence: &str) -> bool {
-    let said = sentence.trim_end_matches(closes);
-    let run = said.get(said.trim_end_matches(ends_sentence).len()..).unwrap_or_default();
+    let trimmed = sentence.trim_end_matches(is_closing);
+    let run = trimmed.get(trimmed.trim_end_matches(ends_sentence).len()..).unwrap_or_default();
     run.contains(['?', '？', '؟', '⁇', '⁈', '⁉'])
 }
 
@@ -249,8 +250,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markup_and_labels_do_not_survive() {
-        for (said, plainly) in [
+    fn markup_and_labels_are_removed() {
+        for (sentence, expected) in [
             ("## Session   Summary", "Session Summary."),
             ("- **Bold** and `code`", "Bold and code."),
             ("1. first of all", "first of all."),
@@ -263,14 +264,14 @@ mod tests {
             ("a\u{202e}b\u{0}c", "ab c."),
             ("***", ""),
         ] {
-            assert_eq!(plain(said), plainly, "{said}");
+            assert_eq!(to_plain_sentence(sentence), expected, "{sentence}");
         }
     }
 
     #[test]
-    fn labels_are_read_back() {
+    fn summary_is_split_at_its_labels() {
         assert_eq!(
-            labelled("Ada: It is so. And \"so: so\". bob_1: No! 王: 好。 Dr Who: Why"),
+            split_at_labels("Ada: It is so. And \"so: so\". bob_1: No! 王: 好。 Dr Who: Why"),
             [
                 (Some("Ada"), "It is so. And \"so: so\"."),
                 (Some("bob_1"), "No!"),
@@ -278,11 +279,11 @@ mod tests {
                 (Some("Dr Who"), "Why")
             ]
         );
-        assert_eq!(labelled("No label here."), [(None, "No label here.")]);
+        assert_eq!(split_at_labels("No label here."), [(None, "No label here.")]);
     }
 
     #[test]
-    fn a_name_can_not_forge() {
+    fn name_cannot_imitate_a_role_or_markup() {
         let entry = |name: &str| TranscriptEntry {
             role: Role::User,
             name: Some(name.to_owned()),

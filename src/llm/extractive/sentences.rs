@@ -1,42 +1,43 @@
-//! Where sentences begin and end in what people and machines write to each other.
+//! Splits messages into sentences.
 //!
-//! The borders are Unicode's (UAX #29), taken line by line, and corrected where chat differs from print: a URL is
-//! no place to stop, an abbreviation neither, and a line without punctuation still has an end.
+//! The boundaries are those of Unicode (UAX #29) within each line, corrected for chat: URLs and abbreviations do not end
+//! a sentence, and the end of a line always does.
 
 use unicode_segmentation::UnicodeSegmentation;
 
-/// The longest sentence, in characters: beyond it a line is a dump, not a statement, and is cut at white space.
-/// The longest sentences of edited English prose are about this long.
+/// Maximum length of a sentence in characters, about that of the longest sentences of edited English prose. Longer lines
+/// are usually dumps of data; they are cut at white space.
 const MAX_CHARS: usize = 400;
 
-/// Words whose full stop ends no sentence, in lower case without it. Single letters need no entry. Few on purpose:
-/// a missed one costs a short candidate, a wrong one glues two sentences together.
+/// Words whose full stop does not end a sentence, in lower case and without the full stop. Single letters are recognised
+/// without an entry. The list is short on purpose: a missing entry produces a short candidate, a wrong one joins two
+/// sentences.
 const ABBREVIATIONS: [&str; 24] = [
     "approx", "bzw", "ca", "cf", "dr", "e.g", "i.e", "jr", "mr", "mrs", "ms", "mme", "nr", "p.s", "prof",
     "resp", "sr", "sra", "st", "usw", "vs", "vgl", "z.b", "u.s",
 ];
 
-/// A sentence, as it stands in its message.
+/// A sentence of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sentence<'a> {
-    /// Its text, trimmed, still with whatever markup the message has.
+    /// The trimmed text, including markup.
     pub(super) text: &'a str,
-    /// Whether it is a line of a fenced code block.
-    pub(super) code: bool,
+    /// `true` for a line of a fenced code block.
+    pub(super) is_code: bool,
 }
 
-/// The sentences of a text, in order; none for white space. Fences of code blocks are left out.
+/// Returns the sentences of a text in order. The fences of code blocks are left out.
 pub(super) fn split(text: &str) -> Vec<Sentence<'_>> {
     let mut sentences = Vec::new();
-    let mut code = false;
+    let mut is_code = false;
     for line in text.split(is_line_break).map(str::trim).filter(|line| !line.is_empty()) {
         if line.starts_with("```") || line.starts_with("~~~") {
-            code = !code;
-        } else if code {
-            cap(line, |text| sentences.push(Sentence { text, code }));
+            is_code = !is_code;
+        } else if is_code {
+            split_to_max_length(line, |text| sentences.push(Sentence { text, is_code }));
         } else {
             each_sentence(line, |sentence| {
-                cap(sentence, |text| sentences.push(Sentence { text, code }));
+                split_to_max_length(sentence, |text| sentences.push(Sentence { text, is_code }));
             });
         }
     }
@@ -47,44 +48,44 @@ fn is_line_break(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Whether a character ends a sentence in scripts that put no space after it.
+/// Returns `true` for sentence ends of scripts that do not put a space after them.
 fn ends_without_space(c: char) -> bool {
     matches!(c, '。' | '！' | '？' | '｡' | '．')
 }
 
-/// Whether a character may follow the full stop inside the sentence: quotes and brackets that close.
-pub(super) fn closes(c: char) -> bool {
+/// Returns `true` for closing quotes and is_bracket, which may follow the full stop within the sentence.
+pub(super) fn is_closing(c: char) -> bool {
     matches!(c, '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '»' | '」' | '』' | '）' | '】')
 }
 
 fn each_sentence<'a>(line: &'a str, mut found: impl FnMut(&'a str)) {
     let mut begin = 0;
-    each_border(line, |end| {
+    each_boundary(line, |end| {
         let (head, rest) = line.split_at(end);
         let sentence = head.get(begin..).unwrap_or_default();
-        if rest.is_empty() || is_border(sentence, rest) {
+        if rest.is_empty() || is_boundary(sentence, rest) {
             found(sentence.trim());
             begin = end;
         }
     });
 }
 
-/// Where Unicode has a sentence border within one line, its end included; in a line of ASCII only those with white
-/// space before them, as the others are none here.
+/// Calls `found` for each Unicode sentence boundary of a line, including its end. In ASCII lines, only boundaries after
+/// white space are reported, because the others do not end a sentence here.
 ///
-/// The plainest texts, which are most, have the same rules without Unicode's tables: with these, finding borders
-/// would be half of the whole summariser's work.
-fn each_border(line: &str, found: impl FnMut(usize)) {
+/// ASCII and plain ideographic texts, which are most, use equivalent rules without Unicode's tables: with the tables,
+/// the search for boundaries would take half of the time of the summariser.
+fn each_boundary(line: &str, found: impl FnMut(usize)) {
     if line.is_ascii() {
-        each_latin_border(line, found);
+        each_latin_boundary(line, found);
     } else if line.chars().all(is_plain_ideographic) {
-        each_ideographic_border(line, found);
+        each_ideographic_boundary(line, found);
     } else {
         line.split_sentence_bound_indices().map(|(start, piece)| start + piece.len()).for_each(found);
     }
 }
 
-fn each_latin_border(line: &str, mut found: impl FnMut(usize)) {
+fn each_latin_boundary(line: &str, mut found: impl FnMut(usize)) {
     let mut rest = line;
     while let Some(at) = rest.find(['.', '!', '?']) {
         let (_, tail) = rest.split_at(at);
@@ -107,51 +108,54 @@ fn each_latin_border(line: &str, mut found: impl FnMut(usize)) {
     found(line.len());
 }
 
-/// What most Chinese and Japanese is written in, without what needs a look ahead: Latin full stops.
+/// Returns `true` for the characters of most Chinese and Japanese texts, except Latin full stops, which need lookahead.
 fn is_plain_ideographic(c: char) -> bool {
     matches!(c, ' ' | '…' | '·' | '0'..='9' | 'A'..='Z' | 'a'..='z'
         | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{30fc}'
         | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}')
-        || ends_ideographic(c)
-        || brackets(c)
-        || goes_on(c)
+        || is_ideographic_end(c)
+        || is_bracket(c)
+        || is_ideographic_separator(c)
 }
 
-fn ends_ideographic(c: char) -> bool {
+fn is_ideographic_end(c: char) -> bool {
     matches!(c, '。' | '！' | '？')
 }
 
-fn brackets(c: char) -> bool {
+fn is_bracket(c: char) -> bool {
     matches!(c, '「' | '」' | '『' | '』' | '（' | '）' | '【' | '】' | '《' | '》' | '“' | '”')
 }
 
-fn goes_on(c: char) -> bool {
+fn is_ideographic_separator(c: char) -> bool {
     matches!(c, '，' | '、' | '：' | '；')
 }
 
-fn each_ideographic_border(line: &str, mut found: impl FnMut(usize)) {
+fn each_ideographic_boundary(line: &str, mut found: impl FnMut(usize)) {
     let mut rest = line;
-    while let Some(at) = rest.find(ends_ideographic) {
+    while let Some(at) = rest.find(is_ideographic_end) {
         let (_, tail) = rest.split_at(at);
-        let after = tail.trim_start_matches(ends_ideographic);
-        let next = after.trim_start_matches(brackets).trim_start_matches(' ');
+        let after = tail.trim_start_matches(is_ideographic_end);
+        let next = after.trim_start_matches(is_bracket).trim_start_matches(' ');
         rest = after;
-        if !next.is_empty() && !next.starts_with(goes_on) && !next.starts_with(ends_ideographic) {
+        if !next.is_empty()
+            && !next.starts_with(is_ideographic_separator)
+            && !next.starts_with(is_ideographic_end)
+        {
             found(line.len() - next.len());
         }
     }
     found(line.len());
 }
 
-/// Whether one of Unicode's borders, between `sentence` and `rest`, is one here.
-fn is_border(sentence: &str, rest: &str) -> bool {
-    let said = sentence.trim_end();
-    let core = said.trim_end_matches(closes);
+/// Returns `true` if the Unicode boundary between `sentence` and `rest` ends a sentence.
+fn is_boundary(sentence: &str, rest: &str) -> bool {
+    let trimmed = sentence.trim_end();
+    let core = trimmed.trim_end_matches(is_closing);
     if core.ends_with(ends_without_space) {
         return true;
     }
     // `https://example.org/?q=1`, `Node!important`: Unicode breaks after `?` and `!` whatever follows.
-    if said.len() == sentence.len() {
+    if trimmed.len() == sentence.len() {
         return false;
     }
     // `Yahoo! announced`, `"Really?" she asked`: Unicode looks ahead only after a full stop.
@@ -161,22 +165,23 @@ fn is_border(sentence: &str, rest: &str) -> bool {
     !core.strip_suffix('.').is_some_and(is_abbreviation)
 }
 
-/// Whether a full stop after this text abbreviates its last word.
+/// Returns `true` if a full stop after this text belongs to an abbreviation.
 pub(super) fn is_abbreviation(text: &str) -> bool {
     let word = text.rsplit(|c: char| c.is_whitespace() || c == '(').next().unwrap_or_default();
     let mut chars = word.chars();
     match (chars.next(), chars.next()) {
-        // Initials, and the numbers of a list; `I.` is more often the end of a sentence.
+        // Initials and list numbers. `I.` usually is the end of a sentence.
         (Some(c), None) => c != 'I' && c.is_alphanumeric() && (!c.is_numeric() || word.len() == text.len()),
         (None, _) => false,
         _ => word.len() <= 8 && ABBREVIATIONS.contains(&word.to_lowercase().as_str()),
     }
 }
 
-/// Cuts what is longer than [`MAX_CHARS`], at white space where there is any in the second half of a piece.
-fn cap<'a>(sentence: &'a str, mut found: impl FnMut(&'a str)) {
+/// Splits a sentence into pieces of at most [`MAX_CHARS`] characters, at white space if the second half of a piece has
+/// any.
+fn split_to_max_length<'a>(sentence: &'a str, mut found: impl FnMut(&'a str)) {
     let mut rest = sentence;
-    // The first test is the cheap one: a character has at least one byte.
+    // A cheap test first: a character has at least one byte.
     while rest.len() > MAX_CHARS {
         let Some((limit, _)) = rest.char_indices().nth(MAX_CHARS) else {
             break;
@@ -201,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn borders_of_print_and_chat() {
+    fn sentences_of_prose_and_chat_are_split() {
         assert_eq!(texts("It works. Does it?! Yes!"), ["It works.", "Does it?!", "Yes!"]);
         assert_eq!(texts("no punctuation\nbut two lines\r\n"), ["no punctuation", "but two lines"]);
         assert_eq!(
@@ -220,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_text_has_the_borders_of_unicode() {
+    fn ascii_boundaries_equal_those_of_unicode() {
         let alphabet = b"aA1 ..!?,;-\"')(";
         let mut state: u64 = 7;
         for _ in 0..20_000 {
@@ -232,7 +237,7 @@ mod tests {
                 .collect();
             let line = line.trim();
             let mut ours = Vec::new();
-            each_border(line, |end| ours.push(end));
+            each_boundary(line, |end| ours.push(end));
             let mut unicode: Vec<usize> = line
                 .split_sentence_bound_indices()
                 .map(|(start, piece)| start + piece.len())
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_ideographs_have_the_borders_of_unicode() {
+    fn ideographic_boundaries_equal_those_of_unicode() {
         let alphabet: Vec<char> = "字数のカー 1aB。。！？「」（）“”《》【】『，、：；…·".chars().collect();
         let mut state: u64 = 7;
         for _ in 0..20_000 {
@@ -258,7 +263,7 @@ mod tests {
                 .collect();
             assert!(line.chars().all(is_plain_ideographic));
             let mut ours = Vec::new();
-            each_ideographic_border(&line, |end| ours.push(end));
+            each_ideographic_boundary(&line, |end| ours.push(end));
             let unicode: Vec<usize> =
                 line.split_sentence_bound_indices().map(|(start, piece)| start + piece.len()).collect();
             assert_eq!(ours, unicode, "{line}");
@@ -266,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn code_is_told_from_prose() {
+    fn lines_of_code_blocks_are_marked_as_code() {
         let found = split("Run this:\n```sh\nmake all\n```\nThen rest.");
-        let code: Vec<_> = found.iter().map(|sentence| (sentence.text, sentence.code)).collect();
+        let code: Vec<_> = found.iter().map(|sentence| (sentence.text, sentence.is_code)).collect();
         assert_eq!(code, [("Run this:", false), ("make all", true), ("Then rest.", false)]);
     }
 
     #[test]
-    fn a_line_without_end_is_cut() {
+    fn long_line_is_split_at_white_space() {
         let line = "ก".repeat(100_000);
         let found = texts(&line);
         assert_eq!(found.concat(), line);

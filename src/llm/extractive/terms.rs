@@ -1,8 +1,9 @@
-//! What a sentence is about: its words as numbers, each with a weight.
+//! Terms: the words of a conversation as numbers, each with a weight.
 //!
-//! A word weighs most when several messages share it but not all of them do: it is then neither chance nor
-//! grammar. No list of stop words is needed, so no language is favoured; that frequent words are short (Zipf's law
-//! of abbreviation, which holds for all languages examined) settles what counting alone can't in a short text.
+//! A term has a high weight if several messages contain it, but not all: rare words are incidental, and ubiquitous ones
+//! are grammar. No list of stop words is needed, so no language is favoured. In short texts the counts are not sufficient;
+//! there the length of a word helps, because frequent words are short (Zipf's law of abbreviation, which holds for all
+//! examined languages).
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -10,51 +11,49 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
-/// From this length on, in characters, a longer word says no more.
-const LONG_WORD: u32 = 10;
+/// Length in characters above which the weight of a word does not increase.
+const MAX_WEIGHTED_CHARS: u32 = 10;
 
-/// The distinct terms of one sentence, as a range of [`Terms::of`].
+/// The distinct terms of one sentence; see [`Terms::of`].
 #[derive(Clone, Debug)]
-pub(super) struct Bag {
+pub(super) struct TermBag {
     range: Range<usize>,
-    /// All its words, repeated ones included.
+    /// Number of words, including repeated ones.
     pub(super) words: u32,
 }
 
-/// How many terms the pairs of characters share, as a power of two: few enough for the table of them to stay in a
-/// processor's cache, which makes a million of characters cheap; enough for nine in ten of the pairs of a long
-/// conversation (100,000 characters) to have one of their own. Pairs that share a term count as one, like
-/// homonyms.
+/// Size of the table of character pairs, as a power of two. It is small enough for the processor's cache, which makes a
+/// million characters cheap, and large enough that nine of ten pairs of a long conversation (100,000 characters) have an
+/// entry of their own. Pairs that share an entry count as one term, like homonyms.
 const PAIR_BITS: u32 = 18;
 
-/// Every term of a conversation, numbered in the order of first appearance, so that nothing ever depends on the
-/// order of a hash map.
+/// All terms of a conversation. They are numbered in the order of their first occurrence, so that the result does not
+/// depend on the order of a hash map.
 #[derive(Debug, Default)]
 pub(super) struct Terms {
-    /// By hash alone, without the string: that is what makes a million of terms cheap. Should two terms ever share
-    /// a hash, they count as one, and no harm is done.
-    ids: HashMap<u64, u32, BuildHasherDefault<AsIs>>,
-    /// Keyed at random, so that no text can be made to collide; numbers never depend on it.
+    /// Numbers by hash. Without the strings, a million terms are cheap. In the unlikely case of a collision, two words
+    /// count as one term.
+    ids: HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>,
+    /// Has a random key, so that nobody can construct collisions. The numbers do not depend on it.
     hasher: RandomState,
-    /// By a hash of the two characters, the number plus one; 0: none yet. Empty until there is a pair.
+    /// Number plus one by the hash of two characters; 0 for an unused entry. Empty before the first pair.
     pairs: Vec<u32>,
-    /// Per term.
-    known: Vec<Term>,
-    /// The terms of all bags, one bag after another.
-    in_bags: Vec<u32>,
-    /// How many bags there are.
-    bag: u32,
-    /// How many documents there are.
-    document: u32,
-    /// The weight of the current one.
+    terms: Vec<Term>,
+    /// The terms of all bags, one after another.
+    bag_terms: Vec<u32>,
+    /// Number of bags.
+    bags: u32,
+    /// Number of documents.
+    documents: u32,
+    /// Weight of the current document.
     document_weight: f64,
-    /// The weight of all of them.
-    documents: f64,
+    /// Weight of all documents.
+    total_weight: f64,
 }
 
 #[derive(Debug, Default)]
 struct Term {
-    /// Summed weight of the documents that have it.
+    /// Total weight of the documents that contain the term.
     frequency: f64,
     characters: u32,
     last_document: u32,
@@ -62,27 +61,27 @@ struct Term {
 }
 
 impl Terms {
-    /// Begins a document: frequencies count those in which a term occurs, each as much as it weighs.
+    /// Starts a document. The frequency of a term is the total weight of the documents that contain it.
     pub(super) fn begin_document(&mut self, weight: f64) {
-        self.document += 1;
+        self.documents += 1;
         self.document_weight = weight;
-        self.documents += weight;
+        self.total_weight += weight;
     }
 
     /// Reads a sentence of the current document.
-    pub(super) fn read(&mut self, sentence: &str) -> Bag {
-        self.bag += 1;
-        let (begin, mut words) = (self.in_bags.len(), 0);
-        // The character before, where it belongs to a script without spaces and thus may begin a pair; and the last.
-        let (mut pair, mut lone) = (None::<char>, None);
+    pub(super) fn read(&mut self, sentence: &str) -> TermBag {
+        self.bags += 1;
+        let (start, mut words) = (self.bag_terms.len(), 0);
+        // The previous character if it may start a pair, because its script has no spaces; and the last such character.
+        let (mut pair_start, mut last_char) = (None::<char>, None);
         let mut text = String::new();
         let mut rest = sentence;
         while let Some(first) = rest.chars().next() {
             if is_ideographic(first) {
-                // The most frequent case of what follows, without Unicode's tables.
+                // The most frequent case of the code below, without Unicode's tables.
                 words += 1;
-                lone = Some(first);
-                if let Some(previous) = pair.replace(first) {
+                last_char = Some(first);
+                if let Some(previous) = pair_start.replace(first) {
                     self.count_pair(previous, first);
                 }
                 rest = rest.get(first.len_utf8()..).unwrap_or_default();
@@ -97,17 +96,17 @@ impl Terms {
             let mut end = 0;
             for (at, word) in piece.unicode_word_indices() {
                 words += 1;
-                let previous = pair.take().filter(|_| at == end);
+                let previous = pair_start.take().filter(|_| at == end);
                 end = at + word.len();
-                if let Some(c) = word.chars().next().filter(|c| without_spaces(*c)) {
-                    (pair, lone) = (Some(c), Some(c));
+                if let Some(c) = word.chars().next().filter(|c| is_script_without_spaces(*c)) {
+                    (pair_start, last_char) = (Some(c), Some(c));
                     if let Some(previous) = previous {
                         self.count_pair(previous, c);
                     }
                     continue;
                 }
                 text.clear();
-                let word = stem(word);
+                let word = without_clitics(word);
                 if word.is_ascii() {
                     text.push_str(word);
                     text.make_ascii_lowercase();
@@ -116,17 +115,17 @@ impl Terms {
                 }
                 self.count_word(&text);
             }
-            pair = pair.filter(|_| end == piece.len());
+            pair_start = pair_start.filter(|_| end == piece.len());
         }
-        // A single character alone, such as an answer in one ideograph.
-        if let (true, Some(c)) = (self.in_bags.len() == begin, lone) {
+        // A sentence of a single ideograph.
+        if let (true, Some(c)) = (self.bag_terms.len() == start, last_char) {
             self.count_word(c.encode_utf8(&mut [0; 4]));
         }
-        Bag { range: begin..self.in_bags.len(), words }
+        TermBag { range: start..self.bag_terms.len(), words }
     }
 
     fn count_word(&mut self, text: &str) {
-        let next = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
+        let next = u32::try_from(self.terms.len()).unwrap_or(u32::MAX);
         let id = *self.ids.entry(self.hasher.hash_one(text)).or_insert(next);
         let characters = || u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
         self.count(id, characters);
@@ -136,10 +135,10 @@ impl Terms {
         if self.pairs.is_empty() {
             self.pairs = vec![0; 1 << PAIR_BITS];
         }
-        // Fibonacci hashing of both code points. The key is fixed: what shares a term must not depend on chance.
+        // Fibonacci hashing of both code points. The key is fixed, so that collisions are deterministic.
         let both = (u64::from(u32::from(first)) << 32) | u64::from(u32::from(second));
         let hash = (both ^ (both >> 27)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PAIR_BITS);
-        let next = u32::try_from(self.known.len()).unwrap_or(u32::MAX - 1);
+        let next = u32::try_from(self.terms.len()).unwrap_or(u32::MAX - 1);
         let slot = usize::try_from(hash).ok().and_then(|slot| self.pairs.get_mut(slot));
         let Some(slot) = slot else { return };
         if *slot == 0 {
@@ -149,52 +148,51 @@ impl Terms {
         self.count(id, || 2);
     }
 
-    /// Counts a term of that number, which may be the next new one.
+    /// Counts one occurrence of a term, which may be a new one.
     fn count(&mut self, id: u32, characters: impl Fn() -> u32) {
-        if index(id) == self.known.len() {
-            self.known.push(Term { characters: characters(), ..Term::default() });
+        if index(id) == self.terms.len() {
+            self.terms.push(Term { characters: characters(), ..Term::default() });
         }
-        let Some(term) = self.known.get_mut(index(id)) else {
+        let Some(term) = self.terms.get_mut(index(id)) else {
             return;
         };
-        if term.last_document != self.document {
-            term.last_document = self.document;
+        if term.last_document != self.documents {
+            term.last_document = self.documents;
             term.frequency += self.document_weight;
         }
-        if term.last_bag != self.bag {
-            term.last_bag = self.bag;
-            self.in_bags.push(id);
+        if term.last_bag != self.bags {
+            term.last_bag = self.bags;
+            self.bag_terms.push(id);
         }
     }
 
-    /// The distinct terms of a sentence, in order of first appearance.
-    pub(super) fn of(&self, bag: &Bag) -> &[u32] {
-        self.in_bags.get(bag.range.clone()).unwrap_or_default()
+    /// Returns the distinct terms of a sentence in the order of their first occurrence.
+    pub(super) fn of(&self, bag: &TermBag) -> &[u32] {
+        self.bag_terms.get(bag.range.clone()).unwrap_or_default()
     }
 
-    /// What each term weighs, by its number.
-    ///
-    /// `ln(1 + f) · ln(1 + N / f) · length`: shared by many documents, but not by all.
+    /// Returns the weight of each term by its number: `ln(1 + f) · ln(1 + N / f) · length`, with frequency `f` and total
+    /// weight `N`. It is high for terms of many, but not all documents.
     pub(super) fn weights(&self) -> Vec<f64> {
         let weight = |term: &Term| {
-            let shared = term.frequency.ln_1p();
-            let special = (self.documents / term.frequency).ln_1p();
-            shared * special * f64::from(term.characters.min(LONG_WORD))
+            let frequency = term.frequency.ln_1p();
+            let specificity = (self.total_weight / term.frequency).ln_1p();
+            frequency * specificity * f64::from(term.characters.min(MAX_WEIGHTED_CHARS))
         };
-        self.known.iter().map(weight).collect()
+        self.terms.iter().map(weight).collect()
     }
 }
 
-/// Takes a hash for what it is.
+/// A hasher for keys that are hashes already.
 #[derive(Debug, Default)]
-struct AsIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
     fn write(&mut self, bytes: &[u8]) {
-        // Not called for the keys of this map; right for any other all the same.
+        // Not called for `u64` keys.
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
         }
@@ -204,29 +202,28 @@ impl Hasher for AsIs {
     }
 }
 
-/// The longest part of a word between apostrophes: `Ada's`, `they're` and `l'eau` are about Ada, they and eau.
-fn stem(word: &str) -> &str {
+/// Returns the longest part of a word between apostrophes: `Ada` of `Ada's`, `they` of `they're`, `eau` of `l'eau`.
+fn without_clitics(word: &str) -> &str {
     if !word.contains(['\'', '’']) {
         return word;
     }
-    // Of equals the first, which `max_by` would not take.
+    // `max_by` returns the last of equal elements, but the first one is wanted.
     let longer = |a: &&str, b: &&str| a.len().cmp(&b.len()).then(Ordering::Greater);
     word.split(['\'', '’']).max_by(longer).unwrap_or(word)
 }
 
-/// A term's number as an index.
 pub(super) fn index(id: u32) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX)
 }
 
-/// Whether a character is one of the ideographs and syllables that are a word to Unicode each.
+/// Returns `true` for ideographs and syllables that Unicode treats as words of one character.
 fn is_ideographic(c: char) -> bool {
     matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{3041}'..='\u{3096}' | '\u{3400}'..='\u{4dbf}')
 }
 
-/// Whether a script puts no spaces between words. Unicode's default word borders then fall between all characters
-/// (there is no dictionary), and pairs of neighbours stand in for words, as search engines have them.
-fn without_spaces(c: char) -> bool {
+/// Returns `true` for scripts without spaces between words. Unicode's default word boundaries then are between all
+/// characters, because they use no dictionary; pairs of characters take the place of words, as in search engines.
+fn is_script_without_spaces(c: char) -> bool {
     matches!(c,
         '\u{e00}'..='\u{eff}' // Thai, Lao
         | '\u{1000}'..='\u{109f}' // Burmese
@@ -248,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_folded_and_characters_paired() {
+    fn words_are_case_folded_and_ideographs_form_pairs() {
         assert_eq!(read("Straße STRASSE straße, the The"), (3, 5));
         assert_eq!(read("数据库 数据"), (2, 5));
         assert_eq!(read("ดี"), (1, 1));
@@ -256,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_words_outweigh_chance_and_grammar() {
+    fn shared_words_outweigh_rare_and_ubiquitous_words() {
         let mut terms = Terms::default();
         for text in ["the river rose", "the river fell", "the cloud sank", "the stone lies"] {
             terms.begin_document(1.0);
