@@ -1,7 +1,7 @@
 //! The store: the trait [`Store`], and its implementations for Postgres and SQLite.
 //!
 //! SQL stands only here. A statement that is the same for both databases exists once; the folders [`postgres`] and
-//! [`sqlite`] hold what differs.
+//! [`sqlite`] hold the rest.
 
 use crate::domain::search::analyzer::Analyzer;
 use std::sync::Arc;

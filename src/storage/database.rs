@@ -75,7 +75,7 @@ fn decode<T>(
     row: Option<AnyRow>,
     decode: impl FnOnce(&AnyRow) -> Result<T, StoreError>,
 ) -> Result<Option<T>, StoreError> {
-    row.as_ref().map(decode).transpose()
+    row.map(|row| decode(&row)).transpose()
 }
 
 /// Converts a duration to the unit that statements expect.
@@ -94,7 +94,7 @@ impl Store for Database {
     }
 
     async fn close(&self) {
-        dispatch!(self, close())
+        dispatch!(self, close());
     }
 
     async fn create_api_key(&self, key: &NewApiKey) -> Result<Option<KeyRecord>, StoreError> {

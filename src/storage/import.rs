@@ -1,4 +1,4 @@
-//! What both databases share in importing a session.
+//! Statements and counters for importing a session into either database.
 
 use super::RowBatch;
 use super::rows::to_i64;

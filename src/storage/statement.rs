@@ -13,8 +13,8 @@ use time::OffsetDateTime;
 
 /// The text of a statement for each database. A `&'static str` is a text for both: SQLite accepts `$1`, too.
 ///
-/// Where the texts need the current time, Postgres uses `now()`, the clock of the server that all replicas share. SQLite
-/// gets the time of the process as an additional last parameter, by [`Statement::bind_now`].
+/// For the current time, the text for Postgres uses `now()`, the clock of the server that all replicas share. The text for
+/// SQLite gets the time of the process as an additional last parameter, by [`Statement::bind_now`].
 #[derive(Clone, Copy)]
 pub(super) struct Sql {
     pub(super) postgres: &'static str,
@@ -95,7 +95,7 @@ pub(super) enum Statement<'d> {
     Sqlite { database: &'d Sqlite, query: sqlite::Query<'d> },
 }
 
-impl<'d> Statement<'d> {
+impl Statement<'_> {
     pub(super) fn bind<'t>(self, value: impl Parameter<'t>) -> Self {
         match self {
             Self::Postgres { database, tenant, query } => {

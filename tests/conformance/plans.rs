@@ -132,7 +132,7 @@ async fn call(demo: &Conversation, what: &str) {
             assert_eq!(demo.page(MessageQuery { descending: true, ..page }).await.unwrap().len(), 50);
         }
         "message_metadata" => {
-            assert_eq!(store.message_metadata(tenant, session, 100_000, 50).await.unwrap().len(), 50)
+            assert_eq!(store.message_metadata(tenant, session, 100_000, 50).await.unwrap().len(), 50);
         }
         "sessions" => sessions(None, None).await,
         "sessions, far down" => sessions(None, Some(&far)).await,
@@ -164,7 +164,7 @@ async fn call(demo: &Conversation, what: &str) {
         }
         "at" => assert_eq!(store.fetch_hits(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20),
         "beside" => {
-            assert_eq!(store.fetch_neighbours(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40)
+            assert_eq!(store.fetch_neighbours(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40);
         }
         "append" => {
             demo.say(&["a", "b"]).await;

@@ -73,7 +73,7 @@ impl Postgres {
                     insert_entries(&mut transaction, INSERT_ENTRIES, entries).await?;
                 }
                 RowBatch::Revisions(rows) => {
-                    insert_revisions(&mut transaction, tenant, session, &rows).await?
+                    insert_revisions(&mut transaction, tenant, session, &rows).await?;
                 }
             }
         }

@@ -75,7 +75,7 @@ impl Sqlite {
                     insert_entries(&mut transaction, entries, now).await?;
                 }
                 RowBatch::Revisions(rows) => {
-                    insert_revisions(&mut transaction, tenant, session, &rows).await?
+                    insert_revisions(&mut transaction, tenant, session, &rows).await?;
                 }
             }
         }

@@ -78,7 +78,7 @@ const SCAN_BOUNDS_OF_SESSION: &str = "\
         SELECT id FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $3
     )";
 
-/// SampleRange rows that a walk goes over before all that it may.
+/// Number of rows that a scan reads first; only if they hold too few matches does it read up to its limit.
 const FIRST_SCAN_ROWS: i64 = 2000;
 
 /// References are one JSON text: lists of session and `seq`. Messages beyond the size limit are not read, because SQLite
