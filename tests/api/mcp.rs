@@ -106,7 +106,7 @@ async fn mcp_headers_determine_session_and_user(backend: Backend) {
         (read(json!({"session_id": "café/1", "user_id": "bo"})), "belongs to another user", true),
         (read(json!({"session_id": ""})), "`session_id` must not be empty", true),
         (read(json!({"user_id": 7})), "`user_id` must be a string", true),
-        // Where the connection says who it is, the model can't be talked into being somebody else.
+        // With a header, the tools have no arguments for session and user, and reject them.
         (read(json!({"user_id": "bo"})).header("x-precis-user", "ada"), "`user_id` is no argument", true),
         (session(read(json!({"session_id": "other"}))), "`session_id` is no argument", true),
     ] {
@@ -318,7 +318,7 @@ async fn mcp_client_with_older_version_is_offered_a_supported_one() {
     assert_eq!(post(&app, "/mcp", json!([ping]).to_string()).await.fields(), ["body"]);
 }
 
-/// precis sends no requests to clients, so there is nothing to respond to.
+/// precis sends no requests to clients, so a response is an error.
 #[tokio::test]
 async fn mcp_notifications_are_accepted_and_responses_rejected() {
     let app = on_sqlite(&[]).await;

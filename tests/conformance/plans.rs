@@ -143,7 +143,7 @@ async fn call(demo: &Conversation, what: &str) {
             let scope = SearchFilter { session, ..SearchFilter::default() };
             let sample =
                 store.term_statistics(tenant, &scope, &[probe("common"), probe("few7")], 1000).await.unwrap();
-            // What `append` says is newer and has other words.
+            // The messages of `append` are newer and contain other words.
             assert!(
                 sample.sampled == 1000 && sample.matching[0] > 900 && sample.matching[1] == 0,
                 "{sample:?}"

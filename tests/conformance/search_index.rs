@@ -161,7 +161,7 @@ async fn messages_stored_after_an_erasure_are_found(backend: Backend) {
         let expected: Vec<i64> = (1..=(before + kept) as i64).rev().collect();
         assert_eq!(seqs(&found), expected);
         if let Sql::Sqlite(_) = sql {
-            // Whether the full-text index has what it should, and nothing else.
+            // Checks that the full-text index is consistent with its table.
             sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
         }
     }
@@ -304,8 +304,8 @@ async fn pending_messages_of_erased_session_are_not_indexed(backend: Backend) {
         for text in ["plums", "pears", "apples"] {
             demo.say(&[text, text]).await;
         }
-        let (settled, erased) = tokio::join!(demo.store.index_batch(), demo.erase());
-        settled.unwrap();
+        let (indexed, erased) = tokio::join!(demo.store.index_batch(), demo.erase());
+        indexed.unwrap();
         assert!(erased);
         assert_eq!(index(&mut sql).await, [""; 0]);
         assert_eq!(pending(&mut sql).await, [""; 0]);
@@ -345,13 +345,13 @@ async fn search_on_postgres_waits_for_a_concurrent_indexer() {
         other.execute("BEGIN; SELECT FROM search_pending FOR UPDATE").await.unwrap();
         assert!(!demo.store.index_batch().await.unwrap());
         assert_eq!(pending(&mut sql).await.len(), 1);
-        let settled = demo.index_tenant();
-        tokio::pin!(settled);
-        assert!(timeout(AWHILE, &mut settled).await.is_err());
-        // What comes now is not waited for.
+        let indexing = demo.index_tenant();
+        tokio::pin!(indexing);
+        assert!(timeout(AWHILE, &mut indexing).await.is_err());
+        // The search does not wait for messages that are stored later.
         demo.session("later").say(&["pears"]).await;
         other.execute(end).await.unwrap();
-        settled.await;
+        indexing.await;
         assert!(pending(&mut sql).await.iter().all(|run| run.contains("later")));
         let of_demo = index(&mut sql).await.into_iter().filter(|row| row.contains("demo"));
         assert_eq!(of_demo.count(), 1);

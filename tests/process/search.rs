@@ -142,22 +142,22 @@ async fn messages_of_older_versions_are_found_after_reindex(backend: Backend) {
 #[tokio::test]
 async fn index_worker_indexes_stored_messages_in_the_background() {
     const TELLS: &str = "CREATE OR REPLACE FUNCTION flush_search_index() RETURNS bigint LANGUAGE sql \
-        AS $$ SELECT pg_notify('settled', ''); SELECT 1::bigint $$";
+        AS $$ SELECT pg_notify('flushed', ''); SELECT 1::bigint $$";
     let backend = Backend::postgres().await;
     run(&backend, TELLS).await;
     let mut listener = PgListener::connect(&backend.url()).await.expect("connected");
-    listener.listen("settled").await.expect("listening");
-    let mut settled = async || timeout(SOON, listener.recv()).await.expect("settled").expect("connected");
+    listener.listen("flushed").await.expect("listening");
+    let mut flushed = async || timeout(SOON, listener.recv()).await.expect("flushed").expect("connected");
     let service = start_without_warning(&backend, &[]).await;
     // Pending messages of an earlier process.
-    settled().await;
+    flushed().await;
     say(&service, "a", "a ferry").await;
-    settled().await;
+    flushed().await;
     let line = r#"{"role":"user","content":"two ferries"}"#;
     let import = service.request(Method::POST, "/sessions/b/import");
     let import = import.header("content-type", "application/x-ndjson").body(line);
     assert_eq!(import.send().await.expect("an answer").status(), StatusCode::CREATED);
-    settled().await;
+    flushed().await;
 }
 
 #[tokio::test]

@@ -144,7 +144,7 @@ fn one_line(text: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Returns marks of which no character occurs in the texts, or `None` if there are none.
+/// Returns marks of which no character occurs in the texts, or `None` if all of them occur.
 fn choose_marks(texts: &[&str]) -> Option<[&'static str; 2]> {
     let is_unused = |mark: &str| !texts.iter().any(|text| text.contains(|c| mark.contains(c)));
     HIGHLIGHT_MARKS.into_iter().find(|[open, close]| is_unused(open) && is_unused(close))

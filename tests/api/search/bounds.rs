@@ -1,4 +1,4 @@
-//! Limits of a search, and what is found in spite of them.
+//! Limits of a search, and results within these limits.
 
 use super::{found, path, user};
 use crate::answer::get;
