@@ -1,13 +1,15 @@
-//! The composition root: how the parts are put together, started and stopped.
+//! The composition root: creates the parts of the service from the settings, runs it and stops it.
 
 use crate::config::{self, DatabaseUrl, Settings};
 use crate::domain::consolidation::Policy;
+use crate::domain::error_chain::ErrorChain;
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::tokens;
 use crate::http::{self, server};
 use crate::llm::check::{self, CheckReport};
 use crate::service::keys::Keys;
 use crate::service::keys::authenticator::Authenticator;
-use crate::service::{MemoryService, PoolNames, ServiceConfig};
+use crate::service::{MemoryService, PoolNames, ServiceConfig, reindex};
 use crate::storage::{self, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
@@ -20,39 +22,32 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-pub mod keys;
 mod models;
-pub mod reindex;
-pub mod transfer;
 
-/// How long an API key is taken for valid without a look into the store: a revocation is seen everywhere within it.
-const KEYS_REMEMBERED: Duration = Duration::from_secs(2);
+/// How long a valid API key is cached; a revocation takes effect everywhere within this time.
+const API_KEY_TTL: Duration = Duration::from_secs(2);
 
-/// Why the service does not start, or ended early.
+/// An error that prevents the start of the service or ends it.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// The store can't be opened or brought up to date.
     #[error("can't work with the database {0} (database.url)")]
     Store(DatabaseUrl, #[source] StoreError),
-    /// Models or prompts are set in a way that can't work.
+    /// Invalid models or prompts, or metrics that can't be created.
     #[error("{0}")]
-    Models(String),
-    /// Nothing would keep strangers out.
+    Setup(String),
     #[error(
-        "{0} (server.bind) is open to other machines, and there is no API key yet: make one with \
-         `precis keys create --tenant NAME`, or set server.allow_unauthenticated = true where the network keeps \
-         strangers out, or bind to 127.0.0.1"
+        "{0} (server.bind) is reachable from other machines, and there is no API key yet: create one with \
+         `precis keys create --tenant NAME`, or set server.allow_unauthenticated = true if the network protects the \
+         service, or bind to 127.0.0.1"
     )]
-    NoKeys(SocketAddr),
-    /// The address can't be listened on.
+    NoApiKeys(SocketAddr),
     #[error("can't listen on {0} (server.bind)")]
     Bind(SocketAddr, #[source] std::io::Error),
-    /// The server ended by itself.
     #[error("the server failed")]
     Serve(#[source] std::io::Error),
 }
 
-/// The service with everything it needs, not yet listening.
+/// The service with all its parts, before it listens.
 #[derive(Debug)]
 pub struct App {
     service: MemoryService,
@@ -62,145 +57,156 @@ pub struct App {
     allow_unauthenticated: bool,
     bind: SocketAddr,
     timeouts: server::Timeouts,
-    grace: Duration,
+    shutdown_grace: Duration,
 }
 
 impl App {
-    /// Puts the parts together, and brings the schema up to date if `migrate`.
-    ///
-    /// # Errors
-    /// A part can't be made.
+    /// Creates all parts. Brings the database schema up to date if `migrate` is set.
     pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
-        // The tokenizer takes a moment to load; the database can be asked meanwhile.
+        // Loading the tokenizer takes a while, so it runs while the database is opened.
         let tokenizer = tokio::task::spawn_blocking(tokens::warm_up);
-        let metrics = Metrics::new().map_err(|error| AppError::Models(error.to_string()))?;
-        let llm = Arc::new(metrics.measure(|| models::pools(settings)).map_err(AppError::Models)?);
-        let store = store(settings, migrate).await?;
-        reindex::warn_if_stale(&store, settings.analyzer()).await;
+        let metrics = Metrics::new().map_err(|error| AppError::Setup(error.to_string()))?;
+        let llm = Arc::new(metrics.with_recorder(|| models::pools(settings)).map_err(AppError::Setup)?);
+        let store = open_store(settings, migrate).await?;
+        check_search_index(&store, settings.analyzer()).await;
         let _ = tokenizer.await;
         let server = &settings.server;
         let allow_unauthenticated =
             server.allow_unauthenticated || server.bind.ip().to_canonical().is_loopback();
-        let authenticator = Authenticator::new(Arc::clone(&store), allow_unauthenticated, KEYS_REMEMBERED);
+        let authenticator = Authenticator::new(Arc::clone(&store), allow_unauthenticated, API_KEY_TTL);
         let keys = Keys::new(Arc::clone(&store));
         let service = MemoryService::new(store, llm, service_config(settings));
-        let meters = http::HttpMetrics::new(metrics.recorder());
+        let http_metrics = http::HttpMetrics::new(metrics.recorder());
         let limits = Arc::new(settings.limits.clone());
-        let router = http::router(service.clone(), authenticator, metrics.handle(), meters, &limits, server);
-        let metrics = metrics.handle();
+        let router =
+            http::router(service.clone(), authenticator, metrics.handle(), http_metrics, &limits, server);
         Ok(Self {
             service,
-            metrics,
+            metrics: metrics.handle(),
             router,
             keys,
             allow_unauthenticated,
             bind: server.bind,
             timeouts: server::Timeouts { read: server.read_timeout, write: server.write_timeout },
-            grace: server.shutdown_grace,
+            shutdown_grace: server.shutdown_grace,
         })
     }
 
-    /// The service behind the interface.
     #[must_use]
     pub fn service(&self) -> &MemoryService {
         &self.service
     }
 
-    /// The interface, for a test that needs no socket.
+    /// Returns the router, for tests without a socket.
     pub fn router(&self) -> Router {
         self.router.clone()
     }
 
-    /// Listens where the settings say.
-    ///
-    /// # Errors
-    /// The address is taken, or not this machine's; or other machines reach it, and there is no key.
+    /// Binds the address of the settings. Fails if other machines can reach it and there is no API key.
     pub async fn listen(&self) -> Result<TcpListener, AppError> {
-        // A store that can't tell is no reason not to start: without a key nobody is let in here.
+        // If the database can't tell, the service starts anyway: it rejects requests without a key here.
         if !self.allow_unauthenticated && self.keys.any().await.is_ok_and(|any| !any) {
-            return Err(AppError::NoKeys(self.bind));
+            return Err(AppError::NoApiKeys(self.bind));
         }
         TcpListener::bind(self.bind).await.map_err(|error| AppError::Bind(self.bind, error))
     }
 
-    /// Serves until `stop` is done, and then for as long as requests need to end, but no longer than the grace;
-    /// the same for the consolidations behind them.
-    ///
-    /// # Errors
-    /// The server ended by itself.
+    /// Serves until `stop` completes. Then waits for running requests and consolidations, at most for
+    /// `server.shutdown_grace`.
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
         let stopping = CancellationToken::new();
-        let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::keep_up(self.metrics)));
+        let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::run_upkeep(self.metrics)));
         let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));
         let server = server::serve(listener, self.router, self.timeouts, stopping.clone());
         let mut server = tokio::spawn(server);
-        let ended = tokio::select! {
-            ended = &mut server => Some(ended),
+        let early_result = tokio::select! {
+            result = &mut server => Some(result),
             () = stop => None,
         };
-        let began = tokio::time::Instant::now();
-        // The last quarter of the grace is for the requests that wait for a consolidation: they answer without it.
-        let patience = self.grace * 3 / 4;
-        let ended = if let Some(ended) = ended {
-            ended.map_err(std::io::Error::other)
+        let stopped_at = tokio::time::Instant::now();
+        // Consolidations are cancelled after three quarters of the grace period, so that requests that wait for one can
+        // still respond without it.
+        let consolidation_grace = self.shutdown_grace * 3 / 4;
+        let result = if let Some(result) = early_result {
+            result.map_err(std::io::Error::other)
         } else {
-            tracing::info!(grace = ?self.grace, "stopping: requests under way are answered first");
+            tracing::info!(grace = ?self.shutdown_grace, "stopping: waiting for running requests");
             stopping.cancel();
-            let drained = tokio::time::timeout(self.grace, &mut server);
-            tokio::pin!(drained);
-            let drained = tokio::select! {
-                drained = &mut drained => drained,
-                () = tokio::time::sleep(patience) => {
+            let drain = tokio::time::timeout(self.shutdown_grace, &mut server);
+            tokio::pin!(drain);
+            let drain_result = tokio::select! {
+                result = &mut drain => result,
+                () = tokio::time::sleep(consolidation_grace) => {
                     self.service.stop_consolidations();
-                    drained.await
+                    drain.await
                 }
             };
-            if let Ok(ended) = drained {
-                ended.map_err(std::io::Error::other)
+            if let Ok(result) = drain_result {
+                result.map_err(std::io::Error::other)
             } else {
-                tracing::warn!("requests did not end within the grace; their connections are closed");
+                tracing::warn!("requests did not end within the grace period; closing their connections");
                 server.abort();
                 Ok(())
             }
         };
         drop(index_worker);
-        self.service.shut_down(patience.saturating_sub(began.elapsed())).await;
+        self.service.shut_down(consolidation_grace.saturating_sub(stopped_at.elapsed())).await;
         drop(upkeep);
-        tracing::info!(elapsed = ?began.elapsed(), "stopped");
-        ended.map_err(AppError::Serve)
+        tracing::info!(elapsed = ?stopped_at.elapsed(), "stopped");
+        result.map_err(AppError::Serve)
     }
 }
 
-/// The store that the settings name, its schema brought up to date if `migrate`.
-///
-/// # Errors
-/// It can't be opened, or not brought up to date.
-pub async fn store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>, AppError> {
+/// Connects to the database of the settings. Brings its schema up to date if `migrate` is set.
+pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>, AppError> {
     let database = &settings.database;
-    let named = |error| AppError::Store(database.url.clone(), error);
+    let with_url = |error| AppError::Store(database.url.clone(), error);
     let options = storage::StoreOptions {
         max_connections: database.max_connections,
         acquire_timeout: database.acquire_timeout,
         statement_timeout: database.statement_timeout,
         search: settings.analyzer(),
     };
-    let store = storage::connect(database.url.expose(), &options).await.map_err(named)?;
+    let store = storage::connect(database.url.expose(), &options).await.map_err(with_url)?;
     if migrate {
-        store.migrate().await.map_err(named)?;
+        store.migrate().await.map_err(with_url)?;
     } else if let Err(error) = store.check_ready().await {
-        tracing::warn!(%error, "the database is not ready; requests are answered as soon as it is");
+        tracing::warn!(%error, "the database is not ready; requests fail until it is");
     }
     Ok(store)
 }
 
-/// Asks every model of the settings once.
-///
-/// # Errors
-/// A model can't be made.
+/// Sends a short request to every model of the settings.
 pub async fn check_models(settings: &Settings) -> Result<CheckReport, AppError> {
-    let models = models::models(settings).map_err(AppError::Models)?;
+    let models = models::models(settings).map_err(AppError::Setup)?;
     let pools = settings.llm.pools.iter().map(|(name, pool)| (name.clone(), pool.models.clone()));
     Ok(check::check_models(&models, pools.collect()).await)
+}
+
+/// Logs a warning if the search index does not contain all messages. Marks the index as disabled if search is.
+async fn check_search_index(store: &Arc<dyn Store>, analyzer: Option<Analyzer>) {
+    let Some(analyzer) = analyzer else {
+        if let Err(error) = store.disable_index().await {
+            tracing::warn!(error = %ErrorChain(&error), "failed to mark the search index as disabled");
+        }
+        return;
+    };
+    match reindex::state(store, analyzer).await {
+        Ok(state) if state.analyzer_version != analyzer.version() => tracing::warn!(
+            index_version = state.analyzer_version,
+            expected_version = analyzer.version(),
+            "the search index was built with other settings, and search misses messages: run `precis reindex`"
+        ),
+        Ok(state) if state.sessions_to_reindex > 0 => tracing::warn!(
+            sessions = state.sessions_to_reindex,
+            "the search index does not cover all messages: run `precis reindex`"
+        ),
+        Ok(_) => {}
+        // Requests log the errors of the database, too.
+        Err(error) => {
+            tracing::debug!(error = %ErrorChain(&error), "failed to read the state of the search index");
+        }
+    }
 }
 
 fn service_config(settings: &Settings) -> ServiceConfig {
@@ -209,10 +215,10 @@ fn service_config(settings: &Settings) -> ServiceConfig {
     ServiceConfig {
         policy: Policy {
             threshold: i64::try_from(set.threshold).unwrap_or(i64::MAX),
-            // Policies are about what is stored.
+            // Stored token counts do not include the factor of the tokenizer.
             max_tail_tokens: set
                 .max_tail_tokens
-                .map(|most| settings.tokens.tokenizer.unscale(i64::try_from(most).unwrap_or(i64::MAX))),
+                .map(|max| settings.tokens.tokenizer.unscale(i64::try_from(max).unwrap_or(i64::MAX))),
             keep_recent: set.keep_recent,
             summary_word_limit: set.summary_word_limit,
             summary_sentences: set.summary_sentences,

@@ -1,20 +1,22 @@
 //! precis: a memory for LLM agents that fits their context window.
 //!
 //! ```text
-//! domain  <-  storage, llm  <-  service  <-  http  <-  app (main)
+//! domain  <-  storage, llm  <-  service  <-  http  <-  app  <-  cli (main)
 //! ```
 //!
-//! - [`domain`]: types and rules, without I/O, clock or randomness: when consolidation is due, where a cut is safe,
-//!   how a context is assembled.
-//! - [`storage`]: the store, as small traits; Postgres and SQLite behind them. All SQL is here.
-//! - [`llm`]: language models: pools, providers, prompts and the response check.
-//! - [`service`]: the memory service, over any store and any models.
-//! - [`http`]: the interface. Its route table shows it on one screen.
-//! - [`blocking`]: for work that takes the processor for long; whoever needs it may name it.
-//! - [`app`]: where the parts are put together. [`config`] has every setting, [`telemetry`] the log.
+//! - [`domain`]: types and rules without I/O, clock or randomness: when consolidation is due, where the history can be
+//!   split, how a context is assembled.
+//! - [`storage`]: the store trait and its implementations for Postgres and SQLite. All SQL is here.
+//! - [`llm`]: pools of models, providers, prompts, and the validation of responses.
+//! - [`service`]: the memory service, for any store and any models.
+//! - [`http`]: the HTTP API. Its router shows all routes on one screen.
+//! - [`app`]: the composition root. [`config`] defines the settings, [`telemetry`] the log and the metrics.
+//! - [`cli`]: the command line.
+//! - [`blocking`]: runs long computations outside the async runtime. Every layer may use it, except the domain.
 
 pub mod app;
 pub mod blocking;
+pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod http;

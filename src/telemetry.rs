@@ -1,5 +1,4 @@
-//! Logs: readable on a terminal, JSON otherwise; every line of a request has its id, through the request's span. And
-//! the metrics, which each service of a process has for itself: nothing is global.
+//! Logging and metrics. Logs are text on a terminal and JSON otherwise; each line of a request has the request ID.
 
 use crate::config::{Log, LogFormat};
 use metrics_exporter_prometheus::{
@@ -11,79 +10,70 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
-/// Postgres' notices are no news ("relation already exists, skipping", at each start); and the SDK of MCP writes down what
-/// goes through it, which is conversations. The settings can say otherwise, by these names.
-const QUIET: &str = "sqlx::postgres::notice=warn,rmcp=error";
+/// Filters that `log.filter` can override. Postgres sends notices such as "relation already exists, skipping" at every
+/// start. The MCP library logs the messages that it transports, which contain conversations.
+const DEFAULT_FILTERS: &str = "sqlx::postgres::notice=warn,rmcp=error";
 
-/// Starts logging to standard error, so that standard output stays free for what a command prints.
-///
-/// # Errors
-/// The filter can't be read.
-pub fn start(log: &Log) -> Result<(), ParseError> {
-    let filter = EnvFilter::try_new(format!("{QUIET},{}", log.filter))?;
+/// Starts logging to standard error. Standard output is reserved for the results of commands.
+pub fn init_logging(log: &Log) -> Result<(), ParseError> {
+    let filter = EnvFilter::try_new(format!("{DEFAULT_FILTERS},{}", log.filter))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let terminal = std::io::stderr().is_terminal();
-    // A second start is a test's: the first one stays.
-    let _ = match log.format {
-        LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(false).try_init(),
-        LogFormat::Auto if !terminal => {
-            subscriber.json().flatten_event(true).with_current_span(false).try_init()
-        }
-        LogFormat::Text | LogFormat::Auto => subscriber.with_ansi(terminal).with_target(false).try_init(),
+    let is_terminal = std::io::stderr().is_terminal();
+    let is_text = log.format == LogFormat::Text || (log.format == LogFormat::Auto && is_terminal);
+    // Only tests start logging twice. The first subscriber stays.
+    let _ = if is_text {
+        subscriber.with_ansi(is_terminal).with_target(false).try_init()
+    } else {
+        subscriber.json().flatten_event(true).with_current_span(false).try_init()
     };
     Ok(())
 }
 
-/// The borders of the histograms, in seconds: from what a local server takes to what nobody waits for.
+/// The histogram buckets of model calls in seconds, from a fast local server to a call that times out.
 const BUCKETS: [f64; 13] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0];
 
-/// The same for requests to precis, most of which wait for no model.
+/// The histogram buckets of HTTP requests in seconds; most requests do not call a model.
 const REQUEST_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
-const REQUESTS: &str = "precis_http_request_duration_seconds";
+const REQUEST_DURATION: &str = "precis_http_request_duration_seconds";
 
-/// How often samples that nobody fetches are put together.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// The interval at which histogram samples are aggregated if no client reads the metrics.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The metrics of one service.
+/// The metrics of one service. Several services can run in one process, because nothing is global.
 #[derive(Debug)]
 pub struct Metrics(Arc<PrometheusRecorder>);
 
 impl Metrics {
-    /// Without any meter yet.
-    ///
-    /// # Errors
-    /// There are no buckets, which there are.
     pub fn new() -> Result<Self, BuildError> {
-        let requests = Matcher::Full(REQUESTS.to_owned());
+        let requests = Matcher::Full(REQUEST_DURATION.to_owned());
         let builder = PrometheusBuilder::new().set_buckets(&BUCKETS)?;
         let builder = builder.set_buckets_for_metric(requests, &REQUEST_BUCKETS)?;
         Ok(Self(Arc::new(builder.build_recorder())))
     }
 
-    /// Makes something whose meters are to be among these.
-    pub fn measure<T>(&self, make: impl FnOnce() -> T) -> T {
-        metrics::with_local_recorder(&*self.0, make)
+    /// Calls a function that registers metrics.
+    pub fn with_recorder<T>(&self, register: impl FnOnce() -> T) -> T {
+        metrics::with_local_recorder(&*self.0, register)
     }
 
-    /// For meters that are made as they are needed.
     #[must_use]
     pub fn recorder(&self) -> Arc<PrometheusRecorder> {
         Arc::clone(&self.0)
     }
 
-    /// What reads them.
     #[must_use]
     pub fn handle(&self) -> PrometheusHandle {
         self.0.handle()
     }
 }
 
-/// Keeps the samples of histograms from piling up while nobody fetches them. Never ends.
-pub async fn keep_up(metrics: PrometheusHandle) {
-    let mut ticks = tokio::time::interval(UPKEEP);
+/// Aggregates histogram samples periodically, so that they do not pile up while no client reads the metrics. Runs
+/// until it is cancelled.
+pub async fn run_upkeep(metrics: PrometheusHandle) {
+    let mut interval = tokio::time::interval(UPKEEP_INTERVAL);
     loop {
-        ticks.tick().await;
+        interval.tick().await;
         metrics.run_upkeep();
     }
 }

@@ -1,0 +1,179 @@
+//! The command line: its arguments, and one module per command.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "commands print their results")]
+
+mod export;
+mod health;
+mod import;
+mod keys;
+mod reindex;
+mod serve;
+
+use crate::app::{self, open_store};
+use crate::config::{Flag, Loaded, Settings, Sources};
+use crate::domain::error_chain::ErrorChain;
+use crate::domain::id::{SessionId, TenantId};
+use crate::{http, telemetry};
+use clap::{Args, Parser, Subcommand};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A memory for LLM agents that fits their context window.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(flatten)]
+    settings: SettingsArgs,
+    #[command(flatten)]
+    serve: serve::ServeArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// The flags that select and override settings.
+#[derive(Args)]
+struct SettingsArgs {
+    /// Settings file; default: precis.toml in the working directory, if it exists
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Address to listen on (server.bind)
+    #[arg(long, global = true, value_name = "ADDRESS:PORT")]
+    bind: Option<String>,
+    /// Database to use (database.url). Prefer the environment variable `DATABASE_URL` for a URL with a password:
+    /// other users of the machine can see the arguments of a process
+    #[arg(long, global = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// Log level or filter (log.filter), for example debug
+    #[arg(long, global = true, value_name = "FILTER")]
+    log_filter: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the service; this is the default command
+    Serve(serve::ServeArgs),
+    /// Bring the database schema up to date
+    Migrate,
+    /// Write a session with its messages and revisions as JSON lines to a file or to standard output
+    Export(export::ExportArgs),
+    /// Create a session from an export, or from JSON lines with role and content, in one transaction
+    Import(import::ImportArgs),
+    /// Index the messages that are not in the search index, or all messages after a change of search.language
+    Reindex,
+    /// Print the effective settings with their origins
+    Config,
+    /// Print the `OpenAPI` document
+    Openapi,
+    /// Commands for the configured models
+    #[command(subcommand)]
+    Llm(LlmCommand),
+    /// Manage the API keys of the database
+    #[command(subcommand)]
+    Keys(keys::KeysCommand),
+    /// Ask the service at server.bind if it is ready; exit status 0 if it is, otherwise 1
+    Health,
+}
+
+#[derive(Subcommand)]
+enum LlmCommand {
+    /// Send a short request to every model; exit status 0 if each pool has a model that works, otherwise 1
+    Check,
+}
+
+/// The arguments that name a session.
+#[derive(Args)]
+struct SessionArgs {
+    /// Session ID
+    session: String,
+    /// Tenant of the session
+    #[arg(long, default_value = "default")]
+    tenant: String,
+}
+
+impl SettingsArgs {
+    fn load(self) -> Result<Loaded, Box<dyn Error>> {
+        let flags = [
+            ("server.bind", self.bind, "--bind"),
+            ("database.url", self.database_url, "--database-url"),
+            ("log.filter", self.log_filter, "--log-filter"),
+        ];
+        let flags =
+            flags.into_iter().filter_map(|(path, value, name)| Some(Flag { path, value: value?, name }));
+        Ok(Settings::load(&Sources::of_process(self.config, flags.collect()))?)
+    }
+
+    /// Loads the settings and starts the log.
+    fn load_and_log(self) -> Result<Settings, Box<dyn Error>> {
+        let settings = self.load()?.settings;
+        telemetry::init_logging(&settings.log)?;
+        Ok(settings)
+    }
+}
+
+impl SessionArgs {
+    fn parse(self) -> Result<(TenantId, SessionId), String> {
+        let tenant = TenantId::new(self.tenant).map_err(|error| format!("--tenant {error}"))?;
+        let session = SessionId::new(self.session).map_err(|error| format!("the session ID {error}"))?;
+        Ok((tenant, session))
+    }
+}
+
+/// The error of a command: a message for the user with an optional cause.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct CommandError {
+    message: String,
+    source: Option<Box<dyn Error>>,
+}
+
+/// Returns an error without a cause.
+fn error(message: impl Into<String>) -> Box<dyn Error> {
+    Box::new(CommandError { message: message.into(), source: None })
+}
+
+/// Returns an error with its cause.
+fn error_with_cause(message: impl Into<String>, cause: impl Into<Box<dyn Error>>) -> Box<dyn Error> {
+    Box::new(CommandError { message: message.into(), source: Some(cause.into()) })
+}
+
+/// Parses the arguments of the process, runs the command and prints its error.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = tokio::runtime::Runtime::new().map_err(Into::into).and_then(|runtime| {
+        let result = runtime.block_on(run(cli));
+        // DNS look-ups run on threads that cannot be cancelled. The process does not wait for them.
+        runtime.shutdown_background();
+        result
+    });
+    result.unwrap_or_else(|error| {
+        eprintln!("precis: {}", ErrorChain(error.as_ref()));
+        ExitCode::FAILURE
+    })
+}
+
+async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
+    // The flag of the default command is accepted before other commands, too.
+    let migrate = !cli.serve.no_migrate;
+    match cli.command {
+        None => serve::serve(cli.settings, migrate).await?,
+        Some(Command::Serve(args)) => serve::serve(cli.settings, migrate && !args.no_migrate).await?,
+        Some(Command::Migrate) => {
+            let settings = cli.settings.load_and_log()?;
+            open_store(&settings, true).await?.close().await;
+        }
+        Some(Command::Export(args)) => export::export(cli.settings, args).await?,
+        Some(Command::Import(args)) => import::import(cli.settings, args).await?,
+        Some(Command::Reindex) => reindex::reindex(&cli.settings.load_and_log()?).await?,
+        Some(Command::Config) => print!("{}", cli.settings.load()?),
+        Some(Command::Openapi) => print!("{}", http::openapi::json()?),
+        Some(Command::Llm(LlmCommand::Check)) => {
+            let report = app::check_models(&cli.settings.load()?.settings).await?;
+            print!("{report}");
+            return Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Some(Command::Keys(command)) => keys::run(&cli.settings.load()?.settings, command, migrate).await?,
+        Some(Command::Health) => health::check(&cli.settings.load()?.settings).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

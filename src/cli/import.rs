@@ -1,0 +1,85 @@
+//! `precis import`: creates a session from a file, while the service runs or without it.
+
+use super::export::{progress_bar, to_count};
+use super::{SessionArgs, SettingsArgs, error, error_with_cause};
+use crate::app::open_store;
+use crate::domain::id::UserId;
+use crate::service::Error as ServiceError;
+use crate::service::import::{Limits, Upload, import as import_session};
+use crate::service::indexer::index_pending;
+use clap::Args;
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub(super) struct ImportArgs {
+    #[command(flatten)]
+    session: SessionArgs,
+    /// File to read; default: standard input
+    file: Option<PathBuf>,
+    /// User of the new session; default: the user of the export
+    #[arg(long)]
+    user: Option<String>,
+}
+
+pub(super) async fn import(settings: SettingsArgs, args: ImportArgs) -> Result<(), Box<dyn Error>> {
+    let (tenant, session) = args.session.parse()?;
+    let user = args.user.map(UserId::new).transpose().map_err(|error| format!("--user {error}"))?;
+    let settings = settings.load_and_log()?;
+    let store = open_store(&settings, true).await?;
+    let name = args.file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
+    let failed = |cause| match cause {
+        ServiceError::SessionExists => {
+            let session = session.as_str();
+            error(format!("there is another session {session:?}: import under another id, or erase it first"))
+        }
+        ServiceError::StagingFile(cause) => {
+            let folder = std::env::temp_dir();
+            let problem = format!("can't write a temporary file in {}", folder.display());
+            error_with_cause(format!("{problem} (set TMPDIR to a folder with room for it)"), cause)
+        }
+        cause @ ServiceError::Import(_) => error_with_cause(format!("{name}: nothing was imported"), cause),
+        cause => error_with_cause("the database failed", cause),
+    };
+    let cannot_read = |cause| error_with_cause(format!("{name}: can't be read"), cause);
+    let mut input: Box<dyn Read> = match &args.file {
+        Some(file) => Box::new(File::open(file).map_err(cannot_read)?),
+        None => Box::new(io::stdin()),
+    };
+    let reading = progress_bar("read", 0);
+    // limits.max_import_bytes protects the service's disk. Here the operator chose the file.
+    let limits = Limits { sizes: settings.limits.sizes(), max_bytes: u64::MAX };
+    let mut upload = Upload::begin(limits).map_err(failed)?;
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let read = match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(cannot_read(error)),
+        };
+        upload.feed(buffer.get(..read).unwrap_or_default()).map_err(failed)?;
+        reading.set_length(to_count(upload.promised()).max(upload.messages()));
+        reading.set_position(upload.messages());
+    }
+    let received = upload.finish().map_err(failed)?;
+    reading.finish();
+    let writing = progress_bar("written", received.messages());
+    let bar = writing.clone();
+    let imported = import_session(&store, &tenant, &session, user.as_ref(), received, move |written| {
+        bar.set_position(to_count(written));
+    });
+    let imported = imported.await.map_err(failed)?;
+    writing.finish();
+    index_pending(&store, true).await;
+    store.close().await;
+    let (messages, revisions) = (imported.messages, imported.revisions);
+    if imported.created {
+        println!("imported {messages} messages and {revisions} revisions");
+    } else {
+        println!("nothing to do: the {messages} messages and {revisions} revisions were imported before");
+    }
+    Ok(())
+}

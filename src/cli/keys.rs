@@ -1,0 +1,143 @@
+//! `precis keys`: creates, lists and revokes API keys.
+//!
+//! Standard output contains only the result, so that it can be piped. Explanations go to standard error.
+
+use super::{error, error_with_cause};
+use crate::app::open_store;
+use crate::config::Settings;
+use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, Scope};
+use crate::domain::id::{KeyName, TenantId};
+use crate::service::keys::Keys;
+use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::error::Error;
+use std::sync::Arc;
+use time::OffsetDateTime;
+use time::macros::format_description;
+
+#[derive(Subcommand)]
+pub(super) enum KeysCommand {
+    /// Create a key and print it once; only its hash is stored
+    Create {
+        /// Tenant whose data the key opens
+        #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+        tenant: TenantId,
+        /// Name of the key in the list
+        #[arg(long, value_parser = |text: &str| KeyName::new(text))]
+        name: Option<KeyName>,
+        /// read: all GET requests; write: also everything an agent does; admin: also erasure, restore and metrics
+        #[arg(long, default_value = "write", value_parser = scopes())]
+        scope: Scope,
+    },
+    /// List all keys, including revoked ones; the secret parts are never shown
+    List {
+        /// List only the keys of this tenant
+        #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+        tenant: Option<TenantId>,
+    },
+    /// Revoke a key; every service that uses the database rejects it within seconds
+    Revoke {
+        /// ID of the key, as shown by `precis keys list`
+        id: String,
+    },
+}
+
+fn scopes() -> impl TypedValueParser<Value = Scope> {
+    let names = PossibleValuesParser::new(Scope::ALL.map(Scope::as_str));
+    names.try_map(|name| Scope::parse(&name).ok_or("unknown scope"))
+}
+
+pub(super) async fn run(
+    settings: &Settings,
+    command: KeysCommand,
+    migrate: bool,
+) -> Result<(), Box<dyn Error>> {
+    let store = open_store(settings, migrate).await?;
+    let keys = Keys::new(Arc::clone(&store));
+    let database = settings.database.url.to_string();
+    let result = match command {
+        KeysCommand::Create { tenant, name, scope } => {
+            create(&keys, &tenant, name.as_ref(), scope, &database).await
+        }
+        KeysCommand::List { tenant } => match keys.list(tenant.as_ref()).await {
+            Ok(keys) => {
+                print!("{}", format_table(&keys));
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        },
+        KeysCommand::Revoke { id } => revoke(&keys, &id, &database).await,
+    };
+    store.close().await;
+    result
+}
+
+async fn create(
+    keys: &Keys,
+    tenant: &TenantId,
+    name: Option<&KeyName>,
+    scope: Scope,
+    database: &str,
+) -> Result<(), Box<dyn Error>> {
+    let is_first = !keys.any().await?;
+    let created = keys.create(tenant, name, scope).await;
+    let key = created.map_err(|cause| error_with_cause("no key was created", cause))?;
+    let id = key.id();
+    eprintln!(
+        "Key {id} of tenant {tenant}, scope {scope}, in {database}. It is shown this once; only its hash is stored. \
+         Send it as `Authorization: Bearer …`. `precis keys revoke {id}` revokes it."
+    );
+    if is_first {
+        eprintln!(
+            "This is the first key: within seconds every request to the services that use this database needs a key. \
+             Data stored without a key belongs to the tenant `default`."
+        );
+    }
+    println!("{}", key.expose());
+    Ok(())
+}
+
+/// Revokes a key by its ID. Also accepts the whole key, because that is what users have if a key leaks.
+async fn revoke(keys: &Keys, id_or_key: &str, database: &str) -> Result<(), Box<dyn Error>> {
+    let id_of_key = || ApiKey::parse(id_or_key).map(|key| key.id().clone());
+    // The error does not repeat the argument: it may be a key with a typing error.
+    let id = KeyId::parse(id_or_key).or_else(|_| id_of_key()).map_err(|_| {
+        error("this is not the ID of a key, which has 8 characters; `precis keys list` shows all IDs")
+    })?;
+    if !keys.revoke(&id).await? {
+        return Err(error(format!("there is no key {id} in {database}; `precis keys list` shows all keys")));
+    }
+    eprintln!("Key {id} is revoked: services reject it within seconds.");
+    Ok(())
+}
+
+fn format_table(keys: &[KeyRecord]) -> String {
+    const COLUMNS: [&str; 6] = ["ID", "TENANT", "NAME", "SCOPE", "CREATED", "REVOKED"];
+    let rows: Vec<[String; 6]> =
+        [COLUMNS.map(str::to_owned)].into_iter().chain(keys.iter().map(format_row)).collect();
+    let mut widths = [0; 6];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let lines = rows.iter().map(|row| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    });
+    lines.collect()
+}
+
+fn format_row(key: &KeyRecord) -> [String; 6] {
+    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
+    let time =
+        |time: OffsetDateTime| time.to_offset(time::UtcOffset::UTC).format(&format).unwrap_or_default();
+    [
+        key.id.to_string(),
+        key.tenant.to_string(),
+        key.name.as_ref().map_or("-".to_owned(), ToString::to_string),
+        key.scope.to_string(),
+        time(key.created_at),
+        key.revoked_at.map_or("-".to_owned(), time),
+    ]
+}
