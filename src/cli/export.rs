@@ -31,7 +31,9 @@ pub(super) async fn export(settings: SettingsArgs, args: ExportArgs) -> Result<(
     let mut export = Export::begin(store.clone(), &tenant, &session).await.map_err(|cause| match cause {
         ServiceError::SessionNotFound => {
             let session = session.as_str();
-            error(format!("tenant {tenant} has no session {session:?} in the database {database} (database.url)"))
+            error(format!(
+                "tenant {tenant} has no session {session:?} in the database {database} (database.url)"
+            ))
         }
         cause => error_with_cause("the database failed", cause),
     })?;

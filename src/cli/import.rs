@@ -29,7 +29,8 @@ pub(super) async fn import(settings: SettingsArgs, args: ImportArgs) -> Result<(
     let user = args.user.map(UserId::new).transpose().map_err(|error| format!("--user {error}"))?;
     let settings = settings.load_and_log()?;
     let store = open_store(&settings, true).await?;
-    let name = args.file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
+    let name =
+        args.file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
     let failed = |cause| match cause {
         ServiceError::SessionExists => {
             let session = session.as_str();

@@ -223,7 +223,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonTextBody {
             (false, false) => Err(Problem::unsupported_media_type()),
             (false, true) => {
                 let check = move || json::check_body(&bytes, max_depth).map(|text| Self(text.to_owned()));
-                blocking::sized(len, check).await
+                blocking::spawn_cpu_if_large(len, check).await
             }
         }
     }
@@ -255,7 +255,7 @@ impl RawBody {
     }
 
     async fn parse<T: DeserializeOwned + Send + 'static>(self) -> Result<T, Problem> {
-        blocking::sized(self.bytes.len(), move || json::parse(&self.bytes, self.max_depth)).await
+        blocking::spawn_cpu_if_large(self.bytes.len(), move || json::parse(&self.bytes, self.max_depth)).await
     }
 }
 

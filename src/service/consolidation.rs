@@ -353,7 +353,7 @@ impl ConsolidationRun {
                 })
                 .collect()
         };
-        blocking::run(lines).await
+        blocking::spawn_cpu(lines).await
     }
 
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.

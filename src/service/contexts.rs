@@ -150,7 +150,7 @@ impl MemoryService {
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
         let bytes = request_bytes + options.format.work(&snapshot.tail);
         let service = self.clone();
-        blocking::sized(bytes, move || service.assemble(snapshot, options, report)).await
+        blocking::spawn_cpu_if_large(bytes, move || service.assemble(snapshot, options, report)).await
     }
 
     /// Reads everything that a context consists of. Fails if the session belongs to another user.

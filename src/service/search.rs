@@ -99,7 +99,7 @@ impl MemoryService {
                 let hits = rank_candidates(analyzer, &query, &weights, &parsed, limit);
                 Ok::<_, Error>((parsed, hits))
             };
-            (parsed, hits) = blocking::sized(bytes, rank_all).await?;
+            (parsed, hits) = blocking::spawn_cpu_if_large(bytes, rank_all).await?;
             if hits.len() >= limit {
                 break;
             }

@@ -221,7 +221,7 @@ pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<Pending
         let user = lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user);
         Some(IndexEntry::new(&tenant, &session, &user, (seq, Some(created_at)), &lexemes))
     };
-    blocking::run(move || messages.into_iter().filter_map(entry).collect()).await
+    blocking::spawn_cpu(move || messages.into_iter().filter_map(entry).collect()).await
 }
 
 /// Returns the lexemes of each message, without the lexeme of the user. Empty if search is disabled.
@@ -246,7 +246,7 @@ pub(super) async fn lexemes_of_messages(
             .map(|message| lexemes::message_lexemes(analyzer, &tenant, &session, message))
             .collect()
     };
-    blocking::run(work).await
+    blocking::spawn_cpu(work).await
 }
 
 #[cfg(test)]

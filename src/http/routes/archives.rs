@@ -162,9 +162,9 @@ async fn receive(
         })?;
         // The line that is not whole yet; a line of an export may be larger than any body.
         reservation.resize(upload.unfinished() + chunk.len())?;
-        upload = blocking::run(move || upload.feed(&chunk).map(|()| upload)).await?;
+        upload = blocking::spawn_cpu(move || upload.feed(&chunk).map(|()| upload)).await?;
     }
-    Ok(blocking::run(move || upload.finish()).await?)
+    Ok(blocking::spawn_cpu(move || upload.finish()).await?)
 }
 
 async fn drain(mut body: BodyDataStream) {

@@ -117,7 +117,8 @@ pub(crate) async fn record(
     JsonBody(request): JsonBody<ExchangeRequest>,
 ) -> Result<Response, Problem> {
     let key = idempotency_key(&headers)?;
-    let exchange = blocking::sized(request.bytes(), move || request.into_exchange(&limits)).await?;
+    let exchange =
+        blocking::spawn_cpu_if_large(request.bytes(), move || request.into_exchange(&limits)).await?;
     let recorded = service.append_exchange(&tenant, &session, exchange, key).await?;
     let body = ExchangeResponse {
         session_id: session.as_str().to_owned(),

@@ -57,7 +57,7 @@ pub(crate) async fn serve(
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::incomplete_body())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
-    blocking::sized(size, move || json::check_body(&checked, levels).map(|_| ())).await?;
+    blocking::spawn_cpu_if_large(size, move || json::check_body(&checked, levels).map(|_| ())).await?;
     // The response is always JSON. The SDK requires that the client accepts both types.
     let accept = HeaderValue::from_static("application/json, text/event-stream");
     parts.headers.insert(header::ACCEPT, accept);

@@ -89,6 +89,6 @@ pub(crate) async fn list(
     let page = service.messages(&tenant, &session, page).await?;
     let bytes = page.iter().map(|message| message.json.len()).sum();
     let body = move || page.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>();
-    let messages = blocking::sized(bytes, body).await?;
+    let messages = blocking::spawn_cpu_if_large(bytes, body).await?;
     Ok(Json(Page::new(messages, limit, |message| message.seq, |message| message)))
 }

@@ -131,7 +131,7 @@ pub(crate) async fn search(
     let hits = service.search(&tenant, search_request(params)?).await?;
     let bytes = hits.iter().map(json_bytes).sum();
     let bodies = move || hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>();
-    let hits = blocking::sized(bytes, bodies).await?;
+    let hits = blocking::spawn_cpu_if_large(bytes, bodies).await?;
     Ok(Json(Page::single(hits)))
 }
 

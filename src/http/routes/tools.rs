@@ -162,7 +162,7 @@ pub(crate) async fn call(
     let tool = Tool::parse(&name).ok_or_else(|| Problem::tool_not_found(allowed_tools(&service, &caller)))?;
     check_scope(tool, &caller)?;
     let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-    let (provider_call, call) = blocking::sized(body.len(), move || {
+    let (provider_call, call) = blocking::spawn_cpu_if_large(body.len(), move || {
         let provider_call = ProviderToolCall::parse(&body)?;
         let call = ToolCall::parse(tool, &provider_call.arguments);
         Ok((provider_call, call))

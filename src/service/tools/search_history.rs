@@ -48,7 +48,7 @@ impl MemoryService {
                 let neighbours = hits.iter().flat_map(|hit| hit.before.iter().chain(&hit.after));
                 let bytes = neighbours.map(|message| message.json.len()).sum();
                 let session = session.cloned();
-                blocking::sized(bytes, move || render_hits(&hits, session.as_ref())).await
+                blocking::spawn_cpu_if_large(bytes, move || render_hits(&hits, session.as_ref())).await
             }
             Err(Error::InvalidQuery(error)) => {
                 Ok(ToolError(format!("Nothing was searched: `query` {error}.")).into())
