@@ -1,13 +1,13 @@
-//! `precis llm check`: a table that says what is wrong with a model, and an exit status that says whether it matters.
+//! `precis llm check`: a table with the problem of each model, and an exit status for the pools.
 
-use crate::service::{Ended, Precis};
+use crate::service::{CommandResult, Precis};
 use crate::support::model_server::{Behaviour, ModelServer, Protocol, refused_base_url};
 
-/// The key of each provider here, which shows nowhere.
+/// The key of all providers in these tests. No output may contain it.
 const KEY: &str = "sk-hunter2-key-0123456789";
 const KINDS: [(&str, Protocol); 2] = [("openai", Protocol::OpenAi), ("anthropic", Protocol::Anthropic)];
 
-/// A model of this name at a provider of its own.
+/// Adds a model with its own provider of the same name.
 fn model(precis: Precis, name: &str, kind: &str, base_url: &str) -> Precis {
     let provider = |setting: &str| format!("llm.providers.{name}.{setting}");
     precis
@@ -18,16 +18,16 @@ fn model(precis: Precis, name: &str, kind: &str, base_url: &str) -> Precis {
         .set(&format!("llm.models.{name}.model"), "scripted-1")
 }
 
-/// What it printed: all of it on standard output, and the key nowhere.
+/// Runs the check. Returns the exit status and standard output; asserts that there is no other output.
 async fn check(precis: Precis) -> (Option<i32>, String) {
     let ended = precis.args(["llm", "check"]).run().await;
     assert!(!format!("{ended:?}").contains("hunter2"), "{ended:?}");
-    let Ended { code, stdout, stderr } = ended;
+    let CommandResult { code, stdout, stderr } = ended;
     assert_eq!(stderr, "", "{stdout}");
     (code, stdout)
 }
 
-/// The cells of a model's row, under these headings.
+/// Returns the cells in the row of a model.
 fn row<'a>(table: &'a str, model: &str) -> [&'a str; 8] {
     const COLUMNS: [&str; 8] =
         ["MODEL", "REACHABLE", "KEY", "STREAMING", "USAGE", "FIRST TOKEN", "TOTAL", "RESULT"];
@@ -38,18 +38,18 @@ fn row<'a>(table: &'a str, model: &str) -> [&'a str; 8] {
     starts.map(|start| line[start..ends.next().expect("as many")].trim())
 }
 
-/// Whether this is one of its lines.
-fn says(table: &str, line: &str) -> bool {
-    table.lines().any(|said| said == line)
+/// Returns `true` if the table has this line.
+fn has_line(table: &str, line: &str) -> bool {
+    table.lines().any(|output| output == line)
 }
 
-/// A time as the table has it, which is not known beforehand.
+/// Returns `true` if the cell has the format of a duration.
 fn is_time(cell: &str) -> bool {
     cell.strip_suffix(" s").is_some_and(|seconds| seconds.parse::<f64>().is_ok())
 }
 
 #[tokio::test]
-async fn a_model_that_works_is_shown_with_what_it_can_do() {
+async fn llm_check_shows_capabilities_of_working_model() {
     for (kind, protocol) in KINDS {
         let server = ModelServer::start().await;
         let precis = model(Precis::new(), "small", kind, &server.base_url());
@@ -59,7 +59,7 @@ async fn a_model_that_works_is_shown_with_what_it_can_do() {
         assert_eq!((name, reachable, key, streaming, usage), ("small", "yes", "accepted", "yes", "yes"));
         assert!(is_time(first_token) && is_time(total), "{table}");
         assert_eq!(result, "works", "{table}");
-        assert!(says(&table, "pool default: small can answer"), "{table}");
+        assert!(has_line(&table, "pool default: small can answer"), "{table}");
         let calls = server.calls();
         assert_eq!((calls.len(), calls[0].protocol), (1, protocol));
         let sent = if kind == "openai" {
@@ -71,9 +71,9 @@ async fn a_model_that_works_is_shown_with_what_it_can_do() {
     }
 }
 
-/// All of them in one run, each behind a server of its own.
+/// Checks all failures in one run, each with its own server.
 #[tokio::test]
-async fn each_failure_is_told_from_the_others() {
+async fn llm_check_distinguishes_failures() {
     let refusal = |status, message: &str| Some(Behaviour::fail(status, message));
     let wrong_key = format!("Incorrect API key provided: {KEY}.");
     let options = "Unrecognized request argument supplied: stream_options";
@@ -115,19 +115,19 @@ async fn each_failure_is_told_from_the_others() {
         }
         let (code, table) = check(precis).await;
         assert_eq!(code, Some(1), "{kind}: {table}");
-        assert!(says(&table, "pool default: no working model"), "{table}");
-        for ((name, behaviour, reachable, key, said), server) in cases.into_iter().zip(&servers) {
+        assert!(has_line(&table, "pool default: no working model"), "{table}");
+        for ((name, behaviour, reachable, key, output), server) in cases.into_iter().zip(&servers) {
             let row = row(&table, name);
             assert_eq!(row[1..6], [reachable, key, "-", "-", "-"], "{kind}: {name}: {table}");
-            assert!(is_time(row[6]) && row[7].contains(said), "{kind}: {name}: {table}");
-            // Nothing is called again here.
+            assert!(is_time(row[6]) && row[7].contains(output), "{kind}: {name}: {table}");
+            // The check does not retry.
             assert_eq!(server.calls().len(), usize::from(behaviour.is_some()), "{kind}: {name}");
         }
     }
 }
 
 #[tokio::test]
-async fn each_pool_needs_a_model_that_works() {
+async fn llm_check_fails_if_a_pool_has_no_working_model() {
     let (works, fails) = (ModelServer::start().await, ModelServer::start().await);
     fails.default(Behaviour::fail(500, "down"));
     let precis = || {
@@ -138,18 +138,18 @@ async fn each_pool_needs_a_model_that_works() {
     let (code, table) = check(precis()).await;
     assert_eq!((code, row(&table, "good")[7]), (Some(0), "works"), "{table}");
     assert!(row(&table, "bad")[7].starts_with("status 500: down"), "{table}");
-    assert!(says(&table, "pool default: good can answer"), "{table}");
+    assert!(has_line(&table, "pool default: good can answer"), "{table}");
     let (code, table) = check(precis().set("llm.pools.other.models", "bad")).await;
     assert_eq!(code, Some(1), "{table}");
-    assert!(says(&table, "pool other: no working model"), "{table}");
-    assert!(says(&table, "pool default: good can answer"), "{table}");
-    // The built-in model needs nothing.
+    assert!(has_line(&table, "pool other: no working model"), "{table}");
+    assert!(has_line(&table, "pool default: good can answer"), "{table}");
+    // The built-in model works without a server.
     let (code, table) = check(Precis::new()).await;
     assert_eq!((code, row(&table, "extractive")[7]), (Some(0), "works"), "{table}");
 }
 
 #[tokio::test]
-async fn a_key_that_is_not_there_is_said() {
+async fn llm_check_reports_missing_key() {
     let server = ModelServer::start().await;
     let with_key = |precis: Precis, name: &str, form: &str, place: &str| {
         let provider = |setting: &str| format!("llm.providers.{name}.{setting}");
@@ -159,12 +159,17 @@ async fn a_key_that_is_not_there_is_said() {
             .set(&format!("llm.models.{name}.provider"), name)
             .set(&format!("llm.models.{name}.model"), "scripted-1")
     };
-    // Of a model that is in use it is an error of the settings, as at the start of the service.
+    // A missing key of a model in use is an error in the settings, as at the start of the service.
     let precis = with_key(Precis::new(), "small", "env", "ABSENT_KEY");
-    let said = precis.set("llm.pools.default.models", "small").args(["llm", "check"]).run().await.refused();
-    assert!(said.contains("llm.providers.small.api_key.env"), "{said}");
-    assert!(said.contains("the environment variable ABSENT_KEY is not set"), "{said}");
-    // Of others it is a row, and no call is made without it.
+    let output = precis
+        .set("llm.pools.default.models", "small")
+        .args(["llm", "check"])
+        .run()
+        .await
+        .stderr_of_failure();
+    assert!(output.contains("llm.providers.small.api_key.env"), "{output}");
+    assert!(output.contains("the environment variable ABSENT_KEY is not set"), "{output}");
+    // A missing key of another model is reported in its row, and the model is not called.
     let precis = with_key(Precis::new(), "used", "env", "MODEL_KEY").env("MODEL_KEY", KEY);
     let precis = with_key(precis, "other", "env", "ABSENT_KEY");
     let precis = with_key(precis, "another", "file", "absent-key");

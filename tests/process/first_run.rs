@@ -1,13 +1,13 @@
-//! The first run: an empty folder, nothing in the environment, three calls.
+//! The first run in an empty folder without settings.
 
 use crate::service::{Precis, messages, ok, outcome};
 use reqwest::Method;
 use serde_json::json;
 
 #[tokio::test]
-async fn the_service_does_its_whole_job_after_the_first_command() {
+async fn service_without_settings_stores_and_consolidates() {
     let service = Precis::new().start().await;
-    let hint = service.until_logged("a real model writes better ones").await;
+    let hint = service.wait_for_log("a real model writes better ones").await;
     assert!(hint["message"].as_str().expect("text").contains("precis.example.toml"));
 
     let exchange =

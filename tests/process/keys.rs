@@ -1,24 +1,24 @@
-//! `precis keys`, what an address that others reach needs, and what is said and logged of keys.
+//! `precis keys`, the rule that a reachable address needs a key, and the redaction of keys in output and logs.
 
-use crate::service::{Ended, Precis, Process};
+use crate::service::{CommandResult, Precis, Process};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use test_case::test_case;
 
-async fn precis(backend: &Backend, args: &[&str]) -> Ended {
+async fn precis(backend: &Backend, args: &[&str]) -> CommandResult {
     Precis::new().env("DATABASE_URL", &backend.url()).args(args.iter().copied()).run().await
 }
 
-/// Makes a key: the id and the key.
+/// Creates a key. Returns its ID and the key.
 async fn create(backend: &Backend, args: &[&str]) -> (String, String) {
     let ended = precis(backend, &[&["keys", "create"], args].concat()).await;
-    let said = ended.stderr.clone();
-    let key = ended.printed();
+    let output = ended.stderr.clone();
+    let key = ended.stdout_of_success();
     assert!(key.starts_with("precis_") && key.len() == 62 && !key.contains(char::is_whitespace), "{key}");
     let id = key[7..15].to_owned();
-    assert!(said.contains(&id) && said.contains("shown this once") && !said.contains(&key), "{said}");
+    assert!(output.contains(&id) && output.contains("shown this once") && !output.contains(&key), "{output}");
     (id, key)
 }
 
@@ -31,15 +31,15 @@ async fn status(service: &Process, key: Option<&str>, method: Method, path: &str
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_are_made_listed_and_revoked(backend: Backend) {
-    let empty = precis(&backend, &["keys", "list"]).await.printed();
+async fn keys_are_created_listed_and_revoked(backend: Backend) {
+    let empty = precis(&backend, &["keys", "list"]).await.stdout_of_success();
     assert_eq!(empty, "ID  TENANT  NAME  SCOPE  CREATED  REVOKED");
     let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
     assert_eq!(status(&service, None, Method::GET, "/sessions").await, 200);
 
     let (acme, acme_key) = create(&backend, &["--tenant", "acme", "--name", "the ärchive"]).await;
     let (other, other_key) = create(&backend, &["--tenant", "other", "--scope", "admin"]).await;
-    let listed = precis(&backend, &["keys", "list"]).await.printed();
+    let listed = precis(&backend, &["keys", "list"]).await.stdout_of_success();
     let rows: Vec<Vec<&str>> = listed
         .lines()
         .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
@@ -50,7 +50,7 @@ async fn keys_are_made_listed_and_revoked(backend: Backend) {
     for row in &rows[1..] {
         assert!(row[4].ends_with('Z') && row[4].len() == 20 && row[5] == "-", "{listed}");
     }
-    let of_acme = precis(&backend, &["keys", "list", "--tenant", "acme"]).await.printed();
+    let of_acme = precis(&backend, &["keys", "list", "--tenant", "acme"]).await.stdout_of_success();
     assert!(of_acme.contains(&acme) && !of_acme.contains(&other), "{of_acme}");
     for key in [&acme_key, &other_key] {
         assert!(!listed.contains(&key[15..]), "{listed}");
@@ -60,28 +60,28 @@ async fn keys_are_made_listed_and_revoked(backend: Backend) {
     assert_eq!(status(&service, Some(&acme_key), Method::DELETE, "/sessions/s").await, 403);
     assert_eq!(status(&service, Some(&other_key), Method::DELETE, "/sessions/s").await, 404);
 
-    // By its id; and by the key itself, as it was found somewhere.
+    // Revokes one key by its ID, and the other by the key itself, as found in a leak.
     for (id, given) in [(&acme, &acme), (&other, &other_key), (&acme, &acme)] {
         let ended = precis(&backend, &["keys", "revoke", given]).await;
         assert!(ended.stderr.contains(&format!("Key {id} is revoked")), "{ended:?}");
         assert!(!format!("{ended:?}").contains(&other_key), "{ended:?}");
-        assert_eq!(ended.printed(), "");
+        assert_eq!(ended.stdout_of_success(), "");
     }
-    let listed = precis(&backend, &["keys", "list"]).await.printed();
+    let listed = precis(&backend, &["keys", "list"]).await.stdout_of_success();
     assert!(listed.lines().skip(1).all(|line| !line.ends_with('-')), "{listed}");
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_said() {
+async fn keys_commands_report_errors() {
     let backend = Backend::sqlite().await;
     for (args, part) in [
         (&["keys", "revoke", "00000000"][..], "there is no key 00000000 in sqlite://"),
-        (&["keys", "revoke", "hunter2"], "no id of a key"),
-        (&["keys", "revoke", "precis_hunter2"], "no id of a key"),
+        (&["keys", "revoke", "hunter2"], "not the ID of a key"),
+        (&["keys", "revoke", "precis_hunter2"], "not the ID of a key"),
     ] {
-        let said = precis(&backend, args).await.refused();
-        assert!(said.contains(part) && said.contains("precis keys list"), "{said}");
-        assert!(!said.contains("hunter2"), "{said}");
+        let output = precis(&backend, args).await.stderr_of_failure();
+        assert!(output.contains(part) && output.contains("precis keys list"), "{output}");
+        assert!(!output.contains("hunter2"), "{output}");
     }
     for (args, part) in [
         (&["keys", "create"][..], "--tenant"),
@@ -94,39 +94,39 @@ async fn what_cannot_be_done_is_said() {
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{ended:?}");
         assert!(ended.stderr.contains(part), "{ended:?}");
     }
-    assert_eq!(precis(&backend, &["keys", "list"]).await.printed().lines().count(), 1);
+    assert_eq!(precis(&backend, &["keys", "list"]).await.stdout_of_success().lines().count(), 1);
     let nowhere = "postgres://precis:hunter2@127.0.0.1:1/precis";
     for command in ["list", "create --tenant a", "revoke 00000000"] {
         let args = ["keys"].into_iter().chain(command.split(' '));
-        let said = Precis::new().env("DATABASE_URL", nowhere).args(args).run().await.refused();
-        assert!(said.contains("can't work with the database") && !said.contains("hunter2"), "{said}");
+        let output = Precis::new().env("DATABASE_URL", nowhere).args(args).run().await.stderr_of_failure();
+        assert!(output.contains("can't work with the database") && !output.contains("hunter2"), "{output}");
     }
 }
 
-/// The first command over a new database may be this one.
+/// `precis keys create` may be the first command for a new database.
 #[tokio::test]
-async fn keys_bring_the_schema_along() {
+async fn keys_commands_migrate_the_schema() {
     let database = TestDatabase::create("empty", async |_| {}).await;
     let precis = |args: &'static [&'static str]| {
         Precis::new().env("DATABASE_URL", &database.url()).args(args.iter().copied())
     };
-    let said = precis(&["--no-migrate", "keys", "create", "--tenant", "a"]).run().await.refused();
-    assert!(said.contains("`precis migrate`"), "{said}");
-    precis(&["keys", "create", "--tenant", "a"]).run().await.printed();
+    let output = precis(&["--no-migrate", "keys", "create", "--tenant", "a"]).run().await.stderr_of_failure();
+    assert!(output.contains("`precis migrate`"), "{output}");
+    precis(&["keys", "create", "--tenant", "a"]).run().await.stdout_of_success();
     precis(&["--no-migrate", "--bind", "0.0.0.0:0"]).start().await.get("/readyz").await;
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_open_to_others_needs_a_key_or_a_word(backend: Backend) {
+async fn reachable_address_requires_key_or_setting(backend: Backend) {
     let open = |address: &str| Precis::new().env("DATABASE_URL", &backend.url()).args(["--bind", address]);
     for address in ["0.0.0.0:0", "[::]:0"] {
-        let said = open(address).run().await.refused();
+        let output = open(address).run().await.stderr_of_failure();
         for part in
             [address, "server.bind", "`precis keys create", "server.allow_unauthenticated", "127.0.0.1"]
         {
-            assert!(said.contains(part), "{said}");
+            assert!(output.contains(part), "{output}");
         }
     }
     let allowed = open("0.0.0.0:0").set("server.allow_unauthenticated", "true").start().await;
@@ -135,8 +135,8 @@ async fn an_address_open_to_others_needs_a_key_or_a_word(backend: Backend) {
     let service = open("0.0.0.0:0").start().await;
     assert_eq!(status(&service, None, Method::GET, "/sessions").await, 401);
     assert_eq!(status(&service, Some(&key), Method::GET, "/sessions").await, 200);
-    // Without any valid key it is closed, and starts all the same.
-    precis(&backend, &["keys", "revoke", &id]).await.printed();
+    // If all keys are revoked, the service starts and rejects every request.
+    precis(&backend, &["keys", "revoke", &id]).await.stdout_of_success();
     let restarted = open("0.0.0.0:0").start().await;
     for key in [None, Some(key.as_str())] {
         assert_eq!(status(&restarted, key, Method::GET, "/sessions").await, 401);
@@ -147,16 +147,16 @@ async fn an_address_open_to_others_needs_a_key_or_a_word(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_key_is_logged(backend: Backend) {
+async fn keys_are_redacted_in_log_and_errors(backend: Backend) {
     let (id, key) = create(&backend, &["--tenant", "acme", "--scope", "write"]).await;
     let (revoked, revoked_key) = create(&backend, &["--tenant", "acme"]).await;
-    precis(&backend, &["keys", "revoke", &revoked]).await.printed();
+    precis(&backend, &["keys", "revoke", &revoked]).await.stdout_of_success();
     let service = Precis::new().env("DATABASE_URL", &backend.url()).set("log.filter", "trace");
     let service = service.set("consolidation.keep_recent", "2").start().await;
     let ask = async |key: &str, method: Method, path: &str, request_id: &str| {
         let request = service.request(method, path).bearer_auth(key).header("x-request-id", request_id);
         let status = request.send().await.expect("an answer").status();
-        let answered = service.until_line(request_id, |line| {
+        let answered = service.wait_for_line(request_id, |line| {
             line["message"] == "answered" && line["spans"][0]["request_id"] == request_id
         });
         (status, answered.await["spans"][0].clone())
@@ -172,7 +172,7 @@ async fn no_key_is_logged(backend: Backend) {
     let mistyped = format!("{}x", &key[..61]);
     let (status, span) = ask(&mistyped, Method::GET, "/sessions", "mistyped").await;
     assert_eq!((status, &span["key"]), (StatusCode::UNAUTHORIZED, &Value::Null));
-    // People paste keys where an id should be.
+    // Users paste keys in the place of IDs.
     let path = |escaped: &str| format!("/sessions/{}", key.replacen('p', escaped, 1));
     let turns = json!({"messages": [
         {"role": "user", "content": "Tea was late today."}, {"role": "assistant", "content": "So it was."},
@@ -194,12 +194,12 @@ async fn no_key_is_logged(backend: Backend) {
         let request = if body.is_null() { request } else { request.json(&body) };
         let answer = request.send().await.expect("an answer");
         assert_eq!(answer.status(), status, "{path}");
-        let said = answer.text().await.expect("a text");
-        assert!(status < 400 || !said.contains(&key[15..40]), "{said}");
+        let output = answer.text().await.expect("a text");
+        assert!(status < 400 || !output.contains(&key[15..40]), "{output}");
         let answered = |line: &Value| {
             line["message"] == "answered" && line["spans"][0]["request_id"] == request_id.as_str()
         };
-        let line = service.until_line(&request_id, answered).await;
+        let line = service.wait_for_line(&request_id, answered).await;
         let shown = line["path"].as_str().expect("a path");
         assert!(shown == "/sessions" || shown.starts_with(&format!("/sessions/precis_{id}…")), "{shown}");
     }

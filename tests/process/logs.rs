@@ -1,4 +1,4 @@
-//! What the log holds, and what it must not: no text of a conversation, no memory, no key, no password.
+//! The content of the log, which must not include conversations, memory documents, keys or passwords.
 
 use crate::service::{Precis, Process};
 use crate::support::backend::Backend;
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// What was said, in messages, prompts, summaries and memory. Each place has words of its own, in which this occurs.
+/// A part of every text that the log must not contain: messages, prompts, summaries, memory documents.
 const SAID: &str = "xylophon";
-/// The key of the model's provider.
+/// The API key of the provider.
 const KEY: &str = "sk-hunter2-key-0123456789";
 const PASSWORD: &str = "hunter2-password";
 
-/// A sentence that nobody but the place of this name says.
-fn said(place: &str) -> String {
+/// Returns a sentence that is used only in this place.
+fn secret_text(place: &str) -> String {
     format!("The {SAID} of {place} is blue, and its owner plays it at noon.")
 }
 
@@ -43,23 +43,23 @@ async fn status(request: RequestBuilder) -> u16 {
     request.send().await.expect("an answer").status().as_u16()
 }
 
-/// A session's life with all that can go wrong in it. Each request has an id of its own.
-async fn story(service: &Process, model: &ModelServer) {
+/// Sends requests for one session, including all kinds of failures. Each request has its own ID.
+async fn send_requests(service: &Process, model: &ModelServer) {
     let request =
         |method: Method, path: &str, id: &str| service.request(method, path).header("x-request-id", id);
     let turn = |place: &str| {
         json!({"messages": [
-            {"role": "user", "name": SAID, "content": said(place)},
+            {"role": "user", "name": SAID, "content": secret_text(place)},
             {"role": "assistant", "content": null, "tool_calls": [
-                {"id": "c", "type": "function", "function": {"name": "f", "arguments": said("arguments")}}]},
-            {"role": "tool", "tool_call_id": "c", "content": said("result")},
-            {"role": "assistant", "content": [{"type": "text", "text": said("reply")}]},
-            {"role": "user", "content": said("question")},
-            {"role": "assistant", "content": said("answer")},
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": secret_text("arguments")}}]},
+            {"role": "tool", "tool_call_id": "c", "content": secret_text("result")},
+            {"role": "assistant", "content": [{"type": "text", "text": secret_text("reply")}]},
+            {"role": "user", "content": secret_text("question")},
+            {"role": "assistant", "content": secret_text("answer")},
         ]})
     };
-    let context = json!({"system_prompt": said("system"), "user_message": said("new")});
-    for (index, behaviour) in bad_answers().into_iter().enumerate() {
+    let context = json!({"system_prompt": secret_text("system"), "user_message": secret_text("new")});
+    for (index, behaviour) in failure_behaviours().into_iter().enumerate() {
         model.push(behaviour);
         let exchange = request(Method::POST, "/sessions/s/exchanges", &format!("exchange-{index}"));
         assert_eq!(status(exchange.json(&turn("user"))).await, 201);
@@ -70,14 +70,14 @@ async fn story(service: &Process, model: &ModelServer) {
         assert!(reason.is_string(), "{index}");
         assert_absent(&[reason], &[SAID, KEY]);
     }
-    // The second answer compresses the summary, or fails to.
-    model.push(Behaviour::answer(said("summary") + " It has more than ten words."));
-    model.push(Behaviour::reply(|call| format!("{} {}", call.user(), said("echo"))));
+    // The second response is the meta-consolidation or its failure.
+    model.push(Behaviour::answer(secret_text("summary") + " It has more than ten words."));
+    model.push(Behaviour::reply(|call| format!("{} {}", call.user(), secret_text("echo"))));
     let asked = request(Method::POST, "/sessions/s/context", "consolidated").json(&context);
     let answer: Value = asked.send().await.expect("an answer").json().await.expect("JSON");
     assert_eq!(answer["consolidation"]["outcome"], "consolidated", "{answer}");
 
-    model.push(Behaviour::answer(said("summary")));
+    model.push(Behaviour::answer(secret_text("summary")));
     model.push(Behaviour::answer(SAID));
     request(Method::POST, "/sessions/s/exchanges", "more")
         .json(&turn("more"))
@@ -88,15 +88,15 @@ async fn story(service: &Process, model: &ModelServer) {
     let asked = request(Method::POST, "/sessions/s/context", "background").json(&background);
     assert_eq!(status(asked).await, 200);
     model.until_idle().await;
-    service.until_logged("consolidated").await;
+    service.wait_for_log("consolidated").await;
 
     let memory = |id| request(Method::PUT, "/users/default/memory", id);
-    assert!(status(memory("memory").json(&json!({"content": said("memory")}))).await < 300);
-    let stale = memory("stale").header("if-match", "\"99\"").json(&json!({"content": said("stale")}));
+    assert!(status(memory("memory").json(&json!({"content": secret_text("memory")}))).await < 300);
+    let stale = memory("stale").header("if-match", "\"99\"").json(&json!({"content": secret_text("stale")}));
     assert_eq!(status(stale).await, 412);
 
-    // Requests that are refused, with the words in each part of them.
-    let word = said("refused");
+    // Rejected requests, with a secret text in each part of them.
+    let word = secret_text("refused");
     let exchanges = "/sessions/s/exchanges";
     for (index, request) in [
         request(Method::POST, exchanges, "bad-0").body(format!("{{\"user_message\": \"{word}")),
@@ -122,24 +122,24 @@ async fn story(service: &Process, model: &ModelServer) {
     }
 }
 
-/// One for each way in which a model fails. What servers say of a request may quote it, and the key with it.
-fn bad_answers() -> Vec<Behaviour> {
-    let quoted = said("user");
+/// Returns one behaviour per kind of failure. Error responses of providers may quote the request and the key.
+fn failure_behaviours() -> Vec<Behaviour> {
+    let quoted = secret_text("user");
     vec![
         Behaviour::fail(500, &format!("could not handle \"{quoted}\" for {KEY}")),
         Behaviour::fail(400, &format!("{{'input': '{}', 'loc': 'messages'}}", quoted.to_uppercase())),
         Behaviour::Raw(401, Vec::new(), format!("bad key {KEY} for {quoted}")),
         Behaviour::garbage(),
-        Behaviour::BreakOff(said("broken")),
-        Behaviour::EndEarly(said("early")),
-        Behaviour::Finish(said("cut"), "length"),
-        Behaviour::ErrorAfter(said("partial"), "overloaded"),
+        Behaviour::BreakOff(secret_text("broken")),
+        Behaviour::EndEarly(secret_text("early")),
+        Behaviour::Finish(secret_text("cut"), "length"),
+        Behaviour::ErrorAfter(secret_text("partial"), "overloaded"),
         Behaviour::answer("none"),
-        Behaviour::HangAfter(said("hanging")),
+        Behaviour::HangAfter(secret_text("hanging")),
     ]
 }
 
-/// Ends the service, for its last lines, and reads its log.
+/// Stops the service and returns its complete log.
 async fn log_of(mut service: Process) -> Vec<Value> {
     service.signal("TERM");
     assert_eq!(service.ended().await.0, Some(0));
@@ -147,7 +147,7 @@ async fn log_of(mut service: Process) -> Vec<Value> {
     service.log().iter().map(read).collect()
 }
 
-/// The request that a line belongs to.
+/// Returns the request ID of a line.
 fn request_of(line: &Value) -> Option<&str> {
     line["spans"].as_array()?.iter().find_map(|span| span["request_id"].as_str())
 }
@@ -162,21 +162,21 @@ fn assert_absent(log: &[Value], secrets: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_tells_what_happened_and_nothing_that_was_said() {
+async fn log_contains_events_and_no_conversation() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let service = start(&backend, &model, "debug").await;
-    story(&service, &model).await;
+    send_requests(&service, &model).await;
     let log = log_of(service).await;
     assert_absent(&log, &[SAID, KEY, PASSWORD]);
 
     let with = |message: &str, id: &str| {
         let of = |line: &&Value| {
-            line["message"].as_str().is_some_and(|said| said.starts_with(message))
+            line["message"].as_str().is_some_and(|output| output.starts_with(message))
                 && request_of(line) == Some(id)
         };
         assert_eq!(log.iter().filter(of).count(), 1, "{message:?} of {id}: {log:#?}");
     };
-    for index in 0..bad_answers().len() {
+    for index in 0..failure_behaviours().len() {
         with("attempt failed", &format!("failed-{index}"));
         with("consolidation failed", &format!("failed-{index}"));
         with("answered", &format!("failed-{index}"));
@@ -186,7 +186,7 @@ async fn the_log_tells_what_happened_and_nothing_that_was_said() {
     with("consolidated", "background");
     with("answered", "memory");
     with("answered", "bad-0");
-    // What the service itself says is about a request, or about its own life.
+    // Every line of precis has a request ID, except those about start, stop and background work.
     for line in log.iter().filter(|line| line["target"].as_str().expect("text").starts_with("precis")) {
         let message = line["message"].as_str().expect("text");
         let life = ["listening on ", "stopping", "stopped"].iter().any(|life| message.starts_with(life));
@@ -195,17 +195,17 @@ async fn the_log_tells_what_happened_and_nothing_that_was_said() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_filter_brings_a_key_into_the_log() {
+async fn keys_are_not_logged_with_any_filter() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let service = start(&backend, &model, "trace").await;
-    story(&service, &model).await;
+    send_requests(&service, &model).await;
     let log = log_of(service).await;
     assert!(log.iter().any(|line| line["level"] == "TRACE"), "the filter holds");
     assert_absent(&log, &[KEY, PASSWORD]);
 }
 
 #[tokio::test]
-async fn a_request_id_is_taken_or_made_and_returned() {
+async fn request_id_is_accepted_or_generated_and_returned() {
     let service = Precis::new().start().await;
     for (given, taken) in [(Some("mine-1"), true), (Some("two words"), false), (None, false)] {
         let mut request = service.request(Method::GET, "/sessions");
@@ -216,13 +216,13 @@ async fn a_request_id_is_taken_or_made_and_returned() {
         assert_eq!(response.status(), StatusCode::OK);
         let id = response.headers()["x-request-id"].to_str().expect("text").to_owned();
         assert_eq!(given == Some(id.as_str()), taken, "{id}");
-        service.until_line(&id, |line| request_of(line) == Some(id.as_str())).await;
+        service.wait_for_line(&id, |line| request_of(line) == Some(id.as_str())).await;
     }
 }
 
-/// Refusals for there being too many are told together, and not one by one.
+/// Rejections under overload are summarised in one line.
 #[tokio::test]
-async fn refusals_under_overload_are_summed_up() {
+async fn rejections_under_overload_are_logged_in_one_line() {
     const REFUSED: u64 = 20;
     let service = Precis::new().set("limits.max_requests_in_flight", "1").start().await;
     let mut under_way =
@@ -230,7 +230,7 @@ async fn refusals_under_overload_are_summed_up() {
     let head = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
         content-length: 99\r\nexpect: 100-continue\r\n\r\n";
     under_way.write_all(head.as_bytes()).await.expect("sent");
-    // Its body is asked for once it is under way.
+    // The server asks for the body when the request is in flight.
     let mut begun = [0; 12];
     under_way.read_exact(&mut begun).await.expect("an answer");
     assert_eq!(&begun, b"HTTP/1.1 100");

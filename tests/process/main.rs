@@ -1,8 +1,7 @@
-//! The binary itself, as processes: what its command line says and prints, how it starts, what it logs, how it ends,
-//! and what several of them do over one database.
+//! Tests of the binary as a process: command line, start, log, shutdown, and several processes with one database.
 //!
-//! How a process is started, watched and ended is in `service`. A test waits for what it is about, a line of the log
-//! or a state, and never just for time to pass.
+//! The module `service` starts, observes and stops processes. Tests wait for a line of the log or a state, never for a
+//! fixed time.
 #![cfg(test)]
 
 mod check;

@@ -1,4 +1,4 @@
-//! What may change while the service runs, and what it may cost: a new key in its file, and the limit of a day.
+//! A change of an API key file while the service runs, and the daily token limit.
 
 use crate::service::{Precis, messages, outcome};
 use crate::support::backend::Backend;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use test_case::test_case;
 
 #[tokio::test]
-async fn a_new_key_in_its_file_is_used_at_once() {
+async fn replaced_api_key_file_is_used_immediately() {
     let model = ModelServer::start().await;
     model.default(Behaviour::answer("They met."));
     let precis = Precis::new().file("key", "sk-first-0123456789\n").model(&model.base_url());
@@ -15,7 +15,7 @@ async fn a_new_key_in_its_file_is_used_at_once() {
     let service =
         precis.set("consolidation.keep_recent", "2").set("consolidation.threshold", "4").start().await;
     let mut expected = Vec::new();
-    // The last one is what becomes of a file that is gone for a moment: what it held stays in force.
+    // For the last one the file is missing for a moment: the previous key remains in use.
     for key in ["sk-first-0123456789", "sk-second-0123456789", "sk-third-0123456789", ""] {
         let session = format!("s{}", expected.len());
         let path = service.folder.path().join("key");
@@ -23,7 +23,7 @@ async fn a_new_key_in_its_file_is_used_at_once() {
             std::fs::remove_file(&path).expect("removed");
             expected.push("Bearer sk-third-0123456789".to_owned());
         } else {
-            // As it is done: never half of a key to be read.
+            // A rename is atomic: no reader sees half a key.
             let new = service.folder.path().join("new");
             std::fs::write(&new, key).expect("written");
             std::fs::rename(&new, &path).expect("renamed");
@@ -37,11 +37,11 @@ async fn a_new_key_in_its_file_is_used_at_once() {
     assert!(!service.log().iter().any(|line| line.contains("0123456789")));
 }
 
-/// The limit is what one call takes: the second consolidation finds it used up.
+/// The limit equals the usage of one call, so the second consolidation exceeds it.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beyond_the_daily_limit_nothing_is_asked_and_nothing_is_lost(backend: Backend) {
+async fn daily_token_limit_stops_calls_and_loses_no_message(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::answer("They met."));
     let (used, once) = (USAGE.0 + USAGE.1, messages(6));
@@ -58,7 +58,7 @@ async fn beyond_the_daily_limit_nothing_is_asked_and_nothing_is_lost(backend: Ba
     assert_eq!((outcome(&context, 6), &context["consolidation"]["reason"]), ("consolidated", &Value::Null));
     service.record("s", &once).await;
     let says = format!("{used} tokens are used, the limit is {used} (consolidation.daily_token_limit)");
-    // At the failure, and while the next attempt waits.
+    // The first report is about the failure, the second about the wait for the next attempt.
     for _ in 0..2 {
         let context = service.context("s", &json!({})).await;
         assert_eq!(outcome(&context, 12), "failed");
@@ -70,8 +70,8 @@ async fn beyond_the_daily_limit_nothing_is_asked_and_nothing_is_lost(backend: Ba
     assert_eq!(model.calls().len(), 1);
     assert_eq!(service.history("s").await, [&once[..], &once[..]].concat());
 
-    // Somebody wanted it so: it is worth a warning, and no alarm.
-    let line = service.until_logged("consolidation has to wait").await;
+    // The limit was configured: the log has a warning and no error.
+    let line = service.wait_for_log("consolidation has to wait").await;
     assert_eq!(line["level"], "WARN", "{line}");
     assert!(line["error"].as_str().expect("text").contains(&says), "{line}");
     service.signal("TERM");

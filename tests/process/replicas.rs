@@ -1,4 +1,4 @@
-//! Several processes over one database.
+//! Several processes with one database.
 
 use crate::service::{Precis, Process, SOON, messages, ok, outcome};
 use crate::support::backend::Backend;
@@ -16,7 +16,7 @@ async fn start(backend: &Backend, model: &ModelServer) -> Process {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_requests_over_two_processes_are_one_consolidation() {
+async fn fifty_requests_to_two_processes_cause_one_consolidation() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let released = Arc::new(Semaphore::new(0));
     model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
@@ -30,7 +30,7 @@ async fn fifty_requests_over_two_processes_are_one_consolidation() {
             answered.send(ok(request.send().await.expect("an answer")).await).expect("awaited");
         });
     }
-    // The model says nothing until all others have their answers: whoever waited for it would hang here.
+    // The model responds after all other requests: a request that waited for the model would block here.
     for _ in 0..49 {
         let context =
             timeout(SOON, answers.recv()).await.expect("no request waits for another's").expect("sent");
@@ -53,7 +53,7 @@ async fn fifty_requests_over_two_processes_are_one_consolidation() {
     assert_eq!(model.calls().len(), 1);
 }
 
-/// Makes the leases end a second ago, as if their time had passed; how many there were.
+/// Expires all leases. Returns their number.
 async fn expire_leases(backend: &Backend) -> u64 {
     const POSTGRES: &str =
         "UPDATE sessions SET lease_until = now() - interval '1 second' WHERE lease_until > now()";
@@ -73,7 +73,7 @@ async fn expire_leases(backend: &Backend) -> u64 {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_process_loses_nothing_and_its_lease_expires(backend: Backend) {
+async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::Hang);
     model.default(Behaviour::answer("Ada flies."));

@@ -10,7 +10,7 @@ use test_case::test_case;
 use tokio::time::timeout;
 
 const OTHER_SETTINGS: &str = "the search index was built with other settings";
-const BEHIND: &str = "the search index does not cover all messages";
+const INCOMPLETE: &str = "the search index does not cover all messages";
 
 fn precis(backend: &Backend, set: &[(&str, &str)]) -> Precis {
     let precis = Precis::new().env("DATABASE_URL", &backend.url());
@@ -18,7 +18,7 @@ fn precis(backend: &Backend, set: &[(&str, &str)]) -> Precis {
 }
 
 async fn reindexed(backend: &Backend, set: &[(&str, &str)]) -> String {
-    precis(backend, set).args(["reindex"]).run().await.printed()
+    precis(backend, set).args(["reindex"]).run().await.stdout_of_success()
 }
 
 async fn say(service: &Process, session: &str, text: &str) {
@@ -57,12 +57,12 @@ async fn messages_stored_without_an_index_are_found_after_reindex(backend: Backe
     assert_eq!(refused.status(), StatusCode::CONFLICT);
     let problem: Value = refused.json().await.expect("JSON");
     assert!(problem["detail"].as_str().expect("text").contains("search.enabled"), "{problem}");
-    let said = precis(&backend, OFF).args(["reindex"]).run().await.refused();
-    assert!(said.contains("search.enabled is false: there is nothing to index for"), "{said}");
+    let output = precis(&backend, OFF).args(["reindex"]).run().await.stderr_of_failure();
+    assert!(output.contains("search.enabled is false: there is nothing to index for"), "{output}");
     drop(service);
 
     let service = precis(&backend, &[]).start().await;
-    let line = service.until_logged(OTHER_SETTINGS).await;
+    let line = service.wait_for_log(OTHER_SETTINGS).await;
     assert_eq!((&line["index_version"], &line["expected_version"]), (&json!("off"), &json!("english-1")));
     assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
     say(&service, "after", "no ferry today").await;
@@ -86,7 +86,7 @@ async fn changed_language_applies_after_reindex(backend: Backend) {
     drop(service);
 
     let service = precis(&backend, GERMAN).start().await;
-    let line = service.until_logged(OTHER_SETTINGS).await;
+    let line = service.wait_for_log(OTHER_SETTINGS).await;
     assert_eq!(
         (&line["index_version"], &line["expected_version"]),
         (&json!("english-1"), &json!("german-1"))
@@ -129,7 +129,7 @@ async fn messages_of_older_versions_are_found_after_reindex(backend: Backend) {
     )
     .await;
     let service = precis(&backend, &[]).start().await;
-    let line = service.until_logged(BEHIND).await;
+    let line = service.wait_for_log(INCOMPLETE).await;
     assert_eq!(line["sessions"], 2);
     assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
     assert_eq!(found(&service, "ferry").await, [""; 0]);
@@ -162,20 +162,20 @@ async fn index_worker_indexes_stored_messages_in_the_background() {
 
 #[tokio::test]
 async fn invalid_search_settings_are_reported() {
-    let said = Precis::new()
+    let output = Precis::new()
         .set("search.enabled", "sometimes")
         .set("search.language", "klingon")
         .args(["reindex"])
         .run()
         .await
-        .refused();
+        .stderr_of_failure();
     for wrong in ["search.enabled", "search.language"] {
         let name = format!("{wrong} (environment PRECIS__{})", wrong.replace('.', "__").to_uppercase());
-        assert_eq!(said.matches(&name).count(), 1, "{name}:\n{said}");
+        assert_eq!(output.matches(&name).count(), 1, "{name}:\n{output}");
     }
     // The error lists the allowed values.
-    assert!(said.contains("`none`") && said.contains("`turkish`"), "{said}");
+    assert!(output.contains("`none`") && output.contains("`turkish`"), "{output}");
     let file = "[search]\nlanguages = ['english']\n";
-    let said = Precis::new().file("precis.toml", file).args(["config"]).run().await.refused();
-    assert!(said.contains("search.languages (precis.toml)"), "{said}");
+    let output = Precis::new().file("precis.toml", file).args(["config"]).run().await.stderr_of_failure();
+    assert!(output.contains("search.languages (precis.toml)"), "{output}");
 }

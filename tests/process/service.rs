@@ -1,4 +1,4 @@
-//! The binary as a child process, with an environment of the test's making and a folder of its own.
+//! Runs the binary as a child process with its own environment and folder.
 
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde_json::{Value, json};
@@ -11,30 +11,29 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// For what must come and takes no time by itself; machines that run tests are busy.
+/// Timeout for events that normally take no time. Machines that run tests are busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// What to start.
+/// A command of precis that has not been started.
 pub(crate) struct Precis {
     folder: TempDir,
     command: Command,
 }
 
 impl Precis {
-    /// The binary in an empty folder, with nothing in its environment.
+    /// Creates a command in an empty folder with an empty environment.
     pub(crate) fn new() -> Self {
-        Self::by(Command::new(env!("CARGO_BIN_EXE_precis")))
+        Self::started_by(Command::new(env!("CARGO_BIN_EXE_precis")))
     }
 
-    /// The same by way of another command, which becomes it.
-    pub(crate) fn by(mut command: Command) -> Self {
+    /// Creates a command that is started by another program, which replaces itself with precis.
+    pub(crate) fn started_by(mut command: Command) -> Self {
         let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
         let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
         command.env_clear().current_dir(folder.path()).stdin(Stdio::null());
         Self { folder, command }
     }
 
-    /// Where it runs.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -49,59 +48,63 @@ impl Precis {
         self
     }
 
-    /// A setting by its path, by way of the environment.
+    /// Sets a setting by its path in the environment.
     pub(crate) fn set(self, path: &str, value: &str) -> Self {
         let name = format!("PRECIS__{}", path.replace('.', "__").to_uppercase());
         self.env(&name, value)
     }
 
-    /// A file in its folder.
+    /// Writes a file into the folder.
     pub(crate) fn file(self, name: &str, text: &str) -> Self {
         std::fs::write(self.folder().join(name), text).expect("written");
         self
     }
 
-    /// One model behind `base_url`, and no other.
+    /// Configures a single model at `base_url`.
     pub(crate) fn model(self, base_url: &str) -> Self {
         self.set("llm.providers.scripted.base_url", base_url)
             .set("llm.models.small.provider", "scripted")
             .set("llm.models.small.model", "scripted-1")
-            // One call for each question, however often that fails.
+            // Every request is one call, and the circuit breaker stays closed.
             .set("llm.models.small.retries", "0")
             .set("llm.models.small.breaker_min_calls", "1000")
             .set("llm.pools.default.models", "small")
     }
 
-    /// Runs it to its end.
-    pub(crate) async fn run(&mut self) -> Ended {
-        let mut child = Running::start(&mut self.command);
+    /// Runs the command until it exits.
+    pub(crate) async fn run(&mut self) -> CommandResult {
+        let mut child = ChildProcess::start(&mut self.command);
         let (code, _) = child.ended().await;
-        Ended { code, stdout: child.stdout.lines().join("\n"), stderr: child.stderr.lines().join("\n") }
+        CommandResult {
+            code,
+            stdout: child.stdout.lines().join("\n"),
+            stderr: child.stderr.lines().join("\n"),
+        }
     }
 
-    /// Starts it on a free port, and waits until it listens.
+    /// Starts the service on a free port and waits until it listens.
     pub(crate) async fn start(self) -> Process {
         const QUEUE_TIMEOUT: &str = "PRECIS__LIMITS__QUEUE_TIMEOUT";
         let mut precis = self.env("PRECIS__SERVER__BIND", "127.0.0.1:0");
-        // A busy machine is no overload.
+        // Otherwise a busy machine looks like overload.
         if !precis.command.get_envs().any(|(name, _)| name == QUEUE_TIMEOUT) {
             precis = precis.env(QUEUE_TIMEOUT, "30s");
         }
-        let child = Running::start(&mut precis.command);
+        let child = ChildProcess::start(&mut precis.command);
         let client = precis::llm::http::build_http_client(Duration::from_secs(5)).expect("a client");
         let mut process = Process { child, url: String::new(), client, folder: precis.folder };
-        let listening = process.until_logged("listening on ").await;
+        let listening = process.wait_for_log("listening on ").await;
         let message = listening["message"].as_str().expect("a message");
         process.url = message.trim_start_matches("listening on ").to_owned();
         process
     }
 }
 
-/// What a process writes, line by line, as it comes.
+/// The output of a process, read line by line.
 #[derive(Clone)]
 struct Lines {
     lines: Arc<Mutex<Vec<String>>>,
-    /// Changes with each line; true at the end.
+    /// Notifies about each line; `true` at the end of the output.
     ended: watch::Sender<bool>,
 }
 
@@ -124,14 +127,14 @@ impl Lines {
     }
 }
 
-/// A child process. It is killed with the value, where it has not ended by itself.
-struct Running {
+/// A child process, which is killed on drop.
+struct ChildProcess {
     child: Child,
     stdout: Lines,
     stderr: Lines,
 }
 
-impl Running {
+impl ChildProcess {
     fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let stdout = Lines::read(child.stdout.take().expect("piped"));
@@ -139,11 +142,11 @@ impl Running {
         Self { child, stdout, stderr }
     }
 
-    /// Waits until it has ended; its exit status, `None` after a signal that it did not catch, and the time it took.
+    /// Waits until the process exits. Returns its exit status and the time; the status is `None` after a signal.
     async fn ended(&mut self) -> (Option<i32>, Duration) {
         let began = Instant::now();
         for lines in [&self.stdout, &self.stderr] {
-            // The pipes close with the process, and then it is there to be waited for.
+            // The pipes close when the process exits.
             let mut ended = lines.ended.subscribe();
             let ended = timeout(SOON, ended.wait_for(|ended| *ended)).await;
             assert!(ended.is_ok(), "it has not ended:\n{}", self.stderr.lines().join("\n"));
@@ -152,58 +155,58 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How a run ended, and what it printed.
+/// The exit status and the output of a command.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct CommandResult {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl Ended {
-    /// What it printed, of a run that must have gone well.
-    pub(crate) fn printed(self) -> String {
+impl CommandResult {
+    /// Returns standard output. Asserts that the command succeeded.
+    pub(crate) fn stdout_of_success(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         self.stdout
     }
 
-    /// What it said, of a run that must have failed and said nothing on standard output.
-    pub(crate) fn refused(self) -> String {
+    /// Returns standard error. Asserts that the command failed and that standard output is empty.
+    pub(crate) fn stderr_of_failure(self) -> String {
         assert_eq!((self.code, self.stdout.as_str()), (Some(1), ""), "{}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         self.stderr
     }
 }
 
-/// A running service. It ends with the value.
+/// A running service, which is killed on drop.
 pub(crate) struct Process {
-    child: Running,
+    child: ChildProcess,
     pub(crate) url: String,
     pub(crate) client: Client,
     pub(crate) folder: TempDir,
 }
 
 impl Process {
-    /// Its log so far, line by line.
+    /// Returns the lines of the log so far.
     pub(crate) fn log(&self) -> Vec<String> {
         self.child.stderr.lines()
     }
 
-    /// Waits for a line with this text in its message.
-    pub(crate) async fn until_logged(&self, text: &str) -> Value {
+    /// Waits for a line whose message contains the text.
+    pub(crate) async fn wait_for_log(&self, text: &str) -> Value {
         let has = |line: &Value| line["message"].as_str().is_some_and(|message| message.contains(text));
-        self.until_line(text, has).await
+        self.wait_for_line(text, has).await
     }
 
-    /// Waits for a line of this kind; `name` is what is said where none comes.
-    pub(crate) async fn until_line(&self, name: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+    /// Waits for a line that meets the condition; `name` is for the error message.
+    pub(crate) async fn wait_for_line(&self, name: &str, is_it: impl Fn(&Value) -> bool) -> Value {
         let find = || {
             let lines = self.log().into_iter().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
             lines.into_iter().find(&is_it)
@@ -223,19 +226,18 @@ impl Process {
         found.unwrap_or_else(|| panic!("no {name:?} in the log:\n{}", self.log().join("\n")))
     }
 
-    /// The id of the process.
     pub(crate) fn id(&self) -> u32 {
         self.child.child.id()
     }
 
-    /// Sends a signal: `TERM`, `INT`, `KILL`.
+    /// Sends a signal: `TERM`, `INT` or `KILL`.
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.id().to_string();
         let sent = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status();
         assert!(sent.expect("a shell").success());
     }
 
-    /// Waits until it has ended; its exit status, `None` after a signal that it did not catch, and the time it took.
+    /// Waits until the process exits. Returns its exit status and the time; the status is `None` after a signal.
     pub(crate) async fn ended(&mut self) -> (Option<i32>, Duration) {
         self.child.ended().await
     }
@@ -248,7 +250,7 @@ impl Process {
         ok(self.request(Method::GET, path).send().await.expect("an answer")).await
     }
 
-    /// A request for a context, not yet sent.
+    /// Creates a context request without sending it.
     pub(crate) fn context_request(&self, session: &str, body: &Value) -> RequestBuilder {
         self.request(Method::POST, &format!("/sessions/{session}/context")).json(body)
     }
@@ -263,7 +265,7 @@ impl Process {
         ok(request.json(&json!({ "messages": messages })).send().await.expect("an answer")).await
     }
 
-    /// What is stored, as it was given.
+    /// Returns all stored messages as they were sent.
     pub(crate) async fn history(&self, session: &str) -> Vec<Value> {
         let page = self.get(&format!("/sessions/{session}/messages?limit=500")).await;
         assert_eq!(page["next"], Value::Null);
@@ -271,7 +273,7 @@ impl Process {
     }
 }
 
-/// `count` messages of a conversation: questions and answers in turn.
+/// Returns `count` messages of a conversation, questions and answers alternately.
 pub(crate) fn messages(count: usize) -> Vec<Value> {
     let message = |index| match index % 2 {
         0 => {
@@ -284,7 +286,7 @@ pub(crate) fn messages(count: usize) -> Vec<Value> {
     (0..count).map(message).collect()
 }
 
-/// The body of an answer that must be a success.
+/// Returns the body of a response. Asserts that the response is a success.
 pub(crate) async fn ok(response: Response) -> Value {
     let (status, url) = (response.status(), response.url().clone());
     let text = response.text().await.expect("a body");
@@ -292,7 +294,7 @@ pub(crate) async fn ok(response: Response) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// What an answer says of consolidation; in passing, that nothing is missing in it and nothing double.
+/// Returns the outcome of consolidation. Asserts that the context covers every message exactly once.
 pub(crate) fn outcome(context: &Value, last_seq: u64) -> &str {
     let coverage = &context["coverage"];
     assert_eq!(coverage["last_seq"], last_seq, "{coverage}");

@@ -1,4 +1,4 @@
-//! `precis config`, and how wrong settings are refused.
+//! `precis config`, and the errors of invalid settings.
 
 use crate::service::Precis;
 use std::collections::BTreeMap;
@@ -28,11 +28,11 @@ fn shown<'a>(settings: &'a BTreeMap<String, (String, String)>, key: &str) -> (&'
 }
 
 #[tokio::test]
-async fn config_prints_what_is_in_force_and_where_it_came_from() {
+async fn config_prints_effective_settings_with_origins() {
     let file = "[server]\nbind = '127.0.0.1:1001'\nshutdown_grace = '7s'\n\
         [consolidation]\nthreshold = 50\nkeep_recent = 10\n[database]\nurl = 'sqlite://file.db'\n";
     let precis = || Precis::new().file("precis.toml", file);
-    let settings = read(&precis().args(["config"]).run().await.printed());
+    let settings = read(&precis().args(["config"]).run().await.stdout_of_success());
     assert_eq!(shown(&settings, "server.bind"), ("127.0.0.1:1001", "precis.toml"));
     assert_eq!(shown(&settings, "consolidation.threshold"), ("50", "precis.toml"));
     assert_eq!(shown(&settings, "consolidation.summary_word_limit"), ("600", "default"));
@@ -44,7 +44,7 @@ async fn config_prints_what_is_in_force_and_where_it_came_from() {
             .set("consolidation.threshold", "60")
             .env("DATABASE_URL", "sqlite://environment.db")
     };
-    let settings = read(&over(precis()).args(["config"]).run().await.printed());
+    let settings = read(&over(precis()).args(["config"]).run().await.stdout_of_success());
     assert_eq!(shown(&settings, "server.bind"), ("127.0.0.1:1002", "environment PRECIS__SERVER__BIND"));
     assert_eq!(
         shown(&settings, "consolidation.threshold"),
@@ -54,15 +54,16 @@ async fn config_prints_what_is_in_force_and_where_it_came_from() {
     assert_eq!(shown(&settings, "database.url"), ("sqlite://environment.db", "environment DATABASE_URL"));
 
     let flags = ["config", "--bind", "127.0.0.1:1003", "--database-url", "sqlite://flag.db"];
-    let printed = over(precis()).set("database.url", "sqlite://named.db").args(flags).run().await.printed();
+    let printed =
+        over(precis()).set("database.url", "sqlite://named.db").args(flags).run().await.stdout_of_success();
     let settings = read(&printed);
     assert_eq!(shown(&settings, "server.bind"), ("127.0.0.1:1003", "flag --bind"));
     assert_eq!(shown(&settings, "database.url"), ("sqlite://flag.db", "flag --database-url"));
     assert_eq!(shown(&settings, "server.shutdown_grace"), ("7s", "precis.toml"));
 
-    // What it printed is a settings file that means the same.
+    // The output is a valid settings file with the same values.
     let again = Precis::new().file("other.toml", &printed).args(["config", "--config", "other.toml"]);
-    let again = read(&{ again }.run().await.printed());
+    let again = read(&{ again }.run().await.stdout_of_success());
     assert_eq!(again.len(), settings.len());
     for (key, (value, _)) in &settings {
         assert_eq!(shown(&again, key), (value.as_str(), "other.toml"), "{key}");
@@ -87,7 +88,7 @@ async fn secrets_are_not_printed() {
             .args(["config"]);
         let ended = precis.run().await;
         assert!(!format!("{ended:?}").contains("hunter2"), "{ended:?}");
-        let settings = read(&ended.printed());
+        let settings = read(&ended.stdout_of_success());
         assert_eq!(shown(&settings, "llm.providers.p.api_key").0, "[redacted]", "{key}");
         let url = shown(&settings, "database.url").0;
         assert_eq!(url, "postgres://precis:[redacted]@localhost/precis?sslpassword=[redacted]");
@@ -95,7 +96,7 @@ async fn secrets_are_not_printed() {
 }
 
 #[tokio::test]
-async fn all_that_is_wrong_is_said_at_once() {
+async fn all_setting_errors_are_reported_at_once() {
     let file = "[server]\nbnd = '127.0.0.1:1'\n[consolidation]\nthreshold = 'many'\nmode = 'sometimes'\n\
         [llm]\ndefault_pool = 'absent'\n[llm.providers.p]\napi_key = { env = 'ABSENT' }\n\
         [llm.models.m]\nprovider = 'nobody'\nmodel = 'm'\n";
@@ -109,7 +110,7 @@ async fn all_that_is_wrong_is_said_at_once() {
         "log.level (environment PRECIS__LOG__LEVEL)",
         "database.url (flag --database-url)",
     ];
-    // The same whatever was to be done.
+    // All commands report the same errors.
     for command in [&["config"][..], &["migrate"], &["health"], &["serve"], &[]] {
         let mut precis = Precis::new()
             .file("precis.toml", file)
@@ -117,28 +118,29 @@ async fn all_that_is_wrong_is_said_at_once() {
             .set("log.level", "debug")
             .args(["--database-url", "mysql://u:hunter2@h/d"])
             .args(command.iter().copied());
-        let said = precis.run().await.refused();
+        let output = precis.run().await.stderr_of_failure();
         for wrong in wrong {
-            assert_eq!(said.matches(wrong).count(), 1, "{wrong} in {command:?}:\n{said}");
+            assert_eq!(output.matches(wrong).count(), 1, "{wrong} in {command:?}:\n{output}");
         }
-        assert_eq!(said.lines().count(), 1 + wrong.len(), "{said}");
-        assert!(!said.contains("hunter2"), "{said}");
+        assert_eq!(output.lines().count(), 1 + wrong.len(), "{output}");
+        assert!(!output.contains("hunter2"), "{output}");
         assert!(!precis.folder().join("precis.db").exists());
     }
 }
 
 #[tokio::test]
-async fn a_file_that_was_named_must_be_there() {
-    let said = Precis::new().args(["config", "--config", "absent.toml"]).run().await.refused();
-    assert!(said.contains("absent.toml: cannot read this file"), "{said}");
-    let said = Precis::new().file("precis.toml", "[server").args(["config"]).run().await.refused();
-    assert!(said.contains("precis.toml: invalid TOML in line 1"), "{said}");
+async fn named_settings_file_must_exist() {
+    let output = Precis::new().args(["config", "--config", "absent.toml"]).run().await.stderr_of_failure();
+    assert!(output.contains("absent.toml: cannot read this file"), "{output}");
+    let output =
+        Precis::new().file("precis.toml", "[server").args(["config"]).run().await.stderr_of_failure();
+    assert!(output.contains("precis.toml: invalid TOML in line 1"), "{output}");
 }
 
 #[tokio::test]
-async fn the_openapi_document_is_the_committed_one() {
-    let printed = Precis::new().args(["openapi"]).run().await.printed();
-    // Not `assert_eq!`: two documents of thousands of lines help nobody.
+async fn openapi_command_prints_the_committed_document() {
+    let printed = Precis::new().args(["openapi"]).run().await.stdout_of_success();
+    // Not `assert_eq!`, which would print thousands of lines.
     assert!(
         printed == include_str!("../../openapi/openapi.json").trim_end(),
         "run: cargo run -- openapi > openapi/openapi.json"

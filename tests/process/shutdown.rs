@@ -1,4 +1,4 @@
-//! How a process ends: requests are answered, work is given back, and it takes a bounded time.
+//! Shutdown: running requests are answered, leases are released, and it takes a bounded time.
 
 use crate::service::{Precis, Process, SOON, messages, ok, outcome};
 use crate::support::backend::Backend;
@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, timeout};
 
-/// What may come on top of the grace: a busy machine, mostly.
+/// Tolerance in addition to the grace period, for busy machines.
 const MARGIN: Duration = Duration::from_secs(4);
 
 async fn start(backend: &Backend, model: &ModelServer, grace: &str) -> Process {
@@ -21,8 +21,8 @@ async fn start(backend: &Backend, model: &ModelServer, grace: &str) -> Process {
     precis.set("server.shutdown_grace", grace).start().await
 }
 
-/// Sends a request for a context, and returns when the model has its consolidation.
-async fn consolidating(service: &Process, model: &ModelServer, body: &Value) -> JoinHandle<Value> {
+/// Sends a context request. Returns when the model has received the request for its consolidation.
+async fn start_consolidation(service: &Process, model: &ModelServer, body: &Value) -> JoinHandle<Value> {
     service.record("s", &messages(102)).await;
     let request = service.context_request("s", body).send();
     let answer = tokio::spawn(async { ok(request.await.expect("an answer")).await });
@@ -31,26 +31,26 @@ async fn consolidating(service: &Process, model: &ModelServer, body: &Value) -> 
 }
 
 /// Waits until connections are refused.
-async fn until_refused(service: &Process) {
+async fn wait_until_refused(service: &Process) {
     let address = service.url.trim_start_matches("http://");
     let refused = async { while tokio::net::TcpStream::connect(address).await.is_ok() {} };
     timeout(SOON, refused).await.expect("no longer listened on");
 }
 
 #[tokio::test]
-async fn requests_under_way_are_answered_and_new_ones_refused() {
-    // The second signal comes from whoever is impatient; it must not undo the good order of the first.
+async fn shutdown_answers_running_requests_and_rejects_new_ones() {
+    // A second signal must not interrupt the graceful shutdown.
     for signals in [&["TERM"][..], &["INT"], &["TERM", "TERM"], &["TERM", "INT"]] {
         let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
         let released = Arc::new(Semaphore::new(0));
         model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
         let mut service = start(&backend, &model, "20s").await;
-        let answer = consolidating(&service, &model, &json!({})).await;
+        let answer = start_consolidation(&service, &model, &json!({})).await;
         for signal in signals {
             service.signal(signal);
-            service.until_logged("stopping").await;
+            service.wait_for_log("stopping").await;
         }
-        until_refused(&service).await;
+        wait_until_refused(&service).await;
         assert!(service.request(Method::GET, "/livez").send().await.is_err());
         assert!(!answer.is_finished());
         released.add_permits(1);
@@ -59,18 +59,18 @@ async fn requests_under_way_are_answered_and_new_ones_refused() {
         let (code, elapsed) = service.ended().await;
         assert_eq!(code, Some(0), "{signals:?}");
         assert!(elapsed < MARGIN, "{signals:?}: {elapsed:?} after the last answer");
-        service.until_logged("stopped").await;
+        service.wait_for_log("stopped").await;
     }
 }
 
 #[tokio::test]
-async fn a_request_that_waits_for_a_model_is_answered_without_it() {
+async fn shutdown_answers_request_that_waits_for_model() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     model.push(Behaviour::Hang);
     model.default(Behaviour::answer("Ada flies."));
     let mut service = start(&backend, &model, "4s").await;
     let other = start(&backend, &model, "4s").await;
-    let answer = consolidating(&service, &model, &json!({})).await;
+    let answer = start_consolidation(&service, &model, &json!({})).await;
     service.signal("TERM");
     let context = answer.await.expect("answered");
     assert_ne!(outcome(&context, 102), "consolidated");
@@ -84,13 +84,13 @@ async fn a_request_that_waits_for_a_model_is_answered_without_it() {
 }
 
 #[tokio::test]
-async fn a_background_consolidation_is_given_back() {
+async fn shutdown_releases_lease_of_background_consolidation() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     model.push(Behaviour::Hang);
     model.default(Behaviour::answer("Ada flies."));
     let mut service = start(&backend, &model, "1s").await;
     let other = start(&backend, &model, "1s").await;
-    let answer = consolidating(&service, &model, &json!({"mode": "background"})).await;
+    let answer = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
     assert_eq!(outcome(&answer.await.expect("answered"), 102), "scheduled");
     assert_eq!(outcome(&other.context("s", &json!({})).await, 102), "in_progress");
     service.signal("TERM");
@@ -105,15 +105,15 @@ async fn a_background_consolidation_is_given_back() {
 }
 
 #[tokio::test]
-async fn a_background_consolidation_may_end_within_the_grace() {
+async fn shutdown_waits_for_background_consolidation() {
     let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
     let released = Arc::new(Semaphore::new(0));
     model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
     let mut service = start(&backend, &model, "20s").await;
-    let answer = consolidating(&service, &model, &json!({"mode": "background"})).await;
+    let answer = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
     answer.await.expect("answered");
     service.signal("TERM");
-    until_refused(&service).await;
+    wait_until_refused(&service).await;
     released.add_permits(1);
     let (code, elapsed) = service.ended().await;
     assert_eq!(code, Some(0));
@@ -127,12 +127,12 @@ async fn a_background_consolidation_may_end_within_the_grace() {
 }
 
 #[tokio::test]
-async fn connections_that_stay_open_do_not_hold_it() {
+async fn open_connections_do_not_delay_shutdown() {
     let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
     let mut service = start(&backend, &model, "1s").await;
     let address = service.url.trim_start_matches("http://").to_owned();
     let mut open = Vec::new();
-    // Nothing sent, half a head, half a body.
+    // Connections with no data, with half of a head, with half of a body.
     for sent in [
         "",
         "GET /livez HTTP/1.1\r\nhost: x\r\n",
@@ -142,7 +142,7 @@ async fn connections_that_stay_open_do_not_hold_it() {
         connection.write_all(sent.as_bytes()).expect("sent");
         open.push(connection);
     }
-    // And an idle one, in the client's pool.
+    // An idle connection in the client's pool.
     service.get("/livez").await;
     let began = Instant::now();
     service.signal("TERM");
@@ -153,7 +153,7 @@ async fn connections_that_stay_open_do_not_hold_it() {
 }
 
 #[tokio::test]
-async fn a_database_that_hangs_does_not_hold_it() {
+async fn hanging_database_does_not_delay_shutdown() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let mut service = start(&backend, &model, "1s").await;
     service.record("s", &messages(2)).await;

@@ -1,4 +1,4 @@
-//! `precis export` and `precis import`: sessions as files, with and without a service over the same database.
+//! `precis export` and `precis import`, with and without a running service.
 
 use crate::service::{Precis, messages};
 use crate::support::backend::Backend;
@@ -8,29 +8,29 @@ use test_case::test_case;
 const CHAT: &str =
     "{\"role\":\"user\",\"content\":\"a\",\"n\":1.0}\n{\"role\":\"assistant\",\"content\":\"b\"}\n";
 
-/// One command over the database, in a folder with these files.
+/// Creates a command for the database in a folder with these files.
 fn precis(url: &str, files: &[(&str, &str)], args: &[&str]) -> Precis {
     let precis = Precis::new().env("DATABASE_URL", url).args(args.iter().copied());
     files.iter().fold(precis, |precis, (name, text)| precis.file(name, text))
 }
 
 async fn printed(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
-    precis(url, files, args).run().await.printed()
+    precis(url, files, args).run().await.stdout_of_success()
 }
 
 async fn refused(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
-    precis(url, files, args).run().await.refused()
+    precis(url, files, args).run().await.stderr_of_failure()
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_moves_as_a_file(backend: Backend) {
+async fn session_is_exported_and_imported_as_file(backend: Backend) {
     let url = backend.url();
     let chat = [("chat.jsonl", CHAT)];
-    let said =
+    let output =
         printed(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "ada"]).await;
-    assert_eq!(said, "imported 2 messages and 0 revisions");
+    assert_eq!(output, "imported 2 messages and 0 revisions");
     let again = printed(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme"]).await;
     assert_eq!(again, "nothing to do: the 2 messages and 0 revisions were imported before");
     let lines = printed(&url, &[], &["export", "a/b", "--tenant", "acme"]).await + "\n";
@@ -44,16 +44,16 @@ async fn a_session_moves_as_a_file(backend: Backend) {
     let export = [("export.jsonl", lines.as_str())];
     assert!(printed(&other, &export, &["import", "moved", "export.jsonl"]).await.starts_with("imported 2"));
     let mut to_file = precis(&other, &[], &["export", "moved", "-o", "out.jsonl"]);
-    assert_eq!(to_file.run().await.printed(), "");
+    assert_eq!(to_file.run().await.stdout_of_success(), "");
     let moved = std::fs::read_to_string(to_file.folder().join("out.jsonl")).expect("written");
     assert_eq!(moved.lines().nth(1), lines.lines().nth(1));
     assert_eq!(std::fs::read_dir(to_file.folder()).expect("a folder").count(), 1);
     std::fs::remove_dir_all(folder).expect("removed");
 
-    // Each refusal says what to do, and leaves nothing.
-    let said =
+    // Each error says what to do, and nothing is stored.
+    let output =
         refused(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "bo"]).await;
-    assert!(said.contains("there is another session \"a/b\": import under another id"), "{said}");
+    assert!(output.contains("there is another session \"a/b\": import under another id"), "{output}");
     let cut = lines.lines().take(2).collect::<Vec<_>>().join("\n");
     let wrong = CHAT.replace("assistant", "system");
     for (text, hint) in [
@@ -61,36 +61,39 @@ async fn a_session_moves_as_a_file(backend: Backend) {
         (wrong.as_str(), "line 2: role: the system prompt is not part of a history"),
         ("", "line 1: there is nothing in it"),
     ] {
-        let said = refused(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;
-        assert!(said.contains("x.jsonl: nothing was imported") && said.contains(hint), "{said}");
+        let output = refused(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;
+        assert!(output.contains("x.jsonl: nothing was imported") && output.contains(hint), "{output}");
     }
-    // The limits of a message hold here as well; that of a body does not.
+    // The size limits of messages apply, the limit of the request body does not.
     let limited =
         |setting, value| precis(&url, &chat, &["import", "large", "chat.jsonl"]).set(setting, value);
-    let said = limited("limits.max_message_bytes", "34").run().await.refused();
+    let output = limited("limits.max_message_bytes", "34").run().await.stderr_of_failure();
     let hint = "nothing was imported: line 1: has 37 bytes, at most 34 are allowed (limits.max_message_bytes): shorten it";
-    assert!(said.ends_with(hint) && said.matches("line 1").count() == 1, "{said}");
-    let said = limited("limits.max_import_bytes", "1").run().await.printed();
-    assert_eq!(said, "imported 2 messages and 0 revisions");
-    let said = refused(&url, &[], &["import", "new", "absent.jsonl"]).await;
-    assert!(said.contains("absent.jsonl: can't be read"), "{said}");
+    assert!(output.ends_with(hint) && output.matches("line 1").count() == 1, "{output}");
+    let output = limited("limits.max_import_bytes", "1").run().await.stdout_of_success();
+    assert_eq!(output, "imported 2 messages and 0 revisions");
+    let output = refused(&url, &[], &["import", "new", "absent.jsonl"]).await;
+    assert!(output.contains("absent.jsonl: can't be read"), "{output}");
     assert!(refused(&url, &[], &["import", "new"]).await.contains("standard input: nothing was imported"));
     assert!(refused(&url, &[], &["import", "", "x"]).await.contains("must not be empty"));
     let mut absent = precis(&url, &[], &["export", "new", "--output", "out.jsonl"]);
-    let said = absent.run().await.refused();
-    assert!(said.contains("tenant default has no session \"new\" in the database"), "{said}");
+    let output = absent.run().await.stderr_of_failure();
+    assert!(output.contains("tenant default has no session \"new\" in the database"), "{output}");
     assert_eq!(std::fs::read_dir(absent.folder()).expect("a folder").count(), 0);
-    let said = refused(&url, &[], &["export", "a/b", "--tenant", "acme", "-o", "absent/out.jsonl"]).await;
-    assert!(said.contains("absent/out.jsonl: can't be written"), "{said}");
-    let said =
-        precis(&url, &chat, &["import", "new", "chat.jsonl"]).env("TMPDIR", "/absent").run().await.refused();
-    assert!(said.contains("set TMPDIR to a folder with room"), "{said}");
+    let output = refused(&url, &[], &["export", "a/b", "--tenant", "acme", "-o", "absent/out.jsonl"]).await;
+    assert!(output.contains("absent/out.jsonl: can't be written"), "{output}");
+    let output = precis(&url, &chat, &["import", "new", "chat.jsonl"])
+        .env("TMPDIR", "/absent")
+        .run()
+        .await
+        .stderr_of_failure();
+    assert!(output.contains("set TMPDIR to a folder with room"), "{output}");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_sees_what_was_imported_beside_it(backend: Backend) {
+async fn running_service_sees_imported_session(backend: Backend) {
     let url = backend.url();
     let service = Precis::new().env("DATABASE_URL", &url).start().await;
     service.record("before", &messages(4)).await;
@@ -102,8 +105,8 @@ async fn a_service_sees_what_was_imported_beside_it(backend: Backend) {
 }
 
 #[tokio::test]
-async fn an_export_needs_the_schema() {
+async fn export_requires_current_schema() {
     let database = TestDatabase::create("empty", async |_| {}).await;
-    let said = refused(&database.url(), &[], &["export", "s"]).await;
-    assert!(said.contains("migration 0") && said.contains("precis migrate"), "{said}");
+    let output = refused(&database.url(), &[], &["export", "s"]).await;
+    assert!(output.contains("migration 0") && output.contains("precis migrate"), "{output}");
 }
