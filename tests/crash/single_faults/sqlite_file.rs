@@ -24,7 +24,7 @@ async fn full_disk_rejects_writes_without_partial_data() {
     // A file size limit has the same effect as a full disk, except for a signal that would end the process.
     let mut ignoring_signal = Command::new("/bin/sh");
     ignoring_signal.args(["-c", "trap '' XFSZ; exec \"$0\"", env!("CARGO_BIN_EXE_precis")]);
-    let service = Precis::by(ignoring_signal).start().await;
+    let service = Precis::started_by(ignoring_signal).start().await;
     append_exchange(&service, 0).await;
     let log = service.folder.path().join("precis.db-wal");
     let size = std::fs::metadata(&log).expect("the log").len();
