@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 mod models;
 
-/// How long a valid API key is cached; a revocation takes effect everywhere within this time.
+/// The time for which a valid API key is cached, and so the longest delay of a revocation.
 const API_KEY_TTL: Duration = Duration::from_secs(2);
 
 /// An error that prevents the start of the service or ends it.

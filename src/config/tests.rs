@@ -428,7 +428,7 @@ fn contradicting_settings_are_reported_by_name() {
     ] {
         assert!(problem(variables).starts_with(expected), "{}", problem(variables));
     }
-    // Whether that needs a key is asked at the start: only the database knows if there is one.
+    // The service checks at start if this address needs a key, because the keys are in the database.
     environment(&[("PRECIS__SERVER__BIND", "0.0.0.0:80")]).load();
 }
 
