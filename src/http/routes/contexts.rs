@@ -138,10 +138,12 @@ pub(crate) async fn build(
 ) -> Result<axum::Json<ContextResponse>, Problem> {
     let bytes = request.bytes();
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
-    let options = blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
+    let options =
+        blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
     let context = service.build_context(&tenant, &session, ContextOptions { permit, ..options }).await?;
     let bytes = context.list.messages.iter().map(String::len).sum();
-    let response = blocking::spawn_cpu_if_large(bytes, move || ContextResponse::new(session.as_str(), context));
+    let response =
+        blocking::spawn_cpu_if_large(bytes, move || ContextResponse::new(session.as_str(), context));
     Ok(axum::Json(response.await?))
 }
 
