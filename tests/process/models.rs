@@ -71,7 +71,7 @@ async fn daily_token_limit_stops_calls_and_loses_no_message(backend: Backend) {
     assert_eq!(service.history("s").await, [&once[..], &once[..]].concat());
 
     // The limit was configured: the log has a warning and no error.
-    let line = service.wait_for_log("consolidation has to wait").await;
+    let line = service.wait_for_log("consolidation postponed").await;
     assert_eq!(line["level"], "WARN", "{line}");
     assert!(line["error"].as_str().expect("text").contains(&says), "{line}");
     service.signal("TERM");
