@@ -316,7 +316,10 @@ async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
         let context = service.build_context(&tenant, &session, ContextOptions::default()).await.unwrap();
         assert_eq!((context.consolidation.outcome, sent(&context)), (Outcome::Failed, 6));
         assert!(context.consolidation.retry_at.is_some());
-        assert_eq!(context.consolidation.reason.as_deref(), Some("a bug in precis: the consolidation panicked"));
+        assert_eq!(
+            context.consolidation.reason.as_deref(),
+            Some("a bug in precis: the consolidation panicked")
+        );
     }
     let asked = service.consolidate_session(&tenant, &session).await;
     assert!(matches!(asked, Err(Error::ConsolidationFailed(_))), "{asked:?}");
