@@ -1,15 +1,15 @@
-//! Messages of the chat format, as clients send them: what is taken is kept to the letter, can be read again, and is
-//! read as any other reader of JSON reads it.
+//! Fuzzes messages of the chat format. An accepted message is kept verbatim, can be parsed again, and means the same to
+//! any other JSON parser.
 //!
-//! The input is one JSON value: a message; and the content of one.
+//! The input is one JSON value, which is used as a message and as the content of a message.
 
 #![no_main]
 
-use precis::domain::validation::FieldError;
 use libfuzzer_sys::fuzz_target;
 use precis::domain::message::{Message, Role};
 use precis::domain::tokens;
 use precis::domain::transcript::TranscriptEntry;
+use precis::domain::validation::FieldError;
 use precis_fuzz::quoted;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -18,19 +18,19 @@ fuzz_target!(|text: &str| {
     let Ok(raw) = serde_json::from_str::<&RawValue>(text) else {
         return;
     };
-    let complain = |wrong: Vec<FieldError>| -> String {
-        assert!(!wrong.is_empty(), "refused, and nothing is wrong");
-        wrong.into_iter().map(|FieldError { field, detail }| format!("{field}: {detail}; ")).collect()
+    let error_text = |errors: Vec<FieldError>| -> String {
+        assert!(!errors.is_empty(), "rejected without an error");
+        errors.into_iter().map(|FieldError { field, detail }| format!("{field}: {detail}; ")).collect()
     };
     match Message::parse(raw) {
         Ok(message) => {
-            is_kept(&message, raw.get());
-            is_sound(&message);
+            assert_kept_verbatim(&message, raw.get());
+            assert_consistent(&message);
         }
-        Err(wrong) => {
-            complain(wrong);
-            let complaint = |json: &str| Message::parse(serde_json::from_str(json).ok()?).err().map(complain);
-            assert_eq!(quoted(raw.get(), complaint), Vec::<String>::new());
+        Err(errors) => {
+            error_text(errors);
+            let rejection = |json: &str| Message::parse(serde_json::from_str(json).ok()?).err().map(error_text);
+            assert_eq!(quoted(raw.get(), rejection), Vec::<String>::new());
         }
     }
     for role in [Role::User, Role::Assistant] {
@@ -38,11 +38,11 @@ fuzz_target!(|text: &str| {
         let whole = Message::parse(serde_json::from_str(&whole).expect("JSON"));
         match Message::from_content(role, raw) {
             Ok(message) => {
-                is_sound(&message);
+                assert_consistent(&message);
                 assert_eq!(Ok(message), whole, "content alone is content of a message");
             }
-            Err(wrong) => {
-                complain(wrong);
+            Err(errors) => {
+                error_text(errors);
                 whole.expect_err("content alone is content of a message");
             }
         }
@@ -51,14 +51,14 @@ fuzz_target!(|text: &str| {
     assert_eq!((message.content(), message.role()), (text, Role::Tool));
     let message = Message::text(Role::User, text);
     assert_eq!(message.content(), text);
-    is_sound(&message);
+    assert_consistent(&message);
 });
 
-/// All but the white space between tokens is there, in its order.
-fn is_kept(message: &Message, given: &str) {
-    let bare = |text: &str| -> String { text.chars().filter(|c| !c.is_ascii_whitespace()).collect() };
-    assert_eq!(bare(message.json()), bare(given));
-    // A text with half a surrogate pair, in a field that nobody reads, is no value.
+/// Checks that nothing but white space between tokens was removed.
+fn assert_kept_verbatim(message: &Message, given: &str) {
+    let without_white_space = |text: &str| -> String { text.chars().filter(|c| !c.is_ascii_whitespace()).collect() };
+    assert_eq!(without_white_space(message.json()), without_white_space(given));
+    // An unknown field may contain a lone surrogate, which `Value` rejects.
     if let Ok(given) = serde_json::from_str::<Value>(given) {
         assert_eq!(serde_json::from_str::<Value>(message.json()).ok(), Some(given.clone()));
         assert_eq!(given["role"], message.role().as_str());
@@ -78,13 +78,13 @@ fn is_kept(message: &Message, given: &str) {
     assert!(!message.json().contains(['\n', '\r']), "one message is one line");
 }
 
-/// It can be read again, be counted, and be shown to a model.
-fn is_sound(message: &Message) {
+/// Checks that the message can be parsed again, counted, and written as a transcript line.
+fn assert_consistent(message: &Message) {
     assert_eq!(Message::from_stored(message.json().to_owned()).as_ref(), Ok(message));
     assert_eq!(Message::parse(serde_json::from_str(message.json()).expect("JSON")).as_ref(), Ok(message));
     let most = tokens::PER_ATTACHMENT * i64::try_from(message.json().len()).expect("small");
     assert!((tokens::PER_MESSAGE..=most).contains(&tokens::count_message(message)));
-    let line = Entry::of(message).encode();
+    let line = TranscriptEntry::of(message).encode();
     assert!(!line.contains(['\n', '\r', '<', '>', '\u{2028}', '\u{2029}', '\u{85}']), "{line}");
     serde_json::from_str::<Value>(&line).expect("JSON");
 }

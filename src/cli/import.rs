@@ -5,7 +5,7 @@ use super::{SessionArgs, SettingsArgs, error, error_with_cause};
 use crate::app::open_store;
 use crate::domain::id::UserId;
 use crate::service::Error as ServiceError;
-use crate::service::import::{Limits, Upload, import as import_session};
+use crate::service::import::{ImportLimits, Upload, write_import};
 use crate::service::indexer::index_pending;
 use clap::Args;
 use std::error::Error;
@@ -51,7 +51,7 @@ pub(super) async fn import(settings: SettingsArgs, args: ImportArgs) -> Result<(
     };
     let reading = progress_bar("read", 0);
     // limits.max_import_bytes protects the service's disk. Here the operator chose the file.
-    let limits = Limits { sizes: settings.limits.sizes(), max_bytes: u64::MAX };
+    let limits = ImportLimits { sizes: settings.limits.sizes(), max_bytes: u64::MAX };
     let mut upload = Upload::begin(limits).map_err(failed)?;
     let mut buffer = vec![0; 256 * 1024];
     loop {
@@ -62,14 +62,14 @@ pub(super) async fn import(settings: SettingsArgs, args: ImportArgs) -> Result<(
             Err(error) => return Err(cannot_read(error)),
         };
         upload.feed(buffer.get(..read).unwrap_or_default()).map_err(failed)?;
-        reading.set_length(to_count(upload.promised()).max(upload.messages()));
+        reading.set_length(to_count(upload.declared_messages()).max(upload.messages()));
         reading.set_position(upload.messages());
     }
     let received = upload.finish().map_err(failed)?;
     reading.finish();
     let writing = progress_bar("written", received.messages());
     let bar = writing.clone();
-    let imported = import_session(&store, &tenant, &session, user.as_ref(), received, move |written| {
+    let imported = write_import(&store, &tenant, &session, user.as_ref(), received, move |written| {
         bar.set_position(to_count(written));
     });
     let imported = imported.await.map_err(failed)?;

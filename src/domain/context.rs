@@ -84,7 +84,7 @@ impl SystemMessageBuilder {
             self.text.push_str(piece);
             self.tokens.keep(piece);
         }
-        self.tokens.known(body.tokens);
+        self.tokens.source_tokens(body.tokens);
     }
 
     /// Adds the heading of a part. Returns `false`, and adds nothing, if the part is empty.
@@ -104,7 +104,7 @@ impl SystemMessageBuilder {
 
     fn push(&mut self, text: &str) {
         self.text.push_str(text);
-        self.tokens.put(text);
+        self.tokens.insert(text);
     }
 
     fn finish(self) -> SystemMessage {

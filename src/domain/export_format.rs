@@ -1,44 +1,43 @@
-//! The export of a session: JSON lines, and what makes them sound. `docs/export.md` is the same for those who read one.
+//! The export format of a session: JSON lines. `docs/export.md` describes the format for users.
 //!
-//! | line | when |
+//! | line | position |
 //! | --- | --- |
-//! | `{"precis_export": 1, "session": …}` | the first |
+//! | `{"precis_export": 1, "session": …}` | first |
 //! | `{"seq": 1, "created_at": …, "message": …}` | one for each message |
-//! | `{"revision": 1, …}` | one for each revision |
-//! | `{"end": {"messages": …, "revisions": …, "sha256": …}}` | the last; without it the export is cut off |
+//! | `{"revision": 1, …}` | one for each revision, after all messages |
+//! | `{"end": {"messages": …, "revisions": …, "sha256": …}}` | last; an export without it is incomplete |
 //!
-//! Summary and cursor are those of the last revision, and so have no line. What is counted (words, tokens) is counted
-//! anew when an export is read: it must be this version's count, and nobody else's. To add a field to a line, give it a
-//! default, so that older exports can be read; to change what a field means, raise [`VERSION`].
+//! The summary and the cursor are those of the last revision, so they have no line of their own. Words and tokens are
+//! counted again by the reader, because stored counts must come from this version's tokenizer. To add a field to a line,
+//! give it a default, so that older exports can be read. To change the meaning of a field, raise [`VERSION`].
 
+use super::json;
 use super::limits::SizeLimits;
 use super::revision::Revision;
 use super::session::Session;
 use super::validation::FieldError;
-use super::{json, json_validation};
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
-use std::fmt::{self, Write as _};
+use std::fmt;
 use time::OffsetDateTime;
 
 mod reader;
 mod revision;
 
-pub use reader::{Entry, ExportReader, ImportedMessage, ImportedSession};
+pub use reader::{ExportReader, ImportRow, ImportedMessage, ImportedSession};
 
-/// The version of the format, as the first line says it.
+/// The version of the format; the first line contains it.
 pub const VERSION: u32 = 1;
 
-/// The longest line that is read, in bytes: far above any revision, and above any message that is within its limit.
+/// Returns the length in bytes of the longest line that is read: far above the size of any revision, and above any
+/// message within its limit.
 #[must_use]
 pub fn max_line_bytes(sizes: SizeLimits) -> usize {
     let largest = sizes.max_message_bytes.max(sizes.max_metadata_bytes);
     largest.saturating_mul(2).max(64 * 1024 * 1024)
 }
 
-/// The first line.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HeaderLine {
@@ -84,22 +83,24 @@ struct End {
     sha256: String,
 }
 
-/// A line that is wrong.
+/// An invalid line of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineError {
-    /// Its number, from 1 on.
+    /// Line number, from 1 on.
     pub line: u64,
-    /// What is wrong in it; the path is empty where it is the line as a whole.
-    pub wrong: Vec<FieldError>,
+    /// Errors in the line; an empty path stands for the line as a whole.
+    pub errors: Vec<FieldError>,
 }
 
 impl fmt::Display for LineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}", self.line)?;
-        for (index, FieldError { field, detail }) in self.wrong.iter().enumerate() {
-            let before = if index == 0 { ": " } else { "; " };
-            let field = if field.is_empty() { String::new() } else { format!("{field}: ") };
-            write!(f, "{before}{field}{detail}")?;
+        for (index, FieldError { field, detail }) in self.errors.iter().enumerate() {
+            f.write_str(if index == 0 { ": " } else { "; " })?;
+            if !field.is_empty() {
+                write!(f, "{field}: ")?;
+            }
+            f.write_str(detail)?;
         }
         Ok(())
     }
@@ -107,70 +108,7 @@ impl fmt::Display for LineError {
 
 impl std::error::Error for LineError {}
 
-/// What kind of line it is, by the field that no other kind has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Header,
-    Message,
-    Revision,
-    End,
-    /// A message of the chat format by itself.
-    Chat,
-}
-
-impl Kind {
-    fn of(text: &str) -> Result<Self, FieldError> {
-        #[derive(Deserialize)]
-        struct Fields {
-            precis_export: Option<IgnoredAny>,
-            message: Option<IgnoredAny>,
-            revision: Option<IgnoredAny>,
-            end: Option<IgnoredAny>,
-            role: Option<IgnoredAny>,
-        }
-        let whole = |detail: &str| FieldError { field: String::new(), detail: detail.to_owned() };
-        if !text.starts_with('{') {
-            return Err(whole("is not a JSON object"));
-        }
-        // Told apart from a field of a wrong type, of which there is none here: a JSON error.
-        let fields = serde_json::from_str::<Fields>(text).map_err(|error| {
-            let error = error.to_string();
-            // The line that serde counts is always the first.
-            let error = error.replace(" at line 1 column ", " at byte ");
-            whole(&format!("is not JSON: {error}"))
-        })?;
-        let kinds = [
-            (fields.precis_export, Self::Header),
-            (fields.role, Self::Chat),
-            (fields.message, Self::Message),
-            (fields.revision, Self::Revision),
-            (fields.end, Self::End),
-        ];
-        let kind = kinds.into_iter().find_map(|(field, kind)| field.map(|_| kind));
-        kind.ok_or_else(|| {
-            whole("is neither a line of an export nor a message: it has no precis_export, role, message, revision or end")
-        })
-    }
-
-    /// Levels of lists and objects in such a line, so that what it holds is within the bounds of an exchange.
-    fn levels(self) -> usize {
-        match self {
-            // In a body, a message is in the list `messages`: two levels.
-            Self::Chat => json_validation::MAX_JSON_DEPTH - 2,
-            Self::Message => json_validation::MAX_JSON_DEPTH - 1,
-            // Metadata is one level deeper than in a body.
-            Self::Header => json_validation::MAX_JSON_DEPTH + 1,
-            Self::Revision | Self::End => json_validation::MAX_JSON_DEPTH,
-        }
-    }
-}
-
-/// Reads a line of a known kind; the text has been found sound.
-fn read<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Vec<FieldError>> {
-    json::read(text).map_err(|invalid| vec![invalid])
-}
-
-/// Writes the lines of an export, and keeps count of what has to stand in the last.
+/// Writes the lines of an export and accumulates the counts and the checksum for the last line.
 #[derive(Clone, Debug, Default)]
 pub struct ExportWriter {
     hash: Sha256,
@@ -179,7 +117,7 @@ pub struct ExportWriter {
 }
 
 impl ExportWriter {
-    /// The first line.
+    /// Returns the first line.
     ///
     /// # Errors
     /// The stored metadata is not JSON.
@@ -198,30 +136,35 @@ impl ExportWriter {
         })
     }
 
-    /// The line of a message.
+    /// Returns the line of a message.
     ///
     /// # Errors
     /// The stored message is not JSON.
-    pub fn message(&mut self, seq: i64, at: OffsetDateTime, json: &str) -> Result<String, serde_json::Error> {
+    pub fn message(
+        &mut self,
+        seq: i64,
+        created_at: OffsetDateTime,
+        json: &str,
+    ) -> Result<String, serde_json::Error> {
         self.messages += 1;
-        self.line(&MessageLine { seq, created_at: at, message: serde_json::from_str(json)? })
+        self.line(&MessageLine { seq, created_at, message: serde_json::from_str(json)? })
     }
 
-    /// The line of a revision.
+    /// Returns the line of a revision.
     ///
     /// # Errors
-    /// None that can happen: a revision is texts, numbers and a time.
+    /// Never in practice: texts, numbers and times can always be encoded.
     pub fn revision(&mut self, revision: &Revision) -> Result<String, serde_json::Error> {
         self.revisions += 1;
         self.line(revision)
     }
 
-    /// The last line.
+    /// Returns the last line.
     ///
     /// # Errors
-    /// None that can happen: it is numbers and a text.
+    /// Never in practice: numbers and a text can always be encoded.
     pub fn end(mut self) -> Result<String, serde_json::Error> {
-        let sha256 = hex(&std::mem::take(&mut self.hash).finalize());
+        let sha256 = hex::encode(std::mem::take(&mut self.hash).finalize());
         self.line(&EndLine { end: End { messages: self.messages, revisions: self.revisions, sha256 } })
     }
 
@@ -233,66 +176,67 @@ impl ExportWriter {
     }
 }
 
-/// Tells whether two records are the same: of messages and, where they have them, their times and revisions.
+/// A hash of messages and, unless the import consists of messages only, of their times and the revisions. It tells
+/// whether a session begins with the content of an import.
 #[derive(Clone, Debug)]
 pub struct Fingerprint {
     writer: ExportWriter,
-    /// A file of messages alone has no times.
-    bare: bool,
+    /// Ignores times, because a file with messages only has none.
+    messages_only: bool,
 }
 
 impl Fingerprint {
-    /// Of nothing yet.
     #[must_use]
-    pub fn new(bare: bool) -> Self {
-        Self { writer: ExportWriter::default(), bare }
+    pub fn new(messages_only: bool) -> Self {
+        Self { writer: ExportWriter::default(), messages_only }
     }
 
     /// Adds the next message.
     ///
     /// # Errors
-    /// It is not JSON.
-    pub fn message(&mut self, seq: i64, at: OffsetDateTime, json: &str) -> Result<(), serde_json::Error> {
-        let at = if self.bare { OffsetDateTime::UNIX_EPOCH } else { at };
-        self.writer.message(seq, at, json).map(|_| ())
+    /// The message is not JSON.
+    pub fn message(
+        &mut self,
+        seq: i64,
+        created_at: OffsetDateTime,
+        json: &str,
+    ) -> Result<(), serde_json::Error> {
+        let created_at = if self.messages_only { OffsetDateTime::UNIX_EPOCH } else { created_at };
+        self.writer.message(seq, created_at, json).map(|_| ())
     }
 
     /// Adds the next revision.
     ///
     /// # Errors
-    /// None that can happen.
+    /// Never in practice.
     pub fn revision(&mut self, revision: &Revision) -> Result<(), serde_json::Error> {
         self.writer.revision(revision).map(|_| ())
     }
 
-    /// The hash of all of it.
     #[must_use]
     pub fn finish(self) -> String {
-        hex(&self.writer.hash.finalize())
+        hex::encode(self.writer.hash.finalize())
     }
 }
 
-/// A revision as one line of JSON, for [`read_revision`].
+/// Encodes a revision as one line of JSON without a line feed, for [`parse_revision`].
 ///
 /// # Errors
-/// None that can happen.
-pub fn write_revision(revision: &Revision) -> Result<String, serde_json::Error> {
+/// Never in practice.
+pub fn encode_revision(revision: &Revision) -> Result<String, serde_json::Error> {
     serde_json::to_string(revision)
 }
 
-/// What [`write_revision`] wrote.
+/// Parses the line of a revision.
 ///
 /// # Errors
-/// It is something else.
-pub fn read_revision(line: &str) -> Result<Revision, Vec<FieldError>> {
-    revision::validate(read(line)?)
+/// The invalid fields of the line.
+pub fn parse_revision(line: &str) -> Result<Revision, Vec<FieldError>> {
+    revision::validate(parse_line(line)?)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+fn parse_line<'de, T: Deserialize<'de>>(line: &'de str) -> Result<T, Vec<FieldError>> {
+    json::read(line).map_err(|error| vec![error])
 }
 
 #[cfg(test)]

@@ -1,20 +1,21 @@
-//! What is sent to a model, in the format that its interface takes. `docs/formats.md` has the rules.
+//! Renders contexts in the formats of model providers. `docs/formats.md` describes the rules.
 //!
-//! A stored message becomes a [`RenderedMessage`]: itself, and what has to stand before or behind it so that the interfaces take
-//! the list. Pieces don't depend on what follows them, with one exception that is said ([`RenderedMessage::open`]): so a list
-//! that grows has the one before it as its beginning. A format is a file beside `openai`, with an arm in each
-//! function here.
+//! A stored message becomes a [`RenderedMessage`]: the message itself, and the halves of tool calls that must be inserted
+//! before or after it. A rendered message depends on earlier messages only, with one exception
+//! (`RenderedMessage::provisional`). So a growing list keeps its beginning, which providers can cache. To add a format,
+//! add a file next to `openai` and an arm in each function here.
 
 use super::message_metadata::ContextMessage;
-use super::tokens::Tokenizer;
 use super::validation::FieldError;
 use serde::Deserialize;
-use tool_pairing::MissingHalves;
 use utoipa::ToSchema;
 
 mod anthropic;
 mod openai;
 mod tool_pairing;
+mod types;
+
+pub use types::{RenderInput, RenderedContext, RenderedMessage, StablePrefix};
 
 /// The chat format of a provider, for contexts and tool definitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
@@ -29,7 +30,7 @@ pub enum Format {
     Anthropic,
 }
 
-/// Parses from a string only; a derived implementation would also accept an object such as `{"openai": null}`.
+/// A derived deserializer would also accept an object such as `{"openai": null}`.
 impl TryFrom<String> for Format {
     type Error = String;
 
@@ -42,156 +43,48 @@ impl TryFrom<String> for Format {
     }
 }
 
-/// Who speaks, as far as formats tell them apart in a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Speaker {
-    User,
-    Assistant,
-}
-
-/// A message of [`Format::OpenAi`], a content block of [`Format::Anthropic`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
-    speaker: Speaker,
-    json: String,
-}
-
-/// What a message becomes in a list.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RenderedMessage {
-    parts: Vec<Part>,
-    /// Tokens of all its parts.
-    pub tokens: i64,
-    /// Tokens of what stands before it where the list begins with it.
-    pub tokens_as_first: i64,
-    /// Parts that are no part of the history: see [`tool_pairing`].
-    inserted: usize,
-    /// How many of its last parts say that a call has no result, while nothing has followed yet: the result may still
-    /// come in their place.
-    open: usize,
-    open_tokens: i64,
-}
-
-/// A list, ready to be sent.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RenderedContext {
-    /// JSON of what stands beside the messages; the format may have no such place.
-    pub system: Option<String>,
-    /// JSON of each message.
-    pub messages: Vec<String>,
-    /// What of it will be the same in the next list.
-    pub stable: StablePrefix,
-    /// Calls and results in it that are no part of the history.
-    pub inserted: usize,
-}
-
-/// The beginning of a list that will be the beginning of the next one, too.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StablePrefix {
-    /// So many messages.
-    pub messages: usize,
-    /// Of the last of them, so many content blocks, where the format has them: others may follow.
-    pub blocks: Option<usize>,
-    /// Tokens of it, scaled.
-    pub tokens: i64,
-}
-
-/// What a list is made of. Its tokens are not scaled.
-#[derive(Clone, Debug, Default)]
-pub struct RenderInput {
-    /// The text of the system message; empty: there is none.
-    pub system: String,
-    /// Its tokens.
-    pub system_tokens: i64,
-    /// The messages that are sent of the history.
-    pub history: Vec<RenderedMessage>,
-    /// The new message.
-    pub user_message: Option<RenderedMessage>,
-    /// Whether the next list begins with the same message. It does unless messages have to be left out.
-    pub is_prefix_stable: bool,
-    /// Whether the stable part is marked for the provider's cache, where the format has such marks.
-    pub cache_control: bool,
-    /// What its tokens are scaled by.
-    pub tokenizer: Tokenizer,
-}
-
 impl Format {
-    /// How many bytes [`Self::pieces`] reads and writes for these messages, at most about: the measure of how long it takes.
+    /// Estimates how many bytes [`Self::render_messages`] reads and writes for these messages.
     #[must_use]
-    pub fn work(self, window: &[ContextMessage]) -> usize {
+    pub fn estimate_bytes(self, tail: &[ContextMessage]) -> usize {
         match self {
-            // Stored messages go out as they are; results that have to be put in are written.
+            // Stored messages are not parsed; only inserted results are written.
             Self::OpenAi => {
-                let calls = window.iter().flat_map(|message| &message.metadata.calls);
+                let calls = tail.iter().flat_map(|message| &message.metadata.calls);
                 calls.map(|id| id.len() + tool_pairing::NO_RESULT.len()).sum()
             }
-            Self::Anthropic => window.iter().map(|message| message.json.len()).sum(),
+            Self::Anthropic => tail.iter().map(|message| message.json.len()).sum(),
         }
     }
 
-    /// What these messages become, one piece for each.
+    /// Renders each message.
     ///
     /// # Errors
-    /// A stored text is no message.
-    pub fn pieces(self, window: Vec<ContextMessage>) -> Result<Vec<RenderedMessage>, Vec<FieldError>> {
-        let missing_halves = tool_pairing::missing_halves(window.iter().map(|message| &message.metadata));
-        let messages = window.into_iter().zip(missing_halves);
+    /// A stored text is not a valid message.
+    pub fn render_messages(self, tail: Vec<ContextMessage>) -> Result<Vec<RenderedMessage>, Vec<FieldError>> {
+        let missing = tool_pairing::missing_halves(tail.iter().map(|message| &message.metadata));
+        let messages = tail.into_iter().zip(missing);
         match self {
-            Self::OpenAi => Ok(messages
-                .map(|(message, missing_halves)| openai::piece(message, &missing_halves))
-                .collect()),
+            Self::OpenAi => {
+                Ok(messages.map(|(message, missing)| openai::render_message(message, &missing)).collect())
+            }
             Self::Anthropic => {
-                let mut ids = anthropic::Ids::default();
+                let mut ids = anthropic::CallIds::default();
                 messages
-                    .map(|(message, missing_halves)| anthropic::piece(message, &missing_halves, &mut ids))
+                    .map(|(message, missing)| anthropic::render_message(message, &missing, &mut ids))
                     .collect()
             }
         }
     }
 
-    /// The list of what is to be sent.
+    /// Joins the parts of a context to a list.
     #[must_use]
-    pub fn list(self, draft: RenderInput) -> RenderedContext {
-        let inserted = draft.history.iter().map(|piece| piece.inserted).sum();
-        let list = match self {
-            Self::OpenAi => openai::list(draft),
-            Self::Anthropic => anthropic::list(draft),
+    pub fn render_context(self, input: RenderInput) -> RenderedContext {
+        let inserted = input.history.iter().map(|message| message.inserted).sum();
+        let context = match self {
+            Self::OpenAi => openai::render_context(input),
+            Self::Anthropic => anthropic::render_context(input),
         };
-        RenderedContext { inserted, ..list }
-    }
-}
-
-impl RenderedMessage {
-    /// Adds a part that is no part of the history.
-    fn insert(&mut self, part: Part, tokens: i64) {
-        self.parts.push(part);
-        self.inserted += 1;
-        self.tokens += tokens;
-    }
-
-    /// Adds results that are no part of the history; `last`: nothing follows them yet.
-    fn insert_results(&mut self, missing_halves: &MissingHalves, result: impl Fn(&str) -> (Part, i64)) {
-        for id in &missing_halves.results {
-            let (part, tokens) = result(id);
-            self.insert(part, tokens);
-            if missing_halves.last {
-                self.open += 1;
-                self.open_tokens += tokens;
-            }
-        }
-    }
-}
-
-impl RenderInput {
-    /// How many parts of the history are stable, and the tokens of all that is, each message scaled by itself.
-    fn stable(&self) -> (usize, i64) {
-        let scale = |tokens| self.tokenizer.scale(tokens);
-        if !self.is_prefix_stable {
-            return (0, scale(self.system_tokens));
-        }
-        let parts: usize = self.history.iter().map(|piece| piece.parts.len() - piece.open).sum();
-        let tokens: i64 = self.history.iter().map(|piece| scale(piece.tokens - piece.open_tokens)).sum();
-        let first = self.history.first().map_or(0, |piece| scale(piece.tokens_as_first));
-        (parts, scale(self.system_tokens) + first + tokens)
+        RenderedContext { inserted, ..context }
     }
 }

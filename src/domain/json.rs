@@ -1,26 +1,25 @@
-//! What is wrong with JSON, in words for whoever sent it.
+//! Deserialization of JSON with errors for the client.
 //!
-//! serde's own words name Rust's types, repeat the whole value, and count columns in a text that the client never saw.
+//! The messages of serde name Rust types, repeat whole values, and count columns in a text that the client never saw.
 
 use super::validation::FieldError;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Number;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Reads a value; an error names the field by its path.
-///
-/// # Errors
-/// The text is not such a value.
+/// Deserializes `json`. The error names the field by its path.
 pub(crate) fn read<'de, T: Deserialize<'de>>(json: &'de str) -> Result<T, FieldError> {
     let mut deserializer = serde_json::Deserializer::from_str(json);
     serde_path_to_error::deserialize(&mut deserializer)
         .map_err(|error| field_error_from_serde(&error.path().to_string(), &error.inner().to_string()))
 }
 
-/// A struct that is read from an object only. What serde derives takes a list of the values as well; kept to the letter,
-/// that would be a text which no other reader of its format takes.
+/// A struct that is deserialized from an object only. Serde also accepts an array for a struct. The JSON is stored
+/// verbatim, and other readers of the format would reject the array.
 #[derive(Clone, Debug)]
 pub(crate) struct MapOnly<T>(pub(crate) T);
 
@@ -44,7 +43,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for MapOnlyVisitor<T> {
     }
 }
 
-/// The whole number that this is, however it is written: JSON has numbers only, and not a few models write 7.0 for 7.
+/// Returns the integer value of a JSON number in any spelling. JSON does not distinguish integers, and many models write
+/// 7.0 for 7.
 pub(crate) fn as_integer(number: &Number) -> Option<i64> {
     number.as_i64().or_else(|| {
         let number = number.as_f64().filter(|number| number.fract() == 0.0)?;
@@ -52,24 +52,32 @@ pub(crate) fn as_integer(number: &Number) -> Option<i64> {
     })
 }
 
-/// serde's complaint about the field at `path`.
-pub(crate) fn field_error_from_serde(path: &str, error: &str) -> FieldError {
+/// Returns the first key of a path: `messages` of `messages[2].role`.
+pub(crate) fn top_level_key(path: &str) -> &str {
+    path.split(['.', '[']).next().unwrap_or_default()
+}
+
+/// Returns the JSON object without one of its fields, or `None` if it has no such field.
+pub(crate) fn remove_field(json: &str, key: &str) -> Option<String> {
+    let mut fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(json).ok()?;
+    fields.remove(key)?;
+    serde_json::to_string(&fields).ok()
+}
+
+/// Translates an error message of serde about the field at `path`.
+pub(crate) fn field_error_from_serde(path: &str, message: &str) -> FieldError {
     let path = if path == "." { "" } else { path };
-    let text = error.rsplit_once(" at line ").map_or(error, |(text, _)| text);
-    let inside = |detail: &str| {
+    let text = message.rsplit_once(" at line ").map_or(message, |(text, _)| text);
+    let error_of_named_field = |detail: &str| {
         let name = text.split('`').nth(1).unwrap_or_default();
-        let field = match path.rsplit_once('.').map_or(path, |(_, last)| last) {
-            last if last == name => path.to_owned(),
-            "" => name.to_owned(),
-            _ => format!("{path}.{name}"),
-        };
-        FieldError { field, detail: detail.to_owned() }
+        let last = path.rsplit_once('.').map_or(path, |(_, last)| last);
+        FieldError::new(if last == name { "" } else { name }, detail).in_value(path)
     };
     if text.starts_with("missing field ") {
-        return inside("missing");
+        return error_of_named_field("missing");
     }
     if text.starts_with("duplicate field ") {
-        return inside("given twice: send it once");
+        return error_of_named_field("duplicate: send it once");
     }
     let detail = match text.rsplit_once(", expected ") {
         Some((given, expected)) if given.starts_with("unknown field ") => {
@@ -82,7 +90,7 @@ pub(crate) fn field_error_from_serde(path: &str, error: &str) -> FieldError {
         Some((_, expected)) => format!("must be {expected}"),
         None => text.to_owned(),
     };
-    FieldError { field: path.to_owned(), detail }
+    FieldError::new(path, detail)
 }
 
 #[cfg(test)]
@@ -92,14 +100,14 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "only its errors are looked at")]
+    #[expect(dead_code, reason = "only its errors are tested")]
     struct Thing {
         name: String,
         parts: Option<Vec<Thing>>,
     }
 
     #[test]
-    fn a_whole_number_is_one_however_it_is_written() {
+    fn integer_is_read_from_any_spelling_of_the_number() {
         for (text, number) in [
             ("7", Some(7)),
             ("-7.0", Some(-7)),
@@ -113,13 +121,13 @@ mod tests {
         }
     }
 
-    fn complaint(json: &str) -> (String, String) {
-        let FieldError { field, detail } = read::<Thing>(json).expect_err("wrong");
+    fn field_error(json: &str) -> (String, String) {
+        let FieldError { field, detail } = read::<Thing>(json).expect_err("invalid");
         (field, detail)
     }
 
     #[test]
-    fn an_error_names_the_field_and_says_what_it_must_be() {
+    fn serde_error_is_translated_to_path_and_expected_type() {
         for (json, field, detail) in [
             (r#"{"name":5}"#, "name", "must be a string"),
             (r#"{"name":"a, expected b at line 3","parts":"x"}"#, "parts", "must be a list"),
@@ -127,10 +135,10 @@ mod tests {
             (r#"{"name":"a","parts":[{"name":null}]}"#, "parts[0].name", "must be a string"),
             ("{}", "name", "missing"),
             (r#"{"name":"a","parts":[{}]}"#, "parts[0].name", "missing"),
-            (r#"{"name":"a","name":"b"}"#, "name", "given twice: send it once"),
+            (r#"{"name":"a","name":"b"}"#, "name", "duplicate: send it once"),
             (r#"{"nam":"a"}"#, "nam", "unknown, must be `name` or `parts`"),
         ] {
-            assert_eq!(complaint(json), (field.to_owned(), detail.to_owned()), "{json}");
+            assert_eq!(field_error(json), (field.to_owned(), detail.to_owned()), "{json}");
         }
     }
 }

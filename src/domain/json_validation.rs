@@ -1,33 +1,35 @@
-//! Whether JSON text that is kept as it was given can be read again by every client. A reader of raw values lets half a
-//! surrogate pair and any depth pass, so each of them is checked here before it is kept.
+//! Validates JSON that is stored verbatim.
+//!
+//! `RawValue` accepts lone surrogates and unlimited nesting, which some clients cannot parse. So the text is walked once
+//! with serde before any part of it is stored.
 
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// The most levels of lists and objects that any setting allows. Clients' own parsers have limits too, from 127 on, and what is stored here
-/// comes back to them a level or two deeper: one message beyond that would make its whole session unreadable.
+/// Largest value of the setting `limits.max_json_depth`. The parsers of clients have limits from 127 levels on, and stored
+/// JSON is returned to them one or two levels deeper. One deeper message would make its whole session unreadable.
 pub(crate) const MAX_JSON_DEPTH: usize = 120;
 
-/// Reads the text as one JSON value of at most `levels` levels.
+/// Checks that `text` is one JSON value of at most `max_depth` nested lists and objects, without lone surrogates.
 ///
 /// # Errors
-/// It is no JSON value; of the category `Data`: it is nested deeper.
-pub(crate) fn check_depth_and_encoding(text: &str, levels: usize) -> Result<(), serde_json::Error> {
+/// The category is `Data` if the value is nested too deeply.
+pub(crate) fn check_depth_and_encoding(text: &str, max_depth: usize) -> Result<(), serde_json::Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    DepthCheck { levels }.deserialize(&mut deserializer)?;
+    DepthCheck { remaining: max_depth }.deserialize(&mut deserializer)?;
     deserializer.end()
 }
 
-/// Any JSON value, read to its end and dropped.
+/// A visitor that reads any JSON value and discards it.
 #[derive(Clone, Copy)]
 struct DepthCheck {
-    levels: usize,
+    remaining: usize,
 }
 
 impl DepthCheck {
-    fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
-        let levels = self.levels.checked_sub(1);
-        levels.map(|levels| Self { levels }).ok_or_else(|| E::custom("nested too deep"))
+    fn one_level_deeper<E: serde::de::Error>(self) -> Result<Self, E> {
+        let remaining = self.remaining.checked_sub(1);
+        remaining.map(|remaining| Self { remaining }).ok_or_else(|| E::custom("nested too deeply"))
     }
 }
 
@@ -71,13 +73,13 @@ impl<'de> Visitor<'de> for DepthCheck {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let inside = self.inside()?;
+        let inside = self.one_level_deeper()?;
         while list.next_element_seed(inside)?.is_some() {}
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
-        let inside = self.inside()?;
+        let inside = self.one_level_deeper()?;
         while object.next_key_seed(inside)?.is_some() {
             object.next_value_seed(inside)?;
         }

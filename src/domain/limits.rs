@@ -1,6 +1,6 @@
-//! How large what is kept of a session may be, whichever way it comes in: with an exchange, a change, an import.
+//! Size limits of stored values. They apply to exchanges, changes and imports alike.
 //!
-//! Every refusal names the setting and its value.
+//! Each error names the setting and its value.
 
 use super::message::Message;
 use super::validation::FieldError;
@@ -10,36 +10,36 @@ use super::validation::FieldError;
 pub struct SizeLimits {
     /// Largest message, in bytes of its JSON.
     pub max_message_bytes: usize,
-    /// Largest metadata of a session, in bytes of their JSON.
+    /// Largest metadata of a session, in bytes of its JSON.
     pub max_metadata_bytes: usize,
 }
 
 impl SizeLimits {
-    /// A message that stands at `field`.
+    /// Checks the size of the message at `path`.
     ///
     /// # Errors
-    /// It is too large.
-    pub fn message(&self, field: &str, message: &Message) -> Result<(), FieldError> {
-        check_size(field, message.json().len(), self.max_message_bytes, "limits.max_message_bytes")
+    /// The message is too large.
+    pub fn check_message(&self, path: &str, message: &Message) -> Result<(), FieldError> {
+        check_size(path, message.json().len(), self.max_message_bytes, "limits.max_message_bytes")
     }
 
-    /// Metadata that stand at `field`, as JSON.
+    /// Checks the size of the metadata at `path`.
     ///
     /// # Errors
-    /// They are too large.
-    pub fn metadata(&self, field: &str, json: &str) -> Result<(), FieldError> {
-        check_size(field, json.len(), self.max_metadata_bytes, "limits.max_metadata_bytes")
+    /// The metadata is too large.
+    pub fn check_metadata(&self, path: &str, json: &str) -> Result<(), FieldError> {
+        check_size(path, json.len(), self.max_metadata_bytes, "limits.max_metadata_bytes")
     }
 }
 
-/// A value of so many bytes at `field`, of which the setting allows `most`.
+/// Checks the size of the value at `path` against a setting.
 ///
 /// # Errors
-/// It is too large.
-pub fn check_size(field: &str, bytes: usize, most: usize, setting: &str) -> Result<(), FieldError> {
-    if bytes <= most {
+/// The value is too large.
+pub fn check_size(path: &str, bytes: usize, max_bytes: usize, setting: &str) -> Result<(), FieldError> {
+    if bytes <= max_bytes {
         return Ok(());
     }
-    let detail = format!("has {bytes} bytes, at most {most} are allowed ({setting}): shorten it");
-    Err(FieldError { field: field.to_owned(), detail })
+    let detail = format!("has {bytes} bytes, at most {max_bytes} are allowed ({setting}): shorten it");
+    Err(FieldError::new(path, detail))
 }

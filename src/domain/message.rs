@@ -1,231 +1,143 @@
-//! A message of a session: the JSON text exactly as the client gave it, and the few things read out of it.
+//! A message of a session: the JSON text exactly as the client sent it, and the parsed fields.
 //!
-//! The JSON text is what is stored, sent and returned; nothing is ever re-encoded from parsed parts, so a field
-//! that precis does not know, a number's spelling and the order of keys all survive.
+//! The JSON text is stored, sent and returned; it is never encoded again from the parsed fields. So unknown fields, the
+//! spelling of numbers and strings and the order of keys are preserved.
 
 use super::validation::FieldError;
+use parts::{Content, MessageParts};
 use serde_json::value::RawValue;
-use std::fmt;
 
 mod parse;
+mod parts;
 
-/// Who speaks. The system prompt is not part of a history: it comes with each context request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The human, or whoever the agent serves.
-    User,
-    /// The agent.
-    Assistant,
-    /// The result of a tool call.
-    Tool,
-}
-
-impl Role {
-    /// The word of the OpenAI chat format.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-
-    /// The role of that name.
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Self> {
-        match name {
-            "user" => Some(Self::User),
-            "assistant" => Some(Self::Assistant),
-            "tool" => Some(Self::Tool),
-            _ => None,
-        }
-    }
-}
+pub use parts::{Role, ToolCall};
 
 /// A valid message in the OpenAI chat format.
-///
-/// Two views of one thing: [`Message::json`] is the text as given, less white space between tokens; the other
-/// methods read the parts that the rules need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
+    /// The text as sent by the client, without white space between tokens.
     json: Box<str>,
-    parts: Parts,
-}
-
-/// A tool call as an assistant message makes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToolCall {
-    /// The id that its result names.
-    pub id: String,
-    /// The name of the tool.
-    pub name: String,
-    /// The arguments: JSON text, as the model wrote it.
-    pub arguments: String,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Parts {
-    role: Role,
-    name: Option<String>,
-    content: Content,
-    refusal: Option<String>,
-    tool_calls: Vec<ToolCall>,
-    tool_call_id: Option<String>,
-}
-
-impl Parts {
-    fn read(json: &str) -> Result<Self, Vec<FieldError>> {
-        if !json.trim_ascii_start().starts_with('{') {
-            return Err(vec![FieldError::new("", "must be an object with role and content")]);
-        }
-        super::json::read::<parse::RawMessage<'_>>(json).map_err(|invalid| vec![invalid])?.validate()
-    }
-}
-
-/// The text of a message and what stands beside text in it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Content {
-    /// Whether it is a list of parts.
-    parts: bool,
-    text: String,
-    /// The types of the parts that are not text: `image_url`, `input_audio`, `file` …
-    other: Vec<String>,
+    parts: MessageParts,
 }
 
 impl Message {
-    /// A message of plain text, in the shape that every provider accepts.
+    /// Creates a message of plain text.
     #[must_use]
     pub fn text(role: Role, text: &str) -> Self {
         #[derive(serde::Serialize)]
-        struct Plain<'a> {
-            role: &'a str,
+        struct PlainMessage<'a> {
+            role: Role,
             content: &'a str,
         }
-        let json = serde_json::to_string(&Plain { role: role.as_str(), content: text })
+        let json = serde_json::to_string(&PlainMessage { role, content: text })
             .unwrap_or_else(|_| unreachable!("two strings are always JSON"));
         let content = Content { text: text.to_owned(), ..Content::default() };
-        let parts =
-            Parts { role, name: None, content, refusal: None, tool_calls: Vec::new(), tool_call_id: None };
-        Self { json: json.into(), parts }
-    }
-
-    /// Reads a message as a client gave it.
-    ///
-    /// # Errors
-    /// Every field that is wrong, not just the first.
-    pub fn parse(json: &RawValue) -> Result<Self, Vec<FieldError>> {
-        Ok(Self { parts: Parts::read(json.get())?, json: minify_json(json.get()).into() })
-    }
-
-    /// A message of this content: a string or a list of content parts. Errors name the path inside the content.
-    ///
-    /// # Errors
-    /// Every part that is wrong.
-    pub fn from_content(role: Role, content: &RawValue) -> Result<Self, Vec<FieldError>> {
-        let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(content.get()));
-        match Parts::read(&json) {
-            Ok(parts) => Ok(Self { json: json.into(), parts }),
-            Err(mut wrong) => {
-                for invalid in &mut wrong {
-                    let inner = invalid.field.strip_prefix("content").unwrap_or(&invalid.field);
-                    invalid.field = inner.trim_start_matches('.').to_owned();
-                }
-                Err(wrong)
-            }
+        let (name, refusal, tool_calls, tool_call_id) = (None, None, Vec::new(), None);
+        Self {
+            json: json.into(),
+            parts: MessageParts { role, name, content, refusal, tool_calls, tool_call_id },
         }
     }
 
-    /// Reads a message back from the store.
+    /// Parses a message sent by a client.
     ///
     /// # Errors
-    /// The stored text is not a message: the store was changed by other hands.
-    pub fn from_stored(json: String) -> Result<Self, Vec<FieldError>> {
-        Ok(Self { parts: Parts::read(&json)?, json: json.into() })
+    /// All invalid fields, not only the first one.
+    pub fn parse(json: &RawValue) -> Result<Self, Vec<FieldError>> {
+        Ok(Self { parts: parse::parse(json.get())?, json: minify_json(json.get()).into() })
     }
 
-    /// The message as JSON text.
+    /// Creates a message from its content: a string or a list of content parts.
+    ///
+    /// # Errors
+    /// All invalid parts, with paths relative to the content.
+    pub fn from_content(role: Role, content: &RawValue) -> Result<Self, Vec<FieldError>> {
+        let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(content.get()));
+        Self::from_stored(json).map_err(|mut errors| {
+            for error in &mut errors {
+                let path = error.field.strip_prefix("content").unwrap_or(&error.field);
+                error.field = path.trim_start_matches('.').to_owned();
+            }
+            errors
+        })
+    }
+
+    /// Parses a message that was stored or is already free of white space between tokens.
+    ///
+    /// # Errors
+    /// The text is not a valid message; for a stored message: the store was modified by another program.
+    pub fn from_stored(json: String) -> Result<Self, Vec<FieldError>> {
+        Ok(Self { parts: parse::parse(&json)?, json: json.into() })
+    }
+
     #[must_use]
     pub fn json(&self) -> &str {
         &self.json
     }
 
-    /// Who speaks.
     #[must_use]
     pub fn role(&self) -> Role {
         self.parts.role
     }
 
-    /// The name of the participant, where the client gave one.
+    /// Returns the name of the participant, if the client sent one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.parts.name.as_deref()
     }
 
-    /// The text content: text parts joined by line feeds, and the refusal; empty where there is none.
+    /// Returns the text parts and the refusal, joined by line feeds. The text may be empty.
     #[must_use]
     pub fn content(&self) -> &str {
         &self.parts.content.text
     }
 
-    /// Whether the content is a list of parts.
+    /// Returns `true` if the content is a list of parts instead of a string.
     #[must_use]
     pub fn has_parts(&self) -> bool {
-        self.parts.content.parts
+        self.parts.content.is_list
     }
 
-    /// What an assistant said that refused, where that stands beside the content.
+    /// Returns the field `refusal` of an assistant message.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         self.parts.refusal.as_deref()
     }
 
-    /// The types of the content parts that are not text.
+    /// Returns the types of the content parts that are not text.
     #[must_use]
-    pub fn other_parts(&self) -> &[String] {
-        &self.parts.content.other
+    pub fn attachment_types(&self) -> &[String] {
+        &self.parts.content.attachment_types
     }
 
-    /// The tool calls that it opens.
     #[must_use]
     pub fn tool_calls(&self) -> &[ToolCall] {
         &self.parts.tool_calls
     }
 
-    /// The tool call that it answers.
+    /// Returns the id of the tool call whose result the message is.
     #[must_use]
     pub fn tool_call_id(&self) -> Option<&str> {
         self.parts.tool_call_id.as_deref()
     }
 }
 
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// Drops the white space between the tokens of valid JSON text, so that one message is one line everywhere.
+/// Removes the white space between the tokens of valid JSON text, so that a message never spans several lines.
 pub(crate) fn minify_json(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    let (mut in_string, mut escaped) = (false, false);
-    for c in json.chars() {
-        if in_string {
-            match c {
-                _ if escaped => escaped = false,
-                '\\' => escaped = true,
-                '"' => in_string = false,
-                _ => {}
-            }
-        } else if c.is_ascii_whitespace() {
-            continue;
-        } else if c == '"' {
-            in_string = true;
+    let (mut in_string, mut is_escaped) = (false, false);
+    let is_kept = |c: &char| {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            // In valid JSON a backslash occurs inside strings only.
+            '\\' => is_escaped = true,
+            '"' => in_string = !in_string,
+            _ => {}
         }
-        out.push(c);
-    }
-    out
+        in_string || !c.is_ascii_whitespace()
+    };
+    let mut minified = String::with_capacity(json.len());
+    minified.extend(json.chars().filter(is_kept));
+    minified
 }
 
 #[cfg(test)]
@@ -236,12 +148,12 @@ mod tests {
         Message::parse(serde_json::from_str(json).expect("JSON"))
     }
 
-    fn fields(json: &str) -> Vec<String> {
-        parse(json).expect_err("invalid").into_iter().map(|invalid| invalid.field).collect()
+    fn invalid_fields(json: &str) -> Vec<String> {
+        parse(json).expect_err("invalid").into_iter().map(|error| error.field).collect()
     }
 
     #[test]
-    fn a_message_is_kept_as_it_was_given() {
+    fn parsed_message_keeps_unknown_fields_and_spelling() {
         let given = r#"{ "z": 1.0, "role": "assistant",  "content": "a \" b\n {x : 1}", "big": 123456789012345678901 }"#;
         let message = parse(given).expect("valid");
         let kept = r#"{"z":1.0,"role":"assistant","content":"a \" b\n {x : 1}","big":123456789012345678901}"#;
@@ -251,44 +163,44 @@ mod tests {
     }
 
     #[test]
-    fn text_and_other_parts_are_told_apart() {
+    fn content_parts_are_split_into_text_and_attachments() {
         let message = parse(
             r#"{"role":"user","content":[{"type":"text","text":"look"},{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"here"}]}"#,
         )
         .expect("valid");
         assert_eq!(message.content(), "look\nhere");
-        assert_eq!(message.other_parts(), ["image_url"]);
+        assert_eq!(message.attachment_types(), ["image_url"]);
     }
 
     #[test]
-    fn a_refusal_is_what_an_assistant_said() {
+    fn refusal_of_assistant_is_part_of_its_text() {
         let message = parse(r#"{"role":"assistant","content":null,"refusal":"No."}"#).expect("valid");
         assert_eq!((message.content(), message.refusal()), ("No.", Some("No.")));
         let both =
             parse(r#"{"role":"assistant","content":[{"type":"text","text":"Well."}],"refusal":"No."}"#);
         assert_eq!(both.expect("valid").content(), "Well.\nNo.");
-        // Of others it is a field like any that is kept and not looked at; and so is one that is no text.
+        // In a user message, and as any value other than a string, it is an unknown field.
         let user = parse(r#"{"role":"user","content":"Hi.","refusal":"No."}"#).expect("valid");
         assert_eq!((user.content(), user.refusal()), ("Hi.", None));
-        assert_eq!(fields(r#"{"role":"assistant","content":null,"refusal":7}"#), ["content"]);
-        assert_eq!(fields(r#"{"role":"assistant","content":null,"refusal":null}"#), ["content"]);
+        assert_eq!(invalid_fields(r#"{"role":"assistant","content":null,"refusal":7}"#), ["content"]);
+        assert_eq!(invalid_fields(r#"{"role":"assistant","content":null,"refusal":null}"#), ["content"]);
     }
 
     #[test]
-    fn content_may_be_null_only_beside_tool_calls() {
+    fn null_content_without_tool_calls_is_rejected() {
         let calls = r#""tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{}"}}]"#;
         assert!(parse(&format!(r#"{{"role":"assistant","content":null,{calls}}}"#)).is_ok());
         assert!(parse(&format!(r#"{{"role":"assistant",{calls}}}"#)).is_ok());
-        assert_eq!(fields(r#"{"role":"assistant","content":null}"#), ["content"]);
-        assert_eq!(fields(r#"{"role":"user"}"#), ["content"]);
+        assert_eq!(invalid_fields(r#"{"role":"assistant","content":null}"#), ["content"]);
+        assert_eq!(invalid_fields(r#"{"role":"user"}"#), ["content"]);
     }
 
     #[test]
-    fn every_wrong_field_is_named() {
-        let wrong = r#"{"role":"assistant","content":[{"type":"text"},{}],"tool_call_id":"x",
+    fn all_invalid_fields_are_reported_with_their_paths() {
+        let invalid = r#"{"role":"assistant","content":[{"type":"text"},{}],"tool_call_id":"x",
             "tool_calls":[{"id":"","type":"f","function":{"name":"n"}}]}"#;
         assert_eq!(
-            fields(wrong),
+            invalid_fields(invalid),
             [
                 "content[0].text",
                 "content[1].type",
@@ -298,56 +210,58 @@ mod tests {
                 "tool_call_id"
             ]
         );
-        assert_eq!(fields(r#"{"role":"system","content":"x"}"#), ["role"]);
-        assert_eq!(fields(r#"{"role":"tool","content":"x"}"#), ["tool_call_id"]);
-        assert_eq!(fields(r#"["role"]"#), [""]);
-        assert_eq!(fields(r#"{"role":"user","content":7}"#), ["content"]);
-        assert_eq!(fields(r#"{"role":7,"content":"x"}"#), ["role"]);
+        assert_eq!(invalid_fields(r#"{"role":"system","content":"x"}"#), ["role"]);
+        assert_eq!(invalid_fields(r#"{"role":"tool","content":"x"}"#), ["tool_call_id"]);
+        assert_eq!(invalid_fields(r#"["role"]"#), [""]);
+        assert_eq!(invalid_fields(r#"{"role":"user","content":7}"#), ["content"]);
+        assert_eq!(invalid_fields(r#"{"role":7,"content":"x"}"#), ["role"]);
+        let several_types = r#"{"role":7,"content":[{"type":"text","text":7}],"name":"n","tool_call_id":[]}"#;
+        assert_eq!(invalid_fields(several_types), ["role", "content[0].text", "tool_call_id"]);
         let part = r#"{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":7}]}"#;
-        assert_eq!(fields(part), ["content[1].text"]);
-        // Lists of the values of these objects.
+        assert_eq!(invalid_fields(part), ["content[1].text"]);
+        // A list of the values of an object is not an object, although serde would accept it.
         let part = r#"{"role":"user","content":[["text","a"]]}"#;
-        assert_eq!(fields(part), ["content[0]"]);
+        assert_eq!(invalid_fields(part), ["content[0]"]);
         for (calls, field) in [
             (r#"["a","function",{"name":"f","arguments":""}]"#, "tool_calls[0]"),
             (r#"{"id":"a","function":["f","{}"]}"#, "tool_calls[0].function"),
         ] {
-            assert_eq!(fields(&format!(r#"{{"role":"assistant","tool_calls":[{calls}]}}"#)), [field]);
+            assert_eq!(invalid_fields(&format!(r#"{{"role":"assistant","tool_calls":[{calls}]}}"#)), [field]);
         }
         let call = r#"{"role":"assistant","tool_calls":[{"id":"a","function":{"name":7,"arguments":"{}"}}]}"#;
-        assert_eq!(fields(call), ["tool_calls[0].function.name"]);
+        assert_eq!(invalid_fields(call), ["tool_calls[0].function.name"]);
     }
 
     #[test]
-    fn a_list_is_no_object() {
+    fn list_instead_of_object_is_rejected() {
         let call = r#"{"role":"assistant","tool_calls":[["a","function",{"name":"f","arguments":"{}"}]]}"#;
-        assert_eq!(fields(call), ["tool_calls[0]"]);
+        assert_eq!(invalid_fields(call), ["tool_calls[0]"]);
         let function = r#"{"role":"assistant","tool_calls":[{"id":"a","function":["f","{}"]}]}"#;
-        assert_eq!(fields(function), ["tool_calls[0].function"]);
-        assert_eq!(fields(r#"{"role":"user","content":[["text","hello",null]]}"#), ["content[0]"]);
+        assert_eq!(invalid_fields(function), ["tool_calls[0].function"]);
+        assert_eq!(invalid_fields(r#"{"role":"user","content":[["text","hello",null]]}"#), ["content[0]"]);
     }
 
     #[test]
-    fn blocks_of_another_format_are_refused() {
+    fn content_block_of_anthropic_format_is_rejected() {
         for kind in ["tool_use", "tool_result", "image", "document", "thinking"] {
             let part =
                 format!(r#"{{"role":"user","content":[{{"type":"text","text":"a"}},{{"type":"{kind}"}}]}}"#);
-            let wrong = parse(&part).expect_err("refused");
-            assert_eq!(wrong[0].field, "content[1].type");
-            assert!(wrong[0].detail.starts_with(kind) && wrong[0].detail.contains(": "), "{wrong:?}");
+            let errors = parse(&part).expect_err("rejected");
+            assert_eq!(errors[0].field, "content[1].type");
+            assert!(errors[0].detail.starts_with(kind) && errors[0].detail.contains(": "), "{errors:?}");
         }
     }
 
     #[test]
-    fn an_id_used_twice_is_found_among_very_many() {
+    fn duplicate_tool_call_id_among_100_000_calls_is_found() {
         let call = |id: usize| format!(r#"{{"id":"{id}","function":{{"name":"f","arguments":"{{}}"}}}}"#);
         let calls: Vec<String> = (0..100_000).chain([7]).map(call).collect();
         let json = format!(r#"{{"role":"assistant","tool_calls":[{}]}}"#, calls.join(","));
-        assert_eq!(fields(&json), ["tool_calls[100000].id"]);
+        assert_eq!(invalid_fields(&json), ["tool_calls[100000].id"]);
     }
 
     #[test]
-    fn a_key_given_twice_is_refused() {
-        assert_eq!(fields(r#"{"role":"user","content":"a","role":"tool"}"#), ["role"]);
+    fn duplicate_key_is_rejected() {
+        assert_eq!(invalid_fields(r#"{"role":"user","content":"a","role":"tool"}"#), ["role"]);
     }
 }

@@ -127,7 +127,7 @@ pub fn count_message(message: &Message) -> i64 {
         .iter()
         .map(|call| PER_MESSAGE + count_text(&call.id) + count_text(&call.name) + count_text(&call.arguments))
         .sum();
-    let attachments = i64::try_from(message.other_parts().len()).unwrap_or(i64::MAX);
+    let attachments = i64::try_from(message.attachment_types().len()).unwrap_or(i64::MAX);
     PER_MESSAGE
         + count_text(message.content())
         + message.name().map_or(0, count_text)

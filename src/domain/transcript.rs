@@ -56,7 +56,7 @@ impl TranscriptEntry {
             Role::Tool => shorten(message.content(), MAX_RESULT_CHARS),
             Role::User | Role::Assistant => message.content().to_owned(),
         };
-        for kind in message.other_parts() {
+        for kind in message.attachment_types() {
             if !text.is_empty() {
                 text.push('\n');
             }

@@ -128,7 +128,7 @@ impl Problem {
     fn invalid_line(error: LineError) -> Self {
         let line = error.line;
         let place = |field: &str| if field.is_empty() { String::new() } else { format!(", {field}") };
-        let errors = error.wrong.into_iter();
+        let errors = error.errors.into_iter();
         let errors =
             errors.map(|error| FieldError::new(format!("line {line}{}", place(&error.field)), error.detail));
         Self::invalid(errors.collect())

@@ -12,7 +12,7 @@ impl Limits {
     }
 
     pub(super) fn message(&self, field: &str, message: &Message) -> Result<(), FieldError> {
-        self.sizes().message(field, message)
+        self.sizes().check_message(field, message)
     }
 
     /// Returns the metadata of a session without white space. They must be a JSON object.
@@ -21,7 +21,7 @@ impl Limits {
         if !json.starts_with('{') {
             return Err(FieldError::new("metadata", "must be a JSON object"));
         }
-        self.sizes().metadata("metadata", &json)?;
+        self.sizes().check_metadata("metadata", &json)?;
         Ok(json)
     }
 

@@ -148,7 +148,7 @@ impl MemoryService {
         let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
             + options.skills.len()
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = request_bytes + options.format.work(&snapshot.tail);
+        let bytes = request_bytes + options.format.estimate_bytes(&snapshot.tail);
         let service = self.clone();
         blocking::spawn_cpu_if_large(bytes, move || service.assemble(snapshot, options, report)).await
     }
@@ -226,7 +226,7 @@ impl MemoryService {
         let omitted = tail.iter().take_while(|message| message.seq < coverage.verbatim_from).count();
         metadata.drain(..omitted);
         tail.drain(..omitted);
-        let mut history = options.format.pieces(tail).map_err(corrupt_message)?;
+        let mut history = options.format.render_messages(tail).map_err(corrupt_message)?;
         let user_message =
             options.user_message.map(|message| render(options.format, coverage.last_seq + 1, &message));
         let user_message = user_message.transpose()?;
@@ -237,7 +237,7 @@ impl MemoryService {
             history.drain(..first);
             costs.history.drain(..first);
         }
-        let list = options.format.list(RenderInput {
+        let list = options.format.render_context(RenderInput {
             system: system.text,
             system_tokens: system.tokens,
             history,
@@ -348,5 +348,5 @@ fn metadata_of(messages: &[ContextMessage]) -> Vec<MessageMetadata> {
 fn render(format: Format, seq: i64, message: &Message) -> Result<RenderedMessage, Error> {
     let metadata = MessageMetadata::new(message, tokens::count_message(message));
     let message = ContextMessage { seq, metadata, json: message.json().to_owned() };
-    Ok(format.pieces(vec![message]).map_err(corrupt_message)?.pop().unwrap_or_default())
+    Ok(format.render_messages(vec![message]).map_err(corrupt_message)?.pop().unwrap_or_default())
 }

@@ -1,129 +1,153 @@
-//! Exporting a session, piece by piece.
+//! Exports a session page by page.
 //!
-//! A page at a time is read, and no connection is held between two of them: whoever reads an export may be slow. It is
-//! one snapshot all the same, because history and revisions only ever grow: what they were at the beginning is what is
-//! read. Erasure is the exception; the export then ends with an error instead of its last line, also where a session
-//! of the same id has begun meanwhile.
+//! No connection is held between two pages, because the client may read slowly. The export is a snapshot nevertheless:
+//! history and revisions are append-only, and the export ends at the message and the revision that were the last when it
+//! began. If the session is erased meanwhile, the export ends with an error instead of its last line, even if a new
+//! session with the same id exists.
 
 use super::{Error, MemoryService};
 use crate::domain::export_format::ExportWriter;
 use crate::domain::id::{SessionId, TenantId};
+use crate::domain::revision::Revision;
 use crate::domain::session::Session;
-use crate::storage::MessageRange;
-use crate::storage::{Store, StoreError};
+use crate::storage::{MessageRange, Store, StoreError, StoredMessage};
 use std::sync::Arc;
 
-/// Rows of a page of messages, at most.
-pub(super) const ROWS: i64 = 1000;
-/// Bytes of a page of messages, at most; but one message may have more.
-pub(super) const BYTES: i64 = 1024 * 1024;
-/// Revisions of a page. Each holds a whole summary.
-pub(super) const REVISIONS: i64 = 20;
+const MAX_PAGE_MESSAGES: i64 = 1000;
+/// A page with one message may be larger.
+const MAX_PAGE_BYTES: i64 = 1024 * 1024;
+/// Each revision contains a whole summary.
+const MAX_PAGE_REVISIONS: i64 = 20;
 
-/// An export under way.
+/// A running export.
 #[derive(Debug)]
 pub struct Export {
     store: Arc<dyn Store>,
     tenant: TenantId,
     session: Session,
     writer: ExportWriter,
-    next: Next,
+    next: NextLines,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Next {
+enum NextLines {
     Header,
     MessagesAfter(i64),
     RevisionsAfter(i64),
-    Nothing,
+    None,
 }
 
 impl MemoryService {
-    /// Begins an export.
     pub async fn export(&self, tenant: &TenantId, session: &SessionId) -> Result<Export, Error> {
         Export::begin(self.store.clone(), tenant, session).await
     }
 }
 
 impl Export {
-    /// Takes note of how far the session goes.
+    /// Reads the state of the session, which determines the last message and revision of the export.
     pub async fn begin(store: Arc<dyn Store>, tenant: &TenantId, session: &SessionId) -> Result<Self, Error> {
         let session = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
-        Ok(Self {
-            store,
-            tenant: tenant.clone(),
-            session,
-            writer: ExportWriter::default(),
-            next: Next::Header,
-        })
+        let (tenant, writer) = (tenant.clone(), ExportWriter::default());
+        Ok(Self { store, tenant, session, writer, next: NextLines::Header })
     }
 
-    /// How many messages it has.
     #[must_use]
     pub fn messages(&self) -> i64 {
         self.session.last_seq
     }
 
-    /// How many messages were read.
     #[must_use]
     pub fn messages_read(&self) -> i64 {
         match self.next {
-            Next::Header => 0,
-            Next::MessagesAfter(seq) => seq,
-            Next::RevisionsAfter(_) | Next::Nothing => self.messages(),
+            NextLines::Header => 0,
+            NextLines::MessagesAfter(seq) => seq,
+            NextLines::RevisionsAfter(_) | NextLines::None => self.messages(),
         }
     }
 
-    /// The next lines; `None` behind the last.
+    /// Returns the next lines, or `None` after the last one.
     ///
     /// # Errors
-    /// [`Error::SessionNotFound`]: it was erased meanwhile.
+    /// [`Error::SessionNotFound`] if the session was erased meanwhile.
     pub async fn next(&mut self) -> Result<Option<String>, Error> {
-        let (id, store) = (&self.session.session_id, &self.store);
+        let (session, store) = (&self.session, self.store.as_ref());
         let (lines, next) = match self.next {
-            Next::Header => (self.writer.header(&self.session).map_err(corrupt)?, Next::MessagesAfter(0)),
-            Next::MessagesAfter(after_seq) => {
-                let part = MessageRange {
-                    after_seq,
-                    last_seq: self.session.last_seq,
-                    limit: ROWS,
-                    max_bytes: BYTES,
-                };
-                let page = store.message_range(&self.tenant, id, part).await?;
-                let last = page.last().ok_or(Error::SessionNotFound)?.seq;
+            NextLines::Header => {
+                (self.writer.header(session).map_err(corrupt_message)?, NextLines::MessagesAfter(0))
+            }
+            NextLines::MessagesAfter(after_seq) => {
+                let id = &session.session_id;
+                let page = message_page(store, &self.tenant, id, after_seq, session.last_seq).await?;
+                let last_seq = page.last().ok_or(Error::SessionNotFound)?.seq;
                 let mut lines = String::new();
                 for message in page {
                     let line = self.writer.message(message.seq, message.created_at, &message.json);
-                    lines.push_str(&line.map_err(corrupt)?);
+                    lines.push_str(&line.map_err(corrupt_message)?);
                 }
-                let more = last < self.session.last_seq;
-                (lines, if more { Next::MessagesAfter(last) } else { Next::RevisionsAfter(0) })
+                let is_last_page = last_seq == session.last_seq;
+                (
+                    lines,
+                    if is_last_page {
+                        NextLines::RevisionsAfter(0)
+                    } else {
+                        NextLines::MessagesAfter(last_seq)
+                    },
+                )
             }
-            Next::RevisionsAfter(after) if after < self.session.revision => {
-                let last = (after + REVISIONS).min(self.session.revision);
-                let page = store.revisions(&self.tenant, id, last + 1, last - after).await?;
+            NextLines::RevisionsAfter(after) if after < session.revision => {
+                let id = &session.session_id;
+                let page = revision_page(store, &self.tenant, id, after, session.revision).await?;
                 let mut lines = String::new();
-                for revision in page.unwrap_or_default().iter().rev() {
-                    lines.push_str(&self.writer.revision(revision).map_err(corrupt)?);
+                for revision in &page {
+                    lines.push_str(&self.writer.revision(revision).map_err(corrupt_message)?);
                 }
-                (lines, Next::RevisionsAfter(last))
+                let last = page.last().ok_or(Error::SessionNotFound)?.revision;
+                (lines, NextLines::RevisionsAfter(last))
             }
-            Next::RevisionsAfter(_) => {
-                let now = store.session(&self.tenant, id).await?.ok_or(Error::SessionNotFound)?;
-                if now.created_at != self.session.created_at || now.last_seq < self.session.last_seq {
+            NextLines::RevisionsAfter(_) => {
+                let now = store.session(&self.tenant, &session.session_id).await?;
+                let now = now.ok_or(Error::SessionNotFound)?;
+                if now.created_at != session.created_at || now.last_seq < session.last_seq {
                     return Err(Error::SessionNotFound);
                 }
-                (std::mem::take(&mut self.writer).end().map_err(corrupt)?, Next::Nothing)
+                (std::mem::take(&mut self.writer).end().map_err(corrupt_message)?, NextLines::None)
             }
-            Next::Nothing => return Ok(None),
+            NextLines::None => return Ok(None),
         };
         self.next = next;
         Ok(Some(lines))
     }
 }
 
-/// What is stored can't be written as JSON.
-#[expect(clippy::needless_pass_by_value, reason = "handed over by map_err")]
-pub(super) fn corrupt(error: serde_json::Error) -> Error {
+/// Reads the next page of messages after `after_seq`, up to `last_seq`.
+pub(super) async fn message_page(
+    store: &dyn Store,
+    tenant: &TenantId,
+    session: &SessionId,
+    after_seq: i64,
+    last_seq: i64,
+) -> Result<Vec<StoredMessage>, Error> {
+    let range = MessageRange { after_seq, last_seq, limit: MAX_PAGE_MESSAGES, max_bytes: MAX_PAGE_BYTES };
+    Ok(store.message_range(tenant, session, range).await?)
+}
+
+/// Reads the next page of revisions after `after`, up to `last`, in ascending order.
+pub(super) async fn revision_page(
+    store: &dyn Store,
+    tenant: &TenantId,
+    session: &SessionId,
+    after: i64,
+    last: i64,
+) -> Result<Vec<Revision>, Error> {
+    let last = (after + MAX_PAGE_REVISIONS).min(last);
+    let page = store.revisions(tenant, session, last + 1, last - after).await?;
+    let mut page = page.unwrap_or_default();
+    page.reverse();
+    Ok(page)
+}
+
+/// Converts the error of a stored message that is not JSON.
+#[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
+pub(super) fn corrupt_message(error: serde_json::Error) -> Error {
     StoreError::Corrupt { what: "a message", why: error.to_string() }.into()
 }

@@ -1,244 +1,243 @@
-//! Importing a session: all of it or nothing.
+//! Imports a session, completely or not at all.
 //!
-//! What arrives is checked line by line and put down in a temporary file; only when all of it is there and sound, one
-//! transaction makes the session of it. So a client may be slow, or go away, without a connection, a lock or SQLite's
-//! only writer being held, no half of a session is ever in the database, and nothing has to be cleaned up after a
-//! crash. A staging table would hold the writer just as long in the end, for the copy, and write everything twice.
+//! Arriving lines are validated and written to a temporary file. After the last line, one transaction creates the session
+//! from that file. So a slow or vanished client never holds a connection, a lock or the only writer of SQLite, the
+//! database never contains a part of an import, and a crash leaves nothing to clean up. A staging table would write
+//! everything twice and would not shorten the transaction.
 
-use super::export::{BYTES, REVISIONS, ROWS, corrupt};
+use super::export::{corrupt_message, message_page, revision_page};
 use super::{Error, MemoryService};
-use crate::domain::export_format::{Entry, ExportReader, Fingerprint, ImportedSession, max_line_bytes};
+use crate::domain::export_format::{ExportReader, Fingerprint, ImportRow, ImportedSession, max_line_bytes};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::limits::SizeLimits;
 use crate::domain::session::Session;
 use crate::domain::validation::FieldError;
-use crate::storage::Store;
-use crate::storage::{ImportOutcome, MessageRange};
+use crate::storage::{ImportOutcome, Store};
 use staging_file::StagingFile;
 use std::sync::Arc;
 use tracing::Instrument as _;
 
 mod staging_file;
 
-/// How large an import may be.
+/// Size limits of an import.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Its messages and its metadata.
+pub struct ImportLimits {
+    /// Limits of each message and of the metadata.
     pub sizes: SizeLimits,
-    /// All of it, in bytes, and so the temporary file.
+    /// Limit of the import as a whole, and so about that of the temporary file.
     pub max_bytes: u64,
 }
 
-/// What has arrived of an import.
+/// An import that is still arriving.
 #[derive(Debug)]
 pub struct Upload {
-    limits: Limits,
+    limits: ImportLimits,
     bytes: u64,
-    checker: ExportReader,
+    reader: ExportReader,
     staging_file: StagingFile,
-    /// The beginning of a line that has not arrived whole.
-    rest: Vec<u8>,
+    /// Beginning of a line whose end has not arrived.
+    partial_line: Vec<u8>,
 }
 
-/// An import that has arrived, whole and sound.
+/// A complete, valid import that is not in the database yet.
 #[derive(Debug)]
-pub struct Received {
-    archive: ImportedSession,
+pub struct StagedImport {
+    session: ImportedSession,
     staging_file: StagingFile,
 }
 
-/// The outcome of an import.
+/// The result of an import.
 #[derive(Clone, Debug)]
-pub struct Imported {
-    /// `false`: an earlier import had made the session already.
+pub struct ImportResult {
+    /// `false` if an earlier import had created the session.
     pub created: bool,
-    /// How many messages were imported.
+    /// Number of imported messages.
     pub messages: i64,
-    /// How many revisions were imported.
+    /// Number of imported revisions.
     pub revisions: i64,
-    /// The session.
     pub session: Session,
 }
 
 impl Upload {
-    /// Of nothing yet.
-    pub fn begin(limits: Limits) -> Result<Self, Error> {
+    pub fn begin(limits: ImportLimits) -> Result<Self, Error> {
         let staging_file = StagingFile::new().map_err(Error::StagingFile)?;
-        Ok(Self {
-            limits,
-            bytes: 0,
-            checker: ExportReader::new(limits.sizes),
-            staging_file,
-            rest: Vec::new(),
-        })
+        let reader = ExportReader::new(limits.sizes);
+        Ok(Self { limits, bytes: 0, reader, staging_file, partial_line: Vec::new() })
     }
 
-    /// Refuses it where so many more bytes are too many.
-    pub fn expect(&self, more: u64) -> Result<(), Error> {
-        let most = self.limits.max_bytes;
-        if self.bytes.saturating_add(more) > most {
-            Err(Error::ImportTooLarge { max_bytes: most })
-        } else {
-            Ok(())
+    /// Returns an error if `more` further bytes would exceed the limit.
+    pub fn check_size(&self, more: u64) -> Result<(), Error> {
+        let max_bytes = self.limits.max_bytes;
+        if self.bytes.saturating_add(more) > max_bytes {
+            return Err(Error::ImportTooLarge { max_bytes });
         }
+        Ok(())
     }
 
-    /// How many messages the first line promises; 0 where it promises none.
+    /// Returns the number of messages according to the first line, or 0 if it does not declare one.
     #[must_use]
-    pub fn promised(&self) -> i64 {
-        self.checker.promised()
+    pub fn declared_messages(&self) -> i64 {
+        self.reader.declared_messages()
     }
 
-    /// How many messages have arrived.
+    /// Returns the number of messages that have arrived.
     #[must_use]
     pub fn messages(&self) -> u64 {
-        u64::try_from(self.checker.messages()).unwrap_or(0)
+        u64::try_from(self.reader.messages()).unwrap_or(0)
     }
 
-    /// Bytes of the line that has not come whole yet.
+    /// Returns the memory held for the line whose end has not arrived.
     #[must_use]
-    pub fn unfinished(&self) -> usize {
-        self.rest.len()
+    pub fn partial_line_bytes(&self) -> usize {
+        self.partial_line.len()
     }
 
-    /// Takes the next bytes. Reads JSON and counts tokens: nothing for a thread that serves requests.
+    /// Processes the next bytes. Parses JSON and counts tokens, so it must not run on a thread that serves requests.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let more = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        self.expect(more)?;
+        self.check_size(more)?;
         self.bytes += more;
         let mut lines = bytes.split(|byte| *byte == b'\n');
-        let rest = lines.next_back().unwrap_or_default();
-        for end in lines {
-            if self.rest.is_empty() {
-                self.line(end)?;
+        let remainder = lines.next_back().unwrap_or_default();
+        for end_of_line in lines {
+            if self.partial_line.is_empty() {
+                self.read_line(end_of_line)?;
             } else {
-                let mut line = std::mem::take(&mut self.rest);
-                line.extend_from_slice(end);
-                self.line(&line)?;
+                let mut line = std::mem::take(&mut self.partial_line);
+                line.extend_from_slice(end_of_line);
+                self.read_line(&line)?;
                 line.clear();
-                self.rest = line;
+                self.partial_line = line;
             }
         }
-        self.rest.extend_from_slice(rest);
-        self.within_limit(self.rest.len())
+        self.partial_line.extend_from_slice(remainder);
+        self.check_line_size(self.partial_line.len())
     }
 
-    /// Ends it: everything has arrived.
-    pub fn finish(mut self) -> Result<Received, Error> {
-        let rest = std::mem::take(&mut self.rest);
-        if !rest.is_empty() {
-            self.line(&rest)?;
+    /// Ends the upload after the last byte.
+    pub fn finish(mut self) -> Result<StagedImport, Error> {
+        let last_line = std::mem::take(&mut self.partial_line);
+        if !last_line.is_empty() {
+            self.read_line(&last_line)?;
         }
-        Ok(Received { archive: self.checker.finish()?, staging_file: self.staging_file })
+        Ok(StagedImport { session: self.reader.finish()?, staging_file: self.staging_file })
     }
 
-    fn line(&mut self, line: &[u8]) -> Result<(), Error> {
-        self.within_limit(line.len())?;
-        match self.checker.line(line)? {
-            Entry::Nothing => Ok(()),
-            Entry::Message(message) => self.staging_file.message(&message).map_err(Error::StagingFile),
-            Entry::Revision(revision) => self.staging_file.revision(&revision).map_err(Error::StagingFile),
+    fn read_line(&mut self, line: &[u8]) -> Result<(), Error> {
+        self.check_line_size(line.len())?;
+        match self.reader.line(line)? {
+            None => Ok(()),
+            Some(ImportRow::Message(message)) => {
+                self.staging_file.write_message(&message).map_err(Error::StagingFile)
+            }
+            Some(ImportRow::Revision(revision)) => {
+                self.staging_file.write_revision(&revision).map_err(Error::StagingFile)
+            }
         }
     }
 
-    fn within_limit(&self, bytes: usize) -> Result<(), Error> {
-        let most = max_line_bytes(self.limits.sizes);
-        if bytes <= most {
+    fn check_line_size(&self, bytes: usize) -> Result<(), Error> {
+        let max_bytes = max_line_bytes(self.limits.sizes);
+        if bytes <= max_bytes {
             return Ok(());
         }
-        let detail = format!("the line behind it is longer than {most} bytes");
-        Err(Error::Import(self.checker.error(vec![FieldError { field: String::new(), detail }])))
+        let error = FieldError::new("", format!("the line after it is longer than {max_bytes} bytes"));
+        Err(Error::Import(self.reader.error(vec![error])))
     }
 }
 
-impl Received {
-    /// How many messages there are.
+impl StagedImport {
+    /// Returns the number of messages.
     #[must_use]
     pub fn messages(&self) -> i64 {
-        self.archive.last_seq
+        self.session.last_seq
     }
 }
 
 impl MemoryService {
-    /// Makes a session of what was received. The write goes on if the caller goes away.
+    /// Creates the session. The write continues if the client disconnects.
     pub async fn import(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         user: Option<UserId>,
-        received: Received,
-    ) -> Result<Imported, Error> {
+        staged: StagedImport,
+    ) -> Result<ImportResult, Error> {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let write = async move {
-            let imported = import(&this.store, &tenant, &session, user.as_ref(), received, |_| {}).await;
+            let result = write_import(&this.store, &tenant, &session, user.as_ref(), staged, |_| {}).await;
             this.index_wakeup.notify_one();
-            imported
+            result
         };
         let write = tokio::spawn(write.in_current_span());
         write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 }
 
-/// Makes a session of what was received: of `user`, or else of the user that the export names. The same import again
-/// finds the session that it made, however much was said there since. `progress` gets the messages written so far.
-pub async fn import(
+/// Creates the session for `user`, or for the user in the export if `user` is `None`. A repeated import finds the session
+/// that it created, even if messages were added since. `progress` receives the number of messages written so far.
+pub async fn write_import(
     store: &Arc<dyn Store>,
     tenant: &TenantId,
     session: &SessionId,
     user: Option<&UserId>,
-    received: Received,
+    staged: StagedImport,
     progress: impl Fn(i64) + Send + 'static,
-) -> Result<Imported, Error> {
-    let Received { archive, staging_file } = received;
-    let owner = user.or(archive.user_id.as_ref()).cloned();
-    let (batches, reading) = staging_file.read(progress);
-    let new_owner = owner.clone().unwrap_or_default();
-    let outcome = store.import_session(tenant, session, &new_owner, &archive, batches).await?;
+) -> Result<ImportResult, Error> {
+    let StagedImport { session: imported, staging_file } = staged;
+    let user = user.or(imported.user_id.as_ref()).cloned();
+    let (batches, reading) = staging_file.into_batches(progress);
+    let new_user = user.clone().unwrap_or_default();
+    let outcome = store.import_session(tenant, session, &new_user, &imported, batches).await?;
     if outcome == ImportOutcome::Incomplete {
-        let why = reading.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        let short = || std::io::Error::other("a temporary file is shorter than it was");
-        return Err(Error::StagingFile(why.err().unwrap_or_else(short)));
+        let result = reading.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let truncated = || std::io::Error::other("the staging file of an import was truncated");
+        return Err(Error::StagingFile(result.err().unwrap_or_else(truncated)));
     }
-    let state = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
+    let stored = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
     let created = outcome == ImportOutcome::Imported;
-    let its_own = owner.is_none_or(|owner| owner == state.user_id);
     if !created {
-        let same = its_own && begins_with(store, tenant, &state, &archive).await?;
-        same.then_some(()).ok_or(Error::SessionExists)?;
+        let same_user = user.is_none_or(|user| user == stored.user_id);
+        if !same_user || !begins_with(store.as_ref(), tenant, &stored, &imported).await? {
+            return Err(Error::SessionExists);
+        }
     }
-    Ok(Imported { created, messages: archive.last_seq, revisions: archive.revision, session: state })
+    Ok(ImportResult { created, messages: imported.last_seq, revisions: imported.revision, session: stored })
 }
 
-/// Whether the session's history and revisions begin with those of the archive.
+/// Returns `true` if the history and the revisions of the session begin with the imported ones.
 async fn begins_with(
-    store: &Arc<dyn Store>,
+    store: &dyn Store,
     tenant: &TenantId,
     session: &Session,
-    archive: &ImportedSession,
+    imported: &ImportedSession,
 ) -> Result<bool, Error> {
-    if session.last_seq < archive.last_seq || session.revision < archive.revision {
+    if session.last_seq < imported.last_seq || session.revision < imported.revision {
         return Ok(false);
     }
-    let mut fingerprint = Fingerprint::new(archive.bare);
-    let mut part = MessageRange { after_seq: 0, last_seq: archive.last_seq, limit: ROWS, max_bytes: BYTES };
-    while part.after_seq < part.last_seq {
-        let page = store.message_range(tenant, &session.session_id, part).await?;
+    let id = &session.session_id;
+    let mut fingerprint = Fingerprint::new(imported.messages_only);
+    let mut last_seq = 0;
+    while last_seq < imported.last_seq {
+        let page = message_page(store, tenant, id, last_seq, imported.last_seq).await?;
         let Some(last) = page.last() else {
             return Ok(false);
         };
-        part.after_seq = last.seq;
+        last_seq = last.seq;
         for message in &page {
-            fingerprint.message(message.seq, message.created_at, &message.json).map_err(corrupt)?;
+            fingerprint.message(message.seq, message.created_at, &message.json).map_err(corrupt_message)?;
         }
     }
-    let mut after = 0;
-    while after < archive.revision {
-        let last = (after + REVISIONS).min(archive.revision);
-        let page = store.revisions(tenant, &session.session_id, last + 1, last - after).await?;
-        for revision in page.unwrap_or_default().iter().rev() {
-            fingerprint.revision(revision).map_err(corrupt)?;
+    let mut last_revision = 0;
+    while last_revision < imported.revision {
+        let page = revision_page(store, tenant, id, last_revision, imported.revision).await?;
+        let Some(last) = page.last() else {
+            return Ok(false);
+        };
+        last_revision = last.revision;
+        for revision in &page {
+            fingerprint.revision(revision).map_err(corrupt_message)?;
         }
-        after = last;
     }
-    Ok(fingerprint.finish() == archive.fingerprint)
+    Ok(fingerprint.finish() == imported.fingerprint)
 }

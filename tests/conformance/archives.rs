@@ -83,7 +83,7 @@ fn archive() -> (ImportedSession, Vec<RowBatch>) {
         cursor: 2,
         summary: summary("one, two"),
         fingerprint: String::new(),
-        bare: false,
+        messages_only: false,
     };
     let (first, second) = messages.split_at(1);
     let batches = vec![
@@ -180,7 +180,7 @@ async fn rows_without_a_time_get_the_stores(backend: Backend) {
         revision: 0,
         cursor: 0,
         summary: summary(""),
-        bare: true,
+        messages_only: true,
         ..archive().0
     };
     assert_eq!(

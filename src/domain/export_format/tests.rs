@@ -1,4 +1,4 @@
-//! What an export looks like to the letter, and every way in which one is refused.
+//! Tests of the export format: the exact lines, and all reasons for which an import is rejected.
 
 use super::*;
 use crate::domain::id::{SessionId, UserId};
@@ -79,7 +79,7 @@ const MESSAGES: [&str; 3] = [
     r#"{"role":"tool","tool_call_id":"a","content":"done"}"#,
 ];
 
-/// The lines of a whole export.
+/// Returns the lines of a complete export.
 fn lines() -> Vec<String> {
     let mut writer = ExportWriter::default();
     let mut lines = vec![writer.header(&session()).expect("JSON")];
@@ -95,33 +95,32 @@ const SIZES: SizeLimits = SizeLimits { max_message_bytes: 1000, max_metadata_byt
 
 fn check<T: AsRef<[u8]>>(
     lines: impl IntoIterator<Item = T>,
-) -> Result<(ImportedSession, Vec<Entry>), LineError> {
-    let mut checker = ExportReader::new(SIZES);
-    let mut entries = Vec::new();
+) -> Result<(ImportedSession, Vec<ImportRow>), LineError> {
+    let mut reader = ExportReader::new(SIZES);
+    let mut rows = Vec::new();
     for line in lines {
-        entries.push(checker.line(line.as_ref())?);
+        rows.extend(reader.line(line.as_ref())?);
     }
-    Ok((checker.finish()?, entries))
+    Ok((reader.finish()?, rows))
 }
 
 #[test]
-fn what_is_written_can_be_read() {
+fn written_export_is_read_back_unchanged() {
     let lines = lines();
     let header = r#"{"precis_export":1,"session":{"session_id":"s","user_id":"ada","metadata":{"z":1.0},"created_at":"2026-02-03T10:15:00.000001Z","updated_at":"2026-02-03T11:15:00.000001Z"},"messages":3,"revisions":5}"#;
     assert_eq!(lines[0], header);
     let first = r#"{"seq":1,"created_at":"2026-02-03T10:15:00.000001Z","message":{"x":1.0,"role":"user","content":"\u0000 \" é"}}"#;
     assert_eq!(lines[1], first);
-    let (archive, entries) = check(&lines).expect("sound");
-    assert_eq!((archive.last_seq, archive.revision, archive.cursor), (3, 5, 2));
-    assert_eq!((archive.summary, archive.bare), (summary("anew"), false));
-    assert_eq!(archive.metadata.as_deref(), Some(r#"{"z":1.0}"#));
-    assert_eq!(archive.times, Some((BEGAN, BEGAN + time::Duration::HOUR)));
+    let (session, rows) = check(&lines).expect("valid");
+    assert_eq!((session.last_seq, session.revision, session.cursor), (3, 5, 2));
+    assert_eq!((session.summary, session.messages_only), (summary("anew"), false));
+    assert_eq!(session.metadata.as_deref(), Some(r#"{"z":1.0}"#));
+    assert_eq!(session.times, Some((BEGAN, BEGAN + time::Duration::HOUR)));
     let (mut messages, mut read) = (Vec::new(), Vec::new());
-    for entry in entries {
-        match entry {
-            Entry::Message(message) => messages.push(message),
-            Entry::Revision(revision) => read.push(*revision),
-            Entry::Nothing => {}
+    for row in rows {
+        match row {
+            ImportRow::Message(message) => messages.push(message),
+            ImportRow::Revision(revision) => read.push(*revision),
         }
     }
     assert!(messages.iter().map(|message| message.message.json()).eq(MESSAGES));
@@ -134,15 +133,15 @@ fn what_is_written_can_be_read() {
     for revision in &read {
         same.revision(revision).expect("JSON");
     }
-    assert_eq!(same.finish(), archive.fingerprint);
+    assert_eq!(same.finish(), session.fingerprint);
     for revision in &read {
-        let line = write_revision(revision).expect("JSON");
-        assert_eq!(read_revision(&line).as_ref(), Ok(revision));
+        let line = encode_revision(revision).expect("JSON");
+        assert_eq!(parse_revision(&line).as_ref(), Ok(revision));
     }
 }
 
 #[test]
-fn a_cut_off_export_is_told_wherever_it_is_cut() {
+fn truncated_export_is_rejected_at_every_position() {
     let lines = lines();
     for kept in 0..lines.len() {
         let error = check(&lines[..kept]).expect_err("cut off");
@@ -159,7 +158,7 @@ fn a_cut_off_export_is_told_wherever_it_is_cut() {
 }
 
 #[test]
-fn every_wrong_line_is_named_with_its_field() {
+fn invalid_line_is_reported_with_line_number_and_field() {
     let lines = lines();
     let cases: &[(usize, &str, &str, &str)] = &[
         (0, r#""precis_export":1"#, r#""precis_export":2"#, "precis_export"),
@@ -196,21 +195,21 @@ fn every_wrong_line_is_named_with_its_field() {
         changed[*line] = changed[*line].replacen(from, to, 1);
         assert_ne!(changed, lines, "{from}");
         let error = check(&changed).expect_err(to);
-        assert_eq!((error.line, error.wrong[0].field.as_str()), (*line as u64 + 1, *field), "{to}: {error}");
+        assert_eq!((error.line, error.errors[0].field.as_str()), (*line as u64 + 1, *field), "{to}: {error}");
     }
-    let behind = lines.iter().map(String::as_str).chain([MESSAGES[0]]);
-    assert_eq!(check(behind).expect_err("behind the end").line, 11);
+    let after_end = lines.iter().map(String::as_str).chain([MESSAGES[0]]);
+    assert_eq!(check(after_end).expect_err("line after the end").line, 11);
     let mut changed = lines.clone();
     changed[1] = changed[1].replace("é", "e");
-    assert_eq!(check(&changed).expect_err("changed").wrong[0].field, "end.sha256");
+    assert_eq!(check(&changed).expect_err("changed").errors[0].field, "end.sha256");
 }
 
 #[test]
-fn messages_alone_are_a_history() {
-    let (archive, entries) = check(MESSAGES.iter().chain(&["", "  "])).expect("sound");
-    assert_eq!((archive.last_seq, archive.revision, archive.bare), (3, 0, true));
-    assert_eq!((archive.user_id, archive.metadata, archive.times), (None, None, None));
-    assert_eq!(entries.iter().filter(|entry| matches!(entry, Entry::Message(_))).count(), 3);
+fn file_of_messages_only_is_imported() {
+    let (session, rows) = check(MESSAGES.iter().chain(&["", "  "])).expect("valid");
+    assert_eq!((session.last_seq, session.revision, session.messages_only), (3, 0, true));
+    assert_eq!((session.user_id, session.metadata, session.times), (None, None, None));
+    assert_eq!(rows.len(), 3);
     for (line, hint) in [
         (r#"{"role":"system","content":"x"}"#, "role"),
         (&lines()[0], "no message"),
@@ -228,7 +227,7 @@ fn messages_alone_are_a_history() {
 }
 
 #[test]
-fn what_is_read_can_be_exported_and_read_again() {
+fn message_depth_limit_is_the_same_as_in_an_exchange() {
     let deep = |levels: usize| {
         let (open, close) = ("[".repeat(levels), "]".repeat(levels));
         format!(r#"{{"role":"user","content":"x","deep":{open}{close}}}"#)
@@ -244,14 +243,14 @@ fn what_is_read_can_be_exported_and_read_again() {
 }
 
 proptest! {
-    /// Whatever comes, there is an answer.
+    /// Any single modified byte is accepted or rejected without a panic.
     #[test]
-    fn any_bytes_are_read_or_refused(line in 0..10_usize, at in 0..400_usize, byte: u8, cut: bool) {
+    fn modified_export_is_read_or_rejected_without_panic(line in 0..10_usize, at in 0..400_usize, byte: u8, cut: bool) {
         let mut lines: Vec<Vec<u8>> = lines().into_iter().map(String::into_bytes).collect();
         let at = at % lines[line].len();
         if cut { lines[line].truncate(at) } else { lines[line][at] = byte }
-        if let Ok((archive, _)) = check(&lines) {
-            prop_assert_eq!(archive.last_seq, 3);
+        if let Ok((session, _)) = check(&lines) {
+            prop_assert_eq!(session.last_seq, 3);
         }
     }
 }

@@ -1,110 +1,441 @@
-//! Anthropic's messages: `system` beside the messages, content blocks in place of text, parts and calls; two voices that
-//! take turns, of which the user's is the first.
+//! The Anthropic format: `system` outside of the messages, content blocks instead of text, content parts and tool calls,
+//! and messages of user and assistant in alternation, the user first.
 
-use super::tool_pairing::{EARLIER_CALL, MissingHalves, NO_RESULT, tokens_of_call, tokens_of_result};
-use super::{Part, RenderInput, RenderedContext, RenderedMessage, Speaker, StablePrefix};
+use super::tool_pairing::{
+    EARLIER_CALL, MissingHalves, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result,
+};
+use super::types::{RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix};
+use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::ContextMessage;
-use crate::domain::tokens;
+use crate::domain::tokens::{IncrementalCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
 use crate::domain::validation::FieldError;
-use block::Block;
-pub(super) use ids::Ids;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
-mod block;
-mod content;
-mod ids;
-
-/// What a message says that has nothing to say: a message without content is refused.
-const EMPTY: &str = "(empty message)";
-/// What a list begins with whose first message is the assistant's.
+/// Text of a message that has no content, because the API rejects empty content.
+const EMPTY_MESSAGE: &str = "(empty message)";
+/// First message of a list that would otherwise begin with the assistant.
 const OPENING: &str = "(The conversation began earlier.)";
+/// Image types that the API accepts.
+const IMAGE_TYPES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
+/// Number of characters of a file name, or of an unknown part type, that are shown to the model.
+const MAX_NAME_CHARS: usize = 200;
+/// Longest id or name that the API accepts.
+const MAX_ID_CHARS: usize = 128;
 
-static EMPTY_TOKENS: LazyLock<i64> = LazyLock::new(|| tokens::count_text(EMPTY));
-static OPENING_TOKENS: LazyLock<i64> = LazyLock::new(|| tokens::count_text(OPENING));
+static EMPTY_MESSAGE_TOKENS: LazyLock<i64> = LazyLock::new(|| count_text(EMPTY_MESSAGE));
+static OPENING_TOKENS: LazyLock<i64> = LazyLock::new(|| count_text(OPENING));
 
-/// What a message becomes.
-pub(super) fn piece(
+/// A content block.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ContentBlock {
+    Text {
+        text: String,
+    },
+    Image {
+        source: BlockSource,
+    },
+    Document {
+        source: BlockSource,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        title: Option<String>,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        input: Box<RawValue>,
+    },
+    ToolResult {
+        tool_use_id: String,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        content: Vec<ContentBlock>,
+    },
+}
+
+/// The data of an image or a document.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum BlockSource {
+    Base64 { media_type: String, data: String },
+    Url { url: String },
+}
+
+impl ContentBlock {
+    fn text(text: &str) -> Self {
+        Self::Text { text: text.to_owned() }
+    }
+
+    fn into_item(self, speaker: Speaker) -> RenderedItem {
+        RenderedItem { speaker, json: encode(&self) }
+    }
+}
+
+pub(super) fn render_message(
     message: ContextMessage,
-    missing_halves: &MissingHalves,
-    ids: &mut Ids,
+    missing: &MissingHalves,
+    ids: &mut CallIds,
 ) -> Result<RenderedMessage, Vec<FieldError>> {
     let ContextMessage { seq, metadata, json } = message;
-    let mut piece = RenderedMessage::default();
-    if let (true, Some(id)) = (missing_halves.call, metadata.result_of.as_deref()) {
-        let id = ids.open(id, seq);
+    let mut rendered = RenderedMessage::default();
+    if let (true, Some(id)) = (missing.call, metadata.result_of.as_deref()) {
+        let id = ids.assign(id, seq);
         let tokens = tokens_of_call(&id);
-        let call = Block::ToolUse { id, name: EARLIER_CALL.to_owned(), input: block::no_input() };
-        piece.insert(part(Speaker::Assistant, &call), tokens);
+        let name = EARLIER_CALL.to_owned();
+        let call = ContentBlock::ToolUse { id, name, input: raw_json(NO_ARGUMENTS.to_owned()) };
+        rendered.insert(call.into_item(Speaker::Assistant), tokens);
     }
     for id in &metadata.calls {
-        ids.open(id, seq);
+        ids.assign(id, seq);
     }
-    let read = Message::from_stored(json)?;
-    let converted = content::convert(&read, metadata.tokens, ids);
-    let speaker = if read.role() == Role::Assistant { Speaker::Assistant } else { Speaker::User };
-    piece.parts.extend(converted.blocks.iter().map(|block| part(speaker, block)));
-    piece.tokens += converted.tokens;
-    piece.insert_results(missing_halves, |id| {
-        let (tool_use_id, content) = (ids.of(id), vec![Block::text(NO_RESULT)]);
+    let message = Message::from_stored(json)?;
+    let (blocks, tokens) = render_blocks(&message, metadata.tokens, ids);
+    let speaker = if message.role() == Role::Assistant { Speaker::Assistant } else { Speaker::User };
+    rendered.items.extend(blocks.into_iter().map(|block| block.into_item(speaker)));
+    rendered.tokens += tokens;
+    rendered.insert_results(missing, |id| {
+        let (tool_use_id, content) = (ids.get(id), vec![ContentBlock::text(NO_RESULT)]);
         let tokens = tokens_of_result(&tool_use_id);
-        (part(Speaker::User, &Block::ToolResult { tool_use_id, content }), tokens)
+        (ContentBlock::ToolResult { tool_use_id, content }.into_item(Speaker::User), tokens)
     });
-    if piece.parts.first().is_some_and(|part| part.speaker == Speaker::Assistant) {
-        piece.tokens_as_first = tokens::PER_MESSAGE + *OPENING_TOKENS;
+    if rendered.items.first().is_some_and(|item| item.speaker == Speaker::Assistant) {
+        rendered.tokens_as_first = PER_MESSAGE + *OPENING_TOKENS;
     }
-    Ok(piece)
+    Ok(rendered)
 }
 
-fn part(speaker: Speaker, block: &Block) -> Part {
-    Part { speaker, json: json(block) }
-}
-
-/// The list: blocks of one speaker in a row are one message. A mark for the cache stands at the end of the system text and
-/// of the last stable block: two of the four that there may be.
-pub(super) fn list(draft: RenderInput) -> RenderedContext {
-    let (stable, tokens) = draft.stable();
-    let mark = draft.cache_control;
-    let system = (!draft.system.is_empty()).then(|| {
-        if mark { format!("[{}]", marked(&json(&Block::text(&draft.system)))) } else { json(&draft.system) }
+/// Renders the list. Consecutive blocks of one speaker become one message. With `cache_control`, the system text and the
+/// last stable block are marked for the cache: two of the four marks that the API permits.
+pub(super) fn render_context(input: RenderInput) -> RenderedContext {
+    let (mut stable_items, tokens) = input.stable_items();
+    let cache_control = input.cache_control;
+    let system = (!input.system.is_empty()).then(|| {
+        if cache_control {
+            format!("[{}]", with_cache_control(&encode(&ContentBlock::text(&input.system))))
+        } else {
+            encode(&input.system)
+        }
     });
-    let mut parts: Vec<Part> = Vec::new();
-    let pieces = draft.history.into_iter().chain(draft.user_message);
-    parts.extend(pieces.flat_map(|piece| piece.parts));
-    let mut stable = stable;
-    if parts.first().is_some_and(|part| part.speaker == Speaker::Assistant) {
-        parts.insert(0, part(Speaker::User, &Block::text(OPENING)));
-        stable += usize::from(stable > 0);
+    let rendered = input.history.into_iter().chain(input.user_message);
+    let mut items: Vec<RenderedItem> = rendered.flat_map(|message| message.items).collect();
+    if items.first().is_some_and(|item| item.speaker == Speaker::Assistant) {
+        items.insert(0, ContentBlock::text(OPENING).into_item(Speaker::User));
+        stable_items += usize::from(stable_items > 0);
     }
     let mut messages: Vec<(Speaker, Vec<String>)> = Vec::new();
-    let mut same = StablePrefix { tokens, blocks: Some(0), messages: 0 };
-    for (at, Part { speaker, mut json }) in parts.into_iter().enumerate() {
-        if mark && at + 1 == stable {
-            json = marked(&json);
+    let mut stable = StablePrefix { tokens, blocks: Some(0), messages: 0 };
+    for (index, RenderedItem { speaker, mut json }) in items.into_iter().enumerate() {
+        if cache_control && index + 1 == stable_items {
+            json = with_cache_control(&json);
         }
-        match messages.last_mut().filter(|(before, _)| *before == speaker) {
+        match messages.last_mut().filter(|(previous, _)| *previous == speaker) {
             Some((_, blocks)) => blocks.push(json),
             None => messages.push((speaker, vec![json])),
         }
-        if at < stable {
-            same.messages = messages.len();
-            same.blocks = messages.last().map(|(_, blocks)| blocks.len());
+        if index < stable_items {
+            stable.messages = messages.len();
+            stable.blocks = messages.last().map(|(_, blocks)| blocks.len());
         }
     }
     let messages = messages.into_iter().map(|(speaker, blocks)| {
         let role = if speaker == Speaker::User { "user" } else { "assistant" };
         format!(r#"{{"role":"{role}","content":[{}]}}"#, blocks.join(","))
     });
-    RenderedContext { system, messages: messages.collect(), stable: same, ..RenderedContext::default() }
+    RenderedContext { system, messages: messages.collect(), stable, ..RenderedContext::default() }
 }
 
-/// A block with the mark up to which the provider caches.
-fn marked(block: &str) -> String {
+/// Marks a block as the end of a prefix that the provider caches.
+fn with_cache_control(block: &str) -> String {
     let open = block.strip_suffix('}').unwrap_or(block);
     format!(r#"{open},"cache_control":{{"type":"ephemeral"}}}}"#)
 }
 
-fn json<T: Serialize + ?Sized>(value: &T) -> String {
+/// Converts a message to blocks and returns them with their tokens. `stored_tokens` was counted when the message was
+/// stored.
+///
+/// The figures are those of the chat format: [`PER_MESSAGE`] for each block except images and documents, which count
+/// [`PER_ATTACHMENT`] each, plus the tokens of texts, ids, names and arguments. The text of a result counts without
+/// [`PER_MESSAGE`]. Only differences from the stored message are counted: changed ids and names, replacements of omitted
+/// parts, tokens at the boundaries of split texts, and arguments that are not an object.
+fn render_blocks(message: &Message, stored_tokens: i64, ids: &CallIds) -> (Vec<ContentBlock>, i64) {
+    let (mut blocks, additional_tokens) = render_content(message);
+    let mut tokens = stored_tokens - PER_MESSAGE + additional_tokens;
+    // The stored count includes the name. Only names of users are rendered: a model that sees a name before its own
+    // messages begins to write it itself.
+    let name = message.name().unwrap_or_default();
+    tokens -= count_text(name);
+    match message.role() {
+        Role::Tool => {
+            let stored_id = message.tool_call_id().unwrap_or_default();
+            let tool_use_id = ids.get(stored_id);
+            tokens += PER_MESSAGE + token_difference(stored_id, &tool_use_id);
+            blocks = vec![ContentBlock::ToolResult { tool_use_id, content: blocks }];
+        }
+        Role::User if !name.trim().is_empty() => {
+            let text = format!("{name}:");
+            tokens += count_text(&text);
+            blocks.insert(0, ContentBlock::Text { text });
+        }
+        Role::User => {}
+        Role::Assistant => {
+            for call in message.tool_calls() {
+                let id = ids.get(&call.id);
+                let name = tool_name(&call.name);
+                let input = tool_input(&call.arguments);
+                tokens += token_difference(&call.id, &id) + token_difference(&call.name, &name);
+                tokens += token_difference(&call.arguments, input.get());
+                blocks.push(ContentBlock::ToolUse { id, name, input });
+            }
+        }
+    }
+    if blocks.is_empty() {
+        tokens += *EMPTY_MESSAGE_TOKENS;
+        blocks.push(ContentBlock::text(EMPTY_MESSAGE));
+    }
+    let texts = blocks.iter().filter(|block| matches!(block, ContentBlock::Text { .. }));
+    tokens += texts.map(|_| PER_MESSAGE).sum::<i64>();
+    (blocks, tokens)
+}
+
+fn token_difference(stored: &str, rendered: &str) -> i64 {
+    if rendered == stored { 0 } else { count_text(rendered) - count_text(stored) }
+}
+
+/// Converts the content to blocks and returns them with the number of tokens that they have more than the stored content.
+fn render_content(message: &Message) -> (Vec<ContentBlock>, i64) {
+    #[derive(Deserialize)]
+    struct ContentParts {
+        content: Vec<Value>,
+    }
+    let by_assistant = message.role() == Role::Assistant;
+    let mut texts = TextBlocks { by_assistant, ..TextBlocks::default() };
+    let (mut blocks, mut tokens) = (Vec::new(), 0);
+    if message.has_parts() {
+        let parts = serde_json::from_str::<ContentParts>(message.json()).map(|parts| parts.content);
+        for part in parts.unwrap_or_default() {
+            let block = match part_type(&part) {
+                kind @ ("text" | "refusal") => texts.render(string_at(&part, kind)),
+                _ => attachment(&part).filter(|_| !by_assistant).or_else(|| {
+                    let text = describe_omitted_part(&part);
+                    tokens += count_text(&text) - PER_ATTACHMENT;
+                    Some(ContentBlock::Text { text })
+                }),
+            };
+            blocks.extend(block);
+        }
+        blocks.extend(message.refusal().and_then(|refusal| texts.render(refusal)));
+    } else {
+        blocks.extend(texts.render(message.content()));
+    }
+    (blocks, tokens + texts.count.total())
+}
+
+/// Renders the texts of a message. They were counted as one text, joined by line feeds.
+#[derive(Default)]
+struct TextBlocks {
+    by_assistant: bool,
+    has_text: bool,
+    count: IncrementalCount,
+}
+
+impl TextBlocks {
+    fn render(&mut self, text: &str) -> Option<ContentBlock> {
+        if text.is_empty() {
+            return None;
+        }
+        if std::mem::replace(&mut self.has_text, true) {
+            self.count.end_text();
+            self.count.remove("\n");
+        }
+        // The API rejects white space at the end of the list if the assistant speaks last.
+        let rendered = if self.by_assistant { text.trim_end() } else { text };
+        let rendered = if rendered.trim().is_empty() { "" } else { rendered };
+        self.count.keep(rendered);
+        self.count.remove(text.get(rendered.len()..).unwrap_or_default());
+        (!rendered.is_empty()).then(|| ContentBlock::text(rendered))
+    }
+}
+
+/// Returns the arguments of a call: an object verbatim, and any other text as the only field of an object.
+fn tool_input(arguments: &str) -> Box<RawValue> {
+    #[derive(Serialize)]
+    struct InvalidArguments<'a> {
+        arguments: &'a str,
+    }
+    let text = arguments.trim_ascii();
+    if text.is_empty() {
+        return raw_json(NO_ARGUMENTS.to_owned());
+    }
+    // Arguments are nested deeper in the list than in the stored message, where they are a string.
+    if text.starts_with('{') && check_depth_and_encoding(text, MAX_JSON_DEPTH - 8).is_ok() {
+        return raw_json(text.to_owned());
+    }
+    raw_json(encode(&InvalidArguments { arguments }))
+}
+
+fn raw_json(json: String) -> Box<RawValue> {
+    RawValue::from_string(json).unwrap_or_else(|_| unreachable!("callers pass valid JSON"))
+}
+
+fn encode<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| unreachable!("strings and raw JSON are always JSON"))
+}
+
+/// Returns the string at a JSON pointer inside the part, or an empty string.
+fn string_at<'a>(part: &'a Value, pointer: &str) -> &'a str {
+    part.pointer(&format!("/{pointer}")).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn part_type(part: &Value) -> &str {
+    string_at(part, "type")
+}
+
+/// Converts an image or a PDF file, if the API supports it.
+fn attachment(part: &Value) -> Option<ContentBlock> {
+    match part_type(part) {
+        "image_url" => {
+            let url = string_at(part, "image_url/url");
+            let source = match parse_data_url(url) {
+                Some((media_type, data)) => {
+                    let media_type = if media_type == "image/jpg" { "image/jpeg" } else { media_type };
+                    let media_type = IMAGE_TYPES.contains(&media_type).then(|| media_type.to_owned())?;
+                    BlockSource::Base64 { media_type, data: data.to_owned() }
+                }
+                None => BlockSource::Url { url: url.strip_prefix("https://").map(|_| url.to_owned())? },
+            };
+            Some(ContentBlock::Image { source })
+        }
+        "file" => {
+            let data_url = string_at(part, "file/file_data");
+            let (media_type, data) = parse_data_url(data_url)?;
+            let source = BlockSource::Base64 { media_type: media_type.to_owned(), data: data.to_owned() };
+            let title = Some(file_name(part)).filter(|name| !name.trim().is_empty());
+            data_url.starts_with("data:application/pdf;").then_some(ContentBlock::Document { source, title })
+        }
+        _ => None,
+    }
+}
+
+/// Returns media type and data of a data URL with valid base64.
+fn parse_data_url(url: &str) -> Option<(&str, &str)> {
+    let (head, data) = url.strip_prefix("data:")?.split_once(',')?;
+    let media_type = head.strip_suffix(";base64")?.split(';').next()?;
+    let digits = data.trim_end_matches('=');
+    let is_digit = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/');
+    let is_complete = !digits.is_empty() && data.len().is_multiple_of(4) && data.len() - digits.len() <= 2;
+    (is_complete && digits.bytes().all(is_digit)).then_some((media_type, data))
+}
+
+fn file_name(part: &Value) -> String {
+    string_at(part, "file/filename").chars().take(MAX_NAME_CHARS).collect()
+}
+
+/// Returns the text that replaces a part without an equivalent.
+fn describe_omitted_part(part: &Value) -> String {
+    let name = file_name(part);
+    let description = match part_type(part) {
+        "image_url" => "an image".to_owned(),
+        "input_audio" => "audio".to_owned(),
+        "file" if !name.trim().is_empty() => format!("the file {name:?}"),
+        "file" => "a file".to_owned(),
+        kind => format!("a part of the type {:?}", kind.chars().take(MAX_NAME_CHARS).collect::<String>()),
+    };
+    format!("({description} that can't be shown here)")
+}
+
+/// Ids of tool calls in one list. The API accepts ASCII letters, digits, `_` and `-`, and each id once per list.
+#[derive(Debug, Default)]
+pub(super) struct CallIds {
+    used: HashSet<String>,
+    /// Rendered id of the latest call, by stored id.
+    latest: HashMap<String, String>,
+}
+
+impl CallIds {
+    /// Assigns an id to a new call of the message `seq`: the stored id if possible. A repeated id gets the number of the
+    /// message as a suffix. An id that is too long or taken nevertheless is hashed.
+    fn assign(&mut self, stored_id: &str, seq: i64) -> String {
+        let mut id = if is_valid_id(stored_id) { stored_id.to_owned() } else { hash_id(stored_id) };
+        if self.used.contains(&id) {
+            id = format!("{id}_{seq}");
+        }
+        while id.len() > MAX_ID_CHARS || self.used.contains(&id) {
+            id = hash_id(&id);
+        }
+        self.used.insert(id.clone());
+        self.latest.insert(stored_id.to_owned(), id.clone());
+        id
+    }
+
+    /// Returns the rendered id of the latest call with this stored id.
+    fn get(&self, stored_id: &str) -> String {
+        self.latest.get(stored_id).cloned().unwrap_or_else(|| hash_id(stored_id))
+    }
+}
+
+/// Returns a valid tool name: invalid characters become `_`.
+fn tool_name(name: &str) -> String {
+    let valid = |c: char| if is_id_char(c) { c } else { '_' };
+    name.chars().map(valid).take(MAX_ID_CHARS).collect()
+}
+
+fn is_id_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '-')
+}
+
+fn is_valid_id(id: &str) -> bool {
+    (1..=MAX_ID_CHARS).contains(&id.len()) && id.chars().all(is_id_char)
+}
+
+fn hash_id(id: &str) -> String {
+    let hash = Sha256::digest(id);
+    format!("call_{}", hex::encode(hash.get(..12).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered_tokens(json: &str, stored_tokens: i64) -> i64 {
+        let message = Message::from_stored(json.to_owned()).expect("a message");
+        render_blocks(&message, stored_tokens, &CallIds::default()).1
+    }
+
+    /// `tests/api/contexts/lists.rs` checks that the differences are right.
+    #[test]
+    fn tokens_are_counted_as_difference_from_the_stored_count() {
+        for json in [
+            r#"{"role":"user","name":"Ada","content":"Hello."}"#,
+            r#"{"role":"user","content":" \n"}"#,
+            r#"{"role":"user","content":[{"type":"text","text":"One, two."},{"type":"text","text":"Three!"},{"type":"x"}]}"#,
+            r#"{"role":"assistant","content":"Well. \n","refusal":"No. "}"#,
+            r#"{"role":"assistant","content":null,"tool_calls":[{"id":"a:1","function":{"name":"f.g","arguments":""}}]}"#,
+            r#"{"role":"assistant","content":"","tool_calls":[{"id":"a","function":{"name":"f","arguments":"[1"}}]}"#,
+            r#"{"role":"tool","tool_call_id":"a:1","content":[{"type":"text","text":"A"},{"type":"text","text":" "}]}"#,
+        ] {
+            assert_eq!(
+                rendered_tokens(json, 2_000_000) - rendered_tokens(json, 1_000_000),
+                1_000_000,
+                "{json}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_call_gets_a_unique_valid_id() {
+        let (longest, longer) = ("x".repeat(MAX_ID_CHARS), "x".repeat(MAX_ID_CHARS + 1));
+        let mut ids = CallIds::default();
+        let stored =
+            [("a", 1), ("a_3", 2), ("a", 3), ("a", 4), (&longest, 5), (&longest, 6), (&longer, 7), ("", 8)];
+        let assigned = stored.map(|(id, seq)| ids.assign(id, seq));
+        assert!(assigned.iter().all(|id| is_valid_id(id)), "{assigned:?}");
+        assert_eq!(assigned.iter().collect::<HashSet<_>>().len(), stored.len(), "{assigned:?}");
+        assert_eq!([&assigned[0], &assigned[1], &assigned[3], &assigned[4]], ["a", "a_3", "a_4", &longest]);
+        assert_eq!([ids.get("a"), ids.get(&longest)], [assigned[3].as_str(), &assigned[5]]);
+    }
 }

@@ -1,69 +1,69 @@
-//! Calls and results in tool_pairing. Both interfaces refuse a list in which a call has no result right behind it, or a result
-//! no call right before it; a history has such calls and results: given up, late, said twice, or cut off from the
-//! other half by a summary. What is missing is put in. Nothing that was stored is moved, changed or left out.
+//! Pairs tool calls with their results. Both APIs reject a list in which a result does not follow its call directly. A
+//! history can contain such lists: a call was abandoned, a result came late or twice, or the other half is only in the
+//! summary. The missing halves are inserted. No stored message is moved, changed or omitted.
 
 use crate::domain::message::Role;
 use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::tokens;
 use std::sync::LazyLock;
 
-/// What a result says that was put in.
+/// Content of an inserted result.
 pub(super) const NO_RESULT: &str = "No result of this call has been recorded.";
-/// The tool that a call names that was put in.
+/// Tool name of an inserted call.
 pub(super) const EARLIER_CALL: &str = "earlier_call";
-/// The arguments of such a call.
+/// Arguments of an inserted call.
 pub(super) const NO_ARGUMENTS: &str = "{}";
 
-/// Tokens of a result that is put in, of the call with this id.
+/// Returns the tokens of an inserted result of the call `id`.
 pub(super) fn tokens_of_result(id: &str) -> i64 {
-    // There may be very many.
-    static SAID: LazyLock<i64> = LazyLock::new(|| tokens::count_text(NO_RESULT));
-    tokens::PER_MESSAGE + tokens::count_text(id) + *SAID
+    // Counted once, because a list may contain thousands of inserted results.
+    static CONTENT_TOKENS: LazyLock<i64> = LazyLock::new(|| tokens::count_text(NO_RESULT));
+    tokens::PER_MESSAGE + tokens::count_text(id) + *CONTENT_TOKENS
 }
 
-/// Tokens of a call that is put in, with this id.
+/// Returns the tokens of an inserted call with the id `id`.
 pub(super) fn tokens_of_call(id: &str) -> i64 {
-    static SAID: LazyLock<i64> =
+    static CONTENT_TOKENS: LazyLock<i64> =
         LazyLock::new(|| tokens::count_text(EARLIER_CALL) + tokens::count_text(NO_ARGUMENTS));
-    tokens::PER_MESSAGE + tokens::count_text(id) + *SAID
+    tokens::PER_MESSAGE + tokens::count_text(id) + *CONTENT_TOKENS
 }
 
-/// What is put in around a message.
+/// The halves of tool calls that must be inserted around a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MissingHalves {
-    /// Before it, the call that it result_of.
+    /// Before the message, the call whose result the message is.
     pub(super) call: bool,
-    /// Behind it, results of the calls with these ids.
+    /// After the message, results of the calls with these ids.
     pub(super) results: Vec<String>,
-    /// Whether nothing follows it: then those results may still come.
-    pub(super) last: bool,
+    /// The message is the newest one, so the results may still arrive.
+    pub(super) is_last_message: bool,
 }
 
-/// What is put in around each message. It depends on what stands before the message, and on the one that follows.
+/// Returns the missing halves around each message. They depend on the messages before it and on the next one.
 pub(super) fn missing_halves<'a>(messages: impl Iterator<Item = &'a MessageMetadata>) -> Vec<MissingHalves> {
     let mut all: Vec<MissingHalves> = Vec::new();
-    // Calls of the assistant message before, as long as only results of them have followed.
+    // Unanswered calls of the last assistant message, as long as only results of them have followed.
     let mut open: Vec<String> = Vec::new();
     let close = |all: &mut Vec<MissingHalves>, open: &mut Vec<String>| {
-        if let Some(before) = all.last_mut() {
-            before.results.append(open);
+        if let Some(previous) = all.last_mut() {
+            previous.results.append(open);
         }
     };
     for message in messages {
-        let mut missing_halves = MissingHalves::default();
+        let mut missing = MissingHalves::default();
         let answered = message.result_of.as_ref().and_then(|id| open.iter().position(|call| call == id));
-        if let Some(at) = answered {
-            open.remove(at);
+        if let Some(index) = answered {
+            open.remove(index);
         } else {
             close(&mut all, &mut open);
-            missing_halves.call = message.role == Role::Tool;
+            missing.call = message.role == Role::Tool;
             open.clone_from(&message.calls);
         }
-        all.push(missing_halves);
+        all.push(missing);
     }
     close(&mut all, &mut open);
     if let Some(last) = all.last_mut() {
-        last.last = true;
+        last.is_last_message = true;
     }
     all
 }
@@ -72,7 +72,8 @@ pub(super) fn missing_halves<'a>(messages: impl Iterator<Item = &'a MessageMetad
 mod tests {
     use super::*;
 
-    /// `u`, `a` plain messages; `Axy` calls, `tx` a result. Back comes the list with what was put in, in brackets.
+    /// Returns the list with the inserted halves in brackets. In the notation, `u` and `a` are plain messages, `Axy` makes
+    /// the calls x and y, and `tx` is the result of x.
     fn completed(script: &str) -> String {
         let messages: Vec<MessageMetadata> = script
             .split(' ')
@@ -98,27 +99,27 @@ mod tests {
             })
             .collect();
         let mut out = Vec::new();
-        for ((word, message), missing_halves) in
+        for ((word, message), missing) in
             script.split(' ').zip(&messages).zip(missing_halves(messages.iter()))
         {
-            if missing_halves.call {
+            if missing.call {
                 out.push(format!("(A{})", message.result_of.as_deref().unwrap_or_default()));
             }
             out.push(word.to_owned());
-            out.extend(missing_halves.results.iter().map(|id| format!("(t{id})")));
+            out.extend(missing.results.iter().map(|id| format!("(t{id})")));
         }
         out.join(" ")
     }
 
     #[test]
-    fn what_is_in_pairs_stays_as_it_is() {
+    fn paired_calls_and_results_are_unchanged() {
         for script in ["u a u a", "u Axy ty tx a", "Ax tx Ax tx u", "a"] {
             assert_eq!(completed(script), script);
         }
     }
 
     #[test]
-    fn a_call_without_a_result_gets_one_before_the_next_message() {
+    fn result_is_inserted_after_call_without_result() {
         assert_eq!(completed("u Ax u a"), "u Ax (tx) u a");
         assert_eq!(completed("u Axy ty u a"), "u Axy ty (tx) u a");
         assert_eq!(completed("u Ax Ay ty"), "u Ax (tx) Ay ty");
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_without_a_call_gets_one() {
+    fn call_is_inserted_before_result_without_call() {
         assert_eq!(completed("tx u a"), "(Ax) tx u a");
         assert_eq!(completed("Ax u a tx u"), "Ax (tx) u a (Ax) tx u");
         assert_eq!(completed("Ax tx tx u"), "Ax tx (Ax) tx u");

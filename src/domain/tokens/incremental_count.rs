@@ -1,61 +1,65 @@
-//! Tokens of texts that are made of others, to the token, without counting anew what is known of those.
+//! Counts tokens of texts that are made from counted texts, without counting the unchanged parts again.
 
 use super::{count_text, pretoken_boundary};
 
-/// Goes through the texts that were counted and those that are made of them, side by side, and counts where the two
-/// differ: from the last [pretoken_boundary](pretoken_boundary) before a difference to the first behind it.
+/// A token count of texts that are made from counted source texts. The result equals a full count.
+///
+/// The caller goes through the source texts and the new texts side by side. Only the surroundings of a difference are
+/// counted: from the last [boundary](pretoken_boundary) before it to the first boundary after it.
 #[derive(Debug, Default)]
 pub struct IncrementalCount {
     total: i64,
-    /// What comes after the last pretoken_boundary in the text that was counted, and in the one that is made of it.
-    before: String,
-    after: String,
+    /// End of the source text after its last boundary.
+    source: String,
+    /// End of the new text after its last boundary.
+    new: String,
 }
 
 impl IncrementalCount {
-    /// This stands in both.
+    /// Adds text that is part of both texts.
     pub fn keep(&mut self, text: &str) {
-        let (Some(first), Some(last)) = (pretoken_boundary::first(text), pretoken_boundary::last(text))
-        else {
-            self.cut(text);
-            self.put(text);
+        let boundaries = pretoken_boundary::first(text).zip(pretoken_boundary::last(text));
+        let Some((first, last)) = boundaries else {
+            self.remove(text);
+            self.insert(text);
             return;
         };
-        let ((start, _), (_, rest)) = (text.split_at(first), text.split_at(last));
-        self.cut(start);
-        self.put(start);
+        let ((start, _), (_, remainder)) = (text.split_at(first), text.split_at(last));
+        self.remove(start);
+        self.insert(start);
         self.total = self.total();
-        rest.clone_into(&mut self.before);
-        rest.clone_into(&mut self.after);
+        remainder.clone_into(&mut self.source);
+        remainder.clone_into(&mut self.new);
     }
 
-    /// This was counted, and is left out.
-    pub fn cut(&mut self, text: &str) {
-        self.before.push_str(text);
+    /// Adds text that is only part of the source text.
+    pub fn remove(&mut self, text: &str) {
+        self.source.push_str(text);
     }
 
-    /// This is put in.
-    pub fn put(&mut self, text: &str) {
-        self.after.push_str(text);
+    /// Adds text that is only part of the new text.
+    pub fn insert(&mut self, text: &str) {
+        self.new.push_str(text);
     }
 
-    /// The text that was counted ends here, and has so many tokens.
-    pub fn known(&mut self, tokens: i64) {
-        self.total += tokens - count_text(&self.before);
-        self.before.clear();
+    /// Ends the source text, whose count is `tokens`.
+    pub fn source_tokens(&mut self, tokens: i64) {
+        self.total += tokens - count_text(&self.source);
+        self.source.clear();
     }
 
-    /// The text that is made ends here; what comes next is another.
-    pub fn end(&mut self) {
-        self.total += count_text(&self.after);
-        self.after.clear();
+    /// Ends the new text and begins another one.
+    pub fn end_text(&mut self) {
+        self.total += count_text(&self.new);
+        self.new.clear();
     }
 
-    /// Tokens of all that is made; of a text whose tokens are not [`known`](Self::known), how many more than it had.
+    /// Returns the tokens of all new texts. If the tokens of the source text are unknown (no [`Self::source_tokens`]),
+    /// returns the difference from them.
     #[must_use]
     pub fn total(&self) -> i64 {
-        let same = self.before == self.after;
-        self.total + if same { 0 } else { count_text(&self.after) - count_text(&self.before) }
+        let is_same = self.source == self.new;
+        self.total + if is_same { 0 } else { count_text(&self.new) - count_text(&self.source) }
     }
 }
 
@@ -99,37 +103,37 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_made_of_known_texts_has_as_many_tokens_as_it_has_whole(
+        fn count_of_a_text_made_of_known_texts_equals_full_count(
             texts in vec(vec((text(), "[a-z \n]{0,3}"), 0..4), 0..4)
         ) {
-            let (mut recount, mut whole) = (IncrementalCount::default(), String::new());
+            let (mut count, mut whole) = (IncrementalCount::default(), String::new());
             for parts in &texts {
-                recount.put("\n\n## Your Memory\n\n");
+                count.insert("\n\n## Your Memory\n\n");
                 whole.push_str("\n\n## Your Memory\n\n");
                 for (part, between) in parts {
-                    recount.keep(part);
-                    recount.put(between);
+                    count.keep(part);
+                    count.insert(between);
                     whole = format!("{whole}{part}{between}");
                 }
                 let known: String = parts.iter().map(|(part, _)| part.as_str()).collect();
-                recount.known(count_text(&known));
+                count.source_tokens(count_text(&known));
             }
-            prop_assert_eq!(recount.total(), count_text(&whole), "{:?}", whole);
+            prop_assert_eq!(count.total(), count_text(&whole), "{:?}", whole);
         }
 
         #[test]
-        fn the_parts_of_a_known_text_have_as_many_tokens_as_they_have_alone(
+        fn count_of_the_parts_of_a_known_text_equals_full_counts(
             parts in vec((text(), "[a-z \n]{0,3}"), 0..4)
         ) {
-            let mut recount = IncrementalCount::default();
+            let mut count = IncrementalCount::default();
             for (part, between) in &parts {
-                recount.keep(part);
-                recount.end();
-                recount.cut(between);
+                count.keep(part);
+                count.end_text();
+                count.remove(between);
             }
             let whole: String = parts.iter().flat_map(|(part, between)| [part.as_str(), between]).collect();
             let alone: i64 = parts.iter().map(|(part, _)| count_text(part)).sum();
-            prop_assert_eq!(count_text(&whole) + recount.total(), alone, "{:?}", parts);
+            prop_assert_eq!(count_text(&whole) + count.total(), alone, "{:?}", parts);
         }
     }
 }

@@ -1,26 +1,25 @@
-//! Places in a text over which no token reaches, whatever stands before and after: what lies between two of them has the
-//! same tokens in every text. The encoding splits a text there before it looks for tokens.
+//! Finds positions in a text that no token spans, whatever text comes before and after. The text between two of them has
+//! the same tokens in every text, because the encoding splits texts there before it looks for tokens.
 
-/// The first of them, in bytes.
+/// Returns the first boundary, in bytes.
 pub(super) fn first(text: &str) -> Option<usize> {
     let mut pairs = text.char_indices().zip(text.chars().skip(1));
-    pairs.find(|((_, a), b)| is_border(*a, *b)).map(|((at, a), _)| at + a.len_utf8())
+    pairs.find(|((_, a), b)| is_boundary(*a, *b)).map(|((at, a), _)| at + a.len_utf8())
 }
 
-/// The last of them, in bytes.
+/// Returns the last boundary, in bytes.
 pub(super) fn last(text: &str) -> Option<usize> {
     let mut pairs = text.char_indices().rev().zip(text.chars().rev().skip(1));
-    pairs.find(|((_, b), a)| is_border(*a, *b)).map(|((at, _), _)| at)
+    pairs.find(|((_, b), a)| is_boundary(*a, *b)).map(|((at, _), _)| at)
 }
 
-/// Before a blank, unless there are more of them; and behind a letter or digit, before what is neither nor a mark on it.
-/// Of letters only those are taken that are sure to be some, of what follows only what is common; not the apostrophe, since
-/// `'s` belongs to its word.
-fn is_border(a: char, b: char) -> bool {
+/// Returns `true` before a single space, and between a letter or digit and punctuation. Only characters that certainly
+/// split in the encoding are listed. The apostrophe is not, because `'s` belongs to its word.
+fn is_boundary(a: char, b: char) -> bool {
     let is_word = a.is_ascii_alphanumeric()
         || matches!(a, 'ぁ'..='ゖ' | 'ァ'..='ヺ' | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}');
-    let ends_it = b.is_ascii_punctuation() && b != '\'' || matches!(b, '\n' | '、' | '。' | '，');
-    (b == ' ' && !a.is_whitespace()) || (is_word && ends_it)
+    let ends_word = b.is_ascii_punctuation() && b != '\'' || matches!(b, '\n' | '、' | '。' | '，');
+    (b == ' ' && !a.is_whitespace()) || (is_word && ends_word)
 }
 
 #[cfg(test)]
@@ -28,8 +27,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borders_are_found_from_both_ends() {
-        for (text, borders) in [
+    fn first_and_last_boundary_are_found() {
+        for (text, boundaries) in [
             ("", None),
             ("tea", None),
             (" tea", None),
@@ -38,7 +37,7 @@ mod tests {
             ("a\nb! c", Some((1, 4))),
             ("茶、茶。", Some((3, 9))),
         ] {
-            assert_eq!(first(text).zip(last(text)), borders, "{text:?}");
+            assert_eq!(first(text).zip(last(text)), boundaries, "{text:?}");
         }
     }
 }

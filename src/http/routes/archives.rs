@@ -10,7 +10,7 @@ use crate::http::middleware::body_limits::BodyMemoryBudget;
 use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::{ImportTooLarge, InsufficientStorage, SessionExists, SessionNotFound};
 use crate::service::MemoryService;
-use crate::service::import::{Limits as ImportLimits, Received, Upload};
+use crate::service::import::{ImportLimits, StagedImport, Upload};
 use axum::Extension;
 use axum::body::{Body, BodyDataStream, HttpBody as _};
 use axum::extract::State;
@@ -109,7 +109,7 @@ pub(crate) async fn import(
     let limits = &budget.limits;
     let upload = Upload::begin(ImportLimits { sizes: limits.sizes(), max_bytes: limits.max_import_bytes })?;
     // One that says that it is too large is refused before any of it is read.
-    upload.expect(body.size_hint().lower())?;
+    upload.check_size(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
     let received = async {
         if !is_lines(&headers) {
@@ -150,7 +150,7 @@ async fn receive(
     mut upload: Upload,
     body: &mut BodyDataStream,
     budget: Arc<BodyMemoryBudget>,
-) -> Result<Received, Problem> {
+) -> Result<StagedImport, Problem> {
     let (read_timeout, mut reservation) = (budget.read_timeout, budget.reservation());
     loop {
         let next = timeout(read_timeout, body.next()).await;
@@ -161,7 +161,7 @@ async fn receive(
             Problem::bad_request("The body broke off. Nothing was imported: send the request again.")
         })?;
         // The line that is not whole yet; a line of an export may be larger than any body.
-        reservation.resize(upload.unfinished() + chunk.len())?;
+        reservation.resize(upload.partial_line_bytes() + chunk.len())?;
         upload = blocking::spawn_cpu(move || upload.feed(&chunk).map(|()| upload)).await?;
     }
     Ok(blocking::spawn_cpu(move || upload.finish()).await?)

@@ -1,6 +1,6 @@
-//! What an import has sent so far, in a temporary file that has no name: it is gone with the process, whatever ends it.
+//! The temporary file that holds an import until it is complete. The file has no name, so it disappears with the process.
 
-use crate::domain::export_format::{ImportedMessage, read_revision, write_revision};
+use crate::domain::export_format::{ImportedMessage, encode_revision, parse_revision};
 use crate::domain::message::Message;
 use crate::domain::revision::Revision;
 use crate::storage::{RowBatch, RowBatches};
@@ -10,14 +10,15 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Rows of a batch, at most.
-const ROWS: usize = 500;
-/// Bytes of a batch, at most; but one row may have more.
-const BYTES: usize = 1024 * 1024;
-/// RowBatches that wait for the store.
-const AHEAD: usize = 2;
+const BUFFER_BYTES: usize = 256 * 1024;
+const MAX_BATCH_ROWS: usize = 500;
+/// A batch of one row may be larger.
+const MAX_BATCH_BYTES: usize = 1024 * 1024;
+/// Number of batches that are read ahead of the store.
+const CHANNEL_DEPTH: usize = 2;
 
-/// One line for each row: its kind, what is not in the JSON, and the JSON, which has no line feed in it.
+/// A temporary file with one line for each row: `m` with seq, tokens, time and JSON, or `r` with JSON. JSON of messages
+/// and revisions contains no line feed.
 #[derive(Debug)]
 pub(super) struct StagingFile {
     file: BufWriter<File>,
@@ -25,35 +26,35 @@ pub(super) struct StagingFile {
 
 impl StagingFile {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { file: BufWriter::with_capacity(256 * 1024, tempfile::tempfile()?) })
+        Ok(Self { file: BufWriter::with_capacity(BUFFER_BYTES, tempfile::tempfile()?) })
     }
 
-    pub(super) fn message(&mut self, row: &ImportedMessage) -> io::Result<()> {
-        let at = row.created_at.map_or(-1, |at| at.unix_timestamp_nanos() / 1000);
-        writeln!(self.file, "m {} {} {at} {}", row.seq, row.tokens, row.message.json())
+    pub(super) fn write_message(&mut self, row: &ImportedMessage) -> io::Result<()> {
+        let micros = row.created_at.map_or(-1, |time| time.unix_timestamp_nanos() / 1000);
+        writeln!(self.file, "m {} {} {micros} {}", row.seq, row.tokens, row.message.json())
     }
 
-    pub(super) fn revision(&mut self, row: &Revision) -> io::Result<()> {
-        writeln!(self.file, "r {}", write_revision(row)?)
+    pub(super) fn write_revision(&mut self, row: &Revision) -> io::Result<()> {
+        writeln!(self.file, "r {}", encode_revision(row)?)
     }
 
-    /// Its rows, read as they are taken. `progress` gets the messages read so far.
-    pub(super) fn read(
+    /// Reads the rows in batches, as fast as the receiver takes them. `progress` receives the number of messages sent.
+    pub(super) fn into_batches(
         self,
         progress: impl Fn(i64) + Send + 'static,
     ) -> (RowBatches, JoinHandle<io::Result<()>>) {
-        let (sender, batches) = mpsc::channel(AHEAD);
+        let (sender, batches) = mpsc::channel(CHANNEL_DEPTH);
         let reading = tokio::task::spawn_blocking(move || {
             let mut file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
             file.rewind()?;
-            send(BufReader::with_capacity(256 * 1024, file), &sender, progress)
+            send_batches(BufReader::with_capacity(BUFFER_BYTES, file), &sender, progress)
         });
         (batches, reading)
     }
 }
 
-/// Returns early where nobody takes the batches any more.
-fn send(
+/// Sends all rows. Returns early if the receiver is dropped.
+fn send_batches(
     mut file: BufReader<File>,
     sender: &mpsc::Sender<RowBatch>,
     progress: impl Fn(i64),
@@ -64,53 +65,48 @@ fn send(
         line.clear();
         let read = file.read_line(&mut line)?;
         let row = line.trim_end_matches('\n');
-        let of_messages = row.starts_with("m ");
-        let full = messages.len() + revisions.len() >= ROWS || bytes + read > BYTES;
-        if read == 0 || full || (!of_messages && !messages.is_empty()) {
-            let (messages, revisions) = (std::mem::take(&mut messages), std::mem::take(&mut revisions));
+        let message = row.strip_prefix("m ");
+        let is_full = messages.len() + revisions.len() >= MAX_BATCH_ROWS || bytes + read > MAX_BATCH_BYTES;
+        if read == 0 || is_full || (message.is_none() && !messages.is_empty()) {
+            let last_seq = messages.last().map(|row: &ImportedMessage| row.seq);
+            let batch = match (messages.is_empty(), revisions.is_empty()) {
+                (false, _) => Some(RowBatch::Messages(std::mem::take(&mut messages))),
+                (true, false) => Some(RowBatch::Revisions(std::mem::take(&mut revisions))),
+                (true, true) => None,
+            };
             bytes = 0;
-            let last = messages.last().map(|row: &ImportedMessage| row.seq);
-            let batches = [RowBatch::Messages(messages), RowBatch::Revisions(revisions)];
-            for batch in batches.into_iter().filter(|batch| !is_empty(batch)) {
-                if sender.blocking_send(batch).is_err() {
-                    return Ok(());
-                }
+            if batch.is_some_and(|batch| sender.blocking_send(batch).is_err()) {
+                return Ok(());
             }
-            last.into_iter().for_each(&progress);
+            last_seq.into_iter().for_each(&progress);
         }
         if read == 0 {
             return Ok(());
         }
         bytes += read;
-        if of_messages {
-            messages.push(message(row).ok_or_else(spoiled)?);
-        } else {
-            let json = row.strip_prefix("r ").ok_or_else(spoiled)?;
-            revisions.push(read_revision(json).map_err(|_| spoiled())?);
+        match message {
+            Some(message) => messages.push(parse_message(message).ok_or_else(corrupt_file)?),
+            None => {
+                let json = row.strip_prefix("r ").ok_or_else(corrupt_file)?;
+                revisions.push(parse_revision(json).map_err(|_| corrupt_file())?);
+            }
         }
     }
 }
 
-fn is_empty(batch: &RowBatch) -> bool {
-    match batch {
-        RowBatch::Messages(rows) => rows.is_empty(),
-        RowBatch::Revisions(rows) => rows.is_empty(),
-    }
-}
-
-fn message(row: &str) -> Option<ImportedMessage> {
-    let mut parts = row.splitn(5, ' ').skip(1);
-    let seq = parts.next()?.parse().ok()?;
-    let tokens = parts.next()?.parse().ok()?;
-    let micros: i128 = parts.next()?.parse().ok()?;
+fn parse_message(row: &str) -> Option<ImportedMessage> {
+    let mut fields = row.splitn(4, ' ');
+    let seq = fields.next()?.parse().ok()?;
+    let tokens = fields.next()?.parse().ok()?;
+    let micros: i128 = fields.next()?.parse().ok()?;
     let created_at = match micros {
         -1 => None,
         micros => Some(OffsetDateTime::from_unix_timestamp_nanos(micros * 1000).ok()?),
     };
-    let message = Message::from_stored(parts.next()?.to_owned()).ok()?;
+    let message = Message::from_stored(fields.next()?.to_owned()).ok()?;
     Some(ImportedMessage { seq, created_at, message, tokens })
 }
 
-fn spoiled() -> io::Error {
-    io::Error::other("a temporary file is not what was written")
+fn corrupt_file() -> io::Error {
+    io::Error::other("the staging file of an import is corrupt")
 }

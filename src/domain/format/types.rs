@@ -1,0 +1,115 @@
+//! Types shared by all formats.
+
+use super::super::tokens::Tokenizer;
+use super::tool_pairing::MissingHalves;
+
+/// The two roles between which the formats distinguish in a list; results of tool calls belong to the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Speaker {
+    User,
+    Assistant,
+}
+
+/// A message of the OpenAI format, or a content block of the Anthropic format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RenderedItem {
+    pub(super) speaker: Speaker,
+    pub(super) json: String,
+}
+
+/// A message of the history in a provider's format, together with inserted halves of tool calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RenderedMessage {
+    pub(super) items: Vec<RenderedItem>,
+    /// Tokens of all items.
+    pub tokens: i64,
+    /// Additional tokens if the list begins with this message.
+    pub tokens_as_first: i64,
+    /// Number of items that are not part of the history: see [`super::tool_pairing`].
+    pub(super) inserted: usize,
+    /// Number of trailing items that stand for missing results of the newest message. The results may still arrive and
+    /// replace these items.
+    pub(super) provisional: usize,
+    pub(super) provisional_tokens: i64,
+}
+
+impl RenderedMessage {
+    /// Appends an item that is not part of the history.
+    pub(super) fn insert(&mut self, item: RenderedItem, tokens: i64) {
+        self.items.push(item);
+        self.inserted += 1;
+        self.tokens += tokens;
+    }
+
+    /// Appends the missing results of tool calls; `render` returns the item and its tokens for the id of a call.
+    pub(super) fn insert_results(
+        &mut self,
+        missing: &MissingHalves,
+        render: impl Fn(&str) -> (RenderedItem, i64),
+    ) {
+        for id in &missing.results {
+            let (item, tokens) = render(id);
+            self.insert(item, tokens);
+            if missing.is_last_message {
+                self.provisional += 1;
+                self.provisional_tokens += tokens;
+            }
+        }
+    }
+}
+
+/// The parts of a context, with tokens that are not scaled.
+#[derive(Clone, Debug, Default)]
+pub struct RenderInput {
+    /// Text of the system message; empty if there is none.
+    pub system: String,
+    pub system_tokens: i64,
+    pub history: Vec<RenderedMessage>,
+    /// The new message of the user.
+    pub user_message: Option<RenderedMessage>,
+    /// The next context begins with the same message. `false` if messages had to be omitted.
+    pub is_prefix_stable: bool,
+    /// Marks the stable prefix for the provider's cache, if the format supports it.
+    pub cache_control: bool,
+    /// Scales token counts.
+    pub tokenizer: Tokenizer,
+}
+
+impl RenderInput {
+    /// Returns the number of stable items of the history, and the tokens of the stable prefix. Each message is scaled
+    /// separately.
+    pub(super) fn stable_items(&self) -> (usize, i64) {
+        let scale = |tokens| self.tokenizer.scale(tokens);
+        if !self.is_prefix_stable {
+            return (0, scale(self.system_tokens));
+        }
+        let items = self.history.iter().map(|message| message.items.len() - message.provisional).sum();
+        let tokens: i64 =
+            self.history.iter().map(|message| scale(message.tokens - message.provisional_tokens)).sum();
+        let first = self.history.first().map_or(0, |message| scale(message.tokens_as_first));
+        (items, scale(self.system_tokens) + first + tokens)
+    }
+}
+
+/// A message list that is ready to be sent to a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RenderedContext {
+    /// JSON of the system text, if the format has a field for it outside of the list.
+    pub system: Option<String>,
+    /// JSON of each message.
+    pub messages: Vec<String>,
+    pub stable: StablePrefix,
+    /// Number of calls and results in the list that are not part of the history.
+    pub inserted: usize,
+}
+
+/// The beginning of a list that will also be the beginning of the next list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StablePrefix {
+    /// Number of messages.
+    pub messages: usize,
+    /// Number of stable content blocks of the last message, in formats with content blocks.
+    pub blocks: Option<usize>,
+    /// Scaled tokens.
+    pub tokens: i64,
+}

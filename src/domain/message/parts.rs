@@ -1,0 +1,81 @@
+//! The fields of a message that the rules read.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The author of a message. A history holds no system messages: the system prompt comes with each context request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    User,
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+impl Role {
+    /// Returns the name of the role in the OpenAI chat format.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::User, Self::Assistant, Self::Tool].into_iter().find(|role| role.as_str() == name)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A tool call of an assistant message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Identifier that the message with the result repeats.
+    pub id: String,
+    /// Name of the tool.
+    pub name: String,
+    /// Arguments: JSON text exactly as the model wrote it, possibly invalid.
+    pub arguments: String,
+}
+
+/// The parsed fields of a valid message.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MessageParts {
+    pub(super) role: Role,
+    pub(super) name: Option<String>,
+    pub(super) content: Content,
+    pub(super) refusal: Option<String>,
+    pub(super) tool_calls: Vec<ToolCall>,
+    pub(super) tool_call_id: Option<String>,
+}
+
+/// The text of a message and the types of its other content parts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    /// The content is a list of parts instead of a string.
+    pub(super) is_list: bool,
+    pub(super) text: String,
+    /// Types of the parts that are not text: `image_url`, `input_audio`, `file` …
+    pub(super) attachment_types: Vec<String>,
+}
+
+impl Content {
+    /// Appends `text` on a line of its own.
+    pub(super) fn append(&mut self, text: &str) {
+        if !text.is_empty() {
+            if !self.text.is_empty() {
+                self.text.push('\n');
+            }
+            self.text.push_str(text);
+        }
+    }
+}
