@@ -1,7 +1,7 @@
-//! The connections: accepted, served, and ended in good order.
+//! Connections: accepting, serving, and graceful shutdown.
 //!
-//! `axum::serve` would do, but for one thing: it waits for ever, for a client that sends the head of its request byte by
-//! byte or not at all, and for one that does not read its answer. How large a head may be is hyper's to say: 100 headers, some 400 KiB; beyond that it answers 431.
+//! `axum::serve` has no timeouts. It waits for ever for a client that sends the head of its request slowly, or does not
+//! read its response. hyper limits the size of the head: 100 headers, about 400 KiB; larger heads get the status 431.
 
 use axum::Router;
 use axum::serve::Listener;
@@ -15,24 +15,23 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How long a client is waited for.
+/// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// For the head of a request to arrive.
+    /// Longest time for the head of a request to arrive.
     pub read: Duration,
-    /// For anything more of an answer to be taken.
+    /// Longest time without progress while a response is sent.
     pub write: Duration,
 }
 
-/// Serves until `stop`, and then until the requests under way are answered. A connection whose client is waited for too
-/// long is closed, and what was to be sent on it dropped.
+/// Serves until `stop`, and then until all requests in flight are answered. A connection that exceeds a timeout is closed.
 pub async fn serve(mut listener: TcpListener, router: Router, timeouts: Timeouts, stop: CancellationToken) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(timeouts.read);
     let connections = TaskTracker::new();
-    // axum's listener survives the errors of single connections, and waits where there are too many files open.
+    // The listener of axum ignores errors of single connections, and waits if too many files are open.
     while let Some((stream, _)) = stop.run_until_cancelled(Listener::accept(&mut listener)).await {
-        // The last part of an answer needs no acknowledgement of those before it.
+        // Send the last part of a response without waiting for the acknowledgement of earlier parts.
         let _ = stream.set_nodelay(true);
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(timeouts.write));
@@ -41,7 +40,7 @@ pub async fn serve(mut listener: TcpListener, router: Router, timeouts: Timeouts
         let stop = stop.clone();
         connections.spawn(async move {
             let mut connection = pin!(connection);
-            // How it ended is the client's doing; what was asked on it is in the log.
+            // Connection errors are caused by the client, and its requests are in the log already.
             let ended = stop.run_until_cancelled(connection.as_mut()).await;
             if ended.is_none() {
                 connection.as_mut().graceful_shutdown();

@@ -45,7 +45,7 @@ fn ask(app: &TestApp, path: &str) -> tokio::task::JoinHandle<Answer> {
 }
 
 #[tokio::test]
-async fn more_than_the_rate_is_refused_until_its_time() {
+async fn rate_limit_rejects_with_retry_after() {
     let app = on_sqlite(&[("limits.requests_per_second", "1"), ("limits.request_burst", "3")]).await;
     let mut passed = 0;
     let refused = loop {
@@ -73,7 +73,7 @@ async fn more_than_the_rate_is_refused_until_its_time() {
 }
 
 #[tokio::test]
-async fn more_than_may_be_under_way_is_refused_at_once() {
+async fn requests_above_max_in_flight_are_rejected_immediately() {
     let (app, _backend, model, released) = held(&[("limits.max_requests_in_flight", "2")]).await;
     let under_way = ["a", "b"].map(|session| ask(&app, &format!("/sessions/{session}/context")));
     model.until_calls(2).await;
@@ -98,7 +98,7 @@ async fn more_than_may_be_under_way_is_refused_at_once() {
 
 /// One turn, and two requests that wait for a model: they don't keep it.
 #[tokio::test]
-async fn who_waits_for_a_model_keeps_nobody_from_working() {
+async fn permit_is_released_while_waiting_for_a_model() {
     let (app, _backend, model, released) = held(&[("limits.max_concurrent_requests", "1")]).await;
     let waiting = ["/sessions/a/context", "/sessions/b/consolidations"].map(|path| ask(&app, path));
     model.until_calls(2).await;
@@ -130,7 +130,7 @@ async fn trickle(app: &TestApp, head: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_client_that_sends_slowly_is_not_waited_for() {
+async fn slow_request_body_is_rejected_after_read_timeout() {
     let app = on_sqlite(&[("server.read_timeout", "300ms")]).await;
     let began = Instant::now();
     let said = trickle(&app, "GET /livez HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
@@ -173,7 +173,7 @@ async fn said(app: &TestApp, head: &str, body: &str) -> String {
 }
 
 #[tokio::test]
-async fn large_bodies_have_so_much_memory_together() {
+async fn large_bodies_above_the_memory_budget_are_rejected() {
     let set = [("limits.max_body_bytes", "300000"), ("limits.max_body_bytes_in_flight", "500000")];
     let app = on_sqlite(&set).await;
     let exchange = |bytes: usize| {
@@ -216,7 +216,7 @@ async fn large_bodies_have_so_much_memory_together() {
 }
 
 #[tokio::test]
-async fn an_import_that_does_not_go_on_is_not_waited_for() {
+async fn stalled_import_is_rejected_after_read_timeout() {
     let app = on_sqlite(&[("server.read_timeout", "300ms")]).await;
     let head =
         "POST /sessions/i/import HTTP/1.1\r\ncontent-type: application/x-ndjson\r\ncontent-length: 1000";
@@ -234,7 +234,7 @@ const SHORT: [(&str, &str); 3] = [
 ];
 
 #[tokio::test]
-async fn a_request_that_takes_too_long_is_answered_and_what_it_began_goes_on() {
+async fn request_timeout_returns_504_and_consolidation_continues() {
     let (app, _backend, model, released) = held(&SHORT).await;
     let detail = post(&app, "/sessions/a/consolidations", "").await.problem(504, "timeout");
     assert!(detail.contains("1s (server.request_timeout)"), "{detail}");
@@ -247,7 +247,7 @@ async fn a_request_that_takes_too_long_is_answered_and_what_it_began_goes_on() {
 
 /// The client can't know whether its exchange is there; its key gets it the answer.
 #[tokio::test]
-async fn a_write_that_is_under_way_is_finished() {
+async fn write_completes_although_the_client_disconnects() {
     let backend = Backend::postgres().await;
     let app = TestApp::start(&backend, &SHORT).await;
     app.record_turns("s", 0..1).await;

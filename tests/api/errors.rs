@@ -5,7 +5,7 @@ use reqwest::Method;
 use serde_json::Value;
 
 #[tokio::test]
-async fn a_path_that_is_none_of_ours() {
+async fn unknown_path_returns_route_not_found() {
     let app = on_sqlite(&[]).await;
     for path in [
         "/",
@@ -33,7 +33,7 @@ async fn a_path_that_is_none_of_ours() {
 
 /// Every route with every method that it does not document.
 #[tokio::test]
-async fn a_method_that_is_not_taken() {
+async fn unsupported_method_returns_405_with_allow() {
     let app = on_sqlite(&[]).await;
     let document = app.get("/openapi.json").await;
     let mut refused = 0;
@@ -64,7 +64,7 @@ async fn a_method_that_is_not_taken() {
 }
 
 #[tokio::test]
-async fn head_is_get_without_the_body() {
+async fn head_returns_the_headers_of_get() {
     let app = on_sqlite(&[]).await;
     app.record_turns("s", 0..1).await;
     let paths = [
@@ -88,7 +88,7 @@ async fn head_is_get_without_the_body() {
 }
 
 #[tokio::test]
-async fn an_error_shows_nothing_from_inside() {
+async fn error_shows_no_internals() {
     let app = on_sqlite(&[]).await;
     let answer = get(&app, "/sessions/%27%3B%20DROP%20TABLE%20sessions").await;
     answer.problem(404, "session-not-found");

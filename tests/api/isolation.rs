@@ -299,7 +299,7 @@ async fn state(
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_route_tells_of_another_tenant(backend: Backend) {
+async fn no_route_returns_data_of_another_tenant(backend: Backend) {
     let set = [("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")];
     let app = TestApp::start(&backend, &set).await;
     let document = serde_json::to_value(precis::http::openapi::document()).expect("JSON");

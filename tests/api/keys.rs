@@ -39,7 +39,7 @@ async fn ask(app: &TestApp, method: &Method, path: &str) -> Answer {
 
 /// What the contract says of each route: looking, doing, taking away.
 #[test]
-fn each_route_needs_the_scope_that_it_should() {
+fn each_route_requires_the_scope_of_the_contract() {
     let schemes = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
     let scheme = &schemes["components"]["securitySchemes"]["key"];
     assert_eq!((&scheme["type"], &scheme["scheme"]), (&json!("http"), &json!("bearer")));
@@ -58,7 +58,7 @@ fn each_route_needs_the_scope_that_it_should() {
 }
 
 #[tokio::test]
-async fn every_route_holds_to_the_document() {
+async fn each_route_enforces_its_documented_scope() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let mut keys = Vec::new();
@@ -90,7 +90,7 @@ async fn every_route_holds_to_the_document() {
 
 /// The page and the document are static, a wrong method is a fact about the interface; all else needs a key.
 #[tokio::test]
-async fn what_is_no_route_of_the_document() {
+async fn undocumented_paths_need_a_key() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
@@ -110,7 +110,7 @@ async fn what_is_no_route_of_the_document() {
 }
 
 #[tokio::test]
-async fn whatever_is_wrong_with_a_key_the_answer_is_the_same() {
+async fn all_invalid_keys_get_the_same_response() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let (key, revoked) = (backend.key("acme", Scope::Admin).await, backend.key("acme", Scope::Admin).await);
@@ -159,7 +159,7 @@ async fn whatever_is_wrong_with_a_key_the_answer_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_service_without_keys_is_open() {
+async fn service_without_keys_is_open() {
     let app = on_sqlite(&[]).await;
     app.record_turns("s", 0..1).await;
     for value in ["Bearer sk-none", "Basic dTpw", "x"] {
@@ -174,7 +174,7 @@ async fn a_service_without_keys_is_open() {
 
 /// Refused before the body is there; the connection ends with it, because the body is still to come.
 #[tokio::test]
-async fn a_refused_body_is_not_read() {
+async fn unauthorized_body_is_not_read() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let reader = backend.key("acme", Scope::Read).await;
@@ -194,7 +194,7 @@ async fn a_refused_body_is_not_read() {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revoked_key_is_refused_within_seconds_everywhere(backend: Backend) {
+async fn revoked_key_is_rejected_by_all_replicas_within_seconds(backend: Backend) {
     let replicas = [TestApp::start(&backend, &[]).await, TestApp::start(&backend, &[]).await];
     let (key, other) = (backend.key("acme", Scope::Read).await, backend.key("acme", Scope::Read).await);
     for replica in &replicas {
@@ -216,7 +216,7 @@ async fn a_revoked_key_is_refused_within_seconds_everywhere(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_is_closed_with_its_first_key(backend: Backend) {
+async fn first_key_closes_an_open_service(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..1).await;
     let key = backend.key("acme", Scope::Admin).await;
@@ -242,7 +242,7 @@ async fn a_service_is_closed_with_its_first_key(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenants_with_the_same_ids_never_meet(backend: Backend) {
+async fn tenants_with_equal_ids_are_isolated(backend: Backend) {
     let app =
         TestApp::start(&backend, &[("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")])
             .await;

@@ -182,7 +182,7 @@ async fn state(app: &TestApp) -> Vec<(u16, String)> {
 }
 
 #[tokio::test]
-async fn each_limit_holds_at_its_border_and_is_named() {
+async fn each_limit_accepts_its_value_and_rejects_one_more() {
     let app = on_sqlite(SET).await;
     post(&app, "/sessions/there/exchanges", r#"{"user_message":"a","assistant_reply":"b"}"#).await.ok(201);
     for (index, Limit { setting, most, field, request }) in LIMITS.iter().enumerate() {
@@ -207,7 +207,7 @@ async fn each_limit_holds_at_its_border_and_is_named() {
 }
 
 #[tokio::test]
-async fn all_that_is_too_large_is_named_at_once() {
+async fn all_oversized_fields_are_reported_together() {
     let app = on_sqlite(SET).await;
     let (long, metadata) = ("x".repeat(300), "x".repeat(70));
     let body = format!(
@@ -224,7 +224,7 @@ async fn all_that_is_too_large_is_named_at_once() {
 
 /// Beyond 64 KiB a request is read and counted on other threads; the answer is the same.
 #[tokio::test]
-async fn large_requests_are_answered_as_small_ones() {
+async fn large_requests_get_the_same_responses_as_small_ones() {
     let app = on_sqlite(&[]).await;
     let large = "word ".repeat(40_000);
     let body = format!(r#"{{"user_message":"{large}","assistant_reply":"b"}}"#);

@@ -1,7 +1,8 @@
-//! The service as its clients meet it: real requests over real sockets, through the router that `src/http.rs` draws.
+//! Tests of the HTTP API: real requests over real sockets to the router in `src/http.rs`.
 //!
-//! Each module has the name of its file in `src/http/routes/` or `src/http/middleware/`. What touches the store runs on both; what is the protocol's
-//! alone runs on SQLite. Every answer comes in through [`answer`], which refuses an error that is no problem document.
+//! Most modules have the name of their file in `src/http/routes/` or `src/http/middleware/`. Tests that use the store run
+//! on both databases, tests of the protocol only on SQLite. [`answer`] checks every response, and fails if an error is not a
+//! valid problem document.
 #![cfg(test)]
 
 mod admission;
@@ -12,6 +13,7 @@ mod consolidations;
 mod contexts;
 mod errors;
 mod exchanges;
+mod health;
 mod ids;
 mod isolation;
 mod keys;
@@ -19,13 +21,12 @@ mod limits;
 mod mcp;
 mod memory;
 mod messages;
-mod meters;
+mod metrics;
 mod openapi;
-mod operation;
+mod origin_guard;
 mod responses;
 mod revisions;
 mod search;
-mod security;
 mod server;
 mod sessions;
 mod skills;

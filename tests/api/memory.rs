@@ -18,7 +18,7 @@ async fn put_if(app: &TestApp, tag: &str, content: &str) -> Answer {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_document_is_replaced_as_a_whole(backend: Backend) {
+async fn put_replaces_the_memory_document(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let never = get(&app, PATH).await;
     let empty =
@@ -40,7 +40,7 @@ async fn a_document_is_replaced_as_a_whole(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn if_match_guards_a_change(backend: Backend) {
+async fn if_match_rejects_a_change_of_an_older_version(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put_if(&app, "\"1\"", "a").await.problem(412, "version-mismatch");
     assert_eq!(put_if(&app, "\"0\"", "a").await.ok(200)["version"], 1);
@@ -57,7 +57,7 @@ async fn if_match_guards_a_change(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_twenty_changes_at_once_one_counts(backend: Backend) {
+async fn concurrent_conditional_puts_succeed_once(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put_if(&app, "\"0\"", "first").await.ok(200);
     let texts: Vec<String> = (0..20).map(|n| format!("text {n}")).collect();
@@ -71,7 +71,7 @@ async fn of_twenty_changes_at_once_one_counts(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn versions_go_page_by_page(backend: Backend) {
+async fn memory_versions_are_paginated(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let path = "/users/u/memory/revisions";
     assert_eq!(app.get(path).await, json!({"items": [], "next": null}));
@@ -99,7 +99,7 @@ async fn versions_go_page_by_page(backend: Backend) {
 }
 
 #[tokio::test]
-async fn what_is_no_document_is_refused() {
+async fn invalid_memory_documents_are_rejected() {
     let app = on_sqlite(&[("memory.max_bytes", "100")]).await;
     let cases: &[(&str, &[&str])] = &[
         ("{}", &["content"]),

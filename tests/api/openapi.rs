@@ -27,7 +27,7 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 }
 
 #[tokio::test]
-async fn the_service_shows_the_committed_document() {
+async fn served_document_equals_the_committed_one() {
     let app = on_sqlite(&[]).await;
     let answer = get(&app, "/openapi.json").await;
     assert_eq!(answer.header("content-type"), Some("application/json"));
@@ -37,7 +37,7 @@ async fn the_service_shows_the_committed_document() {
 }
 
 #[test]
-fn every_reference_leads_somewhere() {
+fn every_reference_resolves() {
     fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
         match value {
             Value::Object(fields) => {
@@ -122,7 +122,7 @@ fn every_parameter_is_declared() {
 }
 
 #[test]
-fn content_is_text_or_parts() {
+fn content_schema_is_text_or_parts() {
     let document = document();
     let content = &document["components"]["schemas"]["ContentBody"]["oneOf"];
     assert_eq!((&content[0]["type"], &content[1]["type"]), (&"string".into(), &"array".into()));
@@ -138,7 +138,7 @@ fn content_is_text_or_parts() {
 
 /// A link is of use only if its operation is there, and has the parameters that it gives.
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_resolves() {
     let document = document();
     let operations = operations(&document);
     let mut followed = 0;
@@ -172,7 +172,7 @@ fn every_link_leads_somewhere() {
 
 /// What a request may not have is refused, and the document says so: but for messages, whose fields are all kept.
 #[test]
-fn no_other_field_is_taken() {
+fn documented_bodies_deny_unknown_fields() {
     let document = document();
     let schema = |name: &str| &document["components"]["schemas"][name];
     for name in ["ContextRequest", "MemoryRequest", "SessionPatch", "SkillBody"] {
@@ -189,7 +189,7 @@ fn no_other_field_is_taken() {
 /// A parameter that is not declared is refused by name, but for the routes of whoever runs it: passed over in silence, a
 /// `?dry_run=true` would erase.
 #[tokio::test]
-async fn no_other_parameter_is_taken() {
+async fn undocumented_parameters_are_rejected() {
     let (app, document) = (on_sqlite(&[]).await, document());
     app.record("s", &[json!({"role": "user", "content": "kept"})]).await;
     let mut asked = 0;
@@ -215,7 +215,7 @@ async fn no_other_parameter_is_taken() {
 
 /// All of it is in the binary: it works without internet.
 #[tokio::test]
-async fn the_page_loads_nothing_from_elsewhere() {
+async fn documentation_page_loads_nothing_from_other_hosts() {
     let app = on_sqlite(&[]).await;
     let page = get(&app, "/docs/").await;
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html")));

@@ -54,7 +54,7 @@ async fn a_revision_says_where_it_came_from(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_list_goes_page_by_page(backend: Backend) {
+async fn session_list_is_paginated(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     get(&app, "/sessions/s/revisions").await.problem(404, "session-not-found");
     consolidated(&app).await;

@@ -40,7 +40,7 @@ async fn unread(app: &TestApp, path: &str) -> TcpStream {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_read_an_answer_is_not_waited_for(backend: Backend) {
+async fn connection_is_closed_if_client_does_not_read(backend: Backend) {
     let app = start(&backend, &[("server.write_timeout", "300ms"), ("server.shutdown_grace", "1h")]).await;
     let mut whole = unread(&app, "/sessions/s/messages").await;
     let mut streamed = unread(&app, "/sessions/s/export").await;
@@ -55,7 +55,7 @@ async fn who_does_not_read_an_answer_is_not_waited_for(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_export_is_under_way_until_it_is_taken(backend: Backend) {
+async fn export_counts_as_in_flight_until_read(backend: Backend) {
     let app = start(&backend, &[("limits.max_requests_in_flight", "1")]).await;
     let mut export = unread(&app, "/sessions/s/export").await;
     let detail = get(&app, "/sessions").await.problem(503, "overloaded");

@@ -12,7 +12,7 @@ const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_state_of_a_session(backend: Backend) {
+async fn session_state_reports_history_tail_and_summary(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     app.record_turns("s", 0..5).await;
     let before = app.get("/sessions/s").await;
@@ -44,7 +44,7 @@ fn ids(page: &Value) -> Vec<String> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_list_goes_page_by_page(backend: Backend) {
+async fn session_list_is_paginated(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     assert_eq!(app.get("/sessions").await, json!({"items": [], "next": null}));
     for session in ["a", "b", "c", "d", "e"] {
@@ -71,7 +71,7 @@ async fn the_list_goes_page_by_page(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_list_of_a_user(backend: Backend) {
+async fn session_list_filters_by_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, user) in [("1", "ada"), ("2", "bo"), ("3", "ada"), ("4", "ada")] {
         let body = json!({"user_message": "a", "assistant_reply": "b", "user_id": user});
@@ -117,7 +117,7 @@ async fn invalid_search_parameters_are_all_reported(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metadata_can_be_changed(backend: Backend) {
+async fn patch_replaces_metadata(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let patch = |body: &'static str| send(with_json(&app, Method::PATCH, "/sessions/s", body));
     patch(r#"{"metadata":{}}"#).await.problem(404, "session-not-found");
@@ -141,7 +141,7 @@ async fn metadata_can_be_changed(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_an_erased_session(backend: Backend) {
+async fn erased_session_leaves_no_data(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     let body = r#"{"user_message":"a","assistant_reply":"b","metadata":{"m":1}}"#;
     let keyed =

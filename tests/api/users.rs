@@ -14,7 +14,7 @@ async fn turn(app: &TestApp, session: &str, user: &str) -> Value {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_an_erased_user(backend: Backend) {
+async fn erased_user_leaves_no_data(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     delete(&app, "/users/ada").await.problem(404, "user-not-found");
     for (session, user) in [("a1", "ada"), ("a2", "ada"), ("b", "bo")] {
@@ -46,7 +46,7 @@ async fn nothing_is_left_of_an_erased_user(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_of_one_kind_of_thing_can_be_erased(backend: Backend) {
+async fn user_with_only_sessions_or_only_memory_can_be_erased(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     turn(&app, "s", "ada").await;
     delete(&app, "/users/ada").await.ok(204);

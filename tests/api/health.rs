@@ -12,7 +12,7 @@ use test_case::test_case;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_over_its_database_is_ready(backend: Backend) {
+async fn readyz_succeeds_with_a_current_schema(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for path in ["/livez", "/readyz"] {
         assert_eq!(get(&app, path).await.ok(200), json!({"status": "ok"}));
@@ -20,7 +20,7 @@ async fn a_service_over_its_database_is_ready(backend: Backend) {
 }
 
 #[tokio::test]
-async fn without_the_schema_it_lives_but_is_not_ready() {
+async fn readyz_fails_without_schema_and_livez_succeeds() {
     let empty = Backend::Sqlite(TempDir::new().expect("a folder"));
     let app = App::new(&settings(&empty, &[]), false).await.expect("an app");
     let app = TestApp::serve(app).await;
@@ -35,7 +35,7 @@ async fn without_the_schema_it_lives_but_is_not_ready() {
 }
 
 #[tokio::test]
-async fn a_request_has_an_id() {
+async fn response_has_a_request_id() {
     let app = on_sqlite(&[]).await;
     let with = |path: &str, id: &str| send(app.request(Method::GET, path).header("x-request-id", id));
     let longest = "x".repeat(128);

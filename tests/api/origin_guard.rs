@@ -7,7 +7,7 @@ use precis::domain::api_key::Scope;
 use reqwest::Method;
 
 #[tokio::test]
-async fn every_answer_has_the_headers() {
+async fn every_response_has_security_headers() {
     let app = on_sqlite(&[("limits.max_body_bytes", "1000")]).await;
     app.record_turns("s", 0..1).await;
     let mut answers = Vec::new();
@@ -48,7 +48,7 @@ async fn every_answer_has_the_headers() {
 }
 
 #[tokio::test]
-async fn the_page_may_run_its_own_scripts_and_nobody_elses() {
+async fn documentation_page_may_run_only_its_own_scripts() {
     let app = on_sqlite(&[]).await;
     let page = get(&app, "/docs/").await;
     let policy = page.header("content-security-policy").expect("a policy");
@@ -79,7 +79,7 @@ fn allowed(answer: &Answer) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn no_page_may_call_unless_set() {
+async fn pages_are_rejected_without_cors_origins() {
     let app = on_sqlite(&[]).await;
     for origin in [PAGE, "null", "http://localhost:3000"] {
         let answer = preflight(&app, origin).await;
@@ -96,7 +96,7 @@ async fn no_page_may_call_unless_set() {
 
 /// What a page can have a browser send without asking first: a form, an image.
 #[tokio::test]
-async fn a_page_that_is_merely_visited_changes_and_reads_nothing() {
+async fn cross_site_requests_without_key_are_rejected() {
     let app = on_sqlite(&[]).await;
     let body = r#"{"user_message":"a","assistant_reply":"b"}"#;
     let form = app.request(Method::POST, "/sessions/s/exchanges").header("content-type", "application/json");
@@ -115,7 +115,7 @@ async fn a_page_that_is_merely_visited_changes_and_reads_nothing() {
 
 /// A name that leads to this machine now, though it belongs to somebody else (DNS rebinding).
 #[tokio::test]
-async fn a_service_without_keys_answers_to_its_own_names_only() {
+async fn unknown_host_is_rejected_without_keys() {
     let other = |app: &TestApp, host: &str| send(app.request(Method::GET, "/sessions").header("host", host));
     let app = on_sqlite(&[]).await;
     for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "precis"] {
@@ -137,7 +137,7 @@ async fn a_service_without_keys_answers_to_its_own_names_only() {
 
 /// A page has no key, and can't guess one.
 #[tokio::test]
-async fn whoever_has_a_key_calls_under_any_name_and_from_any_page() {
+async fn requests_with_key_may_use_any_host_and_origin() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let key = backend.key("acme", Scope::Read).await;
@@ -148,7 +148,7 @@ async fn whoever_has_a_key_calls_under_any_name_and_from_any_page() {
 }
 
 #[tokio::test]
-async fn the_pages_that_are_set_may_call() {
+async fn pages_in_cors_origins_may_call() {
     let other = "http://localhost:3000";
     let app = on_sqlite(&[("server.cors_origins", &format!("{PAGE},{other}"))]).await;
     for origin in [PAGE, other] {

@@ -54,7 +54,7 @@ async fn requests_are_counted_by_route_method_and_status() {
 }
 
 #[tokio::test]
-async fn refusals_are_counted_by_limit() {
+async fn rejections_are_counted_by_limit() {
     let set = [
         ("limits.requests_per_second", "1"),
         ("limits.request_burst", "2"),
