@@ -90,8 +90,8 @@ async fn what_is_no_json_object_is_refused() {
     for (body, hint) in [
         ("", "is empty"),
         (" \n", "is empty"),
-        (r#"{"user_message":"a"#, "cut off"),
-        ("{", "cut off"),
+        (r#"{"user_message":"a"#, "is incomplete"),
+        ("{", "is incomplete"),
         ("user_message=a", "not JSON"),
         ("{'user_message':'a'}", "not JSON"),
         (r#"{"user_message":"a",}"#, "not JSON"),
