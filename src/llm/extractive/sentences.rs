@@ -53,7 +53,7 @@ fn ends_without_space(c: char) -> bool {
     matches!(c, '。' | '！' | '？' | '｡' | '．')
 }
 
-/// Returns `true` for closing quotes and is_bracket, which may follow the full stop within the sentence.
+/// Returns `true` for closing quotes and brackets, which may follow the full stop within the sentence.
 pub(super) fn is_closing(c: char) -> bool {
     matches!(c, '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '»' | '」' | '』' | '）' | '】')
 }

@@ -38,9 +38,9 @@ pub(super) struct Terms {
     hasher: RandomState,
     /// Number plus one by the hash of two characters; 0 for an unused entry. Empty before the first pair.
     pairs: Vec<u32>,
-    terms: Vec<Term>,
+    entries: Vec<Term>,
     /// The terms of all bags, one after another.
-    bag_terms: Vec<u32>,
+    bag_members: Vec<u32>,
     /// Number of bags.
     bags: u32,
     /// Number of documents.
@@ -71,7 +71,7 @@ impl Terms {
     /// Reads a sentence of the current document.
     pub(super) fn read(&mut self, sentence: &str) -> TermBag {
         self.bags += 1;
-        let (start, mut words) = (self.bag_terms.len(), 0);
+        let (start, mut words) = (self.bag_members.len(), 0);
         // The previous character if it may start a pair, because its script has no spaces; and the last such character.
         let (mut pair_start, mut last_char) = (None::<char>, None);
         let mut text = String::new();
@@ -118,14 +118,14 @@ impl Terms {
             pair_start = pair_start.filter(|_| end == piece.len());
         }
         // A sentence of a single ideograph.
-        if let (true, Some(c)) = (self.bag_terms.len() == start, last_char) {
+        if let (true, Some(c)) = (self.bag_members.len() == start, last_char) {
             self.count_word(c.encode_utf8(&mut [0; 4]));
         }
-        TermBag { range: start..self.bag_terms.len(), words }
+        TermBag { range: start..self.bag_members.len(), words }
     }
 
     fn count_word(&mut self, text: &str) {
-        let next = u32::try_from(self.terms.len()).unwrap_or(u32::MAX);
+        let next = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
         let id = *self.ids.entry(self.hasher.hash_one(text)).or_insert(next);
         let characters = || u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
         self.count(id, characters);
@@ -138,7 +138,7 @@ impl Terms {
         // Fibonacci hashing of both code points. The key is fixed, so that collisions are deterministic.
         let both = (u64::from(u32::from(first)) << 32) | u64::from(u32::from(second));
         let hash = (both ^ (both >> 27)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PAIR_BITS);
-        let next = u32::try_from(self.terms.len()).unwrap_or(u32::MAX - 1);
+        let next = u32::try_from(self.entries.len()).unwrap_or(u32::MAX - 1);
         let slot = usize::try_from(hash).ok().and_then(|slot| self.pairs.get_mut(slot));
         let Some(slot) = slot else { return };
         if *slot == 0 {
@@ -150,10 +150,10 @@ impl Terms {
 
     /// Counts one occurrence of a term, which may be a new one.
     fn count(&mut self, id: u32, characters: impl Fn() -> u32) {
-        if index(id) == self.terms.len() {
-            self.terms.push(Term { characters: characters(), ..Term::default() });
+        if index(id) == self.entries.len() {
+            self.entries.push(Term { characters: characters(), ..Term::default() });
         }
-        let Some(term) = self.terms.get_mut(index(id)) else {
+        let Some(term) = self.entries.get_mut(index(id)) else {
             return;
         };
         if term.last_document != self.documents {
@@ -162,13 +162,13 @@ impl Terms {
         }
         if term.last_bag != self.bags {
             term.last_bag = self.bags;
-            self.bag_terms.push(id);
+            self.bag_members.push(id);
         }
     }
 
     /// Returns the distinct terms of a sentence in the order of their first occurrence.
     pub(super) fn of(&self, bag: &TermBag) -> &[u32] {
-        self.bag_terms.get(bag.range.clone()).unwrap_or_default()
+        self.bag_members.get(bag.range.clone()).unwrap_or_default()
     }
 
     /// Returns the weight of each term by its number: `ln(1 + f) · ln(1 + N / f) · length`, with frequency `f` and total
@@ -179,7 +179,7 @@ impl Terms {
             let specificity = (self.total_weight / term.frequency).ln_1p();
             frequency * specificity * f64::from(term.characters.min(MAX_WEIGHTED_CHARS))
         };
-        self.terms.iter().map(weight).collect()
+        self.entries.iter().map(weight).collect()
     }
 }
 
