@@ -1,6 +1,6 @@
 //! Consolidation runs: from taking the lease to the last commit.
 //!
-//! A [`ConsolidationRun`] plans where the tail can be split, and works in batches. Each batch contains as many messages as
+//! A [`ConsolidationRun`] plans the split points of the tail and works in batches. Each batch contains as many messages as
 //! the models of the pool can read at once; it is summarised, and summary, cursor and revision are committed together. A
 //! committed batch stays, even if a later one fails.
 
@@ -27,13 +27,13 @@ use tracing::Instrument as _;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// Number of messages that are planned at once. A longer tail is planned again where the first plan ends.
+/// Number of messages that are planned at once. A longer tail is planned again after the first plan.
 const MAX_PLANNED_MESSAGES: i64 = 10_000;
 
 /// Time that a lease lasts beyond the longest model call, for the statements before and after it.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
 
-/// What became of consolidation. This is the object `consolidation` of a context.
+/// The result of consolidation in a context request: the object `consolidation` of a context.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ConsolidationReport {
     pub outcome: Outcome,
@@ -67,7 +67,7 @@ pub enum Outcome {
     InProgress,
     /// The last attempt failed.
     Failed,
-    /// There is no pool, or the mode is `off`.
+    /// No pool is configured, or the mode is `off`.
     Disabled,
 }
 
@@ -520,7 +520,7 @@ impl ConsolidationRun {
 fn log_failure(error: &RunError, failures: u32, retry_in: Duration) {
     let cause = ErrorChain(error);
     if matches!(error, RunError::TokenLimit { .. }) {
-        // This is no malfunction: the operator set the limit.
+        // The operator set the limit, so this is not a malfunction.
         tracing::warn!(error = %cause, failures, ?retry_in, "consolidation postponed");
     } else {
         tracing::error!(error = %cause, failures, ?retry_in, "consolidation failed");

@@ -40,7 +40,7 @@ pub struct ContextOptions {
     pub permit: WorkPermit,
 }
 
-/// A message list that is ready to be sent, and what it contains.
+/// A message list that is ready to be sent, and a description of its parts.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub list: RenderedContext,
@@ -79,7 +79,7 @@ pub struct ContextTokens {
     pub tokenizer: String,
 }
 
-/// What a context request has to do about consolidation.
+/// The decision of a context request about consolidation.
 enum ConsolidationCheck {
     /// No run is needed or possible now; the report says why.
     Report(ConsolidationReport),

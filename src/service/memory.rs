@@ -7,12 +7,13 @@ use crate::domain::{summary, tokens};
 use crate::storage::NewMemoryDocument;
 
 impl MemoryService {
-    /// The user's memory document. `None`: never written.
+    /// Returns the memory document of a user, or `None` if it was never written.
     pub async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, Error> {
         Ok(self.store.memory_document(tenant, user).await?)
     }
 
-    /// Replaces the document, if it still is at the version `expected` (0 = never written).
+    /// Replaces the document. If `expected` is given, the document must be at that version; 0 stands for a document that was
+    /// never written.
     pub async fn write_memory(
         &self,
         tenant: &TenantId,
@@ -29,7 +30,7 @@ impl MemoryService {
         self.store.write_memory_document(tenant, user, new, expected).await?.ok_or(Error::VersionMismatch)
     }
 
-    /// At most `limit` versions before the one given, newest first.
+    /// Lists at most `limit` versions before `before`, newest first.
     pub async fn memory_revisions(
         &self,
         tenant: &TenantId,
@@ -40,7 +41,7 @@ impl MemoryService {
         Ok(self.store.memory_revisions(tenant, user, before, limit).await?)
     }
 
-    /// Erases the user: memory and all sessions.
+    /// Erases a user: the memory document and all sessions.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
         if self.store.erase_user(tenant, user).await? { Ok(()) } else { Err(Error::UserNotFound) }
     }

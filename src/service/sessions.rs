@@ -8,12 +8,12 @@ use crate::storage::SessionPosition;
 use crate::storage::{MessageQuery, StoredMessage};
 
 impl MemoryService {
-    /// The state of a session.
+    /// Returns the state of a session.
     pub async fn session(&self, tenant: &TenantId, session: &SessionId) -> Result<Session, Error> {
         self.store.session(tenant, session).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// At most `limit` sessions, newest activity first.
+    /// Lists at most `limit` sessions, most recent activity first.
     pub async fn sessions(
         &self,
         tenant: &TenantId,
@@ -24,7 +24,7 @@ impl MemoryService {
         Ok(self.store.sessions(tenant, user, after, limit).await?)
     }
 
-    /// Replaces a session's metadata.
+    /// Replaces the metadata of a session.
     pub async fn set_metadata(
         &self,
         tenant: &TenantId,
@@ -34,12 +34,12 @@ impl MemoryService {
         self.store.set_metadata(tenant, session, metadata).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// Erases a session.
+    /// Erases a session with all its data.
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
         if self.store.erase_session(tenant, session).await? { Ok(()) } else { Err(Error::SessionNotFound) }
     }
 
-    /// A page of the history.
+    /// Returns a page of the history.
     pub async fn messages(
         &self,
         tenant: &TenantId,
@@ -49,7 +49,7 @@ impl MemoryService {
         self.store.messages(tenant, session, page).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// At most `limit` revisions before the one given, newest first.
+    /// Lists at most `limit` revisions before `before`, newest first.
     pub async fn revisions(
         &self,
         tenant: &TenantId,
@@ -60,7 +60,7 @@ impl MemoryService {
         self.store.revisions(tenant, session, before, limit).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// One revision.
+    /// Returns one revision.
     pub async fn revision(
         &self,
         tenant: &TenantId,
@@ -69,11 +69,11 @@ impl MemoryService {
     ) -> Result<Revision, Error> {
         match self.store.revision(tenant, session, revision).await? {
             Some(revision) => Ok(revision),
-            None => Err(self.no_revision(tenant, session).await?),
+            None => Err(self.revision_not_found(tenant, session).await?),
         }
     }
 
-    /// Sets summary and cursor back to a revision; 0 = no summary.
+    /// Sets summary and cursor back to a revision, as a new revision. Revision 0 removes the summary.
     pub async fn restore(
         &self,
         tenant: &TenantId,
@@ -82,12 +82,12 @@ impl MemoryService {
     ) -> Result<Revision, Error> {
         match self.store.restore_revision(tenant, session, revision).await? {
             Some(revision) => Ok(revision),
-            None => Err(self.no_revision(tenant, session).await?),
+            None => Err(self.revision_not_found(tenant, session).await?),
         }
     }
 
-    /// Which of the two is missing.
-    async fn no_revision(&self, tenant: &TenantId, session: &SessionId) -> Result<Error, Error> {
+    /// Returns the error for a missing revision or session.
+    async fn revision_not_found(&self, tenant: &TenantId, session: &SessionId) -> Result<Error, Error> {
         let known = self.store.session(tenant, session).await?.is_some();
         Ok(if known { Error::RevisionNotFound } else { Error::SessionNotFound })
     }

@@ -11,7 +11,7 @@ const PATH: &str = "/sessions/s/consolidations";
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_the_threshold_and_the_mode(backend: Backend) {
+async fn explicit_consolidation_ignores_threshold_and_mode(backend: Backend) {
     let app =
         TestApp::start(&backend, &[("consolidation.keep_recent", "2"), ("consolidation.mode", "off")]).await;
     post(&app, PATH, "").await.problem(404, "session-not-found");
@@ -34,7 +34,7 @@ async fn whatever_the_threshold_and_the_mode(backend: Backend) {
 }
 
 #[tokio::test]
-async fn without_a_pool_it_says_so() {
+async fn explicit_consolidation_without_pool_is_rejected() {
     let app = on_sqlite(&[("llm.default_pool", "")]).await;
     app.record_turns("s", 0..30).await;
     let detail = post(&app, PATH, "").await.problem(409, "consolidation-disabled");

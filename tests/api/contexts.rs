@@ -14,7 +14,7 @@ mod lists;
 const PATH: &str = "/sessions/s/context";
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];
 
-/// The messages as they stand in the answer, byte for byte.
+/// Returns the messages of a response, byte for byte.
 fn messages(answer: &Answer) -> Vec<String> {
     #[derive(serde::Deserialize)]
     struct Body {
@@ -40,7 +40,7 @@ fn adds_up(context: &Value) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_session_is_empty_and_stays_unknown(backend: Backend) {
+async fn unknown_session_gives_empty_context_and_is_not_created(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let nothing = send(app.request(Method::POST, PATH)).await;
     let context = nothing.ok(200);
@@ -49,7 +49,7 @@ async fn an_unknown_session_is_empty_and_stays_unknown(backend: Backend) {
     let coverage = json!({"last_seq": 0, "summary_through": 0, "verbatim_from": 1, "omitted": []});
     assert_eq!((&context["coverage"], &context["tokens"]["total"]), (&coverage, &json!(0)));
     assert_eq!(context["consolidation"]["outcome"], "not_due");
-    // All ways to ask for nothing in particular are one.
+    // All ways to send no options are equivalent.
     for body in ["{}", "", r#"{"system_prompt":null,"user_message":null,"user_id":null,"mode":null}"#] {
         assert_eq!(post(&app, PATH, body).await.text, nothing.text);
     }
@@ -63,10 +63,10 @@ async fn an_unknown_session_is_empty_and_stays_unknown(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_parts_come_in_their_order(backend: Backend) {
+async fn system_message_parts_are_in_order(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     app.record_turns("s", 0..1).await;
-    // No part, no system message.
+    // Without parts there is no system message.
     let context = app.context("s", &json!({"user_message": "hi", "system_prompt": " \n"})).await;
     assert_eq!(context["messages"][0]["role"], "user");
     assert_eq!(context["tokens"]["system"], 0);
@@ -93,7 +93,7 @@ async fn the_parts_come_in_their_order(backend: Backend) {
     assert_eq!((&consolidation["meta"], &consolidation["model"]), (&json!(false), &json!("extractive")));
     assert_eq!((&context["summary"]["revision"], &context["memory"]["version"]), (&json!(1), &json!(1)));
     assert_eq!(context["summary"]["words"], session["summary"]["words"]);
-    // The memory document alone is reason enough for a system message.
+    // A memory document alone makes a system message.
     let elsewhere = app.context("other", &json!({})).await;
     assert!(
         elsewhere["messages"][0]["content"]
@@ -106,7 +106,7 @@ async fn the_parts_come_in_their_order(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn summary_and_verbatim_part_cover_all_exactly_once(backend: Backend) {
+async fn summary_and_verbatim_part_cover_each_message_once(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     for turn in 0..16 {
         app.record_turns("s", turn..turn + 1).await;
@@ -138,7 +138,7 @@ async fn summary_and_verbatim_part_cover_all_exactly_once(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_is_in_every_session_of_its_user(backend: Backend) {
+async fn memory_document_is_in_every_session_of_its_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put(&app, "/users/ada/memory", r#"{"content":"Ada likes tea."}"#).await.ok(200);
     let turn = |user: &str| json!({"user_message": "a", "assistant_reply": "b", "user_id": user}).to_string();
@@ -163,7 +163,7 @@ async fn memory_is_in_every_session_of_its_user(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_new_message_comes_last_and_is_not_kept(backend: Backend) {
+async fn user_message_is_last_and_not_persisted(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..1).await;
     for content in [
@@ -181,7 +181,7 @@ async fn the_new_message_comes_last_and_is_not_kept(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_mode_of_a_request_counts(backend: Backend) {
+async fn request_mode_overrides_configured_mode(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     app.record_turns("s", 0..5).await;
     let off = app.context("s", &json!({"mode": "off"})).await;
@@ -189,7 +189,7 @@ async fn the_mode_of_a_request_counts(backend: Backend) {
     let background = app.context("s", &json!({"mode": "background"})).await;
     assert_eq!(background["consolidation"]["outcome"], "scheduled");
     assert_eq!(background["messages"].as_array().map(Vec::len), Some(10));
-    // The service ends only when what it has scheduled is done.
+    // The service shuts down after scheduled consolidations have finished.
     app.stop().await;
     let app = TestApp::start(&backend, SMALL).await;
     assert_eq!(app.get("/sessions/s").await["cursor"], 8);
@@ -197,7 +197,7 @@ async fn the_mode_of_a_request_counts(backend: Backend) {
 }
 
 #[tokio::test]
-async fn every_wrong_field_is_named() {
+async fn context_request_with_invalid_fields_reports_each_field() {
     let app = on_sqlite(&[]).await;
     let cases: &[(&str, &[&str])] = &[
         (r#"{"user_message":5}"#, &["user_message"]),

@@ -8,7 +8,7 @@ use test_case::test_case;
 
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];
 
-/// Three consolidations: of 8, 8 and 8 messages.
+/// A session with three consolidations of 8 messages each.
 async fn consolidated(app: &TestApp) {
     for turns in [0..5, 5..9, 9..13] {
         app.record_turns("s", turns).await;
@@ -19,7 +19,7 @@ async fn consolidated(app: &TestApp) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revision_says_where_it_came_from(backend: Backend) {
+async fn revision_reports_its_provenance(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     consolidated(&app).await;
     let list = app.get("/sessions/s/revisions").await;
@@ -54,7 +54,7 @@ async fn a_revision_says_where_it_came_from(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn session_list_is_paginated(backend: Backend) {
+async fn revisions_are_listed_in_pages(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     get(&app, "/sessions/s/revisions").await.problem(404, "session-not-found");
     consolidated(&app).await;
@@ -69,7 +69,7 @@ async fn session_list_is_paginated(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_sets_back_and_forgets_nothing(backend: Backend) {
+async fn restore_sets_summary_and_cursor_back_and_keeps_revisions(backend: Backend) {
     let app = TestApp::start(&backend, SMALL).await;
     post(&app, "/sessions/s/revisions/0/restore", "").await.problem(404, "session-not-found");
     consolidated(&app).await;
@@ -83,7 +83,7 @@ async fn a_restore_sets_back_and_forgets_nothing(backend: Backend) {
     let context = app.context("s", &json!({"mode": "off"})).await;
     assert_eq!(context["coverage"]["verbatim_from"], 9);
     assert_eq!(context["messages"].as_array().map(Vec::len), Some(1 + 18));
-    // What lies behind the cursor is summarised anew.
+    // The messages after the cursor are summarised again.
     assert_eq!(app.context("s", &json!({})).await["consolidation"]["messages"], 16);
     assert_eq!(app.get("/sessions/s").await["cursor"], 24);
 
@@ -97,7 +97,7 @@ async fn a_restore_sets_back_and_forgets_nothing(backend: Backend) {
 }
 
 #[tokio::test]
-async fn what_is_no_revision_of_the_session() {
+async fn unknown_revision_is_not_found() {
     let app = on_sqlite(&[]).await;
     app.record_turns("s", 0..1).await;
     assert_eq!(app.get("/sessions/s/revisions").await, json!({"items": [], "next": null}));

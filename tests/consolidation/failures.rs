@@ -1,4 +1,4 @@
-//! A model that misbehaves: the request is answered all the same, nothing is lost, and nothing is summarised twice.
+//! Failing models: requests are answered, no message is lost, and none is summarised twice.
 
 use crate::harness::{
     Answer, PATIENCE, config, consolidate, covering, is_meta, named, plain, record, revisions, seen, sent,
@@ -42,7 +42,7 @@ fn misbehaviours() -> Vec<(&'static str, Behaviour)> {
     ]
 }
 
-/// A session with 82 messages summarised and 102 in its tail: due.
+/// A session with 82 summarised messages and 102 in its tail, so that it is due.
 async fn due(app: &TestApp, model: &ModelServer, session: &str) -> Vec<String> {
     model.push(Behaviour::reply(covering));
     let mut given = turns(1..=102);
@@ -57,7 +57,7 @@ fn at(time: &Value) -> OffsetDateTime {
     OffsetDateTime::parse(time.as_str().expect("a time"), &Rfc3339).unwrap()
 }
 
-/// The old summary and the whole tail, and the time of the next attempt.
+/// Checks that the response has the old summary, the complete tail, and the time of the next attempt.
 fn assert_unharmed(what: &str, answer: &Answer, old: &Value) {
     assert_eq!(answer.outcome(), "failed", "{what}");
     assert_eq!((answer.coverage.summary_through, answer.verbatim().len()), (82, 102), "{what}");
@@ -69,7 +69,7 @@ fn assert_unharmed(what: &str, answer: &Answer, old: &Value) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_a_model_does_the_request_is_answered_and_nothing_changes(backend: Backend) {
+async fn context_is_complete_when_model_misbehaves(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [
         ("llm.models.small.timeout", "500ms"),
@@ -101,7 +101,7 @@ async fn whatever_a_model_does_the_request_is_answered_and_nothing_changes(backe
         let why = now["consolidation"]["last_failure"].as_str().unwrap();
         assert!(why.contains("small: ") && !why.contains("m103"), "{session}: {why}");
         assert_eq!(answer.consolidation.reason.as_deref(), Some(why), "{session}");
-        // Whoever comes before that time gets the same answer, and no model is asked.
+        // Requests before that time get the same response, and no model is called.
         let again = plain(&app, session, &given).await;
         assert_unharmed(session, &again, &old);
         assert_eq!(json!(again.consolidation.retry_at), retry_at, "{session}");
@@ -114,7 +114,7 @@ async fn whatever_a_model_does_the_request_is_answered_and_nothing_changes(backe
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_tried_again_and_each_message_is_summarised_once(backend: Backend) {
+async fn failed_consolidation_is_retried_and_summarises_each_message_once(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [
         ("llm.models.small.timeout", "500ms"),
@@ -128,7 +128,7 @@ async fn it_is_tried_again_and_each_message_is_summarised_once(backend: Backend)
     let mut failures = 0;
     for (_, behaviour) in misbehaviours() {
         let from = given.len();
-        // Only so many that they are due once.
+        // Only so many messages that the session is due once.
         given.extend(turns(from + 1..=if from == 0 { 102 } else { from + 82 }));
         record(&app, "s", &given[from..]).await;
         model.push(behaviour.clone());
@@ -158,7 +158,7 @@ async fn it_is_tried_again_and_each_message_is_summarised_once(backend: Backend)
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_wait_doubles_up_to_its_bound(backend: Backend) {
+async fn retry_delay_doubles_up_to_maximum(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::fail(503, "busy"));
     let set = [("consolidation.retry_initial", "1h"), ("consolidation.retry_max", "7h")];
@@ -171,7 +171,7 @@ async fn the_wait_doubles_up_to_its_bound(backend: Backend) {
         assert_eq!(now["failures"], failures);
         let wait = at(&now["retry_at"]) - OffsetDateTime::from(SystemTime::now());
         assert_eq!((wait + Duration::from_mins(10)).whole_hours(), hours, "{failures}: {wait}");
-        // Who asks for it need not wait; the wait for all others gets longer.
+        // An explicit request ignores the backoff, and its failure extends the backoff for others.
         let (status, problem) = consolidate(&app, "s").await;
         assert_eq!(status, StatusCode::BAD_GATEWAY, "{problem}");
         let detail = problem["detail"].as_str().unwrap();
@@ -188,11 +188,11 @@ async fn the_wait_doubles_up_to_its_bound(backend: Backend) {
     plain(&app, "s", &given).await;
 }
 
-/// Large beats lost: the new part is there, appended, whatever becomes of the compression.
+/// A failed compression loses nothing: the new part is appended to the summary.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compression_that_fails_leaves_the_summary_long(backend: Backend) {
+async fn failed_meta_consolidation_keeps_uncompressed_summary(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [("llm.models.small.timeout", "500ms"), ("consolidation.summary_word_limit", "1")];
     let app = start(&backend, &model, &set).await;
@@ -230,7 +230,7 @@ async fn a_compression_that_fails_leaves_the_summary_long(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_next_model_of_the_pool_steps_in(backend: Backend) {
+async fn next_model_of_pool_is_used_after_failure(backend: Backend) {
     let (broken, works) = (ModelServer::start().await, ModelServer::start().await);
     works.default(Behaviour::reply(covering));
     let base_url = works.base_url();
@@ -258,7 +258,7 @@ async fn the_next_model_of_the_pool_steps_in(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_failure_the_recent_messages_may_do(backend: Backend) {
+async fn failure_with_on_failure_recent_sends_recent_messages(backend: Backend) {
     let model = ModelServer::start().await;
     let set = [
         ("consolidation.on_failure", "recent"),
@@ -268,7 +268,7 @@ async fn after_a_failure_the_recent_messages_may_do(backend: Backend) {
     let app = start(&backend, &model, &set).await;
     let given = due(&app, &model, "s").await;
     model.default(Behaviour::fail(500, "down"));
-    // At the failure itself, and while the next attempt waits.
+    // At the failure itself, and during the backoff.
     for _ in 0..2 {
         let answer = plain(&app, "s", &given).await;
         assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 20));
@@ -285,7 +285,7 @@ async fn after_a_failure_the_recent_messages_may_do(backend: Backend) {
     assert_eq!(answer.verbatim().len(), 20);
 }
 
-/// A bug in a summariser.
+/// A summariser that panics.
 #[derive(Debug)]
 struct Bug;
 
@@ -307,7 +307,7 @@ impl Llm for Bug {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_is_a_failure_like_any_other(backend: Backend) {
+async fn panic_during_consolidation_is_reported_as_failure(backend: Backend) {
     let service = MemoryService::new(backend.store().await, Arc::new(Bug), config());
     let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());
     let messages = (0..6).map(|_| Message::text(Role::User, "hi")).collect();

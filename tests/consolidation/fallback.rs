@@ -1,5 +1,6 @@
-//! A pool whose first model is down for good: summaries come from the second, the first is soon left alone, and used
-//! again as soon as it is back.
+//! A pool whose first model fails permanently: the second model writes the summaries, the circuit breaker
+//! skips the first, and
+//! the first is used again when it has recovered.
 
 use crate::harness::{PATIENCE, covering, named, plain, record, revisions, turns};
 use crate::support::app::TestApp;
@@ -8,10 +9,10 @@ use crate::support::model_server::{Behaviour, ModelServer, USAGE, refused_base_u
 use serde_json::{Value, json};
 use test_case::test_case;
 
-/// Calls of the first model in a question: one, and one more after a failure.
+/// Calls of the first model per task: one, and one retry.
 const CALLS: usize = 2;
 
-/// A service whose first model is left out after four failed calls, for `open_for`.
+/// A service whose circuit breaker opens after four failed calls, for `open_for`.
 async fn start(backend: &Backend, first: &str, second: &ModelServer, open_for: &str) -> TestApp {
     let second = second.base_url();
     let set = [
@@ -38,7 +39,7 @@ async fn servers() -> (ModelServer, ModelServer) {
     (first, second)
 }
 
-/// A new session that is due, summarised in its first request: the model, and what it took.
+/// Consolidates a new session in its first request. Returns the model and the usage.
 async fn consolidated(app: &TestApp, session: &str) -> (String, Value) {
     let given = turns(1..=102);
     record(app, session, &given).await;
@@ -50,7 +51,7 @@ async fn consolidated(app: &TestApp, session: &str) -> (String, Value) {
     (answer.consolidation.model.unwrap(), revision["usage"].clone())
 }
 
-/// Five sessions, of which two find the first model down and three find it left out.
+/// Consolidates five sessions: two find the first model failing, three find its circuit breaker open.
 async fn assert_soon_left_alone(app: &TestApp) {
     for session in 1..=5 {
         let (model, usage) = consolidated(app, &format!("s{session}")).await;
@@ -64,7 +65,7 @@ async fn assert_soon_left_alone(app: &TestApp) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_is_down_is_soon_left_alone(backend: Backend) {
+async fn failing_model_is_skipped_by_circuit_breaker(backend: Backend) {
     let (first, second) = servers().await;
     let app = start(&backend, &first.base_url(), &second, "1h").await;
     assert_soon_left_alone(&app).await;
@@ -74,7 +75,7 @@ async fn a_model_that_is_down_is_soon_left_alone(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_at_the_address_is_no_better(backend: Backend) {
+async fn unreachable_model_is_skipped_by_circuit_breaker(backend: Backend) {
     let second = ModelServer::start().await;
     second.default(Behaviour::reply(covering));
     let app = start(&backend, &refused_base_url(), &second, "1h").await;
@@ -85,14 +86,14 @@ async fn nobody_at_the_address_is_no_better(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_is_back_is_used_again(backend: Backend) {
+async fn recovered_model_is_used_again(backend: Backend) {
     let (first, second) = servers().await;
     let app = start(&backend, &first.base_url(), &second, "200ms").await;
     for session in ["s1", "s2"] {
         assert_eq!(consolidated(&app, session).await.0, "second");
     }
     first.default(Behaviour::reply(covering));
-    // Sooner or later one of them probes it, and it stays. No request is the worse for that.
+    // One of the requests probes the model, and the model stays in use. No request fails.
     let back = async {
         for session in 3.. {
             let (model, usage) = consolidated(&app, &format!("s{session}")).await;

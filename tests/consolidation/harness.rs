@@ -1,6 +1,6 @@
-//! What a test gives to a session, what it gets back, and what has to hold in every answer.
+//! Fixtures, requests and the checks that every response must pass.
 //!
-//! Messages are JSON text here, not values: they have to come back to the letter.
+//! Messages are JSON text and not values, because they must be returned byte for byte.
 
 use crate::support::app::{Set, TestApp, one_model};
 use crate::support::backend::Backend;
@@ -15,17 +15,17 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
+/// Timeout for events that must happen. Generous, so that a busy machine does not fail a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A service with this model as its only one.
+/// Starts a service with this model as its only one.
 pub(crate) async fn start(backend: &Backend, model: &ModelServer, set: Set<'_>) -> TestApp {
     let model = one_model(&model.base_url());
     let model = model.iter().map(|(path, value)| (*path, value.as_str()));
     TestApp::start(backend, &model.chain(set.iter().copied()).collect::<Vec<_>>()).await
 }
 
-/// A context as it came over the wire, as far as the tests look at it.
+/// The parts of a context response that the tests inspect.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) messages: Vec<Box<RawValue>>,
@@ -71,7 +71,7 @@ impl Answer {
         &self.consolidation.outcome
     }
 
-    /// The text of the system message; empty without one.
+    /// Returns the text of the system message; empty if there is none.
     pub(crate) fn system(&self) -> String {
         let message: Value =
             self.messages.first().map_or(Value::Null, |first| serde_json::from_str(first.get()).unwrap());
@@ -82,7 +82,7 @@ impl Answer {
         }
     }
 
-    /// The messages of the tail, as text: without the calls and results that are put in where one lacks the other.
+    /// Returns the messages of the tail, without inserted tool calls and results.
     pub(crate) fn verbatim(&self) -> Vec<&str> {
         let messages = self.messages.iter().map(|message| message.get());
         let inserted = ["\"No result of this call has been recorded.\"", "\"earlier_call\""];
@@ -95,8 +95,9 @@ impl Answer {
         verbatim
     }
 
-    /// **The promise**: summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once, and the
-    /// verbatim part is to the letter what was given.
+    /// Checks **the promise**: summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once,
+    /// and the
+    /// verbatim part is byte for byte as it was sent.
     pub(crate) fn verify(&self, given: &[String]) {
         let report = &self.consolidation;
         assert_eq!(report.reason.is_some(), report.outcome == "failed", "{report:?}");
@@ -114,7 +115,7 @@ impl Answer {
     }
 }
 
-/// The config of a service that a test puts together itself: due with 5 messages, of which 2 stay.
+/// A service configuration in which 5 messages are due, of which 2 stay.
 pub(crate) fn config() -> ServiceConfig {
     ServiceConfig {
         policy: Policy {
@@ -138,24 +139,24 @@ pub(crate) fn config() -> ServiceConfig {
     }
 }
 
-/// A user message that says its place in the session, and holds what a careless re-encoding would change.
+/// A user message that contains its `seq` and JSON that careless re-encoding would change.
 pub(crate) fn user(seq: usize) -> String {
     format!(
         r#"{{"x-n":1.0,"role":"user","content":"m{seq} a \u0022question\u0022 <é>\u2028","big":12345678901234567890123}}"#
     )
 }
 
-/// An assistant message that says its place in the session.
+/// An assistant message that contains its `seq`.
 pub(crate) fn assistant(seq: usize) -> String {
     format!(r#"{{"content":[{{"text":"m{seq} an answer","type":"text"}}],"role":"assistant"}}"#)
 }
 
-/// Messages by turns, a user message first, for these places in the session.
+/// Alternating messages with these `seq`s, a user message first.
 pub(crate) fn turns(seqs: std::ops::RangeInclusive<usize>) -> Vec<String> {
     seqs.map(|seq| if seq % 2 == 1 { user(seq) } else { assistant(seq) }).collect()
 }
 
-/// Persists messages as one exchange.
+/// Appends messages as one exchange.
 pub(crate) async fn record(app: &TestApp, session: &str, messages: &[String]) {
     let body = format!("{{\"messages\":[{}]}}", messages.join(","));
     let request = app.request(Method::POST, &format!("/sessions/{session}/exchanges"));
@@ -164,7 +165,7 @@ pub(crate) async fn record(app: &TestApp, session: &str, messages: &[String]) {
     assert_eq!(status, StatusCode::CREATED, "{}", response.text().await.unwrap());
 }
 
-/// Asks for a context, and checks that it covers what was given.
+/// Requests a context and checks its coverage.
 pub(crate) async fn context(app: &TestApp, session: &str, body: &Value, given: &[String]) -> Answer {
     let request = app.request(Method::POST, &format!("/sessions/{session}/context")).json(body);
     let response = request.send().await.unwrap();
@@ -175,7 +176,7 @@ pub(crate) async fn context(app: &TestApp, session: &str, body: &Value, given: &
     answer
 }
 
-/// [`context`] with nothing in the request.
+/// Requests a context without options: see [`context`].
 pub(crate) async fn plain(app: &TestApp, session: &str, given: &[String]) -> Answer {
     context(app, session, &json!({}), given).await
 }
@@ -184,7 +185,7 @@ pub(crate) async fn state(app: &TestApp, session: &str) -> Value {
     app.get(&format!("/sessions/{session}")).await
 }
 
-/// Waits until the session is as wanted.
+/// Waits until the session satisfies a condition.
 pub(crate) async fn until(app: &TestApp, session: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let poll = async {
         loop {
@@ -198,7 +199,7 @@ pub(crate) async fn until(app: &TestApp, session: &str, wanted: impl Fn(&Value) 
     tokio::time::timeout(PATIENCE, poll).await.expect("the session gets to where it should")
 }
 
-/// The revisions of a session, oldest first.
+/// Returns the revisions of a session, oldest first.
 pub(crate) async fn revisions(app: &TestApp, session: &str) -> Vec<Value> {
     let list = app.get(&format!("/sessions/{session}/revisions?limit=1000")).await;
     let mut revisions = list["items"].as_array().unwrap().clone();
@@ -206,14 +207,14 @@ pub(crate) async fn revisions(app: &TestApp, session: &str) -> Vec<Value> {
     revisions
 }
 
-/// Consolidates now.
+/// Consolidates the session now.
 pub(crate) async fn consolidate(app: &TestApp, session: &str) -> (StatusCode, Value) {
     let request = app.request(Method::POST, &format!("/sessions/{session}/consolidations"));
     let response = request.send().await.unwrap();
     (response.status(), response.json().await.unwrap())
 }
 
-/// The lines of the data block that a model saw.
+/// Returns the lines of the data block in a prompt.
 pub(crate) fn lines(call: &Call) -> Vec<Value> {
     let user = call.user();
     let (_, block) = user.split_once("\n<conversation>\n").expect("the block begins");
@@ -221,28 +222,29 @@ pub(crate) fn lines(call: &Call) -> Vec<Value> {
     block.lines().map(|line| serde_json::from_str(line).expect("one JSON value per line")).collect()
 }
 
-/// The places in the session that messages of [`user`] and the like name in a text: `m1 …`.
+/// Returns the `seq`s that messages of [`user`] and others mention in a text: `m1 …`.
 pub(crate) fn named(text: &str) -> Vec<usize> {
     let seqs = text.split_whitespace().filter_map(|word| word.strip_prefix('m')?.parse().ok());
     seqs.collect()
 }
 
-/// The places in the session of the messages that a model saw, each at the beginning of its line's text.
+/// Returns the `seq`s of the messages in a prompt, from the beginning of each line.
 pub(crate) fn seen(call: &Call) -> Vec<usize> {
     let lines = lines(call);
     let first = |line: &Value| named(line["text"].as_str().unwrap_or_default()).first().copied();
     lines.iter().filter_map(first).collect()
 }
 
-/// What [`covering`] makes of a summary.
+/// The text to which [`covering`] compresses a summary.
 pub(crate) const COMPRESSED: &str = "So far.";
 
 pub(crate) fn is_meta(call: &Call) -> bool {
     call.user().starts_with("Compress this summary")
 }
 
-/// A summary that names the messages it covers: what is summarised twice or never shows in the text. A summary that
-/// has grown too long becomes [`COMPRESSED`].
+/// A model whose summaries list the `seq`s of their messages, so that missing and repeated messages are
+/// visible. It
+/// compresses summaries to [`COMPRESSED`].
 pub(crate) fn covering(call: &Call) -> String {
     if is_meta(call) {
         return COMPRESSED.to_owned();
@@ -251,7 +253,7 @@ pub(crate) fn covering(call: &Call) -> String {
     format!("It covers {} .", seqs.join(" "))
 }
 
-/// How many messages of the tail a context sends.
+/// Returns the number of messages of the tail in a context.
 pub(crate) fn sent(context: &Context) -> usize {
     context.list.messages.iter().filter(|message| !message.contains(r#""role":"system""#)).count()
 }

@@ -1,5 +1,6 @@
-//! Messages, memory and summaries that try to be more than data: neither the prompt that the model sees nor the
-//! system message that the agent sees changes its structure.
+//! Messages, memory documents and summaries with hostile texts change neither the structure of prompts nor
+//! that of the
+//! system message.
 
 use crate::harness::{context, plain, record, start};
 use crate::support::backend::Backend;
@@ -31,7 +32,7 @@ fn is_line_break(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Each text by each role, as text and as a name, an argument, the id and the type of something.
+/// Returns each text in each role: as content, name, argument, id and type.
 fn hostile_messages() -> Vec<String> {
     let mut messages = Vec::new();
     for (index, text) in HOSTILE.iter().enumerate() {
@@ -47,7 +48,7 @@ fn hostile_messages() -> Vec<String> {
     messages.iter().map(Value::to_string).collect()
 }
 
-/// The prompt around the data block, and its lines.
+/// Returns the prompt around the data block, and the lines of the block.
 fn parts(call: &Call) -> (String, Vec<String>) {
     let lines: Vec<&str> = call.user().split(is_line_break).collect();
     let place = |tag: &str| {
@@ -64,7 +65,7 @@ fn parts(call: &Call) -> (String, Vec<String>) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_message_leaves_its_line_of_the_prompt(backend: Backend) {
+async fn hostile_message_stays_on_its_line_of_the_prompt(backend: Backend) {
     let model = ModelServer::start().await;
     let app =
         start(&backend, &model, &[("consolidation.threshold", "60"), ("consolidation.keep_recent", "1")])
@@ -72,7 +73,7 @@ async fn no_message_leaves_its_line_of_the_prompt(backend: Backend) {
     let mut given = hostile_messages();
     let count = given.len();
     given.push(crate::harness::user(given.len() + 1));
-    // A conversation of the same length, to compare with.
+    // A conversation of the same length, for comparison.
     let harmless: Vec<String> = (1..=given.len()).map(crate::harness::user).collect();
     for (session, messages) in [("harmless", &harmless), ("hostile", &given)] {
         record(&app, session, messages).await;
@@ -100,7 +101,7 @@ async fn no_message_leaves_its_line_of_the_prompt(backend: Backend) {
     }
 }
 
-/// The headings of ours that a reader could find in a text, with whatever it takes for a line and for a heading.
+/// Returns the reserved headings that a reader could find in a text, with any kind of line break and heading.
 fn headings(text: &str) -> Vec<String> {
     let letters = |line: &str| -> String { line.chars().filter(|c| c.is_alphanumeric()).collect() };
     let ours = ["yourmemory", "sessionsummary", "notice"];
@@ -112,7 +113,7 @@ fn headings(text: &str) -> Vec<String> {
     let found = lines.iter().enumerate().filter_map(|(at, line)| {
         let title = letters(line).to_lowercase();
         let name = ours.iter().find(|ours| title.starts_with(*ours))?;
-        // What comes before a mark: white space, invisible characters, marks of lists and quotations.
+        // Skip white space, invisible characters, and the marks of lists and quotes before the heading mark.
         let mark = line.trim_start_matches(|c: char| !c.is_alphanumeric() && !matches!(c, '#' | '＃' | '\\'));
         (mark.starts_with(['#', '＃']) || underlined(at)).then(|| (*name).to_owned())
     });
@@ -122,7 +123,7 @@ fn headings(text: &str) -> Vec<String> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_text_forges_a_heading_of_ours(backend: Backend) {
+async fn stored_text_cannot_forge_reserved_headings(backend: Backend) {
     let model = ModelServer::start().await;
     let all: String = HOSTILE.map(|text| text.replace('\0', "")).join("\n");
     assert!(headings(&all).len() > 9, "these would pass for ours");
@@ -144,7 +145,7 @@ async fn no_text_forges_a_heading_of_ours(backend: Backend) {
     let answer = plain(&app, "s", &given).await;
     assert_eq!(answer.outcome(), "consolidated");
     assert_eq!(headings(&answer.system()), ["yourmemory", "sessionsummary"]);
-    // The compression of such a summary sees one string between its tags.
+    // The compression of such a summary contains a single string between its tags.
     let call = model.calls().pop().unwrap();
     let lines: Vec<&str> = call.user().split(is_line_break).collect();
     assert_eq!((lines[2], lines[4], lines.len()), ("<summary>", "</summary>", 7));
@@ -162,9 +163,9 @@ async fn no_text_forges_a_heading_of_ours(backend: Backend) {
         body["messages"].as_array().unwrap().last(),
         Some(&json!({"role": "user", "content": HOSTILE[10]}))
     );
-    // Nothing but marks was added to what memory and summary say.
+    // Memory document and summary differ from the originals in escapes only.
     let plain_text = system.replace('\\', "");
     assert_eq!(plain_text.matches(&all.trim().replace('\\', "")).count(), 2);
-    // The state that these answers came from is a plain one.
+    // The stored state is unescaped.
     assert_eq!(context(&app, "s", &json!({"mode": "off"}), &given).await.outcome(), "disabled");
 }

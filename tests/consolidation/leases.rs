@@ -1,4 +1,5 @@
-//! One consolidation of a session at a time, whoever asks, and what becomes of it when the world changes meanwhile.
+//! At most one consolidation of a session runs at a time, and a run is discarded if its session changes
+//! meanwhile.
 
 use crate::harness::{
     PATIENCE, consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
@@ -16,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// A model that answers when it is told to.
+/// A model that responds when the test permits it.
 async fn held() -> (ModelServer, Arc<Semaphore>) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
@@ -25,7 +26,7 @@ async fn held() -> (ModelServer, Arc<Semaphore>) {
     (model, release)
 }
 
-/// Waits for a task, but not for ever: what waits where it must not would hang the test.
+/// Awaits a task with a timeout, so that a deadlock fails the test.
 async fn ended<T>(task: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, task).await.expect("it must not wait for this")
 }
@@ -33,7 +34,7 @@ async fn ended<T>(task: impl Future<Output = T>) -> T {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_requests_make_one_call_and_none_waits_for_another(backend: Backend) {
+async fn fifty_concurrent_requests_make_one_call_and_do_not_wait_for_each_other(backend: Backend) {
     let (model, release) = held().await;
     let one = Arc::new(start(&backend, &model, &[]).await);
     let mut apps = vec![Arc::clone(&one)];
@@ -64,7 +65,7 @@ async fn fifty_requests_make_one_call_and_none_waits_for_another(backend: Backen
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_erased_meanwhile_does_not_come_back(backend: Backend) {
+async fn session_erased_during_consolidation_is_not_recreated(backend: Backend) {
     for anew in [false, true] {
         let (model, release) = held().await;
         let app = Arc::new(start(&backend, &model, &[]).await);
@@ -101,11 +102,11 @@ async fn what_is_erased_meanwhile_does_not_come_back(backend: Backend) {
     }
 }
 
-/// Several sessions at once, each with its consolidation in the model, and exchanges that come in all the while.
+/// Erases sessions while their consolidations wait for the model and exchanges keep arriving.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_erased_meanwhile_does_not_come_back(backend: Backend) {
+async fn user_erased_during_consolidation_is_not_recreated(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
     model.default(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
@@ -122,7 +123,7 @@ async fn a_user_erased_meanwhile_does_not_come_back(backend: Backend) {
     assert_eq!(written.status(), StatusCode::OK);
     model.until_calls(sessions.len()).await;
     let other = Arc::clone(&app);
-    // Ones and the other may come before or behind: what comes behind begins anew, with seq 1 and whole.
+    // Exchanges are ordered before or after the erasure; those after it start a new session with seq 1.
     let writing = tokio::spawn(async move {
         for _ in 0..20 {
             record(&other, "one", &turns(1..=2)).await;
@@ -154,7 +155,7 @@ async fn a_user_erased_meanwhile_does_not_come_back(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_meanwhile_wins(backend: Backend) {
+async fn restore_during_consolidation_discards_its_result(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = Arc::new(start(&backend, &model, &[]).await);
@@ -167,7 +168,7 @@ async fn a_restore_meanwhile_wins(backend: Backend) {
     let (other, all) = (Arc::clone(&app), Arc::clone(&given));
     let request = tokio::spawn(async move { plain(&other, "s", &all).await });
     model.until_calls(2).await;
-    // There and back: even where the cursor is as it was, the result belongs to another state.
+    // Each restore makes a new revision, so the pending result is discarded regardless of the cursor.
     app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
     app.post("/sessions/s/revisions/1/restore", &serde_json::json!({})).await;
     app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
@@ -180,7 +181,7 @@ async fn a_restore_meanwhile_wins(backend: Backend) {
         (&json!(0), &json!(""), &json!(4))
     );
     assert_eq!(now["consolidation"]["failures"], 0, "nothing has failed");
-    // The history is there: it is summarised anew, all of it.
+    // The history is complete, so all of it is summarised again.
     let answer = plain(&app, "s", &given).await;
     assert_eq!(answer.outcome(), "consolidated");
     assert_eq!(named(&answer.system()), (1..=164).collect::<Vec<_>>());
@@ -190,13 +191,13 @@ async fn a_restore_meanwhile_wins(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_written_meanwhile_is_kept(backend: Backend) {
+async fn exchange_during_consolidation_is_kept(backend: Backend) {
     let (model, release) = held().await;
     let app = Arc::new(start(&backend, &model, &[]).await);
     let mut given = turns(1..=102);
     record(&app, "s", &given).await;
     let (other, before) = (Arc::clone(&app), given.clone());
-    // The answer is as of its end, so it has what was written meanwhile.
+    // The response reflects the end of the request and contains messages that were written meanwhile.
     let request = tokio::spawn(async move { other.context("s", &json!({})).await });
     model.until_calls(1).await;
     given.extend(turns(103..=110));
@@ -216,7 +217,7 @@ async fn what_is_written_meanwhile_is_kept(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_goes_away_takes_nothing_with_it(backend: Backend) {
+async fn consolidation_continues_after_client_disconnects(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
     let app = start(&backend, &model, &[]).await;
@@ -243,7 +244,7 @@ async fn a_client_that_goes_away_takes_nothing_with_it(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_whose_holder_is_gone_expires(backend: Backend) {
+async fn lease_of_crashed_holder_expires(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[]).await;
     let given = turns(1..=102);

@@ -1,7 +1,7 @@
-//! Contexts and consolidation through the interface, on both stores, with a model that does what the test says.
+//! Contexts and consolidation over HTTP, on both stores, with a scripted model.
 //!
-//! One file for each promise of point 3 of the contract. What the tests give and what they check in every answer is
-//! in `harness`.
+//! Each file tests one guarantee. Fixtures and the checks of every response are in
+//! `harness`.
 #![cfg(test)]
 
 #[path = "../support"]
@@ -14,19 +14,19 @@ mod support {
     pub(crate) mod postgres;
 }
 
-mod borders;
-mod chunks;
+mod batches;
+mod commit_failures;
 mod failures;
 mod fallback;
 mod harness;
 mod hostile;
+mod input_limit;
 mod leases;
-mod memory;
+mod memory_usage;
 mod metrics;
 mod modes;
 mod queue;
-mod saving;
-mod sawtooth;
 mod shutdown;
-mod spending;
-mod too_long;
+mod tail_growth;
+mod thresholds;
+mod token_budget;

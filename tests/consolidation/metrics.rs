@@ -1,4 +1,5 @@
-//! `/metrics`: text that Prometheus can read, with what happened to each model, and nothing of what was said.
+//! `/metrics` is valid for Prometheus, reports the calls of each model, and contains nothing of the
+//! conversations.
 
 use crate::harness::{covering, plain, record, turns};
 use crate::support::app::TestApp;
@@ -11,13 +12,13 @@ use tokio::sync::Semaphore;
 
 const KEY: &str = "sk-hunter2-key-0123456789";
 
-/// The metrics of a service, read as strictly as the format allows.
+/// The metrics of a service, parsed strictly.
 #[derive(Debug)]
 struct Metrics {
     text: String,
-    /// The type of each family, such as "counter".
+    /// The type of each family, for example "counter".
     kinds: BTreeMap<String, String>,
-    /// Each sample as it is written before its value, `name{label="value"}`.
+    /// Each sample by its name and labels: `name{label="value"}`.
     samples: BTreeMap<String, String>,
 }
 
@@ -29,7 +30,7 @@ impl Metrics {
         Self::read(response.text().await.unwrap())
     }
 
-    /// A family is its help, its type and its samples, one after the other and nothing between them.
+    /// Parses the text: a family is its help, its type and its samples, without other lines in between.
     fn read(text: String) -> Self {
         let (mut kinds, mut samples) = (BTreeMap::new(), BTreeMap::new());
         let (mut helped, mut family) = (String::new(), String::new());
@@ -70,12 +71,12 @@ impl Metrics {
         self.samples.get(sample).unwrap_or_else(|| panic!("no {sample}:\n{}", self.text))
     }
 
-    /// A figure that counts something, and so is whole.
+    /// Returns a value that counts something and must be an integer.
     fn count(&self, sample: &str) -> u64 {
         self.text_of(sample).parse().expect(sample)
     }
 
-    /// The buckets of a histogram: their upper borders and what is in them and below.
+    /// Returns the upper bounds and cumulative counts of a histogram.
     fn buckets(&self, family: &str, model: &str) -> Vec<(f64, u64)> {
         assert_eq!(self.kind(family), "histogram");
         let beginning = format!("{family}_bucket{{model=\"{model}\",le=\"");
@@ -94,7 +95,7 @@ fn is_name(name: &str) -> bool {
         && chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
-/// The name of a sample, whose labels are well-formed: none of ours has a character that needs an escape.
+/// Returns the name of a sample after checking its labels, none of which needs an escape.
 fn name_of(sample: &str) -> &str {
     let Some((name, labels)) = sample.split_once('{') else {
         assert!(is_name(sample), "{sample}");
@@ -110,7 +111,8 @@ fn name_of(sample: &str) -> &str {
     name
 }
 
-/// Two models: the first is left out after two failed calls, and what it fails with quotes its key.
+/// A service with two models. The first fails with errors that quote its key; its circuit breaker opens after
+/// two failed calls.
 async fn service(backend: &Backend, first: &ModelServer, second: &ModelServer) -> TestApp {
     let (here, there) = (first.base_url(), second.base_url());
     let set = [
@@ -131,7 +133,7 @@ async fn service(backend: &Backend, first: &ModelServer, second: &ModelServer) -
     TestApp::start(backend, &set).await
 }
 
-/// A session that is consolidated in its first request.
+/// Consolidates a session in its first request.
 async fn consolidated(app: &TestApp, session: &str) {
     let given = turns(1..=102);
     record(app, session, &given).await;
@@ -139,12 +141,12 @@ async fn consolidated(app: &TestApp, session: &str) {
 }
 
 #[tokio::test]
-async fn the_life_of_two_models_in_figures() {
+async fn metrics_report_calls_failures_and_breaker_of_each_model() {
     let backend = Backend::sqlite().await;
     let (first, second) = (ModelServer::start().await, ModelServer::start().await);
     second.default(Behaviour::reply(covering));
     let app = service(&backend, &first, &second).await;
-    // One answer, one that is no summary, and two calls that fail; then it is left out.
+    // One summary, one rejected response, and two failed calls; then the circuit breaker is open.
     first.push(Behaviour::reply(covering));
     first.push(Behaviour::answer("None."));
     first.default(Behaviour::fail(500, &format!("no summary with {KEY} of m1 a question")));
@@ -157,7 +159,7 @@ async fn the_life_of_two_models_in_figures() {
         let of = |name: &str| metrics.count(&format!("precis_llm_{name}{{model=\"{model}\"}}"));
         assert_eq!(of("calls_total"), calls, "{model}");
         assert_eq!((of("calls_in_flight"), of("calls_waiting")), (0, 0), "{model}");
-        // A refused answer was paid for as well.
+        // A rejected response costs tokens, too.
         for (direction, tokens) in [("input", USAGE.0), ("output", USAGE.1)] {
             let sample = format!("precis_llm_tokens_total{{model=\"{model}\",direction=\"{direction}\"}}");
             assert_eq!(metrics.count(&sample), answered * tokens, "{sample}");
@@ -179,7 +181,7 @@ async fn the_life_of_two_models_in_figures() {
             metrics.count(&format!("precis_llm_failures_total{{model=\"{model}\",cause=\"{cause}\"}}"))
         };
         let failed = ["refused", "server_error", "breaker_open", "connection"].map(failures);
-        // The last session found it left out.
+        // The circuit breaker was open for the last session.
         let expected = if model == "first" { [1, 2, 1, 0] } else { [0; 4] };
         assert_eq!(failed, expected, "{model}");
         assert_eq!(of("breaker_state"), if model == "first" { 2 } else { 0 }, "{model}");
@@ -200,7 +202,7 @@ async fn the_life_of_two_models_in_figures() {
 }
 
 #[tokio::test]
-async fn what_is_under_way_shows_and_each_service_counts_its_own() {
+async fn metrics_show_running_calls_per_service() {
     let backend = Backend::sqlite().await;
     let (model, unused) = (ModelServer::start().await, ModelServer::start().await);
     let busy = service(&backend, &model, &unused).await;
@@ -212,7 +214,7 @@ async fn what_is_under_way_shows_and_each_service_counts_its_own() {
     let look = async {
         model.until_calls(1).await;
         let (busy, idle) = (Metrics::of(&busy).await, Metrics::of(&idle).await);
-        // A call counts when it has ended.
+        // A call is counted when it ends.
         assert_eq!((busy.count(in_flight), busy.count(calls)), (1, 0));
         assert_eq!((idle.count(in_flight), idle.count(calls)), (0, 0));
         release.add_permits(1);

@@ -1,4 +1,4 @@
-//! When consolidation happens: in the request, after it, or not at all; and what bounds the tail where it doesn't.
+//! The modes of consolidation, and the limit of the tail while nothing is consolidated.
 
 use crate::harness::{
     Answer, PATIENCE, consolidate, context, covering, named, plain, record, revisions, start, state, turns,
@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_the_background_the_answer_comes_first(backend: Backend) {
+async fn background_mode_responds_before_consolidation(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
     model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
@@ -41,7 +41,7 @@ async fn in_the_background_the_answer_comes_first(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn off_is_off_but_for_those_who_ask(backend: Backend) {
+async fn mode_off_consolidates_on_explicit_request_only(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.mode", "off")]).await;
     let given = turns(1..=102);
@@ -57,14 +57,15 @@ async fn off_is_off_but_for_those_who_ask(backend: Backend) {
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("scheduled", 102));
     until(&app, "background", |state| state["cursor"] == 82).await;
     assert_eq!(consolidate(&app, "now").await.0, StatusCode::CREATED);
-    // And the other way round.
+    // And in the opposite direction.
     let inline = start(&backend, &model, &[]).await;
     record(&inline, "off", &given).await;
     let answer = context(&inline, "off", &json!({"mode": "off"}), &given).await;
     assert_eq!((answer.outcome(), model.calls().len()), ("disabled", 3));
 }
 
-/// All of the tail up to the bound, then the newest messages that it allows; from 80 % of it on, a notice.
+/// Checks a context without consolidation: the complete tail up to the limit, then the newest messages; from
+/// 80 % on, a notice.
 fn assert_bounded(answer: &Answer, tail: usize) {
     let noticed = answer.system().ends_with("save it with the memory tool now.");
     assert_eq!(noticed, tail >= 160, "a tail of {tail}");
@@ -72,7 +73,7 @@ fn assert_bounded(answer: &Answer, tail: usize) {
     let omitted: Vec<_> =
         answer.coverage.omitted.iter().map(|o| (o.from_seq, o.to_seq, &*o.reason)).collect();
     if tail > 200 {
-        // The cut is before a user message.
+        // The verbatim part begins with a user message.
         let first = cursor + (tail - 200).next_multiple_of(2);
         assert_eq!(omitted, [(cursor + 1, first, "max_history_messages")]);
     } else {
@@ -97,14 +98,14 @@ async fn grow(app: &TestApp, given: &mut Vec<String>, outcome: &str) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_pool_the_bound_holds_and_the_agent_is_told(backend: Backend) {
+async fn tail_without_pool_is_limited_and_agent_is_notified(backend: Backend) {
     let app = TestApp::start(&backend, &[("llm.default_pool", "")]).await;
     let mut given = turns(1..=100);
     record(&app, "s", &given).await;
     assert_eq!(plain(&app, "s", &given).await.outcome(), "disabled");
     grow(&app, &mut given, "disabled").await;
     assert_eq!(consolidate(&app, "s").await.0, StatusCode::CONFLICT);
-    // With a pool all of it is summarised, what was left out too.
+    // With a pool, the complete older part is summarised, including omitted messages.
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[]).await;
@@ -116,7 +117,7 @@ async fn without_a_pool_the_bound_holds_and_the_agent_is_told(backend: Backend) 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_a_model_fails_the_bound_holds_and_the_agent_is_told(backend: Backend) {
+async fn tail_with_failing_model_is_limited_and_agent_is_notified(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.retry_initial", "1m")]).await;
     let mut given = turns(1..=102);
@@ -134,7 +135,7 @@ async fn while_a_model_fails_the_bound_holds_and_the_agent_is_told(backend: Back
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_waits_only_so_long(backend: Backend) {
+async fn request_waits_at_most_inline_wait(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
     model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
@@ -157,7 +158,7 @@ async fn a_request_waits_only_so_long(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_any_setting_the_built_in_model_does_it(backend: Backend) {
+async fn default_settings_use_built_in_model(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let nobody = plain(&app, "s", &[]).await;
     assert_eq!((nobody.outcome(), nobody.messages.len()), ("not_due", 0));

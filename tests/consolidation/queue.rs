@@ -1,5 +1,6 @@
-//! Many sessions that are due at once, and a model that takes few calls at a time: each has its turn or is told why
-//! not, and whoever needs no model waits for nobody.
+//! Many sessions are due at once, and the model accepts few concurrent calls: each session is consolidated or
+//! gets the
+//! reason, and requests that need no model are not delayed.
 
 use crate::harness::{Answer, PATIENCE, covering, plain, record, seen, start, state, turns};
 use crate::support::app::TestApp;
@@ -15,7 +16,8 @@ const SESSIONS: usize = 200;
 const AT_ONCE: usize = 8;
 const WAITING: usize = 100;
 
-/// Six messages, of which four are due, at places that no other session has: a prompt tells whose it is.
+/// Six messages, of which four are due, with `seq`s that are unique per session, so that a prompt identifies
+/// its session.
 fn given(session: usize) -> Vec<String> {
     turns(10 * session + 1..=10 * session + 6)
 }
@@ -24,7 +26,7 @@ fn name(session: usize) -> String {
     format!("s{session}")
 }
 
-/// One request of each of these sessions, all at once.
+/// Sends one request for each of these sessions at once.
 fn ask_all(app: &Arc<TestApp>, sessions: impl Iterator<Item = usize>) -> JoinSet<(usize, Answer)> {
     let mut requests = JoinSet::new();
     for session in sessions {
@@ -39,7 +41,7 @@ async fn next(requests: &mut JoinSet<(usize, Answer)>) -> (usize, Answer) {
     next.await.expect("each request is answered").expect("there is one more").expect("no panic")
 }
 
-/// Not done, and nothing changed: the answer has all messages, the reason and the time of the next attempt.
+/// Checks a response without consolidation: all messages, the reason and the time of the next attempt.
 fn assert_refused(session: usize, answer: &Answer) {
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 6), "{session}");
     let reason = answer.consolidation.reason.as_deref().expect("a reason");
@@ -52,7 +54,7 @@ fn assert_refused(session: usize, answer: &Answer) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_sessions_and_eight_calls_at_a_time(backend: Backend) {
+async fn two_hundred_due_sessions_with_eight_concurrent_calls_lose_nothing(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
     for _ in 0..AT_ONCE {
@@ -77,7 +79,7 @@ async fn two_hundred_sessions_and_eight_calls_at_a_time(backend: Backend) {
     let small = turns(1..=3);
     record(&app, "small", &small).await;
 
-    // Those for whom there is no place are the first to be answered: all calls are held.
+    // Requests that do not fit into the queue are answered first, because all calls are held.
     let mut requests = ask_all(&app, 0..SESSIONS);
     let mut refused = Vec::new();
     for _ in 0..SESSIONS - AT_ONCE - WAITING {
@@ -109,7 +111,7 @@ async fn two_hundred_sessions_and_eight_calls_at_a_time(backend: Backend) {
     assert!(done > AT_ONCE, "{done}: some of those that waited had their turn");
     assert_eq!((model.calls().len(), model.max_in_flight()), (done, AT_ONCE));
 
-    // Nobody is forgotten: the next request of each does it.
+    // The next request of each session consolidates it.
     model.default(Behaviour::reply(covering));
     for session in refused {
         assert_eq!(plain(&app, &name(session), &given(session)).await.outcome(), "consolidated");

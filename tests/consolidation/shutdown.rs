@@ -1,4 +1,4 @@
-//! The end of a service while a consolidation runs: it ends in good order, or gives its lease back.
+//! Shutdown during a consolidation: the run finishes within the grace period, or releases its lease.
 
 use crate::harness::{PATIENCE, plain, record, revisions, start, state, turns};
 use crate::support::backend::Backend;
@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn within_the_grace_it_is_carried_through(backend: Backend) {
+async fn consolidation_finishes_within_shutdown_grace(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
     model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
@@ -23,7 +23,7 @@ async fn within_the_grace_it_is_carried_through(backend: Backend) {
     model.until_calls(1).await;
     let (url, client) = (app.url.clone(), app.client.clone());
     let stop = tokio::spawn(app.stop());
-    // It has begun to stop when it takes no more requests.
+    // The shutdown has begun when the service rejects requests.
     while client.get(format!("{url}/livez")).header("connection", "close").send().await.is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -39,7 +39,7 @@ async fn within_the_grace_it_is_carried_through(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_the_grace_another_can_begin_at_once(backend: Backend) {
+async fn consolidation_stopped_after_grace_releases_lease(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::Hang);
     let set = [("consolidation.mode", "background"), ("server.shutdown_grace", "200ms")];
@@ -64,7 +64,7 @@ async fn after_the_grace_another_can_begin_at_once(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_waits_does_not_hold_up_the_end(backend: Backend) {
+async fn request_waiting_for_consolidation_does_not_delay_shutdown(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::Hang);
     let app = start(&backend, &model, &[("server.shutdown_grace", "200ms")]).await;

@@ -1,9 +1,9 @@
-//! What a long consolidation takes of a machine's memory: as much as one part of it, however many there are.
+//! The memory usage of a long consolidation depends on the size of a batch and not on the number of batches.
 //!
-//! Measured on the real binary, in a process of its own: a test's process holds the conversation itself.
+//! Measured on the real binary in its own process, because the test process holds the conversation itself.
 #![cfg(target_os = "linux")]
 
-use crate::chunks::long;
+use crate::batches::long;
 use crate::harness::{covering, plain, record, start};
 use crate::support::app::{TestApp, one_model};
 use crate::support::backend::Backend;
@@ -13,11 +13,11 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use test_case::test_case;
 
-/// What may come on top for other reasons: pages that the allocator keeps, a thread, a connection. All of the
+/// Allowance for other memory: pages that the allocator keeps, threads, connections. The whole
 /// conversation in a single call would take far more.
 const SLACK_KB: u64 = 40 * 1024;
 
-/// The service as it is installed; killed with the value.
+/// The installed service; killed on drop.
 struct Service {
     child: Child,
     url: String,
@@ -37,7 +37,7 @@ impl Service {
         command.env_clear().env("DATABASE_URL", backend.url()).env(variable("server.bind"), "127.0.0.1:0");
         let model = one_model(&model.base_url());
         command.envs(model.iter().map(|(path, value)| (variable(path), value)));
-        // Where there is no settings file.
+        // A directory without a settings file.
         let folder = tempfile::tempdir().unwrap();
         let mut child = command.current_dir(folder.path()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
@@ -46,12 +46,12 @@ impl Service {
             let line: Value = serde_json::from_str(&line).expect("a log in JSON");
             Some(line["message"].as_str()?.strip_prefix("listening on ")?.to_owned())
         });
-        // The rest of the log is for nobody, but somebody must read it.
+        // The rest of the log must be read, or the process blocks.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, url: listening.expect("it says where it listens") }
     }
 
-    /// The most memory that the process has had so far.
+    /// Returns the peak memory of the process.
     fn peak_kb(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -69,7 +69,7 @@ impl Service {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_times_the_messages_take_no_more_memory(backend: Backend) {
+async fn memory_usage_is_independent_of_number_of_messages(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[("consolidation.mode", "off")]).await;

@@ -1,4 +1,5 @@
-//! More text than a model can take: in parts, each within the limit and each committed before the next.
+//! Tails that exceed the input limit of a model are summarised in batches, each within the limit and
+//! committed before the next.
 
 use crate::harness::{
     assistant, consolidate, covering, lines, named, plain, record, revisions, seen, start, state, turns, user,
@@ -17,7 +18,7 @@ fn assert_within(calls: &[Call], limit: usize) {
     }
 }
 
-/// The ranges follow each other without a hole; each revision keeps what was there before it.
+/// Checks that the ranges are contiguous and that each summary begins with the previous one.
 pub(crate) fn assert_contiguous(revisions: &[Value], through: usize) {
     let (mut next, mut text) = (1, String::new());
     for revision in revisions {
@@ -30,7 +31,7 @@ pub(crate) fn assert_contiguous(revisions: &[Value], through: usize) {
     assert_eq!(next, through + 1);
 }
 
-/// 2,000 characters. Of long words: what takes the time here is the counting of tokens.
+/// 2,000 characters in long words, because the test time is dominated by token counting.
 pub(crate) fn long(seq: usize) -> String {
     const WORDS: [&str; 6] =
         ["international ", "Zürich ", "budget ", "responsibility ", "recommendation ", "agreement, "];
@@ -43,8 +44,8 @@ pub(crate) fn long(seq: usize) -> String {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_thousand_long_messages_at_once(backend: Backend) {
-    const LIMIT: usize = 100_000; // the default of a model's input_limit
+async fn five_thousand_long_messages_are_summarised_in_batches_within_limit(backend: Backend) {
+    const LIMIT: usize = 100_000; // the default of `input_limit`
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[("consolidation.summary_word_limit", "100000")]).await;
@@ -73,7 +74,7 @@ async fn five_thousand_long_messages_at_once(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_committed_stands_when_a_later_part_fails(backend: Backend) {
+async fn committed_batches_stay_when_a_later_batch_fails(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let set = [
@@ -106,7 +107,7 @@ async fn what_was_committed_stands_when_a_later_part_fails(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_larger_than_the_limit_is_read_in_pieces(backend: Backend) {
+async fn message_larger_than_input_limit_is_split_for_the_model(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(
         &backend,
@@ -124,7 +125,7 @@ async fn a_message_larger_than_the_limit_is_read_in_pieces(backend: Backend) {
         model.push(if failing { Behaviour::answer("none") } else { Behaviour::answer("Part 2.") });
         let (status, revision) = consolidate(&app, "s").await;
         if failing {
-            // Half of a message can't be committed.
+            // Half of a message cannot be committed.
             assert_eq!((status, &state(&app, "s").await["cursor"]), (StatusCode::BAD_GATEWAY, &json!(0)));
             continue;
         }
@@ -144,11 +145,11 @@ async fn a_message_larger_than_the_limit_is_read_in_pieces(backend: Backend) {
     assert_contiguous(&revisions(&app, "s").await, 2);
 }
 
-/// A call with three hundred results: parted for the model, never for the cursor.
+/// A call with three hundred results: split for the model, but not for the cursor.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_unit_larger_than_the_limit_is_never_parted(backend: Backend) {
+async fn inseparable_messages_larger_than_input_limit_are_committed_together(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let set = [
@@ -187,7 +188,7 @@ async fn a_unit_larger_than_the_limit_is_never_parted(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_without_text_needs_no_model(backend: Backend) {
+async fn batch_without_text_moves_cursor_without_model_call(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::fail(500, "nobody is asked"));
     let app = start(&backend, &model, &[]).await;
@@ -207,11 +208,12 @@ async fn a_part_without_text_needs_no_model(backend: Backend) {
     assert_eq!(model.calls().len(), 0);
 }
 
-/// Pages of output, of which a model sees a few lines: they are not what a part is filled with.
+/// Long tool results, of which a model sees a few lines: the batch is filled by the lines, not by the
+/// results.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn results_of_tools_count_as_much_as_a_model_sees_of_them(backend: Backend) {
+async fn tool_results_count_as_their_shortened_form(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[("llm.models.small.input_limit", "20000")]).await;
@@ -238,7 +240,7 @@ async fn results_of_tools_count_as_much_as_a_model_sees_of_them(backend: Backend
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_larger_than_the_limit_is_cut(backend: Backend) {
+async fn name_larger_than_input_limit_is_shortened(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let set = [("llm.models.small.input_limit", "3000"), ("consolidation.keep_recent", "1")];

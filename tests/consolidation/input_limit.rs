@@ -1,6 +1,6 @@
-//! A model that takes less than its settings say: it is asked for smaller parts, by all sessions from then on.
+//! A model that accepts less than its settings say gets smaller batches from then on, in all sessions.
 
-use crate::chunks::{assert_contiguous, long};
+use crate::batches::{assert_contiguous, long};
 use crate::harness::{PATIENCE, consolidate, plain, record, revisions, seen, start, state};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
@@ -8,7 +8,7 @@ use reqwest::StatusCode;
 use serde_json::json;
 use test_case::test_case;
 
-/// What the model takes, in bytes of the user prompt. Of its `input_limit`, 100,000 tokens, it is a twentieth.
+/// Limit of the model in bytes of the user prompt: a twentieth of its `input_limit` of 100,000 tokens.
 const MOST: usize = 30_000;
 
 fn is_taken(call: &Call) -> bool {
@@ -18,7 +18,7 @@ fn is_taken(call: &Call) -> bool {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn smaller_parts_from_the_first_refusal_on(backend: Backend) {
+async fn batches_shrink_after_first_too_long_error(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::AtMost(MOST, "They met.".to_owned()));
     let app = start(&backend, &model, &[]).await;
@@ -38,7 +38,7 @@ async fn smaller_parts_from_the_first_refusal_on(backend: Backend) {
         let revisions = revisions(&app, session).await;
         assert_contiguous(&revisions, 100);
         assert_eq!(revisions.len(), taken.len(), "each part was committed before the next");
-        // Each refusal halves what is asked next. What was found out holds for all sessions.
+        // Each rejection halves the next batch. The observed limit applies to all sessions.
         let expected = if session == "first" { 1..=5 } else { 0..=0 };
         assert!(expected.contains(&refused.len()), "{session}: {} refusals", refused.len());
         let calls = |revision: &serde_json::Value| revision["usage"]["calls"].as_u64();
@@ -49,7 +49,7 @@ async fn smaller_parts_from_the_first_refusal_on(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_long_in_any_size_fails_and_costs_little(backend: Backend) {
+async fn prompt_too_long_at_any_size_fails_with_few_calls(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::AtMost(0, String::new()));
     let set = [("consolidation.retry_initial", "1h"), ("consolidation.retry_max", "1h")];
@@ -60,15 +60,15 @@ async fn what_is_too_long_in_any_size_fails_and_costs_little(backend: Backend) {
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 120));
     let reason = answer.consolidation.reason.as_deref().unwrap();
     assert!(reason.contains("small: the prompt is too long for the model"), "{reason}");
-    // 100,000 tokens can't be halved many times before they are hardly more than the question itself.
+    // After a few halvings, 100,000 tokens are hardly more than the prompt without data.
     let calls = model.calls().len();
     assert!((2..=10).contains(&calls), "{calls} calls");
     assert!(model.calls().is_sorted_by(|a, b| a.user().len() > b.user().len()), "each asks for less");
-    // Whoever tries again finds that out with one call.
+    // The next attempt needs a single call to fail.
     let (status, problem) = consolidate(&app, "s").await;
     assert_eq!((status, model.calls().len()), (StatusCode::BAD_GATEWAY, calls + 1), "{problem}");
     assert_eq!(state(&app, "s").await["cursor"], json!(0));
-    // And a model that takes what it is asked now gets all of it.
+    // A model that accepts the smaller size gets all messages.
     model.default(Behaviour::answer("They met."));
     assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
     let taken = model.calls().split_off(calls + 1);

@@ -1,4 +1,4 @@
-//! What models take is put on the tenant's account, and nothing is asked of them beyond the daily limit.
+//! Tokens of models are added to the usage of the tenant, and no model is called beyond the daily limit.
 
 use crate::harness::{PATIENCE, config, sent};
 use crate::support::backend::Backend;
@@ -17,12 +17,12 @@ use std::time::Duration;
 use test_case::test_case;
 use tokio::sync::Semaphore;
 
-/// What each question takes, [`Cost::tokens`].
+/// Cost of each request, [`Cost::tokens`].
 const TOKENS: u64 = 100;
-/// The longest message that these models take.
+/// The capacity of these models.
 const CAPACITY: usize = 60;
 
-/// Models that answer when they are allowed to, or fail.
+/// Models that respond when permitted, or fail.
 #[derive(Debug)]
 struct Models {
     fail: bool,
@@ -79,7 +79,7 @@ impl Llm for Models {
     }
 }
 
-/// A service over these models, and one session of it.
+/// A service over these models, with one session.
 struct Scene {
     store: Arc<dyn Store>,
     service: MemoryService,
@@ -109,7 +109,7 @@ impl Scene {
     }
 }
 
-/// A message that fills most of what the models take, so that each goes to them alone.
+/// A message that nearly fills the capacity, so that each message is its own batch.
 fn long() -> String {
     "hi ".repeat(40)
 }
@@ -121,7 +121,7 @@ fn limited(limit: u64) -> ServiceConfig {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_question_is_on_the_account(backend: Backend) {
+async fn tokens_of_each_call_are_recorded(backend: Backend) {
     let models = Models::new();
     let scene = Scene::new(&backend, &models, config()).await;
     scene.say(&["hi"; 5]).await;
@@ -138,7 +138,7 @@ async fn each_question_is_on_the_account(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn questions_that_failed_are_on_the_account(backend: Backend) {
+async fn tokens_of_failed_calls_are_recorded(backend: Backend) {
     let models = Arc::new(Models { fail: true, ..Arc::into_inner(Models::new()).unwrap() });
     let scene = Scene::new(&backend, &models, config()).await;
     scene.say(&["hi"; 5]).await;
@@ -149,7 +149,7 @@ async fn questions_that_failed_are_on_the_account(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_discarded_is_on_the_account(backend: Backend) {
+async fn tokens_of_discarded_summaries_are_recorded(backend: Backend) {
     let models = Arc::new(Models { allowed: Semaphore::new(0), ..Arc::into_inner(Models::new()).unwrap() });
     let scene = Scene::new(&backend, &models, config()).await;
     scene.say(&["hi"; 5]).await;
@@ -171,17 +171,17 @@ async fn what_was_discarded_is_on_the_account(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_account_that_cannot_be_kept_fails_nothing(backend: Backend) {
+async fn failure_to_record_tokens_does_not_fail_consolidation(backend: Backend) {
     let scene = Scene::new(&backend, &Models::new(), config()).await;
     scene.say(&["hi"; 5]).await;
-    crate::saving::run(&backend, "DROP TABLE token_usage", &["DROP TABLE token_usage"]).await;
+    crate::commit_failures::run(&backend, "DROP TABLE token_usage", &["DROP TABLE token_usage"]).await;
     assert_eq!(scene.context().await.consolidation.outcome, Outcome::Consolidated);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
+async fn no_model_is_called_beyond_daily_token_limit(backend: Backend) {
     let models = Models::new();
     let scene = Scene::new(&backend, &models, limited(TOKENS)).await;
     scene.store.add_token_usage(&scene.tenant, TOKENS - 1).await.unwrap();
@@ -193,7 +193,7 @@ async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
         "the tenant's daily token limit is reached: {used} tokens are used, the limit is {TOKENS} \
          (consolidation.daily_token_limit); a new day begins at midnight UTC"
     );
-    // At the failure itself, and while the next attempt waits.
+    // At the failure itself, and during the backoff.
     for _ in 0..2 {
         let context = scene.context().await;
         let report = &context.consolidation;
@@ -207,13 +207,13 @@ async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
     let state = scene.service.session(&scene.tenant, &scene.session).await.unwrap().consolidation;
     assert_eq!((state.failures, state.lease_until), (2, None), "the lease is given back");
     assert_eq!((models.asked(), scene.spent().await), (1, used));
-    // Another tenant has an account of its own, and a new day begins anew.
+    // Other tenants have their own usage, and a new day starts at 0.
     let other =
         Scene { tenant: TenantId::new("other").unwrap(), ..Scene::new(&backend, &models, limited(1)).await };
     other.say(&["hi"; 5]).await;
     assert_eq!(other.context().await.consolidation.outcome, Outcome::Consolidated);
     let next_day = "UPDATE token_usage SET day = day - 1";
-    crate::saving::run(&backend, next_day, &[next_day]).await;
+    crate::commit_failures::run(&backend, next_day, &[next_day]).await;
     assert!(scene.service.consolidate_session(&scene.tenant, &scene.session).await.unwrap().is_some());
     assert_eq!(scene.spent().await, TOKENS);
 }
@@ -221,7 +221,7 @@ async fn nothing_is_asked_beyond_the_limit(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_committed_before_the_limit_stands(backend: Backend) {
+async fn batches_committed_before_token_limit_stay(backend: Backend) {
     let models = Models::new();
     let scene = Scene::new(&backend, &models, limited(2 * TOKENS)).await;
     scene.say(&[long().as_str(); 6]).await;
@@ -235,7 +235,7 @@ async fn what_was_committed_before_the_limit_stands(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compression_beyond_the_limit_leaves_the_summary_long(backend: Backend) {
+async fn meta_consolidation_beyond_token_limit_keeps_uncompressed_summary(backend: Backend) {
     for (limit, meta) in [(TOKENS + 1, true), (TOKENS, false)] {
         let models = Models::new();
         let config = limited(limit);
@@ -254,7 +254,7 @@ async fn a_compression_beyond_the_limit_leaves_the_summary_long(backend: Backend
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revision_has_what_its_pieces_took(backend: Backend) {
+async fn revision_usage_is_sum_of_its_calls(backend: Backend) {
     let models = Models::new();
     let config = config();
     let policy = Policy { summary_word_limit: 1, ..config.policy };

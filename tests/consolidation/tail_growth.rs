@@ -1,4 +1,4 @@
-//! No sawtooth, no hole: a session that is written turn by turn, with a context after each.
+//! A session that is written turn by turn, with a context after each turn, has a bounded tail and no gap.
 
 use crate::harness::{context, covering, named, record, revisions, seen, start, turns};
 use crate::support::backend::Backend;
@@ -9,7 +9,7 @@ use test_case::test_case;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_tail_stays_short_and_nothing_falls_out(backend: Backend) {
+async fn tail_stays_short_and_covers_each_message(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[]).await;

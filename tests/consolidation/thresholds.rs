@@ -1,4 +1,4 @@
-//! Where something begins and where not yet: each figure of the contract, and the one beside it.
+//! Limits of consolidation, each tested at the limit and one above it.
 
 use crate::harness::{consolidate, is_meta, plain, record, revisions, start, state, turns, user};
 use crate::support::backend::Backend;
@@ -10,7 +10,7 @@ use test_case::test_case;
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_messages_are_not_due_and_one_more_is(backend: Backend) {
+async fn consolidation_is_due_above_100_messages(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[]).await;
     let mut given = turns(1..=100);
@@ -25,11 +25,12 @@ async fn a_hundred_messages_are_not_due_and_one_more_is(backend: Backend) {
     assert_eq!(answer.consolidation.model.as_deref(), Some("small"));
 }
 
-/// The summary is of exactly this many words, in one go or in two, in Latin script or in Han.
+/// Summaries of exactly this many words, in one consolidation or in two, in Latin script and in Han
+/// characters.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn six_hundred_words_are_not_compressed_and_one_more_is(backend: Backend) {
+async fn summary_is_compressed_above_600_words(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.keep_recent", "2")]).await;
     let latin = |words: usize| vec!["can't"; words].join(" ");
@@ -71,7 +72,7 @@ async fn six_hundred_words_are_not_compressed_and_one_more_is(backend: Backend) 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenth_in_sentences_at_least_five_at_most_fifty(backend: Backend) {
+async fn requested_sentences_are_a_tenth_of_messages_within_5_and_50(backend: Backend) {
     let model = ModelServer::start().await;
     let app = start(&backend, &model, &[("consolidation.keep_recent", "2")]).await;
     for (messages, sentences) in [(1, 5), (23, 5), (59, 5), (60, 6), (98, 9), (500, 50), (1000, 50)] {
@@ -90,19 +91,19 @@ async fn a_tenth_in_sentences_at_least_five_at_most_fifty(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_recent_messages_stay_and_the_cut_is_before_a_user_message(backend: Backend) {
+async fn recent_messages_stay_and_split_point_is_before_user_message(backend: Backend) {
     let model = ModelServer::start().await;
     // `u` and `a` are messages, `C` makes a call, `r` is its result.
     let cases = [
-        (4, "uauauau", Some(2)), // before the third message, and not in the second turn
-        (3, "uauauau", Some(4)), // exactly the three that stay
-        (1, "uaaaa", Some(4)),   // no user message to cut before: before any
-        (2, "uCrCru", Some(3)),  // a call and its result are never parted, so not at 4
-        (1, "uCrCru", Some(5)),  // before the user message, between whole calls
-        (3, "aCrCrCr", Some(3)), // no user message: between two calls
-        (2, "uaCua", Some(2)),   // a call without a result stays, with what follows it
-        (6, "uauauau", Some(1)), // nothing but the first message lies before
-        (7, "uauauau", None),    // nothing to do
+        (4, "uauauau", Some(2)), // before the third user message, not within the second turn
+        (3, "uauauau", Some(4)), // exactly three messages stay
+        (1, "uaaaa", Some(4)),   // without a user message in the range: before any message
+        (2, "uCrCru", Some(3)),  // a call and its result stay together, so not at 4
+        (1, "uCrCru", Some(5)),  // before the user message, between complete calls
+        (3, "aCrCrCr", Some(3)), // without a user message: between two calls
+        (2, "uaCua", Some(2)),   // a call without a result stays, with the messages after it
+        (6, "uauauau", Some(1)), // only the first message lies before the split point
+        (7, "uauauau", None),    // nothing to summarise
     ];
     for (keep, script, cursor) in cases {
         let app = start(&backend, &model, &[("consolidation.keep_recent", &keep.to_string())]).await;
@@ -133,7 +134,7 @@ async fn the_recent_messages_stay_and_the_cut_is_before_a_user_message(backend: 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tokens_make_a_tail_due(backend: Backend) {
+async fn consolidation_is_due_above_max_tail_tokens(backend: Backend) {
     let model = ModelServer::start().await;
     let plenty = start(&backend, &model, &[]).await;
     let given = turns(1..=30);

@@ -1,4 +1,4 @@
-//! A save that fails: as if the model had failed, and the next success summarises each message once.
+//! Failed commits are handled like failed models: the next success summarises each message once.
 
 use crate::harness::{
     consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
@@ -9,10 +9,10 @@ use reqwest::StatusCode;
 use sqlx::{Connection as _, Executor as _, PgConnection, SqliteConnection};
 use test_case::test_case;
 
-/// Where a statement of the commit fails: its first, or one that comes when something is written already.
+/// The statement of the commit that fails: the first one, or one after the first write.
 const PLACES: [(&str, &str); 2] = [("INSERT", "revisions"), ("UPDATE OF cursor_seq", "sessions")];
 
-/// Makes a kind of write fail, as a full disk would.
+/// Makes one kind of write fail, as a full disk would.
 async fn break_writes(backend: &Backend, event: &str, table: &str) {
     run(
         backend,
@@ -32,7 +32,7 @@ async fn mend(backend: &Backend, table: &str) {
     run(backend, "DROP TRIGGER broken", &[&format!("DROP TRIGGER broken ON {table}")]).await;
 }
 
-/// Runs statements past the store: one of SQLite, or those of Postgres.
+/// Executes statements directly in the database, one for SQLite or several for Postgres.
 pub(crate) async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
     match backend {
         Backend::Sqlite(_) => {
@@ -51,7 +51,7 @@ pub(crate) async fn run(backend: &Backend, sqlite: &str, postgres: &[&str]) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_save_that_fails_is_a_failure_and_no_loss(backend: Backend) {
+async fn failed_commit_is_reported_and_loses_nothing(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[("consolidation.retry_initial", "1m")]).await;
@@ -97,11 +97,11 @@ async fn a_save_that_fails_is_a_failure_and_no_loss(backend: Backend) {
     }
 }
 
-/// Not even the failure can be noted: the lease is what keeps others from trying at once.
+/// The failure itself cannot be recorded: until it expires, the lease prevents immediate retries.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_takes_nothing_loses_nothing(backend: Backend) {
+async fn unrecorded_failure_loses_nothing(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
     let app = start(&backend, &model, &[]).await;
@@ -113,7 +113,7 @@ async fn a_store_that_takes_nothing_loses_nothing(backend: Backend) {
     assert_eq!(plain(&app, "s", &given).await.outcome(), "in_progress");
     assert_eq!(model.calls().len(), 1);
     mend(&backend, "sessions").await;
-    // The way out is open to whoever knows it; the others wait until the lease is over.
+    // A restore is possible during the lease; consolidations wait until the lease expires.
     app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
     assert_eq!(state(&app, "s").await["cursor"], 0);
     let free = "UPDATE sessions SET lease_token = NULL, lease_until = NULL";
