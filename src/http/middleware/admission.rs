@@ -7,7 +7,7 @@
 //! 4. [`limit_time`] ends requests that hang.
 //! 5. [`acquire_permit`] keeps the queue in front of the database short.
 //!
-//! The queue follows "controlled delay" (CoDel; Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that becomes
+//! The queue follows "controlled delay" (`CoDel`; Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that becomes
 //! empty from time to time is a burst, and waiting helps. A standing queue is overload, and waiting only delays every
 //! response; the queue timeout is short then. The layers of `tower` do not replace this: `ConcurrencyLimit` and
 //! `LoadShed` have neither a queue timeout nor a permit that a request can release while it waits for a model.

@@ -43,7 +43,7 @@ impl MemoryBody {
 
 type TaggedMemory = ([(HeaderName, HeaderValue); 1], axum::Json<MemoryBody>);
 
-/// Adds the version as the ETag, for example `"3"`.
+/// Adds the version as the `ETag`, for example `"3"`.
 fn with_etag(body: MemoryBody) -> TaggedMemory {
     let tag =
         HeaderValue::from_str(&format!("\"{}\"", body.version)).unwrap_or(HeaderValue::from_static("\"0\""));
