@@ -19,6 +19,7 @@ pub mod search_index;
 pub mod sqlite;
 mod statement;
 mod store;
+mod values;
 
 pub use error::StoreError;
 pub use store::{

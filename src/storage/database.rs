@@ -3,11 +3,12 @@
 
 use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
-use super::rows::{self, api_key_columns, revision_columns, session_columns, to_i64};
+use super::rows::{self, api_key_columns, revision_columns, session_columns};
 use super::search::{MessageRef, SearchFilter, StoredHit, TermStatistics};
 use super::search_index::{IndexState, ReindexRange};
 use super::sqlite::Sqlite;
-use super::statement::{AnyRow, DbRow as _, DbTime, Sql, Statement};
+use super::statement::{AnyRow, DbRow as _, Sql, Statement};
+use super::values::{DbTime, to_i64};
 use super::{
     AppendOutcome, ContextSnapshot, ImportOutcome, LeaseCondition, MessageQuery, MessageRange, NewApiKey,
     NewMemoryDocument, NewRevision, RowBatches, SessionPosition, Store, StoreError, StoredApiKey,

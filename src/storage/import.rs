@@ -1,7 +1,7 @@
 //! Statements and counters for importing a session into either database.
 
 use super::RowBatch;
-use super::rows::to_i64;
+use super::values::to_i64;
 use crate::domain::export_format::ImportedSession;
 
 /// Parameters: tenant, session, and the columns of a revision.

@@ -203,11 +203,6 @@ pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>
     (call_ids, message.tool_call_id().map(json))
 }
 
-/// Converts the length of a slice.
-pub(super) fn to_i64(length: usize) -> i64 {
-    i64::try_from(length).unwrap_or(i64::MAX)
-}
-
 /// Returns the column `source` of a revision. Revisions are never changed: a field that is added to [`Provenance`] later
 /// must be optional.
 pub(super) fn source_column(source: Option<&Provenance>) -> Option<String> {

@@ -6,7 +6,7 @@
 //! `precis reindex`. Erasing a session removes its index entries and pending ranges.
 
 use super::StoreError;
-use super::rows::to_i64;
+use super::values::to_i64;
 use crate::blocking;
 use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};

@@ -3,7 +3,7 @@
 //! One connection writes and several read. SQLite permits only one writer anyway; queueing for a single connection is fair
 //! and never fails with "database is locked". Write transactions start with `BEGIN IMMEDIATE`.
 
-use super::statement::DbTime;
+use super::values::DbTime;
 use super::{StoreError, StoreOptions, migrations};
 use crate::domain::search::analyzer::Analyzer;
 use sqlx::error::DatabaseError;

@@ -3,11 +3,10 @@
 use super::StoreError;
 use super::postgres::{self, Postgres};
 use super::sqlite::{self, Sqlite};
+use super::values::DbTime;
 use crate::domain::id::TenantId;
-use sqlx::encode::IsNull;
-use sqlx::error::BoxDynError;
-use sqlx::postgres::{PgArgumentBuffer, PgRow, PgTypeInfo, PgValueRef};
-use sqlx::sqlite::{SqliteArgumentsBuffer, SqliteRow, SqliteTypeInfo, SqliteValueRef};
+use sqlx::postgres::PgRow;
+use sqlx::sqlite::SqliteRow;
 use sqlx::{Decode, Encode, Row as _, Type};
 use time::OffsetDateTime;
 
@@ -153,65 +152,5 @@ impl Statement<'_> {
             Self::Postgres { database, tenant, query } => database.execute(tenant, query).await?,
             Self::Sqlite { database, query } => database.execute(query).await?,
         })
-    }
-}
-
-/// A time as both databases store it: `timestamptz` on Postgres, microseconds since 1970 on SQLite.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DbTime(pub(super) OffsetDateTime);
-
-impl DbTime {
-    pub(super) fn from_micros(micros: i64) -> Result<Self, sqlx::Error> {
-        OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000)
-            .map(Self)
-            .map_err(|error| sqlx::Error::Decode(Box::new(error)))
-    }
-
-    pub(super) fn micros(self) -> i64 {
-        i64::try_from(self.0.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX)
-    }
-}
-
-impl Type<sqlx::Postgres> for DbTime {
-    fn type_info() -> PgTypeInfo {
-        <OffsetDateTime as Type<sqlx::Postgres>>::type_info()
-    }
-
-    fn compatible(info: &PgTypeInfo) -> bool {
-        <OffsetDateTime as Type<sqlx::Postgres>>::compatible(info)
-    }
-}
-
-impl Encode<'_, sqlx::Postgres> for DbTime {
-    fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
-        Encode::<sqlx::Postgres>::encode_by_ref(&self.0, buffer)
-    }
-}
-
-impl<'r> Decode<'r, sqlx::Postgres> for DbTime {
-    fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
-        <OffsetDateTime as Decode<sqlx::Postgres>>::decode(value).map(Self)
-    }
-}
-
-impl Type<sqlx::Sqlite> for DbTime {
-    fn type_info() -> SqliteTypeInfo {
-        <i64 as Type<sqlx::Sqlite>>::type_info()
-    }
-
-    fn compatible(info: &SqliteTypeInfo) -> bool {
-        <i64 as Type<sqlx::Sqlite>>::compatible(info)
-    }
-}
-
-impl Encode<'_, sqlx::Sqlite> for DbTime {
-    fn encode_by_ref(&self, buffer: &mut SqliteArgumentsBuffer) -> Result<IsNull, BoxDynError> {
-        Encode::<sqlx::Sqlite>::encode_by_ref(&self.micros(), buffer)
-    }
-}
-
-impl<'r> Decode<'r, sqlx::Sqlite> for DbTime {
-    fn decode(value: SqliteValueRef<'r>) -> Result<Self, BoxDynError> {
-        Ok(Self::from_micros(<i64 as Decode<sqlx::Sqlite>>::decode(value)?)?)
     }
 }

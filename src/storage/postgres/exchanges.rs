@@ -4,8 +4,9 @@ use super::Postgres;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::pool::retry_on_disconnect;
-use crate::storage::rows::{to_i64, tool_columns};
+use crate::storage::rows::tool_columns;
 use crate::storage::search_index::pending_spans;
+use crate::storage::values::to_i64;
 use crate::storage::{AppendOutcome, StoreError};
 use sqlx::Row as _;
 

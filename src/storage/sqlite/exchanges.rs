@@ -3,9 +3,10 @@
 use super::{Sqlite, micros, now};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::storage::rows::{to_i64, tool_columns};
+use crate::storage::rows::tool_columns;
 use crate::storage::search_index::{ExchangeSpan, pending_spans};
 use crate::storage::statement::DbRow as _;
+use crate::storage::values::to_i64;
 use crate::storage::{AppendOutcome, StoreError};
 use serde_json::{Value, json};
 

@@ -8,11 +8,12 @@ use super::{Sqlite, micros};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::rows::{message_ref, to_i64};
+use crate::storage::rows::message_ref;
 use crate::storage::search::{
     FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
 use crate::storage::statement::DbRow;
+use crate::storage::values::to_i64;
 use rows::{RowMatcher, parse_rows};
 use serde_json::{Value, json};
 use sqlx::Row as _;

@@ -6,7 +6,7 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::domain::search::lexemes::{self, TermQuery};
 use crate::storage::StoreError;
 use crate::storage::search::{MessageRef, SearchFilter};
-use crate::storage::statement::DbTime;
+use crate::storage::values::DbTime;
 
 /// A row of the table `search`.
 pub(super) struct Row<'a> {
