@@ -42,7 +42,7 @@ pub struct ServiceConfig {
     pub policy: Policy,
     /// The mode of context requests that do not specify one.
     pub mode: Mode,
-    /// Whether a context contains only the last messages of the tail after a failed consolidation.
+    /// After a failed consolidation, a context contains only the last messages of the tail.
     pub recent_on_failure: bool,
     /// `None` disables consolidation.
     pub pools: Option<PoolNames>,
@@ -77,7 +77,7 @@ fn corrupt_message(_: Vec<FieldError>) -> StoreError {
     StoreError::Corrupt { what: "a message", why: "it is not a message of the chat format".to_owned() }
 }
 
-/// Why an operation of the service failed.
+/// The error of an operation of the service.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The session does not exist, or it belongs to another tenant.

@@ -1,4 +1,4 @@
-//! When consolidation is due, which messages it summarises, and when it is retried after a failure.
+//! The rules of consolidation: when it is due, which messages it summarises, and when it is retried after a failure.
 //!
 //! The rule is [`Policy::exceeds_threshold`]; [`Policy::due`] applies it to a session.
 
@@ -31,7 +31,7 @@ pub struct Policy {
     pub retry_max: Duration,
 }
 
-/// When a context request consolidates its session.
+/// The time at which a context request consolidates its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", rename_all = "snake_case")]
 #[schema(rename_all = "snake_case")]

@@ -19,7 +19,7 @@ pub struct SystemParts<'a> {
     pub summary: CountedText<'a>,
     /// The part about skills including its headings: see [`super::skill::section`].
     pub skills: &'a str,
-    /// Whether to include the notice.
+    /// Includes the notice.
     pub notice: bool,
 }
 

@@ -9,7 +9,7 @@ use super::split_points::{self, UnansweredCalls};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Why messages are omitted.
+/// The reason for which messages are omitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OmissionReason {
@@ -29,7 +29,7 @@ pub struct OmittedRange {
     pub reason: OmissionReason,
 }
 
-/// Which messages the summary covers, which are sent verbatim, and which are omitted: together 1 … `last_seq`, each
+/// The messages that the summary covers, that are sent verbatim, and that are omitted: together 1 … `last_seq`, each
 /// exactly once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Coverage {

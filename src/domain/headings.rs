@@ -36,7 +36,7 @@ pub fn escape_headings(text: &str) -> String {
 #[must_use]
 pub fn split_before_reserved_headings(text: &str) -> Vec<&str> {
     let (mut pieces, mut piece_start, mut line_start) = (Vec::new(), 0, 0);
-    // Whether the previous line could be the title of a heading that the next line underlines.
+    // Set if the previous line could be the title of a heading that the next line underlines.
     let mut follows_title = false;
     for line in text.split_inclusive(is_line_break) {
         let is_heading =

@@ -64,7 +64,7 @@ pub struct MetaConsolidation {
     pub provenance: Provenance,
 }
 
-/// Which model wrote a text, and at which cost. Stored as JSON, exported, and part of the API.
+/// The model that wrote a text, and its cost. Stored as JSON, exported, and part of the API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {

@@ -39,7 +39,7 @@ pub struct ConsolidationReport {
     pub outcome: Outcome,
     /// Number of messages that were summarised.
     pub messages: i64,
-    /// Whether the summary was compressed.
+    /// `true` if the summary was compressed.
     pub meta: bool,
     /// The model that wrote the summary.
     pub model: Option<String>,
@@ -77,7 +77,7 @@ impl From<Outcome> for ConsolidationReport {
     }
 }
 
-/// Why a run ended early. Clients see the messages, so these contain no conversation, key or SQL; the sources are for the
+/// The error that ended a run early. Clients see the messages, so these contain no conversation, key or SQL; the sources are for the
 /// log.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
@@ -111,7 +111,7 @@ struct ConsolidationRun {
     /// The token of the lease.
     lease: Uuid,
     lease_ttl: Duration,
-    /// Whether the run ignores the threshold: it was requested explicitly.
+    /// Set if the run was requested explicitly, so that it ignores the threshold.
     is_forced: bool,
     /// The plan that the context request made before the run, if any.
     plan: Option<ConsolidationPlan>,

@@ -29,12 +29,12 @@ pub struct ContextOptions {
     pub user_id: Option<UserId>,
     /// The part of the system message about skills: see [`crate::domain::skill::section`].
     pub skills: String,
-    /// When to consolidate; by default as configured.
+    /// The mode of consolidation; by default as configured.
     pub mode: Option<Mode>,
     /// Largest number of tokens of the whole list.
     pub max_tokens: Option<i64>,
     pub format: Format,
-    /// Whether the stable part is marked for the provider's prompt cache.
+    /// Marks the stable part for the provider's prompt cache.
     pub cache_control: bool,
     /// Released while the request waits for its consolidation.
     pub permit: WorkPermit,

@@ -43,7 +43,7 @@ pub(crate) struct ContextRequest {
     include_memory_skill: Option<bool>,
     /// The skills of the agent: the system message contains a list of all, and the bodies that are given.
     skills: Option<Vec<SkillBody>>,
-    /// When to consolidate; by default as configured.
+    /// The mode of consolidation; by default as configured.
     mode: Option<Mode>,
     /// Largest number of tokens of the whole list, counted by `tokens.tokenizer`. Older messages that do not fit are
     /// omitted.
