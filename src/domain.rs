@@ -11,7 +11,7 @@
 //! | skills in the system message | [`skill`] |
 //! | which messages a context contains | [`coverage`] |
 //! | what fits into a token budget | [`budget`] |
-//! | how messages are rendered for a provider | [`format`] |
+//! | how messages are rendered for a provider | [`format`](mod@format) |
 //! | how search finds and ranks messages | [`search`] |
 //! | the tools of the agent | [`tool`] |
 //! | the export format of a session | [`export_format`] |
