@@ -57,9 +57,9 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
     let cut = lines.lines().take(2).collect::<Vec<_>>().join("\n");
     let wrong = CHAT.replace("assistant", "system");
     for (text, hint) in [
-        (cut.as_str(), "line 2: the export is cut off here"),
+        (cut.as_str(), "line 2: the export ends here without its last line"),
         (wrong.as_str(), "line 2: role: the system prompt is not part of a history"),
-        ("", "line 1: there is nothing in it"),
+        ("", "line 1: the file is empty"),
     ] {
         let output = refused(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;
         assert!(output.contains("x.jsonl: nothing was imported") && output.contains(hint), "{output}");
