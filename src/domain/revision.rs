@@ -64,8 +64,8 @@ pub struct MetaConsolidation {
     pub provenance: Provenance,
 }
 
-/// The model that wrote a text, and its cost. Stored as JSON, exported, and part of the API.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// The model that wrote a text, and its cost. Stored as JSON and exported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
     /// Name of the model in the settings.

@@ -48,12 +48,17 @@ pub(crate) struct RevisionBody {
     created_at: OffsetDateTime,
 }
 
+/// The meta-consolidation that followed a consolidation.
+// The fields of the provenance are listed: its schema allows no further field, so it cannot be a part of this one.
 #[derive(Serialize, ToSchema)]
 struct MetaConsolidationBody {
     /// The summary before it was compressed.
     text_before: String,
-    #[serde(flatten)]
-    provenance: Provenance,
+    model: String,
+    pool: String,
+    prompt_version: String,
+    usage: ModelUsage,
+    duration_ms: i64,
 }
 
 impl From<Revision> for RevisionBody {
@@ -79,7 +84,11 @@ impl From<Revision> for RevisionBody {
         };
         let meta = meta.map(|MetaConsolidation { text_before, provenance }| MetaConsolidationBody {
             text_before,
-            provenance,
+            model: provenance.model,
+            pool: provenance.pool,
+            prompt_version: provenance.prompt_version,
+            usage: provenance.usage,
+            duration_ms: provenance.duration_ms,
         });
         let Summary { text, words, tokens } = summary;
         let usage = usage.unwrap_or_default();
