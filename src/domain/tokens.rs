@@ -28,7 +28,7 @@ pub const PER_ATTACHMENT: i64 = 765;
 /// The tokenizer panics on very long runs of white space; pieces of this many bytes are safe.
 const PIECE: usize = 64 * 1024;
 
-/// How far from the end of a piece a place is looked for at which no token reaches over its pretoken_boundary.
+/// Maximum distance from the end of a piece within which a position is searched that no token crosses.
 const LOOK_BACK: usize = 4 * 1024;
 
 /// What the setting `tokens.tokenizer` names: the encoding, and a factor for models whose own tokenizer is not public.
