@@ -1,6 +1,6 @@
-//! Errors with their causes.
+//! Formats errors with their sources.
 
-/// An error with what caused it, in one line.
+/// Displays an error and its chain of sources in one line.
 #[derive(Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn std::error::Error + 'static));
 

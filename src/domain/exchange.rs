@@ -1,4 +1,4 @@
-//! An exchange: one turn, persisted whole or not at all.
+//! Exchanges: one turn of a conversation, persisted completely or not at all.
 
 use super::id::UserId;
 use super::message::Message;
@@ -6,12 +6,12 @@ use super::tokens;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
-/// A turn to persist: at least one message.
+/// An exchange to persist; it has at least one message.
 #[derive(Clone, Debug)]
 pub struct Exchange {
     /// The messages, oldest first, with their token counts: counted here, once, and never on the read path.
     pub messages: Vec<(Message, i64)>,
-    /// Whose session it is; `None` = whoever's it is already, `default` for a new one.
+    /// User of the session. `None` keeps the user of an existing session, and means `default` for a new one.
     pub user_id: Option<UserId>,
     /// Replaces the session's metadata: a JSON object.
     pub metadata: Option<String>,
@@ -22,7 +22,7 @@ pub struct Exchange {
 pub struct IdempotencyKey {
     /// The key, as it was sent.
     pub key: String,
-    /// What tells whether a second request with the key is the same one.
+    /// Hash of the exchange. A later request with the same key must have the same hash.
     pub fingerprint: Vec<u8>,
 }
 
@@ -33,9 +33,8 @@ pub struct PersistedExchange {
     pub first_seq: i64,
     /// The `seq` of its last message.
     pub last_seq: i64,
-    /// When it was persisted.
     pub created_at: OffsetDateTime,
-    /// Whether an earlier request with the same key did it.
+    /// An earlier request with the same key persisted the exchange.
     pub replayed: bool,
 }
 
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_exchange_has_the_same_fingerprint() {
+    fn different_exchanges_have_different_fingerprints() {
         let one = exchange(&["a", "b"], None, None);
         assert_eq!(one, exchange(&["a", "b"], None, None));
         let others = [

@@ -1,14 +1,13 @@
-//! Identifiers. One that exists is valid: they are checked where they are made, and nowhere else.
+//! Identifiers. They are validated by their constructors, so every existing identifier is valid.
 
 use std::fmt;
 
 /// The longest identifier, in bytes of UTF-8.
 pub const MAX_BYTES: usize = 256;
 
-/// Why a text is no identifier.
+/// The reason why a text is not a valid identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidId {
-    /// Nothing in it.
     #[error("must not be empty")]
     Empty,
     /// More than [`MAX_BYTES`].
@@ -66,23 +65,23 @@ id!(
     SessionId
 );
 id!(
-    /// Whose memory document applies.
+    /// The owner of a memory document.
     UserId
 );
 id!(
-    /// What the owner of an API key calls it; not unique.
+    /// The name of an API key; not unique.
     KeyName
 );
 
 impl Default for TenantId {
-    /// The only tenant where there are no API keys.
+    /// The tenant of a server without API keys.
     fn default() -> Self {
         Self("default".to_owned())
     }
 }
 
 impl Default for UserId {
-    /// The user of a session that names none.
+    /// The user of a session without a user.
     fn default() -> Self {
         Self("default".to_owned())
     }
@@ -93,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_opaque_text() {
+    fn id_accepts_opaque_text_and_rejects_control_characters() {
         for good in ["a", "matrix:!room:host", "a/b", "ä b", "..", "%41", &"x".repeat(256)] {
             assert_eq!(SessionId::new(good).expect("valid").as_str(), good);
         }

@@ -1,5 +1,5 @@
-//! How many tokens a text or a message has. Counted when something is written; when it is read, only where a context says
-//! it in other words ([`IncrementalCount`]). `docs/tokens.md` is the rule for those who count themselves.
+//! Counts the tokens of texts and messages. Stored texts are counted once, when they are written. A context counts only
+//! the text that it adds or changes ([`IncrementalCount`]). `docs/tokens.md` describes the counts for users.
 
 use super::message::Message;
 use std::fmt;
@@ -11,28 +11,28 @@ mod pretoken_boundary;
 
 pub use incremental_count::IncrementalCount;
 
-/// The encoding that counts; what is stored was counted by it alone.
+/// The encoding of all stored counts.
 pub const ENCODING: &str = "o200k_base";
 
-/// Tokens that the chat format adds to each list: the marks that the reply begins with (OpenAI's cookbook, "How to
+/// Tokens that the chat format adds to each list: the markers at the beginning of the reply (OpenAI's cookbook, "How to
 /// count tokens").
 pub const PER_LIST: i64 = 3;
 
-/// Tokens that the chat format adds to each message beside its content: the marks of its beginning and end, and its
+/// Tokens that the chat format adds to the content of each message: the markers of its beginning and end, and its
 /// role (OpenAI's cookbook, "How to count tokens").
 pub const PER_MESSAGE: i64 = 4;
 
-/// What a content part that isn't text counts: an image of 1024 × 1024 in high detail (OpenAI's vision guide).
+/// Tokens of a content part that is not text: those of an image of 1024 × 1024 in high detail (OpenAI's vision guide).
 pub const PER_ATTACHMENT: i64 = 765;
 
-/// The tokenizer panics on very long runs of white space; pieces of this many bytes are safe.
-const PIECE: usize = 64 * 1024;
+/// Texts are counted in pieces of at most this size, because the tokenizer panics on very long runs of white space.
+const MAX_PIECE_BYTES: usize = 64 * 1024;
 
-/// Maximum distance from the end of a piece within which a position is searched that no token crosses.
-const LOOK_BACK: usize = 4 * 1024;
+/// A piece ends at a pre-token boundary if there is one within this distance from its maximal end.
+const MAX_BOUNDARY_DISTANCE: usize = 4 * 1024;
 
-/// What the setting `tokens.tokenizer` names: the encoding, and a factor for models whose own tokenizer is not public.
-/// What is stored is counted without it, so that it can change at any time.
+/// The setting `tokens.tokenizer`: the encoding, and a factor for models whose tokenizer is not public. Stored counts do
+/// not include the factor, so the setting can change at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokenizer {
     thousandths: i64,
@@ -45,14 +45,14 @@ impl Default for Tokenizer {
 }
 
 impl Tokenizer {
-    /// A count of [`ENCODING`], times the factor, rounded up.
+    /// Multiplies a count of [`ENCODING`] with the factor and rounds up.
     #[must_use]
     pub fn scale(self, tokens: i64) -> i64 {
         let scaled = i128::from(tokens.max(0)) * i128::from(self.thousandths);
         i64::try_from((scaled + 999) / 1000).unwrap_or(i64::MAX)
     }
 
-    /// The most tokens of [`ENCODING`] that are no more than `most` when they are scaled.
+    /// Returns the largest count of [`ENCODING`] whose scaled value is at most `most`.
     #[must_use]
     pub fn unscale(self, most: i64) -> i64 {
         let unscaled = i128::from(most.max(0)) * 1000 / i128::from(self.thousandths);
@@ -75,51 +75,52 @@ impl FromStr for Tokenizer {
     type Err = &'static str;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        const OTHER: &str = "must be \"o200k_base\", or with a factor from 0.1 to 10 for models that count differently, \
+        const INVALID: &str = "must be \"o200k_base\", or with a factor from 0.1 to 10 for models that count differently, \
             of at most three decimals: \"o200k_base*1.2\"";
-        let factor = match name.strip_prefix(ENCODING).ok_or(OTHER)? {
+        let factor = match name.strip_prefix(ENCODING).ok_or(INVALID)? {
             "" => return Ok(Self::default()),
-            factor => factor.strip_prefix('*').ok_or(OTHER)?,
+            factor => factor.strip_prefix('*').ok_or(INVALID)?,
         };
         let (whole, decimals) = factor.split_once('.').unwrap_or((factor, "0"));
         let digits = |text: &str| (1..=3).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(whole) || !digits(decimals) {
-            return Err(OTHER);
+            return Err(INVALID);
         }
-        let thousandths = format!("{whole}{decimals:0<3}").parse().map_err(|_| OTHER)?;
-        if (100..=10_000).contains(&thousandths) { Ok(Self { thousandths }) } else { Err(OTHER) }
+        let thousandths = format!("{whole}{decimals:0<3}").parse().map_err(|_| INVALID)?;
+        if (100..=10_000).contains(&thousandths) { Ok(Self { thousandths }) } else { Err(INVALID) }
     }
 }
 
-/// Loads the encoding (about 0.2 s), so that the first request doesn't have to.
+/// Loads the encoding, which takes about 0.2 s, before the first request.
 pub fn warm_up() {
     o200k_base_singleton();
 }
 
-/// Tokens of a text. What looks like one of the tokenizer's own marks (`<|endoftext|>`) counts as plain text.
+/// Counts the tokens of a text. Special tokens such as `<|endoftext|>` count as plain text.
 #[must_use]
 pub fn count(text: &str) -> usize {
     let encoding = o200k_base_singleton();
     let (mut rest, mut total) = (text, 0);
-    while rest.len() > PIECE {
-        let end = rest.floor_char_boundary(PIECE);
+    while rest.len() > MAX_PIECE_BYTES {
+        let end = rest.floor_char_boundary(MAX_PIECE_BYTES);
         let (piece, _) = rest.split_at(end);
-        let (head, _) =
-            piece.split_at(pretoken_boundary::last(piece).filter(|at| end - at <= LOOK_BACK).unwrap_or(end));
+        let (head, _) = piece.split_at(
+            pretoken_boundary::last(piece).filter(|at| end - at <= MAX_BOUNDARY_DISTANCE).unwrap_or(end),
+        );
         total += encoding.count_ordinary(head);
         rest = rest.get(head.len()..).unwrap_or_default();
     }
     total + encoding.count_ordinary(rest)
 }
 
-/// [`count`] as the store keeps it.
+/// Counts the tokens of a text and returns the type that the store uses.
 #[must_use]
 pub fn count_text(text: &str) -> i64 {
     i64::try_from(count(text)).unwrap_or(i64::MAX)
 }
 
-/// Tokens of a message: [`PER_MESSAGE`], its text and name, the names and arguments of its tool calls with
-/// [`PER_MESSAGE`] each, and [`PER_ATTACHMENT`] for each part that isn't text.
+/// Counts the tokens of a message: [`PER_MESSAGE`], text and name, [`PER_MESSAGE`] and id, name and arguments of each tool
+/// call, and [`PER_ATTACHMENT`] for each content part that is not text.
 #[must_use]
 pub fn count_message(message: &Message) -> i64 {
     let calls: i64 = message
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_counts() {
+    fn count_matches_known_token_counts() {
         assert_eq!(count(""), 0);
         assert_eq!(count("hello world"), 2);
         assert!(count("<|endoftext|>") > 1);
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_has_the_name_that_it_was_given() {
+    fn tokenizer_name_round_trips_and_invalid_names_are_rejected() {
         for name in ["o200k_base", "o200k_base*1.2", "o200k_base*0.125", "o200k_base*2.0"] {
             assert_eq!(name.parse::<Tokenizer>().expect("valid").to_string(), name);
         }
@@ -175,15 +176,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_in_pieces_counts_as_it_does_whole() {
+    fn count_in_pieces_equals_count_of_the_whole_text() {
         let text = "It's 12345 words, isn't it?! ".repeat(10_000);
-        assert!(text.len() > 4 * PIECE);
+        assert!(text.len() > 4 * MAX_PIECE_BYTES);
         assert_eq!(count(&text), o200k_base_singleton().count_ordinary(&text));
     }
 
     #[test]
-    fn a_megabyte_of_spaces_is_counted() {
+    fn megabyte_of_spaces_is_counted_without_panic() {
         assert!(count(&" ".repeat(1 << 20)) > 0);
-        assert!(count(&"é".repeat(PIECE)) > 0);
+        assert!(count(&"é".repeat(MAX_PIECE_BYTES)) > 0);
     }
 }

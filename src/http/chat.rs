@@ -1,5 +1,5 @@
-//! The chat format, as the document shows it. What is read is raw JSON, which is kept as it is, and `domain::message` has
-//! the rules; here they stand once more, as far as a schema can say them.
+//! OpenAPI schemas of the chat format. Requests contain raw JSON, which is stored verbatim and validated by
+//! `domain::message`. The schemas repeat those rules as far as a schema can express them.
 
 use super::openapi::schemas::schema_from_json;
 use serde_json::json;

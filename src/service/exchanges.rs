@@ -1,4 +1,4 @@
-//! Persisting exchanges.
+//! Persists exchanges.
 
 use super::{Error, MemoryService};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
@@ -7,8 +7,8 @@ use crate::storage::AppendOutcome;
 use tracing::Instrument as _;
 
 impl MemoryService {
-    /// Persists an exchange; when this returns, it is durable. The write goes on if the caller goes away: the client
-    /// can't know how far it came, and the same request with the same key gets the answer later.
+    /// Persists an exchange durably. The write continues if the client disconnects. Such a client does not know the result,
+    /// but a repeated request with the same key returns it.
     pub async fn append_exchange(
         &self,
         tenant: &TenantId,

@@ -89,7 +89,7 @@ async fn seen(app: &TestApp, session: &str) -> Vec<String> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_round_trip_loses_nothing(backend: Backend) {
+async fn export_and_import_preserve_the_session(backend: Backend) {
     let app = TestApp::start(&backend, SET).await;
     fill(&app, "s").await;
     let first = export(&app, "s").await;
@@ -132,7 +132,7 @@ async fn a_round_trip_loses_nothing(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_import_can_be_repeated_and_touches_no_other_session(backend: Backend) {
+async fn repeated_import_succeeds_and_changes_no_other_session(backend: Backend) {
     let app = TestApp::start(&backend, SET).await;
     let lines =
         "{\"role\":\"user\",\"content\":\"a\",\"at\":1.0}\n\n{\"role\":\"assistant\",\"content\":\"b\"}\n";
@@ -158,7 +158,7 @@ async fn an_import_can_be_repeated_and_touches_no_other_session(backend: Backend
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_interrupted_import_leaves_nothing_and_can_be_repeated(backend: Backend) {
+async fn interrupted_import_writes_nothing_and_can_be_repeated(backend: Backend) {
     let app = TestApp::start(&backend, SET).await;
     fill(&app, "s").await;
     let lines = export(&app, "s").await;
@@ -199,7 +199,7 @@ fn generated(messages: usize) -> Body {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_thousand_messages_pass_through(backend: Backend) {
+async fn a_hundred_thousand_messages_are_imported_and_exported(backend: Backend) {
     const MESSAGES: usize = 100_000;
     let app = TestApp::start(&backend, &[("limits.max_body_bytes", "1000")]).await;
     assert_eq!(import(&app, "s", generated(MESSAGES)).await.ok(201)["last_seq"], MESSAGES);
@@ -220,7 +220,7 @@ async fn a_hundred_thousand_messages_pass_through(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_export_of_an_erased_session_has_no_last_line(backend: Backend) {
+async fn export_of_a_session_erased_meanwhile_has_no_last_line(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     get(&app, "/sessions/s/export").await.problem(404, "session-not-found");
     let (store, tenant) = (backend.store().await, TenantId::default());
@@ -258,7 +258,7 @@ fn message_of(bytes: usize) -> String {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_import_has_the_limits_of_an_exchange(backend: Backend) {
+async fn import_enforces_the_limits_of_an_exchange(backend: Backend) {
     let set = [
         ("limits.max_message_bytes", "300"),
         ("limits.max_metadata_bytes", "70"),
@@ -298,7 +298,7 @@ async fn an_import_has_the_limits_of_an_exchange(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_import_of_too_many_bytes_is_refused(backend: Backend) {
+async fn too_large_import_is_rejected(backend: Backend) {
     let app = TestApp::start(&backend, &[("limits.max_import_bytes", "1000")]).await;
     // The line feed counts, too.
     let lines = |bytes: usize| format!("{}\n{}", message_of(499), message_of(bytes - 500)).into_bytes();
@@ -321,7 +321,7 @@ async fn an_import_of_too_many_bytes_is_refused(backend: Backend) {
 
 /// In the middle of a body there is no other way to tell: without it, a client takes what it has for whole.
 #[tokio::test]
-async fn an_export_that_fails_breaks_the_connection() {
+async fn failing_export_closes_the_connection() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let (store, session) = (backend.store().await, SessionId::new("s").expect("valid"));
@@ -344,7 +344,7 @@ async fn an_export_that_fails_breaks_the_connection() {
 }
 
 #[tokio::test]
-async fn hostile_lines_are_named_and_leave_nothing() {
+async fn invalid_lines_are_reported_and_write_nothing() {
     let app = on_sqlite(&[]).await;
     let good = r#"{"role":"user","content":"a"}"#;
     let deep = format!(r#"{{"role":"user","content":"x","d":{}{}}}"#, "[".repeat(120), "]".repeat(120));

@@ -8,7 +8,7 @@ const PATH: &str = "/sessions/s/exchanges";
 const GOOD: &str = r#"{"user_message":"a","assistant_reply":"b"}"#;
 
 #[tokio::test]
-async fn every_wrong_field_of_an_exchange_is_named() {
+async fn all_invalid_fields_of_an_exchange_are_reported() {
     let app = on_sqlite(&[]).await;
     let cases: &[(&str, &[&str])] = &[
         ("{}", &["user_message", "assistant_reply"]),
@@ -62,7 +62,7 @@ async fn every_wrong_field_of_an_exchange_is_named() {
 }
 
 #[tokio::test]
-async fn the_error_does_not_repeat_what_was_sent() {
+async fn error_does_not_quote_the_request() {
     let app = on_sqlite(&[]).await;
     let answer = post(&app, PATH, format!(r#"{{"messages":"{}"}}"#, "x".repeat(100_000))).await;
     assert_eq!(answer.fields(), ["messages"]);
@@ -70,7 +70,7 @@ async fn the_error_does_not_repeat_what_was_sent() {
 }
 
 #[tokio::test]
-async fn fields_of_a_body_are_not_taken_from_the_query() {
+async fn body_field_in_the_query_is_rejected() {
     let app = on_sqlite(&[]).await;
     for path in [PATH, "/sessions/s/context"] {
         let answer = post(&app, &format!("{path}?user_id=ada&mode"), GOOD).await;
@@ -80,7 +80,7 @@ async fn fields_of_a_body_are_not_taken_from_the_query() {
 }
 
 #[tokio::test]
-async fn what_is_no_json_object_is_refused() {
+async fn body_other_than_a_json_object_is_rejected() {
     let app = on_sqlite(&[]).await;
     for body in ["[]", "5", "\"x\"", "null", "true", &format!("[{GOOD}]")] {
         assert_eq!(post(&app, PATH, body).await.fields(), ["body"], "{body}");
@@ -111,7 +111,7 @@ async fn what_is_no_json_object_is_refused() {
 
 /// Clients' parsers have limits, and one message beyond them would make all of the session unreadable.
 #[tokio::test]
-async fn deep_nesting_is_refused_wherever_it_is() {
+async fn too_deeply_nested_body_is_rejected() {
     let app = on_sqlite(&[]).await;
     let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
     let deep = nested(10_000);
@@ -136,7 +136,7 @@ async fn deep_nesting_is_refused_wherever_it_is() {
 
 /// What is asked for in the body of a request that takes none would not be done.
 #[tokio::test]
-async fn a_body_that_is_not_taken_is_refused() {
+async fn body_of_a_request_without_body_is_rejected() {
     let app = on_sqlite(&[]).await;
     app.record("s", &[serde_json::json!({"role": "user", "content": "a"})]).await;
     let changes =
@@ -153,7 +153,7 @@ async fn a_body_that_is_not_taken_is_refused() {
 
 /// One that may be left out is left out whole: a line break is no JSON.
 #[tokio::test]
-async fn white_space_is_not_a_body() {
+async fn white_space_counts_as_no_body() {
     let app = on_sqlite(&[]).await;
     for path in ["/sessions/s/context", "/sessions/s/tools/memory_read"] {
         let detail = raw_json(&app, &format!("POST {path}"), b"\n").await.problem(400, "malformed-json");
@@ -163,7 +163,7 @@ async fn white_space_is_not_a_body() {
 }
 
 #[tokio::test]
-async fn the_body_must_say_that_it_is_json() {
+async fn body_without_json_content_type_is_rejected() {
     let app = on_sqlite(&[]).await;
     let request = || app.request(Method::POST, PATH).body(GOOD);
     send(request()).await.problem(415, "unsupported-media-type");
@@ -192,7 +192,7 @@ async fn the_body_must_say_that_it_is_json() {
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_is_refused_with_the_limit() {
+async fn too_large_body_is_rejected_with_the_limit() {
     let app = on_sqlite(&[("limits.max_body_bytes", "1000")]).await;
     let body = |bytes: usize| {
         let around = r#"{"user_message":"","assistant_reply":"b"}"#.len();

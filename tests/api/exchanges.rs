@@ -17,7 +17,7 @@ async fn with_key(app: &TestApp, key: &str, body: &str) -> Answer {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_forms_are_one(backend: Backend) {
+async fn question_and_answer_form_equals_messages_form(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let parts =
         json!([{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "data:,"}}]);
@@ -52,7 +52,7 @@ async fn both_forms_are_one(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_are_kept_byte_for_byte(backend: Backend) {
+async fn message_is_returned_byte_for_byte(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let given = [
         r#"{"z":1.0,"role":"user","n":1E+2,"content":"é\u00e9\/\u0000 😀 \ud83d\ude00","big":123456789012345678901,"a":null}"#,
@@ -71,7 +71,7 @@ async fn messages_are_kept_byte_for_byte(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_writes_once(backend: Backend) {
+async fn append_with_reused_key_is_replayed_or_rejected(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let body = r#"{"user_message":"a","assistant_reply":"b"}"#;
     let first = with_key(&app, "k-1", body).await;
@@ -100,7 +100,7 @@ async fn a_key_writes_once(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_requests_at_once_with_one_key_write_once(backend: Backend) {
+async fn twenty_concurrent_requests_with_one_key_write_once(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let body = r#"{"user_message":"a","assistant_reply":"b"}"#;
     let answers = join_all((0..20).map(|_| with_key(&app, "k", body))).await;
@@ -114,7 +114,7 @@ async fn twenty_requests_at_once_with_one_key_write_once(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exchanges_at_once_leave_no_hole(backend: Backend) {
+async fn concurrent_exchanges_get_consecutive_seqs(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let body =
         |n: usize| json!({"user_message": format!("q{n}"), "assistant_reply": format!("a{n}")}).to_string();
@@ -133,7 +133,7 @@ async fn exchanges_at_once_leave_no_hole(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_stays_with_its_user(backend: Backend) {
+async fn append_for_another_user_is_rejected(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn = |user: Option<&str>| {
         let mut body = json!({"user_message": "a", "assistant_reply": "b"});
@@ -157,7 +157,7 @@ async fn a_session_stays_with_its_user(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metadata_is_replaced_as_a_whole(backend: Backend) {
+async fn metadata_of_an_exchange_replaces_all_metadata(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn = |metadata: &str| format!(r#"{{"user_message":"a","assistant_reply":"b"{metadata}}}"#);
     post(&app, PATH, turn("")).await.ok(201);
@@ -172,7 +172,7 @@ async fn metadata_is_replaced_as_a_whole(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_exchange_writes_nothing(backend: Backend) {
+async fn rejected_exchange_writes_nothing(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let last_is_wrong = r#"{"messages":[{"role":"user","content":"a"},{"role":"user"}]}"#;
     assert_eq!(post(&app, PATH, last_is_wrong).await.fields(), ["messages[1].content"]);
@@ -186,7 +186,7 @@ async fn a_refused_exchange_writes_nothing(backend: Backend) {
 }
 
 #[tokio::test]
-async fn a_key_is_1_to_255_visible_characters_and_one() {
+async fn invalid_idempotency_key_is_rejected() {
     let app = on_sqlite(&[]).await;
     let body = r#"{"user_message":"a","assistant_reply":"b"}"#;
     for key in ["", "a b", "é", &"k".repeat(256)] {

@@ -22,7 +22,7 @@ async fn get(app: &TestApp, path: &str) -> Answer {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn different_ids_share_nothing(backend: Backend) {
+async fn sessions_with_similar_ids_are_separate(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let long = "x".repeat(256);
     let ids = [
@@ -84,7 +84,7 @@ async fn different_ids_share_nothing(backend: Backend) {
 }
 
 #[tokio::test]
-async fn what_is_no_id_is_refused() {
+async fn invalid_id_is_rejected() {
     let app = on_sqlite(&[]).await;
     for id in ["%00", "a%0Ab", "%7F", "%C2%85", &"x".repeat(257), &encoded(&"é".repeat(129))] {
         assert_eq!(get(&app, &format!("/sessions/{id}")).await.fields(), ["session_id"], "{id}");

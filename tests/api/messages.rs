@@ -13,7 +13,7 @@ fn seqs(page: &Value) -> Vec<i64> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_history_goes_page_by_page(backend: Backend) {
+async fn history_is_returned_in_pages(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     get(&app, "/sessions/s/messages").await.problem(404, "session-not-found");
     app.record_turns("s", 0..5).await;
@@ -46,7 +46,7 @@ async fn the_history_goes_page_by_page(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_range_of_the_history(backend: Backend) {
+async fn range_of_the_history_is_returned(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..5).await;
     for (query, expected) in [

@@ -25,7 +25,7 @@ async fn part(demo: &Conversation, part: MessageRange) -> Vec<i64> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_is_bounded_in_rows_and_bytes(backend: Backend) {
+async fn message_range_is_bounded_in_rows_and_bytes(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let all = MessageRange { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 1 << 20 };
     assert_eq!(part(&demo, all).await, [0; 0]);
@@ -114,7 +114,7 @@ async fn import(
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_imported_session_is_as_any_other(backend: Backend) {
+async fn imported_session_equals_an_appended_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (archive, batches) = archive();
     assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), ImportOutcome::Imported);
@@ -167,7 +167,7 @@ async fn an_imported_session_is_as_any_other(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_without_a_time_get_the_stores(backend: Backend) {
+async fn imported_rows_without_time_get_the_store_time(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = counted(message(r#"{"role":"user","content":"a"}"#));
     let row = ImportedMessage { seq: 1, created_at: None, message: first.0, tokens: first.1 };
@@ -197,7 +197,7 @@ async fn rows_without_a_time_get_the_stores(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_import_never_touches_a_session_that_is_there(backend: Backend) {
+async fn import_into_an_existing_session_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["mine"]).await;
     let mut sql = Sql::on(&backend).await;
@@ -219,7 +219,7 @@ async fn an_import_never_touches_a_session_that_is_there(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_import_is_whole_or_not_at_all(backend: Backend) {
+async fn incomplete_import_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let (archive, batches) = archive();
@@ -255,7 +255,7 @@ async fn an_import_is_whole_or_not_at_all(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_import_that_its_caller_gives_up_is_whole_or_not_at_all(backend: Backend) {
+async fn cancelled_import_is_complete_or_absent(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let (archive, batches) = archive();
     let mut given_up = 0;

@@ -1,7 +1,7 @@
 //! `GET /sessions/{session_id}/export` and `POST /sessions/{session_id}/import`
 //!
-//! Both stream: neither an export nor an import is ever in memory as a whole, and an import has a limit of its own.
-//! `docs/export.md` has the format.
+//! Both are streamed and never held in memory as a whole. An import has a size limit of its own. `docs/export.md` describes
+//! the format.
 
 use crate::blocking;
 use crate::http::error::Problem;
@@ -24,23 +24,22 @@ use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
 pub(crate) const MEDIA_TYPE: &str = "application/x-ndjson";
-/// What JSON lines are called as well.
+/// Media types in use for JSON lines.
 const MEDIA_TYPES: [&str; 4] =
     [MEDIA_TYPE, "application/ndjson", "application/jsonl", "application/x-jsonlines"];
 
-/// What is read of a body after an error, so that a client that is still sending gets to see the answer.
+/// Bytes that are read after an error, so that a client that is still sending receives the response.
 const DRAINED: usize = 8 * 1024 * 1024;
-/// And for how long.
 const DRAINED_FOR: Duration = Duration::from_secs(1);
 
-/// The whole session as JSON lines: its state, its messages, its revisions, and a last line that says that it is whole.
+/// Returns the whole session as JSON lines: its state, its messages, its revisions, and a last line with a checksum.
 ///
-/// It is one snapshot, of the moment when it begins. Without its last line it is cut off; the connection breaks then.
+/// The export is a snapshot of the moment when it begins. If it fails, the connection is closed before the last line.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "memory",
     params(SessionPath),
     responses(
-        (status = 200, description = "The lines; docs/export.md has their format", body = String, content_type = "application/x-ndjson"),
+        (status = 200, description = "The lines; docs/export.md describes their format", body = String, content_type = "application/x-ndjson"),
         SessionNotFound,
     )
 )]
@@ -53,8 +52,8 @@ pub(crate) async fn export(
     let export = service.export(&tenant, &session).await?;
     let lines = stream::try_unfold(export, |mut export| async move {
         let next = export.next().await;
-        // There is nobody to tell but the log: the client sees a body that breaks off.
-        let next = next.inspect_err(|error| tracing::warn!(%error, "an export ended early"))?;
+        // The status is already sent. The client sees an incomplete body.
+        let next = next.inspect_err(|error| tracing::warn!(%error, "export failed"))?;
         Ok::<_, crate::service::Error>(next.map(|lines| (lines, export)))
     });
     Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], Body::from_stream(lines)))
@@ -64,19 +63,19 @@ pub(crate) async fn export(
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImportParams {
-    /// Whose session it becomes; where it is left out, the export's user, or `default` where it names none.
+    /// User of the new session. Without it, the user in the export; without that, `default`.
     #[param(value_type = Option<Id>)]
     user_id: Option<String>,
 }
 
-/// What was imported.
+/// The imported session.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ImportResponse {
     session_id: String,
     user_id: String,
-    /// Messages that were imported.
+    /// Number of imported messages.
     messages: i64,
-    /// Revisions that were imported.
+    /// Number of imported revisions.
     revisions: i64,
     /// The `seq` of the newest message.
     last_seq: i64,
@@ -84,16 +83,16 @@ pub(crate) struct ImportResponse {
     cursor: i64,
 }
 
-/// Makes a session of an export, or of JSON lines with `role` and `content`; all of it or nothing.
+/// Creates a session from an export, or from JSON lines with `role` and `content`, completely or not at all.
 ///
-/// The same import again is answered with 200 and writes nothing; into any other session that exists: 409.
+/// Repeating an import returns 200 and writes nothing. An import into any other existing session returns 409.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "memory",
     params(SessionPath, ImportParams),
-    request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; of at most limits.max_import_bytes"),
+    request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; at most limits.max_import_bytes"),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),
-        (status = 200, description = "It was imported before", body = ImportResponse),
+        (status = 200, description = "Imported by an earlier request", body = ImportResponse),
         SessionNotFound, SessionExists, ImportTooLarge, InsufficientStorage,
     )
 )]
@@ -108,7 +107,7 @@ pub(crate) async fn import(
 ) -> Result<impl IntoResponse, Problem> {
     let limits = &budget.limits;
     let upload = Upload::begin(ImportLimits { sizes: limits.sizes(), max_bytes: limits.max_import_bytes })?;
-    // One that says that it is too large is refused before any of it is read.
+    // Rejects a body with a too large Content-Length before reading it.
     upload.check_size(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
     let received = async {
@@ -144,8 +143,8 @@ fn is_lines(headers: &HeaderMap) -> bool {
     MEDIA_TYPES.contains(&essence.as_str())
 }
 
-/// Reads the body to its end, away from the threads that serve requests. However long that takes, something has to come
-/// within each `read_timeout`.
+/// Reads the body to its end. Parsing runs outside the threads that serve requests. The total time is unlimited, but each
+/// chunk must arrive within `read_timeout`.
 async fn receive(
     mut upload: Upload,
     body: &mut BodyDataStream,
@@ -160,7 +159,7 @@ async fn receive(
         let chunk = chunk.map_err(|_| {
             Problem::bad_request("The body broke off. Nothing was imported: send the request again.")
         })?;
-        // The line that is not whole yet; a line of an export may be larger than any body.
+        // The reservation covers the incomplete line, because a line of an export may be larger than any other body.
         reservation.resize(upload.partial_line_bytes() + chunk.len())?;
         upload = blocking::spawn_cpu(move || upload.feed(&chunk).map(|()| upload)).await?;
     }

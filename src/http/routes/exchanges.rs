@@ -25,7 +25,7 @@ use utoipa::{PartialSchema, ToSchema};
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// One turn: either `user_message` and `assistant_reply`, or `messages`.
+/// The body of an exchange: either `user_message` and `assistant_reply`, or `messages`.
 #[derive(Deserialize)]
 pub(crate) struct ExchangeRequest {
     user_message: Option<Box<RawValue>>,
@@ -38,7 +38,7 @@ pub(crate) struct ExchangeRequest {
 impl PartialSchema for ExchangeRequest {
     fn schema() -> RefOr<Schema> {
         let user_id = json!({
-            "description": "Whose session it is; can't change",
+            "description": "User of the session; cannot change",
             "oneOf": [{"$ref": "#/components/schemas/Id"}, {"type": "null"}]
         });
         let metadata = json!({
@@ -46,18 +46,18 @@ impl PartialSchema for ExchangeRequest {
         });
         let form = |title: &str, required: &[&str], fields: Value| json!({"title": title, "type": "object", "required": required, "properties": fields});
         schema_from_json(json!({
-            "description": "One turn: either `user_message` and `assistant_reply`, or `messages`",
+            "description": "An exchange: either `user_message` and `assistant_reply`, or `messages`",
             "oneOf": [
                 form("Question and answer", &["user_message", "assistant_reply"], json!({
                     "user_id": user_id,
                     "metadata": metadata,
                     "user_message": {
                         "$ref": "#/components/schemas/ContentBody",
-                        "description": "What the user said: text, or content parts"
+                        "description": "Content of the user message: text, or content parts"
                     },
                     "assistant_reply": {
                         "$ref": "#/components/schemas/ContentBody",
-                        "description": "What the agent replied: text, or content parts"
+                        "description": "Content of the reply: text, or content parts"
                     }
                 })),
                 form("Messages", &["messages"], json!({
@@ -66,7 +66,7 @@ impl PartialSchema for ExchangeRequest {
                     "messages": {
                         "type": "array",
                         "minItems": 1,
-                        "description": "The turn in the OpenAI chat format",
+                        "description": "The messages of the exchange in the OpenAI chat format",
                         "items": {"$ref": "#/components/schemas/ChatMessage"}
                     }
                 }))
@@ -77,24 +77,24 @@ impl PartialSchema for ExchangeRequest {
 
 impl ToSchema for ExchangeRequest {}
 
-/// Where an exchange was persisted.
+/// The position of a persisted exchange.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ExchangeResponse {
     session_id: String,
-    /// `seq` of its first message.
+    /// `seq` of the first message.
     first_seq: i64,
-    /// `seq` of its last message.
+    /// `seq` of the last message.
     last_seq: i64,
-    /// Messages of this exchange.
+    /// Number of messages.
     message_count: i64,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
 }
 
-/// Persists one exchange, whole or not at all.
+/// Persists one exchange, completely or not at all.
 ///
-/// Answered after the commit is durable. With an `Idempotency-Key`, the same request again gets the same answer
-/// and writes nothing.
+/// The response is sent after the commit is durable. With an `Idempotency-Key`, repeating the request returns the same
+/// response and writes nothing.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "memory",
     params(
@@ -104,7 +104,7 @@ pub(crate) struct ExchangeResponse {
     request_body = ExchangeRequest,
     responses(
         (status = 201, description = "Persisted", body = ExchangeResponse,
-            headers(("Idempotent-Replayed" = Option<bool>, description = "true: an earlier request with the key did it"))),
+            headers(("Idempotent-Replayed" = Option<bool>, description = "true if an earlier request with the same key wrote the exchange"))),
         SessionUserMismatch,
     )
 )]

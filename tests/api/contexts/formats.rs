@@ -20,7 +20,7 @@ fn text(text: &str) -> Value {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_in_the_anthropic_format(backend: Backend) {
+async fn context_in_anthropic_format_has_system_and_content_blocks(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     put(&app, "/users/default/memory", r#"{"content":"Likes tea."}"#).await.ok(200);
     let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
@@ -90,7 +90,7 @@ async fn a_session_in_the_anthropic_format(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_and_results_are_completed_in_both_formats(backend: Backend) {
+async fn missing_calls_and_results_are_inserted_in_both_formats(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let result = |id: &str, content: &str| json!({"role": "tool", "tool_call_id": id, "content": content});
     let given = [
@@ -144,7 +144,7 @@ async fn calls_and_results_are_completed_in_both_formats(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_calls_at_all_are_not_sent(backend: Backend) {
+async fn empty_tool_calls_are_not_sent(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn =
         r#"{"role":"user","content":"Tea?"},{"role":"assistant","tool_calls":[],"content":"Yes.","x":1.0}"#;
@@ -168,7 +168,7 @@ async fn no_calls_at_all_are_not_sent(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_stable_part_is_marked_for_the_cache(backend: Backend) {
+async fn cache_control_marks_the_stable_prefix(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..2).await;
     let asked = |most: Option<u32>| json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "Hm?", "cache_control": true, "max_tokens": most});
@@ -197,7 +197,7 @@ async fn the_stable_part_is_marked_for_the_cache(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_asked_is_where_the_next_context_goes_on(backend: Backend) {
+async fn context_after_the_reply_continues_the_previous_context(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let list = |answer: &Answer| {
         let (_, rest) = answer.text.split_once(r#""messages":["#).expect("a list");
@@ -221,7 +221,7 @@ async fn what_was_asked_is_where_the_next_context_goes_on(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bound_and_budget_leave_out_one_after_the_other(backend: Backend) {
+async fn bound_then_budget_omit_messages(backend: Backend) {
     let set = [SMALL, &[("consolidation.max_history_messages", "8")]].concat();
     let app = TestApp::start(&backend, &set).await;
     app.record_turns("s", 0..6).await;
@@ -245,7 +245,7 @@ async fn bound_and_budget_leave_out_one_after_the_other(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_factor_scales_budgets_and_counts(backend: Backend) {
+async fn tokenizer_factor_scales_budgets_and_counts(backend: Backend) {
     let set = [
         ("tokens.tokenizer", "o200k_base*1.5"),
         ("consolidation.threshold", "4"),
@@ -290,7 +290,7 @@ async fn a_factor_scales_budgets_and_counts(backend: Backend) {
 }
 
 #[tokio::test]
-async fn wrong_budgets_and_formats_are_named() {
+async fn invalid_budgets_and_formats_are_reported() {
     let app = on_sqlite(&[]).await;
     for (body, expected) in [
         (r#"{"max_tokens":0}"#, ["max_tokens"]),

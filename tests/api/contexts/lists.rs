@@ -58,7 +58,7 @@ fn number(value: &Value) -> usize {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_list_is_one_that_providers_take(backend: Backend) {
+async fn every_context_is_valid_for_its_provider(backend: Backend) {
     // Short tails, so that summaries and the bound part calls and results.
     let set: Set<'_> = &[
         ("consolidation.threshold", "12"),
@@ -104,7 +104,7 @@ fn unit_before(messages: &[Value], from: usize) -> usize {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_budget_holds_and_is_used(backend: Backend) {
+async fn context_fits_the_budget_and_uses_it(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let stories = (sessions(8), 0.0..1.1_f64, text(), any::<bool>());
     told(&stories, async |session, (messages, share, question, anthropic)| {
@@ -212,7 +212,7 @@ fn stable(format: &str, answer: &Answer) -> Vec<String> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_context_begins_as_the_one_before(backend: Backend) {
+async fn context_begins_with_the_stable_prefix_of_the_previous_one(backend: Backend) {
     let set: Set<'_> = &[("consolidation.threshold", "16"), ("consolidation.keep_recent", "4")];
     let app = TestApp::start(&backend, set).await;
     let compared = Cell::new(0);
