@@ -262,7 +262,7 @@ mod tests {
         }
     }
 
-    /// In a burst all requests wait; under overload at most a quarter of the number of permits, but one.
+    /// In a burst all requests wait; under overload at most a quarter of the number of permits, and at least one.
     #[tokio::test(start_paused = true)]
     async fn queue_is_short_under_overload() {
         let admission = admission(|_| ());
