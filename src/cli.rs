@@ -62,7 +62,7 @@ enum Command {
     Reindex,
     /// Print the effective settings with their origins
     Config,
-    /// Print the `OpenAPI` document
+    /// Print the OpenAPI document
     Openapi,
     /// Commands for the configured models
     #[command(subcommand)]
