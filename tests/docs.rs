@@ -1,5 +1,5 @@
-//! Checks the documentation: the README's quick start prints the output shown there, and every test that
-//! `docs/guarantees.md` names exists.
+//! Checks the documentation: the README's quick start prints the output shown there, links resolve, and the tests, files and
+//! names that it mentions exist.
 #![cfg(test)]
 
 use std::io::{BufRead, BufReader};
@@ -99,6 +99,67 @@ fn guarantees_name_existing_tests() {
     assert!(names.len() > 30, "{names:?}");
     let missing: Vec<_> = names.iter().filter(|name| !sources.contains(&format!(" fn {name}("))).collect();
     assert!(missing.is_empty(), "docs/guarantees.md names tests that do not exist: {missing:#?}");
+}
+
+#[test]
+fn relative_links_and_anchors_resolve() {
+    let mut broken = Vec::new();
+    for path in documents() {
+        let folder = path.parent().expect("a folder");
+        let text = std::fs::read_to_string(&path).expect("UTF-8");
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { folder.join(file) };
+            let has_anchor = || std::fs::read_to_string(&target).is_ok_and(|text| has_heading(&text, anchor));
+            if !link.contains("://") && !(target.exists() && (anchor.is_empty() || has_anchor())) {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Returns `true` if the document has a heading with this anchor, formed by GitHub's rule.
+fn has_heading(markdown: &str, anchor: &str) -> bool {
+    let is_part = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    let headings = markdown.lines().filter(|line| line.starts_with('#'));
+    let titles = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());
+    titles.map(|title| title.chars().filter(is_part).collect::<String>().replace(' ', "-")).any(|id| id == anchor)
+}
+
+#[test]
+fn named_files_and_names_of_the_glossary_exist() {
+    let mut missing = Vec::new();
+    for path in documents() {
+        let text = std::fs::read_to_string(&path).expect("UTF-8");
+        let spans = text.split('`').skip(1).step_by(2);
+        let is_path = |span: &&str| {
+            ["src/", "tests/", "migrations/"].iter().any(|folder| span.starts_with(folder))
+                && !span.contains(['<', '{', ' ', '*'])
+        };
+        let absent = spans.filter(is_path).filter(|span| !Path::new(span).exists());
+        missing.extend(absent.map(|span| format!("{}: {span}", path.display())));
+    }
+    let sources: String = ["src", "tests"].iter().flat_map(|folder| rust_files(Path::new(folder))).collect();
+    let rows = include_str!("../docs/glossary.md").lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.trim_end_matches(" |").split(" | ").nth(2));
+    for name in cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).filter(|name| !name.contains('/')) {
+        let last = name.rsplit("::").next().and_then(|name| name.split(':').next()).unwrap_or(name);
+        if !sources.contains(last) {
+            missing.push(format!("docs/glossary.md: {name}"));
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Returns the paths of README.md, CONTRIBUTING.md and all documents in docs/.
+fn documents() -> Vec<PathBuf> {
+    let of = |folder: &str| {
+        let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect::<Vec<_>>()
+    };
+    let top = ["README.md", "CONTRIBUTING.md"].map(PathBuf::from);
+    top.into_iter().chain(of("docs")).chain(of("docs/decisions")).collect()
 }
 
 /// Returns the text of all Rust files in a folder and its subfolders.
