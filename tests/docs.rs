@@ -124,7 +124,9 @@ fn has_heading(markdown: &str, anchor: &str) -> bool {
     let is_part = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
     let headings = markdown.lines().filter(|line| line.starts_with('#'));
     let titles = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());
-    titles.map(|title| title.chars().filter(is_part).collect::<String>().replace(' ', "-")).any(|id| id == anchor)
+    titles
+        .map(|title| title.chars().filter(is_part).collect::<String>().replace(' ', "-"))
+        .any(|id| id == anchor)
 }
 
 #[test]
@@ -155,7 +157,8 @@ fn named_files_and_names_of_the_glossary_exist() {
 /// Returns the paths of README.md, CONTRIBUTING.md and all documents in docs/.
 fn documents() -> Vec<PathBuf> {
     let of = |folder: &str| {
-        let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let entries =
+            std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
         entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect::<Vec<_>>()
     };
     let top = ["README.md", "CONTRIBUTING.md"].map(PathBuf::from);
