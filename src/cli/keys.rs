@@ -99,11 +99,12 @@ async fn create(
 
 /// Revokes a key by its ID. Also accepts the whole key, because that is what users have if a key leaks.
 async fn revoke(keys: &Keys, id_or_key: &str, database: &str) -> Result<(), Box<dyn Error>> {
-    let id_of_key = || ApiKey::parse(id_or_key).map(|key| key.id().clone());
     // The error does not repeat the argument: it may be a key with a typing error.
-    let id = KeyId::parse(id_or_key).or_else(|_| id_of_key()).map_err(|_| {
-        error("this is not the ID of a key, which has 8 characters; `precis keys list` shows all IDs")
-    })?;
+    let id = KeyId::parse(id_or_key)
+        .or_else(|_| ApiKey::parse(id_or_key).map(|key| key.id().clone()))
+        .map_err(|_| {
+            error("this is not the ID of a key, which has 8 characters; `precis keys list` shows all IDs")
+        })?;
     if !keys.revoke(&id).await? {
         return Err(error(format!("there is no key {id} in {database}; `precis keys list` shows all keys")));
     }

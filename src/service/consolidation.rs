@@ -101,6 +101,12 @@ enum RunError {
     Panicked,
 }
 
+/// A plan that a context request made from its snapshot, before the run took the lease.
+pub(super) struct SnapshotPlan {
+    pub(super) session_created_at: OffsetDateTime,
+    pub(super) plan: ConsolidationPlan,
+}
+
 /// One consolidation of one session.
 struct ConsolidationRun {
     service: MemoryService,
@@ -159,7 +165,7 @@ impl MemoryService {
         tenant: &TenantId,
         session: &SessionId,
         condition: LeaseCondition,
-        plan: Option<ConsolidationPlan>,
+        plan: Option<SnapshotPlan>,
         pools: &PoolNames,
     ) -> JoinHandle<ConsolidationReport> {
         let (service, tenant, session, pools) =
@@ -180,13 +186,16 @@ impl MemoryService {
         tenant: TenantId,
         session: &SessionId,
         condition: LeaseCondition,
-        plan: Option<ConsolidationPlan>,
+        plan: Option<SnapshotPlan>,
         pools: PoolNames,
     ) -> ConsolidationReport {
         let (lease, lease_ttl) = (Uuid::new_v4(), self.lease_ttl(&pools));
         match self.store.take_lease(&tenant, session, lease, condition, lease_ttl).await {
             Ok(Some(session)) => {
                 let is_forced = condition == LeaseCondition::Force;
+                // If the session was erased and created again since the snapshot, it may be at the same revision.
+                let plan =
+                    plan.filter(|made| made.session_created_at == session.created_at).map(|made| made.plan);
                 let report = Outcome::NotDue.into();
                 let (service, lines) = (self, Vec::new());
                 let run = ConsolidationRun {
@@ -344,16 +353,16 @@ impl ConsolidationRun {
         let messages = self.service.store.messages(&self.tenant, &self.session.session_id, query).await?;
         let messages = messages.filter(|messages| messages.len() == count).ok_or(RunError::Superseded)?;
         // Parsing and counting a megabyte takes some tens of milliseconds.
-        let lines = move || -> Result<Vec<TranscriptLine>, RunError> {
+        let lines = move || -> Option<Vec<TranscriptLine>> {
             messages
                 .into_iter()
                 .map(|stored| {
-                    let message = Message::from_stored(stored.json).map_err(|_| RunError::CorruptMessage)?;
-                    Ok(TranscriptEntry::of(&message).into())
+                    let message = Message::from_stored(stored.json).ok()?;
+                    Some(TranscriptEntry::of(&message).into())
                 })
                 .collect()
         };
-        blocking::spawn_cpu(lines).await
+        blocking::spawn_cpu(lines).await.ok_or(RunError::CorruptMessage)
     }
 
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.

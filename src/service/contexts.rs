@@ -1,11 +1,11 @@
 //! Building a context: the message list that an agent should send to its model now.
 
-use super::consolidation::{ConsolidationReport, Outcome};
+use super::consolidation::{ConsolidationReport, Outcome, SnapshotPlan};
 use super::work_permit::WorkPermit;
 use super::{Error, MemoryService, PoolNames, corrupt_message};
 use crate::blocking;
 use crate::domain::budget::{self, MessageCost};
-use crate::domain::consolidation::{ConsolidationPlan, Due, Mode};
+use crate::domain::consolidation::{Due, Mode};
 use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
 use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
 use crate::domain::format::{Format, RenderInput, RenderedContext, RenderedMessage};
@@ -80,6 +80,7 @@ pub struct ContextTokens {
 }
 
 /// The decision of a context request about consolidation.
+#[expect(clippy::large_enum_variant, reason = "one value per request, never stored")]
 enum ConsolidationCheck {
     /// No run is needed or possible now; the report says why.
     Report(ConsolidationReport),
@@ -93,7 +94,7 @@ struct DueRun {
     pools: PoolNames,
     condition: LeaseCondition,
     /// The plan for the tail, if the snapshot contains the complete tail.
-    plan: Option<ConsolidationPlan>,
+    plan: Option<SnapshotPlan>,
 }
 
 impl MemoryService {
@@ -204,6 +205,8 @@ impl MemoryService {
                 let (condition, plan) = if ignores_retry_at {
                     (LeaseCondition::Force, None)
                 } else {
+                    let session_created_at = session.created_at;
+                    let plan = plan.map(|plan| SnapshotPlan { session_created_at, plan });
                     (LeaseCondition::IfDue { revision: session.revision }, plan)
                 };
                 ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), condition, plan })

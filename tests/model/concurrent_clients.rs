@@ -105,7 +105,7 @@ async fn run_client(app: &TestApp, number: usize, actions: &Actions) -> Vec<Ackn
         match *action {
             Action::AppendExchange(session) => acknowledged.push(append(app, session, false, &mark, 1).await),
             Action::AppendWithToolCall(session) => {
-                acknowledged.push(append(app, session, true, &mark, 1).await)
+                acknowledged.push(append(app, session, true, &mark, 1).await);
             }
             Action::AppendTwice(session) => acknowledged.push(append(app, session, false, &mark, 2).await),
             Action::BuildContext(session) => {

@@ -108,7 +108,7 @@ impl Executor {
                 }
             }
             Operation::ImportMessages { session, count } => {
-                import_messages(app, tenant, session, count).await
+                import_messages(app, tenant, session, count).await;
             }
             Operation::BuildContext { .. } | Operation::Consolidate { .. } => {}
         }
@@ -135,7 +135,7 @@ impl Executor {
             (true, _) => assert_eq!(response.status, 502, "{response:?}"),
             (false, true) => assert_eq!(response.ok(200), Value::Null),
             (false, false) => {
-                assert_eq!(Some(&response.ok(201)), session.revisions.last().map(|last| &last.json))
+                assert_eq!(Some(&response.ok(201)), session.revisions.last().map(|last| &last.json));
             }
         }
     }

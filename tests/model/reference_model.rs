@@ -84,13 +84,13 @@ pub(super) struct ToolCall {
     pub(super) result: Option<usize>,
 }
 
-/// The tool calls without a result that a split point must not leave behind.
+/// The open tool calls that a split point must not separate from their results.
 #[derive(Clone, Copy)]
-enum OpenCalls {
-    KeepAll,
+enum KeptCalls {
+    All,
     /// A call may be left behind if the user continued after it.
-    KeepUnlessUserContinued,
-    KeepNone,
+    UnlessUserContinued,
+    None,
 }
 
 impl Tenant {
@@ -279,15 +279,15 @@ impl Session {
 
     /// Returns `true` if a split after `seq` separates a call that was made after `cursor` from its result, or from a
     /// result that may still come.
-    fn splits_call(&self, cursor: usize, seq: usize, open_calls: OpenCalls) -> bool {
+    fn splits_call(&self, cursor: usize, seq: usize, open_calls: KeptCalls) -> bool {
         let is_user = |seq: usize| self.history.get(seq - 1).is_some_and(|message| message.is_user);
         let mut calls =
             tool_calls(&self.history).into_iter().filter(|call| call.seq > cursor && call.seq <= seq);
         calls.any(|call| match (call.result, open_calls) {
             (Some(result), _) => result > seq,
-            (None, OpenCalls::KeepAll) => true,
-            (None, OpenCalls::KeepUnlessUserContinued) => !(call.seq + 1..=seq + 1).any(is_user),
-            (None, OpenCalls::KeepNone) => false,
+            (None, KeptCalls::All) => true,
+            (None, KeptCalls::UnlessUserContinued) => !(call.seq + 1..=seq + 1).any(is_user),
+            (None, KeptCalls::None) => false,
         })
     }
 
@@ -298,7 +298,7 @@ impl Session {
     fn split_point(&self, settings: &ServiceSettings, cursor: usize) -> Option<usize> {
         let last = self.history.len();
         let too_long = last - cursor > settings.max_history_messages;
-        let rules = [OpenCalls::KeepAll, OpenCalls::KeepUnlessUserContinued, OpenCalls::KeepNone];
+        let rules = [KeptCalls::All, KeptCalls::UnlessUserContinued, KeptCalls::None];
         rules.into_iter().take(if too_long { 3 } else { 1 }).find_map(|rule| {
             let candidates = cursor + 1..=last.saturating_sub(settings.keep_recent);
             let safe: Vec<usize> = candidates.filter(|seq| !self.splits_call(cursor, *seq, rule)).collect();

@@ -291,7 +291,7 @@ fn event_parts(events: &[Event], forms: &[Form]) -> Vec<(Duration, Vec<u8>)> {
     for form in forms {
         match *form {
             Form::ByteOrderMark => prefix.insert(0, '\u{feff}'),
-            Form::LargeComment(bytes) => prefix.push_str(&format!(": {}\n\n", "x".repeat(bytes))),
+            Form::LargeComment(bytes) => prefix.push_str(&[": ", &"x".repeat(bytes), "\n\n"].concat()),
             Form::LargeEvent(bytes) => prefix.push_str(&unknown_event(&"x".repeat(bytes))),
             _ => {}
         }
@@ -324,7 +324,7 @@ fn event_text(event: &Event, forms: &[Form]) -> String {
         text.push_str("id: 7\nretry: 60000\nx-unknown: 1\nx-empty\n");
     }
     if let Some(name) = event.name {
-        text.push_str(&format!("event: {name}\n"));
+        text.push_str(&["event: ", name, "\n"].concat());
     }
     if has(Form::Comments) {
         text.push_str(": within an event\n");
@@ -334,7 +334,7 @@ fn event_text(event: &Event, forms: &[Form]) -> String {
         data["x_unknown"] = json!({"list": [1, null, {}], "text": "not a part of the response"});
     }
     let data = data.as_str().map_or_else(|| data.to_string(), str::to_owned);
-    text.push_str(&format!("data: {data}\n\n"));
+    text.push_str(&["data: ", &data, "\n\n"].concat());
     text
 }
 

@@ -103,6 +103,7 @@ enum SystemBody {
 /// memory document, the notice about omitted messages, and the `system_prompt`, `skills` and `include_memory_skill` of the
 /// request.
 #[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the fields are part of the API")]
 struct CacheBody {
     /// Number of stable messages at the beginning. In the format `anthropic`, the last one may receive further blocks.
     stable_messages: usize,

@@ -185,7 +185,7 @@ impl ExchangeRequest {
                 }
                 match assistant_reply {
                     Some(content) => {
-                        take("assistant_reply", Message::from_content(Role::Assistant, &content))
+                        take("assistant_reply", Message::from_content(Role::Assistant, &content));
                     }
                     None => lacks.push(("assistant_reply", missing)),
                 }

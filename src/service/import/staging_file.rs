@@ -84,12 +84,11 @@ fn send_batches(
             return Ok(());
         }
         bytes += read;
-        match message {
-            Some(message) => messages.push(parse_message(message).ok_or_else(corrupt_file)?),
-            None => {
-                let json = row.strip_prefix("r ").ok_or_else(corrupt_file)?;
-                revisions.push(parse_revision(json).map_err(|_| corrupt_file())?);
-            }
+        if let Some(message) = message {
+            messages.push(parse_message(message).ok_or_else(corrupt_file)?);
+        } else {
+            let json = row.strip_prefix("r ").ok_or_else(corrupt_file)?;
+            revisions.push(parse_revision(json).map_err(|_| corrupt_file())?);
         }
     }
 }

@@ -86,7 +86,7 @@ impl Response {
 
     /// Sends the response. Calls `before_end` before the last bytes of a complete response, so that the client cannot
     /// act on the end of the response before the server has recorded it.
-    pub(super) async fn send(self, writer: &mut WriteHalf<'_>, before_end: impl FnOnce()) {
+    pub(super) async fn send(self, connection: &mut WriteHalf<'_>, before_end: impl FnOnce()) {
         let mut writes = vec![(Duration::ZERO, self.head().into_bytes())];
         let chunk_bytes = if self.single_bytes { 1 } else { CHUNK_BYTES };
         for (pause, bytes) in &self.parts {
@@ -107,7 +107,7 @@ impl Response {
         let (last_pause, last) = writes.pop().expect("the head");
         for (pause, bytes) in writes {
             sleep(pause).await;
-            if writer.write_all(&bytes).await.is_err() {
+            if connection.write_all(&bytes).await.is_err() {
                 return;
             }
         }
@@ -115,7 +115,7 @@ impl Response {
         if matches!(self.end, End::Complete) {
             before_end();
         }
-        if writer.write_all(&last).await.is_err() {
+        if connection.write_all(&last).await.is_err() {
             return;
         }
         match &self.end {
@@ -123,7 +123,7 @@ impl Response {
             End::Silence => std::future::pending().await,
             End::Repeat(pause, bytes) => loop {
                 sleep(*pause).await;
-                if writer.write_all(&self.framed(bytes)).await.is_err() {
+                if connection.write_all(&self.framed(bytes)).await.is_err() {
                     return;
                 }
             },
