@@ -100,14 +100,14 @@ impl ModelError {
             Self::Status { status: 429, .. } => "rate_limited",
             Self::Status { status: 401 | 403, .. } => "unauthorized",
             Self::Status { status: 500.., .. } => "server_error",
-            Self::Status { .. } => "rejected",
+            Self::Status { .. } => "status",
             Self::PromptTooLong(_) => "too_long",
             Self::Protocol(_) => "protocol",
-            Self::StreamTruncated => "broken_off",
-            Self::Rejected(_) => "refused",
-            Self::SecretUnavailable(_) => "key",
+            Self::StreamTruncated => "truncated_stream",
+            Self::Rejected(_) => "rejected",
+            Self::SecretUnavailable(_) => "secret",
             Self::CircuitOpen(_) => "breaker_open",
-            Self::RetryLater(_) => "paused",
+            Self::RetryLater(_) => "retry_later",
             Self::InputLimitTooSmall(_) => "too_small",
             Self::QueueFull(_) => "queue_full",
             Self::QueueTimeout(_) => "queue_timeout",
@@ -121,14 +121,14 @@ impl ModelError {
         "rate_limited",
         "unauthorized",
         "server_error",
-        "rejected",
+        "status",
         "too_long",
         "protocol",
-        "broken_off",
-        "refused",
-        "key",
+        "truncated_stream",
+        "rejected",
+        "secret",
         "breaker_open",
-        "paused",
+        "retry_later",
         "too_small",
         "queue_full",
         "queue_timeout",
@@ -159,9 +159,10 @@ impl ModelError {
         }
     }
 
-    /// Returns `true` if the circuit breaker counts this error. Oversized prompts and rejected responses depend on the
-    /// conversation: counting them would block the model for all other sessions. The end of the pool's deadline is
-    /// not counted here, because the model may have had too little time.
+    /// Returns `true` if the circuit breaker counts this error as a failure. An oversized prompt depends on the
+    /// conversation: counting it would block the model for all other sessions. The end of the pool's deadline is not
+    /// counted here, because the model may have had too little time. The circuit breaker never sees a rejected response:
+    /// it records the call before the response check, as a success.
     #[must_use]
     pub fn is_model_fault(&self) -> bool {
         match self {

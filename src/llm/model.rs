@@ -161,6 +161,7 @@ impl Model {
             self.metrics.duration.record(duration);
         }
         let had_enough_time = remaining >= self.spec.settings.timeout.min(request.deadline) / 2;
+        // A call whose response is rejected below counts as a success: the model responded.
         self.record_outcome(call_permit, result.as_ref().err(), had_enough_time);
         let mut completion = match result {
             Ok(completion) => completion,

@@ -180,7 +180,7 @@ async fn metrics_report_calls_failures_and_breaker_of_each_model() {
         let failures = |cause: &str| {
             metrics.count(&format!("precis_llm_failures_total{{model=\"{model}\",cause=\"{cause}\"}}"))
         };
-        let failed = ["refused", "server_error", "breaker_open", "connection"].map(failures);
+        let failed = ["rejected", "server_error", "breaker_open", "connection"].map(failures);
         // The circuit breaker was open for the last session.
         let expected = if model == "first" { [1, 2, 1, 0] } else { [0; 4] };
         assert_eq!(failed, expected, "{model}");

@@ -106,21 +106,29 @@ fn faults() -> Vec<Row> {
             Error("timeout", 1, CALL_TIMEOUT),
         ),
         // The end of the stream.
-        ("connection broken within the stream", Behaviour::BreakOff(half()), Error("broken_off", 2, AT_ONCE)),
-        ("end without end mark", Behaviour::EndEarly(half()), Error("broken_off", 2, AT_ONCE)),
-        ("empty stream", Behaviour::EndEarly(String::new()), Error("broken_off", 2, AT_ONCE)),
+        (
+            "connection broken within the stream",
+            Behaviour::BreakOff(half()),
+            Error("truncated_stream", 2, AT_ONCE),
+        ),
+        ("end without end mark", Behaviour::EndEarly(half()), Error("truncated_stream", 2, AT_ONCE)),
+        ("empty stream", Behaviour::EndEarly(String::new()), Error("truncated_stream", 2, AT_ONCE)),
         (
             "content length too large",
             Behaviour::Whole(half()).with(Form::LengthOver(9)),
-            Error("broken_off", 2, AT_ONCE),
+            Error("truncated_stream", 2, AT_ONCE),
         ),
-        ("content length too small", good().with(Form::LengthUnder(900)), Error("broken_off", 2, AT_ONCE)),
+        (
+            "content length too small",
+            good().with(Form::LengthUnder(900)),
+            Error("truncated_stream", 2, AT_ONCE),
+        ),
         // Rejected responses.
-        ("empty", Behaviour::answer(" \n"), Error("refused", 1, AT_ONCE)),
-        ("none", Behaviour::answer("None."), Error("refused", 1, AT_ONCE)),
-        ("truncated", Behaviour::Finish(half(), "length"), Error("refused", 1, AT_ONCE)),
-        ("filtered", Behaviour::Finish(half(), "content_filter"), Error("refused", 1, AT_ONCE)),
-        ("reasoning without end", Behaviour::answer("<think>HALF"), Error("refused", 1, AT_ONCE)),
+        ("empty", Behaviour::answer(" \n"), Error("rejected", 1, AT_ONCE)),
+        ("none", Behaviour::answer("None."), Error("rejected", 1, AT_ONCE)),
+        ("truncated", Behaviour::Finish(half(), "length"), Error("rejected", 1, AT_ONCE)),
+        ("filtered", Behaviour::Finish(half(), "content_filter"), Error("rejected", 1, AT_ONCE)),
+        ("reasoning without end", Behaviour::answer("<think>HALF"), Error("rejected", 1, AT_ONCE)),
         ("garbage", Behaviour::garbage(), Error("protocol", 1, AT_ONCE)),
         ("web page", Behaviour::web_page(200), Error("protocol", 1, AT_ONCE)),
         (
@@ -146,14 +154,14 @@ fn faults() -> Vec<Row> {
         ),
         // Statuses.
         ("web page of a proxy", Behaviour::web_page(502), Error("server_error", 2, AT_ONCE)),
-        ("400", fail(400, "no such field"), Error("rejected", 1, AT_ONCE)),
+        ("400", fail(400, "no such field"), Error("status", 1, AT_ONCE)),
         ("401", fail(401, "who?"), Error("unauthorized", 1, AT_ONCE)),
         ("403", fail(403, "not you"), Error("unauthorized", 1, AT_ONCE)),
-        ("404", fail(404, "no such model"), Error("rejected", 1, AT_ONCE)),
-        ("408", fail(408, "too slow"), Error("rejected", 2, AT_ONCE)),
-        ("409", fail(409, "locked"), Error("rejected", 2, AT_ONCE)),
+        ("404", fail(404, "no such model"), Error("status", 1, AT_ONCE)),
+        ("408", fail(408, "too slow"), Error("status", 2, AT_ONCE)),
+        ("409", fail(409, "locked"), Error("status", 2, AT_ONCE)),
         ("413", fail(413, "too large"), Error("too_long", 1, AT_ONCE)),
-        ("425", fail(425, "too early"), Error("rejected", 2, AT_ONCE)),
+        ("425", fail(425, "too early"), Error("status", 2, AT_ONCE)),
         ("context too long", fail(400, "prompt is too long: 9 > 8"), Error("too_long", 1, AT_ONCE)),
         ("500", fail(500, "oops"), Error("server_error", 2, AT_ONCE)),
         (
@@ -162,7 +170,7 @@ fn faults() -> Vec<Row> {
             Error("server_error", 2, AT_ONCE),
         ),
         ("529", fail(529, "overloaded"), Error("server_error", 2, AT_ONCE)),
-        ("redirect", Behaviour::redirect(307, "http://127.0.0.1:9/"), Error("rejected", 1, AT_ONCE)),
+        ("redirect", Behaviour::redirect(307, "http://127.0.0.1:9/"), Error("status", 1, AT_ONCE)),
         // Retry-After, up to retry_max.
         ("429", fail(429, "slow down"), Error("rate_limited", 2, AT_ONCE)),
         ("429, 0 s", retry_after("0"), Error("rate_limited", 2, AT_ONCE)),
@@ -310,7 +318,7 @@ async fn redirect_is_not_followed() {
         for status in [301, 302, 303, 307, 308] {
             server.push(Behaviour::redirect(status, format!("{}/chat/completions", target.base_url())));
             let error = consolidate(&pool(protocol, &server)).await.expect_err("a redirect");
-            assert_eq!(labels(&error), [("m0", "rejected")]);
+            assert_eq!(labels(&error), [("m0", "status")]);
         }
     }
     assert_eq!(target.connections(), 0);

@@ -65,7 +65,7 @@ async fn secret_in_a_file_is_read_again_for_each_call() {
         };
         let pools = pool_of(vec![model("m0", provider(client(), protocol, &settings))]);
         let error = consolidate(&pools).await.expect_err("no key");
-        assert_eq!(labels(&error), [("m0", "key")]);
+        assert_eq!(labels(&error), [("m0", "secret")]);
         let text = error.to_string();
         assert!(text.contains("m0: secret unavailable: header x-api-key: cannot read the file"), "{text}");
         assert_eq!(server.connections(), 0, "nothing is sent without the key");

@@ -354,7 +354,7 @@ async fn timeout_after_a_short_rest_of_the_deadline_does_not_count_against_the_m
     let pools = pool_of(vec![slow, model("m0", Scripted::new(silence()), settings)]);
     for _ in 0..2 {
         let error = consolidate(&pools, "p").await.expect_err("both fail");
-        assert_eq!(labels(&error), [("m1", "broken_off"), ("m0", "timeout")]);
+        assert_eq!(labels(&error), [("m1", "truncated_stream"), ("m0", "timeout")]);
     }
 }
 
