@@ -153,7 +153,7 @@ pub fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
-    // The flag of the default command is accepted before other commands, too.
+    // Clap accepts the flag of the default command before the name of any command.
     let migrate = !cli.serve.no_migrate;
     match cli.command {
         None => serve::serve(cli.settings, migrate).await?,
@@ -163,8 +163,8 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             open_store(&settings, true).await?.close().await;
         }
         Some(Command::Export(args)) => export::export(cli.settings, args).await?,
-        Some(Command::Import(args)) => import::import(cli.settings, args).await?,
-        Some(Command::Reindex) => reindex::reindex(&cli.settings.load_and_log()?).await?,
+        Some(Command::Import(args)) => import::import(cli.settings, args, migrate).await?,
+        Some(Command::Reindex) => reindex::reindex(&cli.settings.load_and_log()?, migrate).await?,
         Some(Command::Config) => print!("{}", cli.settings.load()?),
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),
         Some(Command::Llm(LlmCommand::Check)) => {

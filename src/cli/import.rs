@@ -24,11 +24,15 @@ pub(super) struct ImportArgs {
     user: Option<String>,
 }
 
-pub(super) async fn import(settings: SettingsArgs, args: ImportArgs) -> Result<(), Box<dyn Error>> {
+pub(super) async fn import(
+    settings: SettingsArgs,
+    args: ImportArgs,
+    migrate: bool,
+) -> Result<(), Box<dyn Error>> {
     let (tenant, session) = args.session.parse()?;
     let user = args.user.map(UserId::new).transpose().map_err(|error| format!("--user {error}"))?;
     let settings = settings.load_and_log()?;
-    let store = open_store(&settings, true).await?;
+    let store = open_store(&settings, migrate).await?;
     let name =
         args.file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
     let failed = |cause| match cause {

@@ -8,10 +8,10 @@ use crate::service::reindex;
 use indicatif::ProgressBar;
 use std::error::Error;
 
-pub(super) async fn reindex(settings: &Settings) -> Result<(), Box<dyn Error>> {
+pub(super) async fn reindex(settings: &Settings, migrate: bool) -> Result<(), Box<dyn Error>> {
     let analyzer =
         settings.analyzer().ok_or_else(|| error("search.enabled is false: there is nothing to index for"))?;
-    let store = open_store(settings, true).await?;
+    let store = open_store(settings, migrate).await?;
     let progress = ProgressBar::new_spinner();
     let indexed = reindex::reindex(&store, analyzer, |indexed| progress.set_position(indexed)).await;
     let indexed = indexed.map_err(|cause| {
