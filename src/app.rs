@@ -65,7 +65,8 @@ impl App {
     pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
         // Loading the tokenizer takes a while, so it runs while the database is opened.
         let tokenizer = tokio::task::spawn_blocking(tokens::warm_up);
-        let metrics = Metrics::new().map_err(|error| AppError::Setup(error.to_string()))?;
+        let metrics =
+            Metrics::new(http::REQUEST_DURATION).map_err(|error| AppError::Setup(error.to_string()))?;
         let llm = Arc::new(metrics.with_recorder(|| models::pools(settings)).map_err(AppError::Setup)?);
         let store = open_store(settings, migrate).await?;
         check_search_index(&store, settings.analyzer()).await;

@@ -45,7 +45,7 @@ mod path;
 mod routes;
 pub mod server;
 
-pub use middleware::metrics::HttpMetrics;
+pub use middleware::metrics::{HttpMetrics, REQUEST_DURATION};
 
 const OPEN: Access = Access::Open;
 const READ: Access = Access::Key(Scope::Read);
@@ -60,7 +60,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(sessions::get))
         .route(WRITE, routes!(sessions::patch))
         .route(ADMIN, routes!(sessions::erase))
-        .route(WRITE, routes!(exchanges::record))
+        .route(WRITE, routes!(exchanges::append))
         .route(WRITE, routes!(contexts::build))
         .route(READ, routes!(messages::list))
         .route(WRITE, routes!(consolidations::consolidate))

@@ -68,12 +68,12 @@ pub struct PoolNames {
 
 /// Decodes a stored message.
 fn decode_message(json: String) -> Result<Message, StoreError> {
-    Message::from_stored(json).map_err(corrupt_message)
+    Message::from_stored(json).map_err(invalid_message)
 }
 
 /// Returns the error for a stored message that is invalid. The validation errors are dropped, because they may quote the
 /// message.
-fn corrupt_message(_: Vec<FieldError>) -> StoreError {
+fn invalid_message(_: Vec<FieldError>) -> StoreError {
     StoreError::Corrupt { what: "a message", why: "it is not a message of the chat format".to_owned() }
 }
 

@@ -35,7 +35,6 @@ const BUCKETS: [f64; 13] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.
 /// The histogram buckets of HTTP requests in seconds; most requests do not call a model.
 const REQUEST_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
-const REQUEST_DURATION: &str = "precis_http_request_duration_seconds";
 
 /// The interval at which histogram samples are aggregated if no client reads the metrics.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -45,8 +44,9 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Metrics(Arc<PrometheusRecorder>);
 
 impl Metrics {
-    pub fn new() -> Result<Self, BuildError> {
-        let requests = Matcher::Full(REQUEST_DURATION.to_owned());
+    /// Creates a recorder. `request_duration` is the name of the histogram of HTTP requests, which has its own buckets.
+    pub fn new(request_duration: &str) -> Result<Self, BuildError> {
+        let requests = Matcher::Full(request_duration.to_owned());
         let builder = PrometheusBuilder::new().set_buckets(&BUCKETS)?;
         let builder = builder.set_buckets_for_metric(requests, &REQUEST_BUCKETS)?;
         Ok(Self(Arc::new(builder.build_recorder())))

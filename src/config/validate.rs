@@ -3,14 +3,12 @@
 use super::error::{SettingError, SettingPath, origin_of};
 use super::schema::{closest, entries};
 use super::settings::{Provider, ProviderKind, Settings};
+use crate::domain::json_validation::MAX_JSON_DEPTH;
 use reqwest::Url;
 use reqwest::header::HeaderName;
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-
-/// Responses add up to three levels to a value from a request, and the parsers of some clients stop at 127.
-const MAX_JSON_DEPTH: u64 = 120;
 
 /// Large enough for "no limit", and small enough for every counter.
 const MAX_COUNT: u64 = 1_000_000;
@@ -74,7 +72,7 @@ impl Violations {
                 ["llm", "models", _, "breaker_failure_percent"] => (1, 100, ""),
                 ["llm", "models", _, "max_concurrent_calls"]
                 | ["limits", "max_requests_in_flight" | "max_concurrent_requests"] => (1, MAX_COUNT, ""),
-                ["limits", "max_json_depth"] => (1, MAX_JSON_DEPTH, ""),
+                ["limits", "max_json_depth"] => (1, MAX_JSON_DEPTH as u64, ""),
                 _ => (1, u64::MAX, ""),
             };
             let Some(number) = value.as_u64() else { continue };

@@ -1,4 +1,4 @@
-//! Exchanges: one turn of a conversation, persisted completely or not at all.
+//! Exchanges. An exchange is one turn of a conversation and is persisted completely or not at all.
 
 use super::id::UserId;
 use super::message::Message;
@@ -6,27 +6,28 @@ use super::tokens;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
-/// An exchange to persist; it has at least one message.
+/// An exchange to persist. It has at least one message.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// The messages, oldest first, with their token counts: counted here, once, and never on the read path.
+    /// The messages, oldest first, with their token counts. Tokens are counted once, by [`Exchange::new`], so that reading
+    /// does not count them again.
     pub messages: Vec<(Message, i64)>,
-    /// User of the session. `None` keeps the user of an existing session, and means `default` for a new one.
+    /// The user of the session. `None` keeps the user of an existing session, and means `default` for a new one.
     pub user_id: Option<UserId>,
-    /// Replaces the session's metadata: a JSON object.
+    /// A JSON object that replaces the metadata of the session.
     pub metadata: Option<String>,
 }
 
-/// A client's promise that two requests are one and the same.
+/// An idempotency key. Two requests with the same key are the same request, sent twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotencyKey {
-    /// The key, as it was sent.
+    /// The key as the client sent it.
     pub key: String,
     /// Hash of the exchange. A later request with the same key must have the same hash.
     pub fingerprint: Vec<u8>,
 }
 
-/// The answer to a persisted exchange.
+/// The result of persisting an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PersistedExchange {
     /// The `seq` of its first message.
@@ -34,12 +35,12 @@ pub struct PersistedExchange {
     /// The `seq` of its last message.
     pub last_seq: i64,
     pub created_at: OffsetDateTime,
-    /// An earlier request with the same key persisted the exchange.
+    /// `true` if an earlier request with the same key persisted the exchange.
     pub replayed: bool,
 }
 
 impl Exchange {
-    /// An exchange of these messages.
+    /// Creates an exchange and counts the tokens of its messages.
     #[must_use]
     pub fn new(messages: Vec<Message>, user_id: Option<UserId>, metadata: Option<String>) -> Self {
         let messages = messages
@@ -52,30 +53,30 @@ impl Exchange {
         Self { messages, user_id, metadata }
     }
 
-    /// Tokens of all its messages.
+    /// Returns the number of tokens of all messages.
     #[must_use]
     pub fn tokens(&self) -> i64 {
         self.messages.iter().map(|(_, tokens)| tokens).sum()
     }
 
-    /// A hash over all that is persisted: equal for equal exchanges, however their JSON was spaced.
+    /// Returns a hash of everything that is persisted. White space between the tokens of the JSON does not change it.
     #[must_use]
     pub fn fingerprint(&self) -> Vec<u8> {
         let mut hash = Sha256::new();
         let user_id = self.user_id.as_ref().map(UserId::as_str);
         for part in [user_id, self.metadata.as_deref()] {
             hash.update([u8::from(part.is_some())]);
-            field(&mut hash, part.unwrap_or_default());
+            hash_text(&mut hash, part.unwrap_or_default());
         }
         for (message, _) in &self.messages {
-            field(&mut hash, message.json());
+            hash_text(&mut hash, message.json());
         }
         hash.finalize().to_vec()
     }
 }
 
-/// Length first, so that two neighbours can't trade bytes.
-fn field(hash: &mut Sha256, text: &str) {
+/// Hashes a text after its length. Without the length, moving bytes from one text to the next would not change the hash.
+fn hash_text(hash: &mut Sha256, text: &str) {
     hash.update((text.len() as u64).to_le_bytes());
     hash.update(text);
 }

@@ -6,8 +6,8 @@
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// Largest value of the setting `limits.max_json_depth`. The parsers of clients have limits from 127 levels on, and stored
-/// JSON is returned to them one or two levels deeper. One deeper message would make its whole session unreadable.
+/// Largest value of the setting `limits.max_json_depth`. The parsers of some clients stop at 127 levels, and responses
+/// nest stored JSON up to three levels deeper. One deeper message would make its whole session unreadable.
 pub(crate) const MAX_JSON_DEPTH: usize = 120;
 
 /// Checks that `text` is one JSON value of at most `max_depth` nested lists and objects, without lone surrogates.

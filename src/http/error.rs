@@ -172,7 +172,7 @@ impl Problem {
     /// Returns the same text for all invalid keys, so that it does not help to guess one.
     pub(crate) fn unauthorized() -> Self {
         let detail = "This request needs a valid API key: send it as `Authorization: Bearer precis_…`. \
-            Create one with `precis keys create`.";
+            Create one with `precis keys create --tenant NAME`.";
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "No valid API key", detail)
     }
 

@@ -2,7 +2,7 @@
 
 use super::consolidation::{ConsolidationReport, Outcome, SnapshotPlan};
 use super::work_permit::WorkPermit;
-use super::{Error, MemoryService, PoolNames, corrupt_message};
+use super::{Error, MemoryService, PoolNames, invalid_message};
 use crate::blocking;
 use crate::domain::budget::{self, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
@@ -229,7 +229,7 @@ impl MemoryService {
         let omitted = tail.iter().take_while(|message| message.seq < coverage.verbatim_from).count();
         metadata.drain(..omitted);
         tail.drain(..omitted);
-        let mut history = options.format.render_messages(tail).map_err(corrupt_message)?;
+        let mut history = options.format.render_messages(tail).map_err(invalid_message)?;
         let user_message =
             options.user_message.map(|message| render(options.format, coverage.last_seq + 1, &message));
         let user_message = user_message.transpose()?;
@@ -311,7 +311,7 @@ impl ListCosts {
     ) -> Self {
         let cost = |message: &RenderedMessage| MessageCost {
             tokens: tokenizer.scale(message.tokens),
-            tokens_if_first: tokenizer.scale(message.tokens_as_first),
+            tokens_if_first: tokenizer.scale(message.tokens_if_first),
         };
         Self {
             tokenizer,
@@ -351,5 +351,5 @@ fn metadata_of(messages: &[ContextMessage]) -> Vec<MessageMetadata> {
 fn render(format: Format, seq: i64, message: &Message) -> Result<RenderedMessage, Error> {
     let metadata = MessageMetadata::new(message, tokens::count_message(message));
     let message = ContextMessage { seq, metadata, json: message.json().to_owned() };
-    Ok(format.render_messages(vec![message]).map_err(corrupt_message)?.pop().unwrap_or_default())
+    Ok(format.render_messages(vec![message]).map_err(invalid_message)?.pop().unwrap_or_default())
 }

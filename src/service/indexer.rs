@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 const DEBOUNCE: Duration = Duration::from_secs(1);
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// A worker that indexes pending messages whenever an exchange or an import has stored some.
+/// A worker that indexes the messages of newly stored exchanges.
 #[derive(Debug)]
 pub struct IndexWorker {
     store: Arc<dyn Store>,

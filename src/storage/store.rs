@@ -398,7 +398,7 @@ pub struct MessageRange {
 pub struct StoredMessage {
     pub seq: i64,
     pub created_at: OffsetDateTime,
-    /// JSON exactly as the client sent it.
+    /// The JSON of the client without the white space between its tokens.
     pub json: String,
 }
 

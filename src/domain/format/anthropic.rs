@@ -104,7 +104,7 @@ pub(super) fn render_message(
         (ContentBlock::ToolResult { tool_use_id, content }.into_item(Speaker::User), tokens)
     });
     if rendered.items.first().is_some_and(|item| item.speaker == Speaker::Assistant) {
-        rendered.tokens_as_first = PER_MESSAGE + *OPENING_TOKENS;
+        rendered.tokens_if_first = PER_MESSAGE + *OPENING_TOKENS;
     }
     Ok(rendered)
 }

@@ -24,7 +24,7 @@ pub struct RenderedMessage {
     /// Tokens of all items.
     pub tokens: i64,
     /// Additional tokens if the list begins with this message.
-    pub tokens_as_first: i64,
+    pub tokens_if_first: i64,
     /// Number of items that are not part of the history: see [`super::tool_pairing`].
     pub(super) inserted: usize,
     /// Number of trailing items that stand for missing results of the newest message. The results may still arrive and
@@ -86,7 +86,7 @@ impl RenderInput {
         let items = self.history.iter().map(|message| message.items.len() - message.provisional).sum();
         let tokens: i64 =
             self.history.iter().map(|message| scale(message.tokens - message.provisional_tokens)).sum();
-        let first = self.history.first().map_or(0, |message| scale(message.tokens_as_first));
+        let first = self.history.first().map_or(0, |message| scale(message.tokens_if_first));
         (items, scale(self.system_tokens) + first + tokens)
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const REQUESTS: &str = "precis_http_requests_total";
-const DURATION: &str = "precis_http_request_duration_seconds";
+pub const REQUEST_DURATION: &str = "precis_http_request_duration_seconds";
 const REJECTED: &str = "precis_requests_rejected_total";
 
 /// The label `route` of requests that match no route.
@@ -43,7 +43,7 @@ impl HttpMetrics {
         metrics::with_local_recorder(&*recorder, || {
             describe_counter!(REQUESTS, "Answered requests by route, method and status");
             describe_histogram!(
-                DURATION,
+                REQUEST_DURATION,
                 Unit::Seconds,
                 "Time from the head of a request to the head of its response"
             );
@@ -56,7 +56,7 @@ impl HttpMetrics {
         let status = response.status().as_str().to_owned();
         let exceeded = response.extensions().get::<ExceededLimit>().copied();
         metrics::with_local_recorder(&*self.recorder, || {
-            histogram!(DURATION, "route" => route.to_owned(), "method" => method).record(elapsed);
+            histogram!(REQUEST_DURATION, "route" => route.to_owned(), "method" => method).record(elapsed);
             counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => status)
                 .increment(1);
             if let Some(exceeded) = exceeded {

@@ -51,7 +51,7 @@ problem_responses! {
     // Of layers and extractors.
     BadRequest BAD_REQUEST "The path, the query or the body cannot be read: it is not percent-encoded UTF-8, not JSON, or incomplete"
     Unauthorized UNAUTHORIZED "No valid API key"
-    Forbidden FORBIDDEN "The key has neither the scope that `security` names nor one that includes it"
+    Forbidden FORBIDDEN "The key has neither the scope that `security` names nor one that includes it. Without a key: the host or the origin is not allowed (`server.allowed_hosts`, `server.cors_origins`)"
     BodyTimeout REQUEST_TIMEOUT "The body did not arrive in time (`server.read_timeout`)"
     BodyTooLarge PAYLOAD_TOO_LARGE "The body is too large (`limits.max_body_bytes`)"
     UnsupportedMediaType UNSUPPORTED_MEDIA_TYPE "The body has an unsupported media type"

@@ -24,13 +24,15 @@ use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
 pub(crate) const MEDIA_TYPE: &str = "application/x-ndjson";
-/// Media types in use for JSON lines.
+/// The accepted media types. Clients use several names for JSON lines.
 const MEDIA_TYPES: [&str; 4] =
     [MEDIA_TYPE, "application/ndjson", "application/jsonl", "application/x-jsonlines"];
 
-/// Bytes that are read after an error, so that a client that is still sending receives the response.
-const DRAINED: usize = 8 * 1024 * 1024;
-const DRAINED_FOR: Duration = Duration::from_secs(1);
+/// Maximum number of bytes that are read after an error. Without reading on, a client that is still sending would not
+/// receive the response.
+const MAX_DRAIN_BYTES: usize = 8 * 1024 * 1024;
+/// Maximum duration of this reading.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns the whole session as JSON lines: its state, its messages, its revisions, and a last line with a checksum.
 ///
@@ -107,7 +109,7 @@ pub(crate) async fn import(
 ) -> Result<impl IntoResponse, Problem> {
     let limits = &budget.limits;
     let upload = Upload::begin(ImportLimits { sizes: limits.sizes(), max_bytes: limits.max_import_bytes })?;
-    // Rejects a body with a too large Content-Length before reading it.
+    // Rejects a body before reading it if its Content-Length exceeds the limit.
     upload.check_size(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
     let received = async {
@@ -120,7 +122,7 @@ pub(crate) async fn import(
     let (user, received) = match received.await {
         Ok(received) => received,
         Err(problem) => {
-            let _ = timeout(DRAINED_FOR, drain(body)).await;
+            let _ = timeout(DRAIN_TIMEOUT, drain(body)).await;
             return Err(problem);
         }
     };
@@ -157,7 +159,7 @@ async fn receive(
             break;
         };
         let chunk = chunk.map_err(|_| {
-            Problem::bad_request("The body broke off. Nothing was imported: send the request again.")
+            Problem::bad_request("The body is incomplete. Nothing was imported: send the request again.")
         })?;
         // The reservation covers the incomplete line, because a line of an export may be larger than any other body.
         reservation.resize(upload.partial_line_bytes() + chunk.len())?;
@@ -170,7 +172,7 @@ async fn drain(mut body: BodyDataStream) {
     let mut read = 0;
     while let Some(Ok(chunk)) = body.next().await {
         read += chunk.len();
-        if read > DRAINED {
+        if read > MAX_DRAIN_BYTES {
             return;
         }
     }

@@ -7,12 +7,13 @@ use crate::domain::message::{Message, Role};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
 use crate::http::extract::{JsonBody, SessionPath, TenantFromKey, user_id};
+use crate::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED};
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::openapi::schemas::schema_from_json;
 use crate::service::MemoryService;
 use axum::Extension;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,9 +22,6 @@ use std::sync::Arc;
 use time::OffsetDateTime;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
-
-const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The body of an exchange: either `user_message` and `assistant_reply`, or `messages`.
 #[derive(Deserialize)]
@@ -108,7 +106,7 @@ pub(crate) struct ExchangeResponse {
         SessionUserMismatch,
     )
 )]
-pub(crate) async fn record(
+pub(crate) async fn append(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     SessionPath(session): SessionPath,
@@ -119,96 +117,94 @@ pub(crate) async fn record(
     let key = idempotency_key(&headers)?;
     let exchange =
         blocking::spawn_cpu_if_large(request.bytes(), move || request.into_exchange(&limits)).await?;
-    let recorded = service.append_exchange(&tenant, &session, exchange, key).await?;
+    let appended = service.append_exchange(&tenant, &session, exchange, key).await?;
     let body = ExchangeResponse {
         session_id: session.as_str().to_owned(),
-        first_seq: recorded.first_seq,
-        last_seq: recorded.last_seq,
-        message_count: recorded.last_seq - recorded.first_seq + 1,
-        created_at: recorded.created_at,
+        first_seq: appended.first_seq,
+        last_seq: appended.last_seq,
+        message_count: appended.last_seq - appended.first_seq + 1,
+        created_at: appended.created_at,
     };
     let mut response = (StatusCode::CREATED, axum::Json(body)).into_response();
-    if recorded.replayed {
-        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    if appended.replayed {
+        response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     }
     Ok(response)
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let mut keys = headers.get_all(KEY).iter();
+    let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(key) = keys.next() else {
         return Ok(None);
     };
-    let sound = (1..=255).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
+    let is_valid = (1..=255).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
     match (key.to_str(), keys.next()) {
-        (Ok(key), None) if sound => Ok(Some(key.to_owned())),
-        (_, Some(_)) => Err(Problem::invalid_field("Idempotency-Key", "given twice: send it once")),
+        (Ok(key), None) if is_valid => Ok(Some(key.to_owned())),
+        (_, Some(_)) => Err(Problem::invalid_field("Idempotency-Key", "sent more than once: send it once")),
         _ => Err(Problem::invalid_field("Idempotency-Key", "must have 1 to 255 visible ASCII characters")),
     }
 }
 
 impl ExchangeRequest {
-    /// Bytes of its messages.
+    /// Returns the size of the messages in bytes.
     fn bytes(&self) -> usize {
         let single = [&self.user_message, &self.assistant_reply].into_iter().flatten();
         single.chain(self.messages.iter().flatten()).map(|message| message.get().len()).sum()
     }
 
     fn into_exchange(self, limits: &Limits) -> Result<Exchange, Problem> {
-        let mut wrong = Vec::new();
+        let mut errors = Vec::new();
         let mut messages = Vec::new();
-        let mut take = |path: &str, parsed: Result<Message, Vec<FieldError>>| match parsed {
+        let mut add_message = |path: &str, parsed: Result<Message, Vec<FieldError>>| match parsed {
             Ok(message) => {
-                wrong.extend(limits.message(path, &message).err());
+                errors.extend(limits.message(path, &message).err());
                 messages.push(message);
             }
-            Err(errors) => wrong.extend(errors.into_iter().map(|invalid| invalid.in_value(path))),
+            Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(path))),
         };
-        let mut lacks = Vec::new();
-        // So many that each need not be looked at.
+        let mut form_errors = Vec::new();
+        // Checked first: with too many messages, checking each of them would be wasted work.
         limits.messages(self.messages.as_ref().map_or(0, Vec::len))?;
         match (self.user_message, self.assistant_reply, self.messages) {
             (None, None, Some(given)) => {
                 if given.is_empty() {
-                    lacks.push(("messages", "must hold at least one message"));
+                    form_errors.push(("messages", "must hold at least one message"));
                 }
                 for (index, message) in given.iter().enumerate() {
-                    take(&format!("messages[{index}]"), Message::parse(message));
+                    add_message(&format!("messages[{index}]"), Message::parse(message));
                 }
             }
             (user_message, assistant_reply, None) => {
                 let missing =
                     "missing: send user_message and assistant_reply, or messages for any other turn";
                 match user_message {
-                    Some(content) => take("user_message", Message::from_content(Role::User, &content)),
-                    None => lacks.push(("user_message", missing)),
+                    Some(content) => add_message("user_message", Message::from_content(Role::User, &content)),
+                    None => form_errors.push(("user_message", missing)),
                 }
                 match assistant_reply {
                     Some(content) => {
-                        take("assistant_reply", Message::from_content(Role::Assistant, &content));
+                        add_message("assistant_reply", Message::from_content(Role::Assistant, &content));
                     }
-                    None => lacks.push(("assistant_reply", missing)),
+                    None => form_errors.push(("assistant_reply", missing)),
                 }
             }
             (_, _, Some(_)) => {
-                lacks.push((
+                form_errors.push((
                     "messages",
-                    "can't stand beside user_message or assistant_reply: send one form or the other",
+                    "cannot be combined with user_message or assistant_reply: send one form or the other",
                 ));
             }
         }
-        let lacks = lacks.into_iter();
-        wrong.extend(
-            lacks.map(|(field, detail)| FieldError { field: field.to_owned(), detail: detail.to_owned() }),
-        );
+        errors
+            .extend(form_errors.into_iter().map(|(field, detail)| FieldError::new(field, detail.to_owned())));
         let user_id =
-            self.user_id.and_then(|id| user_id(id, "user_id").map_err(|error| wrong.push(error)).ok());
+            self.user_id.and_then(|id| user_id(id, "user_id").map_err(|error| errors.push(error)).ok());
         let metadata =
-            self.metadata.and_then(|given| limits.metadata(&given).map_err(|error| wrong.push(error)).ok());
-        if wrong.is_empty() {
+            self.metadata.and_then(|given| limits.metadata(&given).map_err(|error| errors.push(error)).ok());
+        if errors.is_empty() {
             Ok(Exchange::new(messages, user_id, metadata))
         } else {
-            Err(Problem::invalid(wrong))
+            Err(Problem::invalid(errors))
         }
     }
 }

@@ -3,6 +3,7 @@
 //! The boundaries are those of Unicode (UAX #29) within each line, corrected for chat: URLs and abbreviations do not end
 //! a sentence, and the end of a line always does.
 
+use crate::domain::headings::is_line_break;
 use unicode_segmentation::UnicodeSegmentation;
 
 /// Maximum length of a sentence in characters, about that of the longest sentences of edited English prose. Longer lines
@@ -42,10 +43,6 @@ pub(super) fn split(text: &str) -> Vec<Sentence<'_>> {
         }
     }
     sentences
-}
-
-fn is_line_break(c: char) -> bool {
-    matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
 /// Returns `true` for sentence ends of scripts that do not put a space after them.
