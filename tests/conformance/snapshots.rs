@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use test_case::test_case;
 use time::OffsetDateTime;
 
-async fn recall(conversation: &Conversation, user: &UserId, most: usize) -> ContextSnapshot {
+async fn load(conversation: &Conversation, user: &UserId, most: usize) -> ContextSnapshot {
     conversation.store.load_context(&conversation.tenant, &conversation.session, user, most).await.unwrap()
 }
 
@@ -22,7 +22,7 @@ fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn snapshot_of_missing_session_is_empty_and_creates_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let snapshot = recall(&demo, &UserId::default(), 200).await;
+    let snapshot = load(&demo, &UserId::default(), 200).await;
     assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
     assert!((OffsetDateTime::now_utc() - snapshot.now).abs() < time::Duration::minutes(1));
     assert_eq!(demo.find().await, None);
@@ -36,18 +36,18 @@ async fn snapshot_contains_memory_document_of_the_session_user(backend: Backend)
     let (ada, bo, cy) = (user_id("ada"), user_id("bo"), user_id("cy"));
     demo.remember(&ada, "# Ada's\n\nlikes tea 🍵").await;
     demo.remember(&bo, "Bo's").await;
-    let of = async |user| recall(&demo, user, 10).await.memory.map(|memory| memory.content);
+    let of = async |user| load(&demo, user, 10).await.memory.map(|memory| memory.content);
     assert_eq!(of(&bo).await.as_deref(), Some("Bo's"));
     assert_eq!(of(&cy).await, None);
     demo.record(&exchange_of("ada", &["a", "b"])).await;
     for asking in [&ada, &bo, &cy] {
-        let memory = recall(&demo, asking, 10).await.memory;
+        let memory = load(&demo, asking, 10).await.memory;
         assert_eq!(memory, demo.store.memory_document(&demo.tenant, &ada).await.unwrap());
         assert_eq!(memory.unwrap().content, "# Ada's\n\nlikes tea 🍵");
     }
     let other = demo.session("other");
     other.record(&exchange_of("cy", &["a"])).await;
-    assert_eq!(recall(&other, &ada, 10).await.memory, None);
+    assert_eq!(load(&other, &ada, 10).await.memory, None);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -63,7 +63,7 @@ async fn snapshot_contains_newest_messages_of_the_tail(backend: Backend) {
             demo.consolidate(cursor, summary).await;
         }
         for most in [0, 1, 5, 22, 23, 24, 30, 31, 1000, usize::MAX] {
-            let snapshot = recall(&demo, &UserId::default(), most).await;
+            let snapshot = load(&demo, &UserId::default(), most).await;
             let first = (cursor + 1).max(31_i64.saturating_sub_unsigned(most as u64));
             assert_eq!(seqs(&snapshot), (first..=30).collect::<Vec<_>>(), "{cursor} {most}");
             let session = snapshot.session.unwrap();
@@ -91,7 +91,7 @@ async fn snapshot_is_consistent_under_concurrent_writes(backend: Backend) {
             tokio::spawn(async move {
                 let mut seen = std::collections::BTreeSet::new();
                 while !written.load(Ordering::Relaxed) {
-                    let snapshot = recall(&demo, &UserId::default(), 1000).await;
+                    let snapshot = load(&demo, &UserId::default(), 1000).await;
                     let session = snapshot.session.as_ref().unwrap();
                     let expected: Vec<_> = (session.cursor + 1..=session.last_seq).collect();
                     assert_eq!(seqs(&snapshot), expected);
