@@ -85,7 +85,7 @@ async fn check(app: &TestApp, model: &ModelServer, session: &str) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_agent_in_rust(backend: Backend) {
+async fn rust_agent_uses_memory_tools_and_history(backend: Backend) {
     let (app, model) = (TestApp::start(&backend, &[]).await, scripted().await);
     let agent = agent::Agent {
         http: app.client.clone(),
@@ -121,7 +121,7 @@ async fn python(arguments: &[&str], environment: &[(&str, &str)], input: &str) -
 
 #[tokio::test]
 #[ignore = "needs scripts/sdks"]
-async fn the_agent_in_python() {
+async fn python_agent_uses_memory_tools_and_history() {
     let backend = Backend::sqlite().await;
     let (app, model) = (TestApp::start(&backend, &[]).await, scripted().await);
     let key = backend.key("acme", Scope::Write).await;
@@ -139,7 +139,7 @@ async fn the_agent_in_python() {
 
 #[tokio::test]
 #[ignore = "needs scripts/sdks"]
-async fn the_official_mcp_client() {
+async fn official_mcp_client_lists_and_calls_tools() {
     for with_key in [false, true] {
         let backend = Backend::sqlite().await;
         let app = TestApp::start(&backend, &[]).await;

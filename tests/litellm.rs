@@ -155,7 +155,7 @@ async fn failures(model: ModelSpec) -> Vec<ModelError> {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn an_answer_arrives_whole_and_trimmed_with_its_usage() {
+async fn response_is_complete_and_trimmed_and_has_usage() {
     for protocol in protocols() {
         for name in ["answers", "relayed"] {
             let answer = answer(vec![model(protocol, name)]).await;
@@ -169,7 +169,7 @@ async fn an_answer_arrives_whole_and_trimmed_with_its_usage() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn a_streamed_answer_is_read_as_a_stream_and_another_one_as_a_whole() {
+async fn streamed_and_unstreamed_responses_are_read() {
     for protocol in protocols() {
         for name in ["answers", "relayed"] {
             let remote = remote(protocol, &variable("PRECIS_LITELLM_KEY"), None);
@@ -183,7 +183,7 @@ async fn a_streamed_answer_is_read_as_a_stream_and_another_one_as_a_whole() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn every_variant_of_a_chat_completion_is_taken() {
+async fn every_variant_of_a_chat_completion_is_accepted() {
     for output_limit_field in [OutputLimitField::MaxCompletionTokens, OutputLimitField::MaxTokens] {
         for stream_options in [true, false] {
             let protocol = Protocol::OpenAi(output_limit_field, stream_options);
@@ -199,7 +199,7 @@ async fn every_variant_of_a_chat_completion_is_taken() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn the_key_may_stand_in_another_header() {
+async fn key_in_another_header_is_accepted() {
     let key = variable("PRECIS_LITELLM_KEY");
     for protocol in protocols() {
         for header in ["x-litellm-api-key", "x-api-key", "api-key"] {
@@ -211,7 +211,7 @@ async fn the_key_may_stand_in_another_header() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn a_wrong_key_is_said_without_the_key() {
+async fn wrong_key_is_reported_without_the_key() {
     for protocol in protocols() {
         let wrong = || ModelSpec {
             provider: Arc::new(remote(protocol, WRONG_KEY, None)),
@@ -234,7 +234,7 @@ async fn a_wrong_key_is_said_without_the_key() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn an_unknown_model_is_not_asked_again() {
+async fn unknown_model_is_not_retried() {
     for protocol in protocols() {
         let causes = failures(model(protocol, "nobody")).await;
         assert!(matches!(causes[..], [ModelError::Status { status: 400..500, .. }]), "{causes:?}");
@@ -245,7 +245,7 @@ async fn an_unknown_model_is_not_asked_again() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn failures_that_may_pass_are_tried_again_before_the_next_model_is() {
+async fn temporary_failures_are_retried_before_the_next_model() {
     for protocol in protocols() {
         for (name, expected, word) in [
             ("busy", 429, "mock rate limit error"),
@@ -269,7 +269,7 @@ async fn failures_that_may_pass_are_tried_again_before_the_next_model_is() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn a_prompt_that_is_too_long_is_known_for_that() {
+async fn too_long_prompt_is_recognised() {
     for protocol in protocols() {
         for name in ["small", "small-relayed"] {
             let pools = pools(vec![model(protocol, name)]);
@@ -287,7 +287,7 @@ async fn a_prompt_that_is_too_long_is_known_for_that() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn a_slow_model_gives_way_to_the_next_one() {
+async fn slow_model_is_followed_by_the_next_one() {
     let limit = Duration::from_millis(500);
     for protocol in protocols() {
         let slow = || {
@@ -306,7 +306,7 @@ async fn a_slow_model_gives_way_to_the_next_one() {
 
 #[tokio::test]
 #[ignore = "needs scripts/litellm"]
-async fn the_check_says_that_it_works() {
+async fn llm_check_reports_a_working_model() {
     let candidates = [("chat", protocols()[0]), ("messages", protocols()[1])]
         .map(|(name, protocol)| ModelSpec { name: name.to_owned(), ..model(protocol, "relayed") });
     let pools = vec![("p".to_owned(), vec!["chat".to_owned(), "messages".to_owned()])];

@@ -45,7 +45,7 @@ fn body(context: &Value, max_tokens: Option<u32>) -> Value {
 
 #[tokio::test]
 #[ignore = "needs scripts/sdks"]
-async fn the_official_clients_take_every_list() {
+async fn official_clients_accept_every_list() {
     let backend = Backend::sqlite().await;
     let set = [("consolidation.threshold", "12"), ("consolidation.keep_recent", "3")];
     let app = TestApp::start(&backend, &set).await;

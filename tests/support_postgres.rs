@@ -36,7 +36,7 @@ async fn two_databases_are_separate() {
 }
 
 #[tokio::test]
-async fn a_database_is_dropped_even_while_it_is_in_use() {
+async fn database_in_use_is_dropped() {
     let database = TestDatabase::create("trivial", migrate).await;
     let url = database.url();
     let _open = connect(&url).await;
@@ -45,7 +45,7 @@ async fn a_database_is_dropped_even_while_it_is_in_use() {
 }
 
 #[tokio::test]
-async fn many_at_once_make_one_template() {
+async fn concurrent_tests_create_one_template() {
     let schema = format!("trivial {}", uuid::Uuid::new_v4());
     let made = std::sync::atomic::AtomicUsize::new(0);
     let databases = futures_util::future::join_all((0..8).map(|_| {
@@ -62,7 +62,7 @@ async fn many_at_once_make_one_template() {
 }
 
 #[tokio::test]
-async fn a_failed_migration_leaves_no_template() {
+async fn failed_migration_leaves_no_template() {
     let schema = format!("trivial {}", uuid::Uuid::new_v4());
     let failing = {
         let schema = schema.clone();
@@ -81,7 +81,7 @@ async fn a_failed_migration_leaves_no_template() {
 
 /// Row-level security is tested only by a role that it holds.
 #[tokio::test]
-async fn a_test_connects_as_a_role_without_privileges() {
+async fn test_role_has_no_privileges() {
     const EXEMPT: &str = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user";
     let database = TestDatabase::create("privileges", async |_| {}).await;
     let admin = PgConnection::connect(&database.admin_url()).await;

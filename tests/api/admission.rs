@@ -1,4 +1,4 @@
-//! How many requests are let in, and how long each may take: refused early, with when to come back.
+//! Limits of the number and the duration of requests. Requests above a limit are rejected early with `Retry-After`.
 
 use crate::answer::{Answer, get, on_sqlite, post, raw, send};
 use crate::support::app::{TestApp, one_model};
@@ -14,17 +14,17 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-/// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
+/// The timeout for events that must happen. It is much longer than they take, so that no test fails on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Served whatever else is refused.
+/// Routes that are served even under overload.
 const OPERATION: [&str; 3] = ["/livez", "/readyz", "/metrics"];
 
 fn retry_after(answer: &Answer) -> u32 {
     answer.header("retry-after").and_then(|seconds| seconds.parse().ok()).expect("a number of seconds")
 }
 
-/// A service whose consolidations wait until the semaphore has a permit for each. Sessions of six messages are due.
+/// Starts a service whose consolidations each wait for a permit of the semaphore. Sessions of six messages are due.
 async fn held(set: &[(&str, &str)]) -> (TestApp, Backend, ModelServer, Arc<Semaphore>) {
     let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
     let released = Arc::new(Semaphore::new(0));
@@ -48,7 +48,7 @@ fn ask(app: &TestApp, path: &str) -> tokio::task::JoinHandle<Answer> {
 async fn rate_limit_rejects_with_retry_after() {
     let app = on_sqlite(&[("limits.requests_per_second", "1"), ("limits.request_burst", "3")]).await;
     let mut passed = 0;
-    let refused = loop {
+    let rejected = loop {
         let answer = get(&app, "/sessions").await;
         if answer.status != 200 {
             break answer;
@@ -56,11 +56,11 @@ async fn rate_limit_rejects_with_retry_after() {
         passed += 1;
     };
     assert!(passed >= 3, "the burst passes: {passed}");
-    let detail = refused.problem(429, "rate-limited");
+    let detail = rejected.problem(429, "rate-limited");
     for part in ["1 requests per second (limits.requests_per_second)", "bursts of 3 (limits.request_burst)"] {
         assert!(detail.contains(part), "{detail}");
     }
-    assert_eq!(retry_after(&refused), 1);
+    assert_eq!(retry_after(&rejected), 1);
     for path in OPERATION {
         assert_eq!(get(&app, path).await.status, 200, "{path}");
     }
@@ -77,11 +77,11 @@ async fn requests_above_max_in_flight_are_rejected_immediately() {
     let (app, _backend, model, released) = held(&[("limits.max_requests_in_flight", "2")]).await;
     let under_way = ["a", "b"].map(|session| ask(&app, &format!("/sessions/{session}/context")));
     model.until_calls(2).await;
-    let refused = get(&app, "/sessions").await;
-    let detail = refused.problem(503, "overloaded");
+    let rejected = get(&app, "/sessions").await;
+    let detail = rejected.problem(503, "overloaded");
     assert!(detail.contains("2 requests") && detail.contains("limits.max_requests_in_flight"), "{detail}");
-    assert_eq!(retry_after(&refused), 1);
-    // Before any of its body is there.
+    assert_eq!(retry_after(&rejected), 1);
+    // Rejected before any of the body arrives.
     for length in [100, 1_000_000] {
         let head = format!("POST /sessions/s/exchanges HTTP/1.1\r\ncontent-length: {length}");
         raw(&app, &head, b"").await.problem(503, "overloaded");
@@ -96,7 +96,7 @@ async fn requests_above_max_in_flight_are_rejected_immediately() {
     get(&app, "/sessions/s").await.problem(404, "session-not-found");
 }
 
-/// One turn, and two requests that wait for a model: they don't keep it.
+/// There is one permit, and two requests wait for a model without holding it.
 #[tokio::test]
 async fn permit_is_released_while_waiting_for_a_model() {
     let (app, _backend, model, released) = held(&[("limits.max_concurrent_requests", "1")]).await;
@@ -111,8 +111,8 @@ async fn permit_is_released_while_waiting_for_a_model() {
     }
 }
 
-/// All that the server says on a connection on which `head` is sent, and then a byte every few milliseconds, until it is
-/// closed.
+/// Sends `head`, then one byte every few milliseconds until the server closes the connection. Returns all that the server
+/// sent.
 async fn trickle(app: &TestApp, head: &str) -> String {
     let address = app.url.strip_prefix("http://").expect("an address");
     let (mut reader, mut writer) = TcpStream::connect(address).await.expect("connected").into_split();
@@ -123,7 +123,7 @@ async fn trickle(app: &TestApp, head: &str) -> String {
         }
     });
     let mut said = Vec::new();
-    // A reset ends it as well: there are always bytes that nobody reads.
+    // A reset is a normal end, because the server never reads the last bytes.
     let _ = timeout(PATIENCE, reader.read_to_end(&mut said)).await.expect("closed in time");
     trickling.abort();
     String::from_utf8(said).expect("UTF-8")
@@ -145,7 +145,7 @@ async fn slow_request_body_is_rejected_after_read_timeout() {
         }
     }
     assert!(began.elapsed() >= Duration::from_millis(900));
-    // Nothing at all: before the first request, and after it.
+    // An idle client, before the first request and after it.
     for sent in ["", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"] {
         let address = app.url.strip_prefix("http://").expect("an address");
         let mut connection = TcpStream::connect(address).await.expect("connected");
@@ -157,7 +157,7 @@ async fn slow_request_body_is_rejected_after_read_timeout() {
     get(&app, "/sessions/s").await.problem(404, "session-not-found");
 }
 
-/// All that the server says to this, however much of it the server has read.
+/// Sends a request and returns the response, even if the server does not read the whole request.
 async fn said(app: &TestApp, head: &str, body: &str) -> String {
     let address = app.url.strip_prefix("http://").expect("an address");
     let (mut reader, mut writer) = TcpStream::connect(address).await.expect("connected").into_split();
@@ -186,22 +186,22 @@ async fn large_bodies_above_the_memory_budget_are_rejected() {
     let expect = "host: localhost\r\nconnection: close\r\nexpect: 100-continue\r\n";
     let request = format!("{exchanges}\r\n{expect}content-length: 300000\r\n\r\n");
     held.write_all(request.as_bytes()).await.expect("sent");
-    // The service is ready to read the body: it has its share.
+    // The service is ready to read the body, so the body has reserved its memory.
     let mut goes_on = [0; 25];
     held.read_exact(&mut goes_on).await.expect("an answer");
     assert_eq!(&goes_on, b"HTTP/1.1 100 Continue\r\n\r\n");
 
-    let refused = raw(&app, &format!("{exchanges}\r\ncontent-length: 200001"), b"").await;
-    let detail = refused.problem(503, "overloaded");
+    let rejected = raw(&app, &format!("{exchanges}\r\ncontent-length: 200001"), b"").await;
+    let detail = rejected.problem(503, "overloaded");
     assert!(detail.contains("500000 bytes together (limits.max_body_bytes_in_flight)"), "{detail}");
-    assert_eq!((retry_after(&refused), refused.header("connection")), (1, Some("close")));
+    assert_eq!((retry_after(&rejected), rejected.header("connection")), (1, Some("close")));
     let chunk = format!("3a980\r\n{}", exchange(240_000));
     let lines = "POST /sessions/i/import HTTP/1.1\r\ncontent-type: application/x-ndjson";
     for head in [exchanges, lines] {
         let said = said(&app, &format!("{head}\r\ntransfer-encoding: chunked"), &chunk).await;
         assert!(said.contains(" 503 ") && said.contains("limits.max_body_bytes_in_flight"), "{said}");
     }
-    // What is small is never in the way of what is large, nor the other way round.
+    // Bodies that fit into the remaining budget are accepted.
     for bytes in [100, 64 * 1024, 200_000] {
         post(&app, "/sessions/s/exchanges", exchange(bytes)).await.ok(201);
     }
@@ -245,7 +245,7 @@ async fn request_timeout_returns_504_and_consolidation_continues() {
     assert_eq!(model.calls().len(), 1);
 }
 
-/// The client can't know whether its exchange is there; its key gets it the answer.
+/// The client does not know if the exchange was stored. Repeating the request with the same key returns the response.
 #[tokio::test]
 async fn write_completes_although_the_client_disconnects() {
     let backend = Backend::postgres().await;

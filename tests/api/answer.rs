@@ -1,4 +1,4 @@
-//! Requests, and answers that have been checked: an error that is no sound problem document fails any test.
+//! Requests and checked responses: an error that is not a valid problem document fails the test.
 
 use crate::support::app::{Set, TestApp};
 use crate::support::backend::Backend;
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// A service over a store of its own.
+/// Starts a service with its own store.
 pub(crate) struct Running {
     app: TestApp,
     _backend: Backend,
@@ -24,13 +24,13 @@ impl Deref for Running {
     }
 }
 
-/// A service for tests that are about the protocol and not about the store.
+/// Starts a service for tests of the protocol, which do not depend on the store.
 pub(crate) async fn on_sqlite(set: Set<'_>) -> Running {
     let backend = Backend::sqlite().await;
     Running { app: TestApp::start(&backend, set).await, _backend: backend }
 }
 
-/// An answer; if it is an error, a sound one.
+/// A response. If it is an error, it is a valid problem document.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -39,9 +39,9 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// What any answer to such a request must be.
+    /// Checks the rules for every response to such a request.
     fn checked(self, method: &Method, path: &str) -> Self {
-        // It has no body, whatever it is.
+        // A response to HEAD has no body.
         let to_head = method == Method::HEAD;
         if let Some(statuses) = documented(method, path) {
             assert!(
@@ -84,13 +84,13 @@ impl Answer {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The body of a success.
+    /// Returns the body of a response with this success status.
     pub(crate) fn ok(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self:?}");
         if self.text.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// The detail of an error of this kind.
+    /// Returns the detail of an error of this type.
     pub(crate) fn problem(&self, status: u16, kind: &str) -> String {
         assert_eq!(self.status, status, "{self:?}");
         let problem = self.json();
@@ -98,7 +98,7 @@ impl Answer {
         problem["detail"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// The fields that a 422 names.
+    /// Returns the fields that a 422 names.
     pub(crate) fn fields(&self) -> Vec<String> {
         let detail = self.problem(422, "invalid-input");
         let problem = self.json();
@@ -110,7 +110,7 @@ impl Answer {
     }
 }
 
-/// The statuses of an operation, as the OpenAPI document has them; `None`: it has no such operation.
+/// Returns the statuses of an operation in the OpenAPI document, or `None` if it has no such operation.
 fn documented(method: &Method, path: &str) -> Option<Vec<String>> {
     static DOCUMENT: LazyLock<Value> =
         LazyLock::new(|| serde_json::to_value(precis::http::openapi::document()).expect("JSON"));
@@ -121,7 +121,7 @@ fn documented(method: &Method, path: &str) -> Option<Vec<String>> {
         segments.len() == given.len() && segments.iter().zip(&given).all(fits)
     };
     let paths = DOCUMENT["paths"].as_object().expect("paths");
-    // Of two paths that fit, the one that says it literally comes first.
+    // If two paths match, the literal one has priority.
     let (_, item) = paths.iter().rev().find(|(template, _)| is_meant(template))?;
     let name = if method == Method::HEAD { "get" } else { &method.as_str().to_lowercase() };
     let responses = item.get(name)?["responses"].as_object().expect("responses");
@@ -143,7 +143,7 @@ fn texts(headers: &HeaderMap) -> Vec<(String, String)> {
     headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
 }
 
-/// A request with a body of JSON text, however wrong it is.
+/// Sends a body as JSON without checking it.
 pub(crate) fn with_json(
     app: &TestApp,
     method: Method,
@@ -169,7 +169,7 @@ pub(crate) async fn put(app: &TestApp, path: &str, body: impl Into<String>) -> A
     send(with_json(app, Method::PUT, path, body)).await
 }
 
-/// A request byte by byte, for what no client would send: `head` is the request line with its headers.
+/// Sends a raw request, for requests that no client would send. `head` is the request line with the headers.
 pub(crate) async fn raw(app: &TestApp, head: &str, body: &[u8]) -> Answer {
     let mut target = head.split(' ');
     let method = target.next().and_then(|method| method.parse().ok()).expect("a method");
@@ -194,7 +194,7 @@ pub(crate) async fn raw(app: &TestApp, head: &str, body: &[u8]) -> Answer {
         .checked(&method, path)
 }
 
-/// As [`raw`], with a body of JSON.
+/// Like [`raw`], with a JSON body.
 pub(crate) async fn raw_json(app: &TestApp, target: &str, body: &[u8]) -> Answer {
     let length = body.len();
     let head = format!("{target} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {length}");

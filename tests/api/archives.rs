@@ -199,7 +199,7 @@ fn generated(messages: usize) -> Body {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_thousand_messages_are_imported_and_exported(backend: Backend) {
+async fn session_of_100000_messages_is_imported_and_exported(backend: Backend) {
     const MESSAGES: usize = 100_000;
     let app = TestApp::start(&backend, &[("limits.max_body_bytes", "1000")]).await;
     assert_eq!(import(&app, "s", generated(MESSAGES)).await.ok(201)["last_seq"], MESSAGES);

@@ -1,4 +1,4 @@
-//! Bodies that are wrong: every fault has an answer that says what to do, and names every field at fault.
+//! Invalid bodies: each error names every invalid field and says how to correct it.
 
 use crate::answer::{get, on_sqlite, post, put, raw, raw_json, send};
 use futures_util::stream;
@@ -109,7 +109,7 @@ async fn body_other_than_a_json_object_is_rejected() {
     get(&app, "/sessions/s").await.problem(404, "session-not-found");
 }
 
-/// Clients' parsers have limits, and one message beyond them would make all of the session unreadable.
+/// The parsers of clients limit the depth, and one deeper message would make the whole session unreadable.
 #[tokio::test]
 async fn too_deeply_nested_body_is_rejected() {
     let app = on_sqlite(&[]).await;
@@ -129,12 +129,12 @@ async fn too_deeply_nested_body_is_rejected() {
     post(&app, PATH, "[".repeat(10_000)).await.fields();
     let body = format!(r#"{{"messages":[{{"role":"user","content":"a","x":{}}}]}}"#, nested(97));
     post(&app, PATH, body).await.ok(201);
-    // Read by a parser that stops at 128 levels.
+    // The parser of this test stops at 128 levels.
     assert_eq!(app.get("/sessions/s/messages").await["items"][0]["message"]["content"], "a");
     assert_eq!(app.context("s", &serde_json::json!({})).await["messages"][0]["content"], "a");
 }
 
-/// What is asked for in the body of a request that takes none would not be done.
+/// Fields in the body of a route without body would have no effect, so they are rejected.
 #[tokio::test]
 async fn body_of_a_request_without_body_is_rejected() {
     let app = on_sqlite(&[]).await;
@@ -151,9 +151,9 @@ async fn body_of_a_request_without_body_is_rejected() {
     }
 }
 
-/// One that may be left out is left out whole: a line break is no JSON.
+/// An optional body is either absent or JSON. A line break is not JSON.
 #[tokio::test]
-async fn white_space_counts_as_no_body() {
+async fn white_space_as_body_is_rejected() {
     let app = on_sqlite(&[]).await;
     for path in ["/sessions/s/context", "/sessions/s/tools/memory_read"] {
         let detail = raw_json(&app, &format!("POST {path}"), b"\n").await.problem(400, "malformed-json");
@@ -201,11 +201,11 @@ async fn too_large_body_is_rejected_with_the_limit() {
     post(&app, PATH, body(1000)).await.ok(201);
     let detail = post(&app, PATH, body(1001)).await.problem(413, "body-too-large");
     assert!(detail.contains("1000 bytes") && detail.contains("limits.max_body_bytes"), "{detail}");
-    // Refused by what it says, before any of it is sent.
+    // Rejected by its Content-Length before any of it is sent.
     let head =
         format!("POST {PATH} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 99999999999");
     raw(&app, &head, b"").await.problem(413, "body-too-large");
-    // A stream says nothing of its length.
+    // A chunked body does not announce its length.
     let streamed = |bytes: usize| {
         let text = body(bytes).into_bytes();
         let chunks: Vec<_> = text.chunks(100).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect();

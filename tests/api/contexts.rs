@@ -1,4 +1,4 @@
-//! `POST /sessions/{session_id}/context`: nothing falls between the summary and the verbatim part.
+//! `POST /sessions/{session_id}/context`: every message is in the summary or in the verbatim part.
 
 use crate::answer::{Answer, get, on_sqlite, post, put, send};
 use crate::support::app::{Set, TestApp};

@@ -1,4 +1,4 @@
-//! What is not there, and what is not taken.
+//! Unknown paths, unsupported methods, and errors that must not reveal internals.
 
 use crate::answer::{get, on_sqlite, raw, send};
 use reqwest::Method;
@@ -31,12 +31,12 @@ async fn unknown_path_returns_route_not_found() {
     }
 }
 
-/// Every route with every method that it does not document.
+/// Tries every route with every method that it does not document.
 #[tokio::test]
 async fn unsupported_method_returns_405_with_allow() {
     let app = on_sqlite(&[]).await;
     let document = app.get("/openapi.json").await;
-    let mut refused = 0;
+    let mut rejected = 0;
     for (path, operations) in document["paths"].as_object().expect("paths") {
         let target = path.replace("{revision}", "1").replace(['{', '}'], "");
         let takes = |method: &str| {
@@ -57,10 +57,10 @@ async fn unsupported_method_returns_405_with_allow() {
             if method != "HEAD" {
                 answer.problem(405, "method-not-allowed");
             }
-            refused += 1;
+            rejected += 1;
         }
     }
-    assert!(refused > 60, "{refused}");
+    assert!(rejected > 60, "{rejected}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `POST /sessions/{session_id}/exchanges`: what is kept, and kept once.
+//! `POST /sessions/{session_id}/exchanges`: exchanges are stored byte for byte and once per idempotency key.
 
 use crate::answer::{Answer, get, on_sqlite, post, send, with_json};
 use crate::support::app::TestApp;
@@ -91,7 +91,7 @@ async fn append_with_reused_key_is_replayed_or_rejected(backend: Backend) {
         with_key(&app, "k-1", other).await.problem(422, "idempotency-key-reused");
     }
     assert_eq!(app.get("/sessions/s").await["last_seq"], 2);
-    // A key is the session's own, and other keys are other exchanges.
+    // Another session or another key stores another exchange.
     let elsewhere = with_json(&app, Method::POST, "/sessions/t/exchanges", body);
     assert_eq!(send(elsewhere.header("idempotency-key", "k-1")).await.ok(201)["first_seq"], 1);
     assert_eq!(with_key(&app, "k-2", body).await.ok(201)["first_seq"], 3);
@@ -177,7 +177,7 @@ async fn rejected_exchange_writes_nothing(backend: Backend) {
     let last_is_wrong = r#"{"messages":[{"role":"user","content":"a"},{"role":"user"}]}"#;
     assert_eq!(post(&app, PATH, last_is_wrong).await.fields(), ["messages[1].content"]);
     get(&app, "/sessions/s").await.problem(404, "session-not-found");
-    // And its key is free.
+    // The key of a rejected exchange can be used again.
     assert_eq!(with_key(&app, "k", last_is_wrong).await.status, 422);
     assert_eq!(
         with_key(&app, "k", r#"{"user_message":"a","assistant_reply":"b"}"#).await.ok(201)["first_seq"],

@@ -14,7 +14,7 @@ fn encoded(id: &str) -> String {
     })
 }
 
-/// Past every client that would tidy the path up: `..` is an id.
+/// Sends the path without a client that would normalise it, because `..` is a valid id.
 async fn get(app: &TestApp, path: &str) -> Answer {
     raw(app, &format!("GET {path} HTTP/1.1"), b"").await
 }
@@ -94,7 +94,7 @@ async fn invalid_id_is_rejected() {
         assert_eq!(answer.fields(), ["session_id"], "{id}");
     }
     assert_eq!(get(&app, "/sessions//messages").await.fields(), ["session_id"]);
-    // Lenient decoders make `%zz` of `%zz`, and the replacement character of any bytes that are not UTF-8.
+    // Lenient decoders keep `%zz`, and replace bytes that are not UTF-8.
     for id in ["%zz", "%4", "%", "a%", "%+1", "%ff", "%C3", "%ED%A0%80", "%C0%AF"] {
         get(&app, &format!("/sessions/{id}")).await.problem(400, "bad-request");
         get(&app, &format!("/users/{id}/memory")).await.problem(400, "bad-request");

@@ -1,8 +1,8 @@
-//! Another tenant's data can't be told from data that doesn't exist: by every route, as the OpenAPI document lists
-//! them, so that a new one is covered without being named here.
+//! No route distinguishes data of another tenant from data that does not exist. The routes come from the OpenAPI
+//! document, so that new ones are covered.
 //!
-//! One tenant has data. Of two others, who have nothing and a key for everything, one asks with the ids of that data
-//! and one with ids that exist nowhere; both must get the same answers, and nothing may have changed. Requests are
+//! One tenant has data. Two other tenants have no data and a key with all scopes. One uses the ids of that data, the
+//! other one uses unknown ids. Both must get the same responses, and nothing may change. Requests are
 //! made from the document: each parameter, header and body by its schema. Where a body is more than its schema says,
 //! [`bodies`] has one.
 
@@ -17,12 +17,12 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use test_case::test_case;
 
-/// Stands in every text of the tenant's data.
+/// A word in every text of the tenant's data.
 const MARK: &str = "xylophon";
-/// About the service, and nobody's data.
+/// Routes that return no data of tenants.
 const OF_NOBODY: [&str; 3] = ["/livez", "/metrics", "/readyz"];
 
-/// What requests are about. Both kinds of ids have the same length: answers of another size would be told apart.
+/// The ids in the requests. Existing and unknown ids have the same length, because the sizes of responses are compared.
 struct Ids {
     session: &'static str,
     user: &'static str,
@@ -59,7 +59,7 @@ fn operations(document: &Value) -> Vec<Operation<'_>> {
     found
 }
 
-/// Bodies by the name of their schema, or their media type, where what the schema allows is mostly refused.
+/// Bodies by the name of their schema or by media type, for schemas whose generated values would mostly be rejected.
 fn bodies(name: &str, ids: &Ids) -> Vec<String> {
     let turn = json!({"user_message": "hello", "assistant_reply": "hi"});
     let mut of_user = turn.clone();

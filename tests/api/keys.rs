@@ -1,4 +1,4 @@
-//! Who is let in: no key, a key, and what it may do. What `src/http/middleware/auth.rs` decides.
+//! API keys: requests with and without a key, and the scope that each route requires.
 
 use crate::answer::{Answer, get, on_sqlite, post, put, raw, send};
 use crate::support::app::TestApp;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use test_case::test_case;
 
-/// Every operation of the document: method, path with its parameters filled in, template, and the scope it names.
+/// Returns every operation of the document: method, path with values for its parameters, path template, and scope.
 fn operations() -> Vec<(Method, String, String, Option<Scope>)> {
     let document = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
     let mut found = Vec::new();
@@ -37,7 +37,7 @@ async fn ask(app: &TestApp, method: &Method, path: &str) -> Answer {
     send(app.request(method.clone(), path)).await
 }
 
-/// What the contract says of each route: looking, doing, taking away.
+/// The contract: routes that read need `read`, routes that write need `write`, erasing and restoring need `admin`.
 #[test]
 fn each_route_requires_the_scope_of_the_contract() {
     let schemes = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
@@ -49,7 +49,7 @@ fn each_route_requires_the_scope_of_the_contract() {
             (_, "/metrics") | ("DELETE", _) => Some(Scope::Admin),
             (_, path) if path.ends_with("/restore") => Some(Scope::Admin),
             ("GET", _) => Some(Scope::Read),
-            // Of the tools, the one that writes asks for more: `tools` and `mcp` have that.
+            // The tool that writes needs a larger scope; the modules `tools` and `mcp` test it.
             (_, path) if path.contains("/tools/") => Some(Scope::Read),
             _ => Some(Scope::Write),
         };
@@ -88,7 +88,7 @@ async fn each_route_enforces_its_documented_scope() {
     }
 }
 
-/// The page and the document are static, a wrong method is a fact about the interface; all else needs a key.
+/// The documentation page, the document and the error for a wrong method need no key. All other paths need one.
 #[tokio::test]
 async fn undocumented_paths_need_a_key() {
     let backend = Backend::sqlite().await;
@@ -154,7 +154,7 @@ async fn all_invalid_keys_get_the_same_response() {
     }
     let twice = app.request(Method::GET, "/sessions").header("authorization", format!("Bearer {key}"));
     send(twice.header("authorization", format!("Bearer {key}"))).await.problem(401, "unauthorized");
-    // Not in the query: it would stand in logs.
+    // A key in the query is not accepted, because logs contain queries.
     get(&app, &format!("/sessions?access_token={key}")).await.problem(401, "unauthorized");
 }
 
@@ -165,14 +165,14 @@ async fn service_without_keys_is_open() {
     for value in ["Bearer sk-none", "Basic dTpw", "x"] {
         send(app.request(Method::GET, "/sessions/s").header("authorization", value)).await.ok(200);
     }
-    // But whoever sends a key of precis means its tenant, and must not write to another.
+    // A request with a precis key is meant for its tenant and must not write to another one.
     let key = ApiKey::new(&[7; RANDOM_BYTES]);
     for key in [key.expose(), "precis_x"] {
         get(&app.with_key(key), "/sessions/s").await.problem(401, "unauthorized");
     }
 }
 
-/// Refused before the body is there; the connection ends with it, because the body is still to come.
+/// The request is rejected before its body arrives. The connection is closed, because the body would follow on it.
 #[tokio::test]
 async fn unauthorized_body_is_not_read() {
     let backend = Backend::sqlite().await;
@@ -227,7 +227,7 @@ async fn first_key_closes_an_open_service(backend: Backend) {
         assert!(began.elapsed() < Duration::from_secs(5), "it is still open");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // What was there before is the default tenant's.
+    // Sessions stored without a key belong to the default tenant.
     let default = app.with_key(backend.key("default", Scope::Admin).await.expose());
     assert_eq!(default.get("/sessions/s").await["last_seq"], 2);
     get(&acme, "/sessions/s").await.problem(404, "session-not-found");
@@ -246,7 +246,7 @@ async fn tenants_with_equal_ids_are_isolated(backend: Backend) {
     let app =
         TestApp::start(&backend, &[("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")])
             .await;
-    // Names that a careless comparison would take for the same.
+    // Names that an imprecise comparison would confuse.
     let mut tenants = Vec::new();
     for name in ["acme", "Acme", "acme ", "default"] {
         let (admin, writer) = (backend.key(name, Scope::Admin).await, backend.key(name, Scope::Write).await);

@@ -1,15 +1,15 @@
-//! Every limit of what a request may bring, at its border: what is just as large passes; one more is refused with an
-//! answer that names the setting and its value, and nothing of it is stored.
+//! The size limits of requests. A value at the limit is accepted. One above it is rejected with a response that names the
+//! setting and its value, and nothing is stored.
 
 use crate::answer::{Answer, get, on_sqlite, post, put, send, with_json};
 use crate::support::app::TestApp;
 use reqwest::Method;
 
-/// A limit: its setting, its value here, and a request that is as large as asked.
+/// A limit: its setting, its value in the test, and a function that makes a request of a given size.
 struct Limit {
     setting: &'static str,
     most: usize,
-    /// What the refusal names; empty: it is a 413 of the whole body.
+    /// The field that the error names. If empty, the whole body is rejected with 413.
     field: &'static str,
     request: fn(session: &str, size: usize) -> (Method, String, String),
 }
@@ -24,7 +24,7 @@ const SET: &[(&str, &str)] = &[
     ("memory.max_bytes", "90"),
 ];
 
-/// JSON of `size` bytes: `before`, as much text as is missing, `after`.
+/// Returns JSON of `size` bytes: `before`, filling text, `after`.
 fn filled(size: usize, before: &str, after: &str) -> String {
     format!("{before}{}{after}", "x".repeat(size - before.len() - after.len()))
 }
@@ -41,7 +41,7 @@ fn message(size: usize) -> String {
     filled(size, r#"{"role":"user","content":""#, r#""}"#)
 }
 
-/// The text of a message that is so large as JSON.
+/// Returns the text of a message whose JSON has this size.
 fn content(role: &str, size: usize) -> String {
     let around = format!(r#"{{"role":"{role}","content":""}}"#);
     "é".repeat((size - around.len()) / 2) + &"x".repeat((size - around.len()) % 2)
@@ -73,7 +73,7 @@ const LIMITS: &[Limit] = &[
         most: 300,
         field: "messages[1]",
         request: |session, size| {
-            // What stands between the tokens is not stored, and does not count.
+            // White space between tokens is not stored and does not count.
             let spaced = message(size).replace(':', " :\n  ");
             exchange(session, format!(r#"{{"messages":[{},{spaced}]}}"#, message(50)))
         },
@@ -148,7 +148,7 @@ const LIMITS: &[Limit] = &[
             (Method::PUT, format!("/users/{session}/memory"), body)
         },
     },
-    // The contract's own limit, which is no setting.
+    // A limit of the contract; it is not a setting.
     Limit {
         setting: "",
         most: 256,
@@ -168,7 +168,7 @@ const LIMITS: &[Limit] = &[
     },
 ];
 
-/// All that could have changed.
+/// Returns all state that a request could change.
 async fn state(app: &TestApp) -> Vec<(u16, String)> {
     let mut state = Vec::new();
     for path in ["/sessions?limit=1000", "/sessions/there/messages", "/users/there/memory"] {
@@ -191,12 +191,12 @@ async fn each_limit_accepts_its_value_and_rejects_one_more() {
             send(with_json(&app, method, &path, body)).await
         };
         let before = state(&app).await;
-        let refused = ask(most + 1).await;
+        let rejected = ask(most + 1).await;
         let text = if field.is_empty() {
-            refused.problem(413, "body-too-large")
+            rejected.problem(413, "body-too-large")
         } else {
-            assert_eq!(refused.fields(), [*field], "{refused:?}");
-            refused.json()["errors"][0]["detail"].as_str().expect("a text").to_owned()
+            assert_eq!(rejected.fields(), [*field], "{rejected:?}");
+            rejected.json()["errors"][0]["detail"].as_str().expect("a text").to_owned()
         };
         assert!(text.contains(setting), "{text}");
         assert!(text.split(|c: char| !c.is_ascii_digit()).any(|number| number == most.to_string()), "{text}");
@@ -222,7 +222,7 @@ async fn all_oversized_fields_are_reported_together() {
     assert_eq!(fields, ["system_prompt", "user_message"]);
 }
 
-/// Beyond 64 KiB a request is read and counted on other threads; the answer is the same.
+/// A request of more than 64 KiB is parsed and counted on other threads; the response must be the same.
 #[tokio::test]
 async fn large_requests_get_the_same_responses_as_small_ones() {
     let app = on_sqlite(&[]).await;

@@ -1,11 +1,11 @@
-//! `/metrics`, of requests: how many were answered, how long that took, and which limit refused how many. No series for
-//! an id, nor for what a client makes up.
+//! The metrics of HTTP requests: number, duration, and rejections by limit. Ids and unknown values from clients must not
+//! create series.
 
 use crate::answer::{get, on_sqlite, post, send};
 use crate::support::app::TestApp;
 use reqwest::Method;
 
-/// The sample's value; 0 where there is none.
+/// Returns the value of a sample; 0 if there is none.
 async fn sample(app: &TestApp, sample: &str) -> u64 {
     let text = get(app, "/metrics").await.text;
     let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
@@ -17,7 +17,7 @@ async fn requests(app: &TestApp, route: &str, method: &str, status: u16) -> u64 
     sample(app, &format!("precis_http_requests_total{{{labels}}}")).await
 }
 
-async fn refused(app: &TestApp, limit: &str) -> u64 {
+async fn rejected(app: &TestApp, limit: &str) -> u64 {
     sample(app, &format!("precis_requests_rejected_total{{limit=\"{limit}\"}}")).await
 }
 
@@ -47,7 +47,7 @@ async fn requests_are_counted_by_route_method_and_status() {
     let labels = "route=\"/sessions/{session_id}/exchanges\",method=\"POST\"";
     assert_eq!(sample(&app, &format!("{name}_count{{{labels}}}")).await, 3);
     assert_eq!(sample(&app, &format!("{name}_bucket{{{labels},le=\"+Inf\"}}")).await, 3);
-    // Some take less than the smallest border of the models' histograms.
+    // Some requests take less time than the smallest bucket of the model histograms.
     assert!(get(&app, "/metrics").await.text.contains(&format!("{name}_bucket{{{labels},le=\"0.001\"}}")));
     let text = get(&app, "/metrics").await.text.to_lowercase();
     assert!(!text.contains("xylophon"), "{text}");
@@ -61,15 +61,15 @@ async fn rejections_are_counted_by_limit() {
         ("limits.max_body_bytes", "1000"),
     ];
     let app = on_sqlite(&set).await;
-    assert_eq!(refused(&app, "limits.max_body_bytes").await, 0);
+    assert_eq!(rejected(&app, "limits.max_body_bytes").await, 0);
     post(&app, "/sessions/s/exchanges", "x".repeat(1001)).await.problem(413, "body-too-large");
-    assert_eq!(refused(&app, "limits.max_body_bytes").await, 1);
+    assert_eq!(rejected(&app, "limits.max_body_bytes").await, 1);
     let mut too_often = 0;
     for _ in 0..20 {
         too_often += u64::from(get(&app, "/sessions").await.status == 429);
     }
     assert!(too_often > 0);
-    assert_eq!(refused(&app, "limits.requests_per_second").await, too_often);
+    assert_eq!(rejected(&app, "limits.requests_per_second").await, too_often);
     let other = on_sqlite(&[]).await;
-    assert_eq!(refused(&other, "limits.max_body_bytes").await, 0, "each service counts its own");
+    assert_eq!(rejected(&other, "limits.max_body_bytes").await, 0, "each service counts its own");
 }

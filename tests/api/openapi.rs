@@ -14,7 +14,7 @@ fn document() -> Value {
     serde_json::from_str(&committed()).expect("JSON")
 }
 
-/// Every operation with its path and method.
+/// Returns every operation with its path and method.
 fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
     let paths = document["paths"].as_object().expect("paths").iter();
     let operations = paths.flat_map(|(path, item)| {
@@ -82,10 +82,11 @@ fn every_operation_is_complete() {
                 continue;
             }
             let reference = response["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
-            let refusal = reference.and_then(|pointer| document.pointer(pointer));
-            let refusal = refusal.unwrap_or_else(|| panic!("{at}: {status} is none of components/responses"));
-            assert!(refusal["description"].is_string(), "{at}: {status}");
-            let problem = &refusal["content"]["application/problem+json"]["schema"]["$ref"];
+            let response = reference.and_then(|pointer| document.pointer(pointer));
+            let response =
+                response.unwrap_or_else(|| panic!("{at}: {status} is not in components/responses"));
+            assert!(response["description"].is_string(), "{at}: {status}");
+            let problem = &response["content"]["application/problem+json"]["schema"]["$ref"];
             assert_eq!(*problem, "#/components/schemas/Problem", "{at}: {status}");
         }
         let takes_body = matches!(method, "put" | "patch")
@@ -136,7 +137,7 @@ fn content_schema_is_text_or_parts() {
     }
 }
 
-/// A link is of use only if its operation is there, and has the parameters that it gives.
+/// The operation of a link must exist and have the parameters that the link sets.
 #[test]
 fn every_link_resolves() {
     let document = document();
@@ -170,7 +171,7 @@ fn every_link_resolves() {
     assert!(followed >= 15, "{followed}");
 }
 
-/// What a request may not have is refused, and the document says so: but for messages, whose fields are all kept.
+/// The service rejects unknown fields, and the document says so. Messages are an exception: all of their fields are kept.
 #[test]
 fn documented_bodies_deny_unknown_fields() {
     let document = document();
@@ -186,8 +187,8 @@ fn documented_bodies_deny_unknown_fields() {
     }
 }
 
-/// A parameter that is not declared is refused by name, but for the routes of whoever runs it: passed over in silence, a
-/// `?dry_run=true` would erase.
+/// An undeclared parameter is rejected by name, because ignoring `?dry_run=true` would erase a session. The routes for
+/// operators are an exception.
 #[tokio::test]
 async fn undocumented_parameters_are_rejected() {
     let (app, document) = (on_sqlite(&[]).await, document());
@@ -213,7 +214,7 @@ async fn undocumented_parameters_are_rejected() {
     assert_eq!(app.get("/sessions/s").await["message_count"], 1);
 }
 
-/// All of it is in the binary: it works without internet.
+/// The binary contains the whole page, so it works without internet access.
 #[tokio::test]
 async fn documentation_page_loads_nothing_from_other_hosts() {
     let app = on_sqlite(&[]).await;

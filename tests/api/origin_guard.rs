@@ -1,4 +1,4 @@
-//! What browsers are told: the headers of every answer, and which pages may call.
+//! Protection in browsers: security headers of all responses, and the web pages that may send requests.
 
 use crate::answer::{Answer, get, on_sqlite, post, raw, send};
 use crate::support::app::TestApp;
@@ -53,7 +53,7 @@ async fn documentation_page_may_run_only_its_own_scripts() {
     let page = get(&app, "/docs/").await;
     let policy = page.header("content-security-policy").expect("a policy");
     assert!(policy.contains("script-src 'self';") && policy.contains("default-src 'none'"), "{policy}");
-    // What the policy forbids is not in it.
+    // The page contains nothing that the policy forbids.
     for part in page.text.split("<script").skip(1) {
         assert!(part.starts_with(" src=\"./"), "a script in the page: {part}");
     }
@@ -63,7 +63,7 @@ async fn documentation_page_may_run_only_its_own_scripts() {
 
 const PAGE: &str = "https://app.example.com";
 
-/// What a browser sends before a page's request, for it to be allowed.
+/// Sends the preflight request of a browser for a page.
 async fn preflight(app: &TestApp, origin: &str) -> Answer {
     let request = app.request(Method::OPTIONS, "/sessions/s/exchanges");
     let request = request.header("origin", origin).header("access-control-request-method", "POST");
@@ -94,7 +94,7 @@ async fn pages_are_rejected_without_cors_origins() {
     assert_eq!((own.status, allowed(&own)), (200, None));
 }
 
-/// What a page can have a browser send without asking first: a form, an image.
+/// Requests that a page can send without a preflight: forms and images.
 #[tokio::test]
 async fn cross_site_requests_without_key_are_rejected() {
     let app = on_sqlite(&[]).await;
@@ -106,14 +106,14 @@ async fn cross_site_requests_without_key_are_rejected() {
         send(image).await.problem(403, "origin-not-allowed");
     }
     get(&app, "/sessions/s").await.problem(404, "session-not-found");
-    // What is nobody's data, whoever led there.
+    // Routes without user data are open to all pages.
     for path in ["/livez", "/docs/", "/openapi.json"] {
         let link = app.request(Method::GET, path).header("sec-fetch-site", "cross-site");
         assert_eq!(send(link).await.status, 200, "{path}");
     }
 }
 
-/// A name that leads to this machine now, though it belongs to somebody else (DNS rebinding).
+/// A foreign host name that resolves to this machine (DNS rebinding).
 #[tokio::test]
 async fn unknown_host_is_rejected_without_keys() {
     let other = |app: &TestApp, host: &str| send(app.request(Method::GET, "/sessions").header("host", host));
@@ -135,7 +135,7 @@ async fn unknown_host_is_rejected_without_keys() {
     other(&app, "evil.example").await.ok(200);
 }
 
-/// A page has no key, and can't guess one.
+/// A page does not have a key and cannot guess one.
 #[tokio::test]
 async fn requests_with_key_may_use_any_host_and_origin() {
     let backend = Backend::sqlite().await;
@@ -164,7 +164,7 @@ async fn pages_in_cors_origins_may_call() {
             assert!(header("access-control-allow-headers").contains(name), "{name}: {answer:?}");
         }
         assert_eq!(answer.header("access-control-allow-credentials"), None);
-        // Errors can be read, too.
+        // Pages can read errors, too.
         for path in ["/sessions", "/sessions/none", "/nothing", "/sessions?limit=x"] {
             let answer = from_page(&app, path, origin).await;
             assert_eq!(allowed(&answer), Some(origin), "{path}");

@@ -1,4 +1,4 @@
-//! Clients that don't read what they asked for: they hold neither a connection nor memory for long.
+//! Clients that do not read the response: they occupy a connection and memory only for a limited time.
 
 use crate::answer::get;
 use crate::support::app::TestApp;
@@ -10,12 +10,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// For whatever must happen at some time: much longer than it takes, so that a busy machine fails no test.
+/// The timeout for events that must happen. It is much longer than they take, so that no test fails on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// What is between the two, in buffers of the system, is much less.
+/// Bytes of a large response, many more than the system buffers.
 const LARGE: usize = 10 * 1024 * 1024;
 
-/// A session whose answers are large.
+/// Starts a service with a session whose responses are large.
 async fn start(backend: &Backend, set: &[(&str, &str)]) -> TestApp {
     let app = TestApp::start(backend, set).await;
     let text = "word ".repeat(LARGE / 5 / 5);
@@ -24,7 +24,7 @@ async fn start(backend: &Backend, set: &[(&str, &str)]) -> TestApp {
     app
 }
 
-/// A client that reads one byte of the answer, and no more until it is told to.
+/// Sends a request and reads one byte of the response.
 async fn unread(app: &TestApp, path: &str) -> TcpStream {
     let address = app.url.strip_prefix("http://").and_then(|address| address.parse().ok());
     let socket = TcpSocket::new_v4().expect("a socket");
@@ -36,7 +36,7 @@ async fn unread(app: &TestApp, path: &str) -> TcpStream {
     stream
 }
 
-/// A service that is told to stop ends when the last connection does: with a grace of an hour, because it has given up.
+/// Shutdown waits up to an hour for open connections. It ends at once here only because the service closed the connection.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -378,16 +378,17 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_where_it_stands() {
+    fn token_has_its_range_in_the_text() {
         let text = "Der Café-Besuch in 東京";
         for token in Analyzer::new(Language::None).tokens(text) {
             assert_eq!(normalize(&text[token.range.clone()]), token.unstemmed);
         }
     }
 
-    /// Stems are kept in indexes. Where this fails, other rules came with a crate: then the label must change too.
+    /// Indexes contain stems. If this test fails, an update of a crate changed the stemming rules: then the version must change,
+    /// too.
     #[test]
-    fn the_label_stands_for_these_stems() {
+    fn version_changes_with_the_stems() {
         let words =
             "generously happily connections relational dying university organisation skies news boxes";
         assert_eq!(

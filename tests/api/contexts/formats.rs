@@ -1,4 +1,4 @@
-//! The same session in both formats, to the letter.
+//! The complete context of one session in both formats.
 
 use super::SMALL;
 use crate::answer::{Answer, get, on_sqlite, post, put};
@@ -140,7 +140,7 @@ async fn missing_calls_and_results_are_inserted_in_both_formats(backend: Backend
     );
 }
 
-/// As servers other than OpenAI's answer: kept as it was said, and sent as OpenAI's takes it.
+/// Some servers other than OpenAI send empty tool calls. They are stored as received and sent as OpenAI accepts them.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -185,7 +185,7 @@ async fn cache_control_marks_the_stable_prefix(backend: Backend) {
         tokens.iter().sum::<i64>()
     };
     assert_eq!(context["cache"]["stable_tokens"], tokens(&context));
-    // Where messages have to be left out, the next list will begin with another.
+    // If messages must be omitted, the next list begins with another message.
     let cut = app.context("s", &asked(Some(60))).await;
     assert_ne!(cut["coverage"]["omitted"], json!([]));
     assert_eq!((marked(&cut), &cut["cache"]["stable_messages"]), (vec![], &json!(0)));
@@ -231,7 +231,7 @@ async fn bound_then_budget_omit_messages(backend: Backend) {
         |from: u32, to: u32, reason: &str| json!({"from_seq": from, "to_seq": to, "reason": reason});
     let beyond = omitted(1, 4, "max_history_messages");
     assert_eq!(bounded["coverage"]["omitted"], json!([beyond]));
-    // One token too few: one message less.
+    // With one token less, one message less fits.
     let most = bounded["tokens"]["total"].as_i64().expect("a number") + 3 - 1;
     let both = app.context("s", &asked(Some(most))).await;
     let coverage = &both["coverage"];
@@ -257,7 +257,7 @@ async fn tokenizer_factor_scales_budgets_and_counts(backend: Backend) {
     assert_eq!(one["tokens"]["tokenizer"], "o200k_base");
     let all = one["tokens"]["total"].as_i64().expect("a number");
     plain.stop().await;
-    // The counts that are stored stay what they are.
+    // Stored counts do not change.
     let more = TestApp::start(&backend, &set[..1]).await;
     let scaled = more.context("s", &json!({})).await;
     let total = scaled["tokens"]["total"].as_i64().expect("a number");
@@ -311,7 +311,7 @@ async fn invalid_budgets_and_formats_are_reported() {
     let large = r#"{"max_tokens":9223372036854775807,"format":"anthropic"}"#;
     let context = post(&app, PATH, large).await.ok(200);
     assert_eq!((&context["messages"], context.get("system")), (&json!([]), None));
-    // The list's own three are needed even for nothing.
+    // The three tokens of the list are needed even without messages.
     post(&app, PATH, r#"{"max_tokens":3.0}"#).await.ok(200);
     let answer = post(&app, PATH, r#"{"max_tokens":2}"#).await;
     let detail = answer.problem(422, "budget-too-small");
