@@ -287,9 +287,9 @@ async fn import_enforces_the_limits_of_an_exchange(backend: Backend) {
             70,
         ),
     ] {
-        let refused = import(&app, "new", lines).await;
-        assert_eq!(refused.fields(), [field], "{refused:?}");
-        let detail = refused.json()["errors"][0]["detail"].as_str().unwrap_or_default().to_owned();
+        let rejected = import(&app, "new", lines).await;
+        assert_eq!(rejected.fields(), [field], "{rejected:?}");
+        let detail = rejected.json()["errors"][0]["detail"].as_str().unwrap_or_default().to_owned();
         assert_eq!(detail, format!("has {bytes} bytes, at most {most} are allowed ({setting}): shorten it"));
         get(&app, "/sessions/new").await.problem(404, "session-not-found");
     }
@@ -306,11 +306,11 @@ async fn too_large_import_is_rejected(backend: Backend) {
         let chunks: Vec<_> = lines.chunks(100).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect();
         Body::wrap_stream(stream::iter(chunks))
     };
-    for refused in [import(&app, "s", lines(1001)).await, import(&app, "s", streamed(lines(1001))).await] {
-        let detail = refused.problem(413, "body-too-large");
+    for rejected in [import(&app, "s", lines(1001)).await, import(&app, "s", streamed(lines(1001))).await] {
+        let detail = rejected.problem(413, "body-too-large");
         assert!(detail.contains("1000 bytes (limits.max_import_bytes)"), "{detail}");
     }
-    // Refused by what it says, before any of it is sent.
+    // Rejected by its Content-Length before any of it is sent.
     let head =
         "POST /sessions/s/import HTTP/1.1\r\ncontent-type: application/x-ndjson\r\ncontent-length: 1001";
     raw(&app, head, b"").await.problem(413, "body-too-large");

@@ -122,8 +122,8 @@ async fn mcp_headers_determine_session_and_user(backend: Backend) {
     assert_eq!(arguments(list()).await, ["session_id", "user_id"]);
     assert_eq!(arguments(session(list())).await, [""; 0]);
     for (name, value) in [("x-precis-user", "%zz"), ("x-precis-session", "")] {
-        let refused = crate::answer::send(read(json!({})).header(name, value)).await;
-        assert_eq!(refused.fields(), [name]);
+        let rejected = crate::answer::send(read(json!({})).header(name, value)).await;
+        assert_eq!(rejected.fields(), [name]);
     }
 }
 

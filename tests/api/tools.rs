@@ -144,9 +144,9 @@ async fn tool_call_requires_the_scope_of_the_tool(backend: Backend) {
     let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
     let content = json!({"content": "Likes tea."});
     call(&writer, "s", "memory_write", &content).await.ok(200);
-    let refused =
+    let rejected =
         call(&reader, "s", "memory_write", &json!({"content": "x"})).await.problem(403, "forbidden");
-    assert!(refused.contains("scope write"), "{refused}");
+    assert!(rejected.contains("scope write"), "{rejected}");
     let unknown = call(&reader, "s", "memory_delete", &json!({})).await.problem(404, "tool-not-found");
     assert!(unknown.contains("The tools are memory_read, search_history."), "{unknown}");
     assert_eq!(call(&reader, "s", "memory_read", &json!({})).await.ok(200)["content"], "Likes tea.");

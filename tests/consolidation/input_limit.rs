@@ -28,7 +28,7 @@ async fn batches_shrink_after_first_too_long_error(backend: Backend) {
         record(&app, session, &given).await;
         let answer = plain(&app, session, &given).await;
         assert_eq!((answer.outcome(), answer.consolidation.messages), ("consolidated", 100), "{session}");
-        let (taken, refused): (Vec<_>, Vec<_>) =
+        let (taken, rejected): (Vec<_>, Vec<_>) =
             model.calls().split_off(before).into_iter().partition(is_taken);
         assert_eq!(
             taken.iter().flat_map(seen).collect::<Vec<_>>(),
@@ -40,7 +40,7 @@ async fn batches_shrink_after_first_too_long_error(backend: Backend) {
         assert_eq!(revisions.len(), taken.len(), "each part was committed before the next");
         // Each rejection halves the next batch. The observed limit applies to all sessions.
         let expected = if session == "first" { 1..=5 } else { 0..=0 };
-        assert!(expected.contains(&refused.len()), "{session}: {} refusals", refused.len());
+        assert!(expected.contains(&rejected.len()), "{session}: {} rejections", rejected.len());
         let calls = |revision: &serde_json::Value| revision["usage"]["calls"].as_u64();
         assert!(revisions.iter().all(|revision| calls(revision) == Some(1)), "{session}");
     }

@@ -42,7 +42,7 @@ async fn next(requests: &mut JoinSet<(usize, Answer)>) -> (usize, Answer) {
 }
 
 /// Checks a response without consolidation: all messages, the reason and the time of the next attempt.
-fn assert_refused(session: usize, answer: &Answer) {
+fn assert_rejected(session: usize, answer: &Answer) {
     assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 6), "{session}");
     let reason = answer.consolidation.reason.as_deref().expect("a reason");
     let polite =
@@ -81,11 +81,11 @@ async fn two_hundred_due_sessions_with_eight_concurrent_calls_lose_nothing(backe
 
     // Requests that do not fit into the queue are answered first, because all calls are held.
     let mut requests = ask_all(&app, 0..SESSIONS);
-    let mut refused = Vec::new();
+    let mut rejected = Vec::new();
     for _ in 0..SESSIONS - AT_ONCE - WAITING {
         let (session, answer) = next(&mut requests).await;
-        assert_refused(session, &answer);
-        refused.push(session);
+        assert_rejected(session, &answer);
+        rejected.push(session);
     }
     let others = async {
         for _ in 0..50 {
@@ -104,8 +104,8 @@ async fn two_hundred_due_sessions_with_eight_concurrent_calls_lose_nothing(backe
             assert_eq!((answer.coverage.summary_through, answer.verbatim().len()), (4, 2), "{session}");
             done += 1;
         } else {
-            assert_refused(session, &answer);
-            refused.push(session);
+            assert_rejected(session, &answer);
+            rejected.push(session);
         }
     }
     assert!(done > AT_ONCE, "{done}: some of those that waited had their turn");
@@ -113,7 +113,7 @@ async fn two_hundred_due_sessions_with_eight_concurrent_calls_lose_nothing(backe
 
     // The next request of each session consolidates it.
     model.default(Behaviour::reply(covering));
-    for session in refused {
+    for session in rejected {
         assert_eq!(plain(&app, &name(session), &given(session)).await.outcome(), "consolidated");
     }
     let calls = model.calls();

@@ -96,7 +96,7 @@ async fn send_requests(service: &Process, model: &ModelServer) {
     assert_eq!(status(stale).await, 412);
 
     // Rejected requests, with a secret text in each part of them.
-    let word = secret_text("refused");
+    let word = secret_text("rejected");
     let exchanges = "/sessions/s/exchanges";
     for (index, request) in [
         request(Method::POST, exchanges, "bad-0").body(format!("{{\"user_message\": \"{word}")),
@@ -117,8 +117,8 @@ async fn send_requests(service: &Process, model: &ModelServer) {
     .into_iter()
     .enumerate()
     {
-        let refused = status(request.header("content-type", "application/json")).await;
-        assert!((400..500).contains(&refused), "{index}: {refused}");
+        let rejected = status(request.header("content-type", "application/json")).await;
+        assert!((400..500).contains(&rejected), "{index}: {rejected}");
     }
 }
 
@@ -223,7 +223,7 @@ async fn request_id_is_accepted_or_generated_and_returned() {
 /// Rejections under overload are summarised in one line.
 #[tokio::test]
 async fn rejections_under_overload_are_logged_in_one_line() {
-    const REFUSED: u64 = 20;
+    const REJECTED: u64 = 20;
     let service = Precis::new().set("limits.max_requests_in_flight", "1").start().await;
     let mut under_way =
         TcpStream::connect(service.url.trim_start_matches("http://")).await.expect("connected");
@@ -235,11 +235,11 @@ async fn rejections_under_overload_are_logged_in_one_line() {
     under_way.read_exact(&mut begun).await.expect("an answer");
     assert_eq!(&begun, b"HTTP/1.1 100");
     let ask = || status(service.request(Method::GET, "/sessions").header("x-request-id", "xylophon"));
-    for _ in 0..REFUSED {
+    for _ in 0..REJECTED {
         assert_eq!(ask().await, 503);
     }
     let mut told = 0;
-    while told < REFUSED {
+    while told < REJECTED {
         let lines = service.log();
         let lines = lines.iter().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
         let of = lines.filter(|line| line["message"] == "overloaded: requests were rejected");
@@ -251,7 +251,7 @@ async fn rejections_under_overload_are_logged_in_one_line() {
             .sum();
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    assert_eq!(told, REFUSED);
+    assert_eq!(told, REJECTED);
     let alone = |line: &String| line.contains("\"status\":503");
     assert!(!service.log().iter().any(alone), "{:#?}", service.log());
 }

@@ -53,9 +53,9 @@ async fn messages_stored_without_an_index_are_found_after_reindex(backend: Backe
     drop(service);
     let service = start_without_warning(&backend, OFF).await;
     say(&service, "without", "a ferry to Kiel").await;
-    let refused = service.request(Method::GET, "/search?q=ferry").send().await.expect("an answer");
-    assert_eq!(refused.status(), StatusCode::CONFLICT);
-    let problem: Value = refused.json().await.expect("JSON");
+    let rejected = service.request(Method::GET, "/search?q=ferry").send().await.expect("an answer");
+    assert_eq!(rejected.status(), StatusCode::CONFLICT);
+    let problem: Value = rejected.json().await.expect("JSON");
     assert!(problem["detail"].as_str().expect("text").contains("search.enabled"), "{problem}");
     let output = precis(&backend, OFF).args(["reindex"]).run().await.stderr_of_failure();
     assert!(output.contains("search.enabled is false: there is nothing to index for"), "{output}");

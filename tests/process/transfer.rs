@@ -18,7 +18,7 @@ async fn printed(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
     precis(url, files, args).run().await.stdout_of_success()
 }
 
-async fn refused(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
+async fn rejected(url: &str, files: &[(&str, &str)], args: &[&str]) -> String {
     precis(url, files, args).run().await.stderr_of_failure()
 }
 
@@ -52,7 +52,7 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
 
     // Each error says what to do, and nothing is stored.
     let output =
-        refused(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "bo"]).await;
+        rejected(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "bo"]).await;
     assert!(output.contains("there is another session \"a/b\": import under another id"), "{output}");
     let cut = lines.lines().take(2).collect::<Vec<_>>().join("\n");
     let wrong = CHAT.replace("assistant", "system");
@@ -61,7 +61,7 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
         (wrong.as_str(), "line 2: role: the system prompt is not part of a history"),
         ("", "line 1: the file is empty"),
     ] {
-        let output = refused(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;
+        let output = rejected(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;
         assert!(output.contains("x.jsonl: nothing was imported") && output.contains(hint), "{output}");
     }
     // The size limits of messages apply, the limit of the request body does not.
@@ -72,15 +72,15 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
     assert!(output.ends_with(hint) && output.matches("line 1").count() == 1, "{output}");
     let output = limited("limits.max_import_bytes", "1").run().await.stdout_of_success();
     assert_eq!(output, "imported 2 messages and 0 revisions");
-    let output = refused(&url, &[], &["import", "new", "absent.jsonl"]).await;
+    let output = rejected(&url, &[], &["import", "new", "absent.jsonl"]).await;
     assert!(output.contains("absent.jsonl: can't be read"), "{output}");
-    assert!(refused(&url, &[], &["import", "new"]).await.contains("standard input: nothing was imported"));
-    assert!(refused(&url, &[], &["import", "", "x"]).await.contains("must not be empty"));
+    assert!(rejected(&url, &[], &["import", "new"]).await.contains("standard input: nothing was imported"));
+    assert!(rejected(&url, &[], &["import", "", "x"]).await.contains("must not be empty"));
     let mut absent = precis(&url, &[], &["export", "new", "--output", "out.jsonl"]);
     let output = absent.run().await.stderr_of_failure();
     assert!(output.contains("tenant default has no session \"new\" in the database"), "{output}");
     assert_eq!(std::fs::read_dir(absent.folder()).expect("a folder").count(), 0);
-    let output = refused(&url, &[], &["export", "a/b", "--tenant", "acme", "-o", "absent/out.jsonl"]).await;
+    let output = rejected(&url, &[], &["export", "a/b", "--tenant", "acme", "-o", "absent/out.jsonl"]).await;
     assert!(output.contains("absent/out.jsonl: can't be written"), "{output}");
     let output = precis(&url, &chat, &["import", "new", "chat.jsonl"])
         .env("TMPDIR", "/absent")
@@ -107,6 +107,6 @@ async fn running_service_sees_imported_session(backend: Backend) {
 #[tokio::test]
 async fn export_requires_current_schema() {
     let database = TestDatabase::create("empty", async |_| {}).await;
-    let output = refused(&database.url(), &[], &["export", "s"]).await;
+    let output = rejected(&database.url(), &[], &["export", "s"]).await;
     assert!(output.contains("migration 0") && output.contains("precis migrate"), "{output}");
 }
