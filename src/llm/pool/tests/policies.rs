@@ -97,7 +97,7 @@ async fn error_lists_every_attempt() {
             ("m0", server_error),
             ("m1", connection),
             ("m1", connection),
-            ("m2", "refused")
+            ("m2", "rejected")
         ]
     );
     assert_eq!(
