@@ -88,7 +88,8 @@ fn assert_error_quotes_nothing(before: &ExportReader, line: &[u8]) {
 }
 
 fn upload(chunks: &[&[u8]]) -> Result<i64, String> {
-    let mut upload = Upload::begin(ImportLimits { sizes: SIZES, max_bytes: u64::MAX }).expect("a temporary file");
+    let mut upload =
+        Upload::begin(ImportLimits { sizes: SIZES, max_bytes: u64::MAX }).expect("a temporary file");
     for chunk in chunks {
         upload.feed(chunk).map_err(|error| error.to_string())?;
     }

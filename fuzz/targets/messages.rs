@@ -29,7 +29,8 @@ fuzz_target!(|text: &str| {
         }
         Err(errors) => {
             error_text(errors);
-            let rejection = |json: &str| Message::parse(serde_json::from_str(json).ok()?).err().map(error_text);
+            let rejection =
+                |json: &str| Message::parse(serde_json::from_str(json).ok()?).err().map(error_text);
             assert_eq!(quoted(raw.get(), rejection), Vec::<String>::new());
         }
     }
@@ -56,7 +57,8 @@ fuzz_target!(|text: &str| {
 
 /// Checks that nothing but white space between tokens was removed.
 fn assert_kept_verbatim(message: &Message, given: &str) {
-    let without_white_space = |text: &str| -> String { text.chars().filter(|c| !c.is_ascii_whitespace()).collect() };
+    let without_white_space =
+        |text: &str| -> String { text.chars().filter(|c| !c.is_ascii_whitespace()).collect() };
     assert_eq!(without_white_space(message.json()), without_white_space(given));
     // An unknown field may contain a lone surrogate, which `Value` rejects.
     if let Ok(given) = serde_json::from_str::<Value>(given) {
