@@ -159,7 +159,7 @@ impl App {
 }
 
 /// Connects to the database of the settings. Brings its schema up to date if `migrate` is set.
-pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<dyn Store>, AppError> {
+pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>, AppError> {
     let database = &settings.database;
     let with_url = |error| AppError::Store(database.url.clone(), error);
     let options = storage::StoreOptions {
@@ -185,7 +185,7 @@ pub async fn check_models(settings: &Settings) -> Result<CheckReport, AppError> 
 }
 
 /// Logs a warning if the search index does not contain all messages. Marks the index as disabled if search is.
-async fn check_search_index(store: &Arc<dyn Store>, analyzer: Option<Analyzer>) {
+async fn check_search_index(store: &Arc<Store>, analyzer: Option<Analyzer>) {
     let Some(analyzer) = analyzer else {
         if let Err(error) = store.disable_index().await {
             tracing::warn!(error = %ErrorChain(&error), "failed to mark the search index as disabled");

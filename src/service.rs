@@ -1,6 +1,6 @@
 //! The memory service: the operations of precis, over any store and any models.
 //!
-//! It depends on the traits [`Store`] and [`Llm`] only. A model call never happens while a connection, a transaction or a
+//! It depends on [`Store`] and [`Llm`] only. A model call never happens while a connection, a transaction or a
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
 use crate::domain::consolidation::{Mode, Policy};
@@ -135,7 +135,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The memory service.
 #[derive(Clone, Debug)]
 pub struct MemoryService {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     llm: Arc<dyn Llm>,
     config: Arc<ServiceConfig>,
     /// Running consolidations. They are separate tasks, so that they finish if their client disconnects.
@@ -148,7 +148,7 @@ pub struct MemoryService {
 
 impl MemoryService {
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
+    pub fn new(store: Arc<Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
         Self { store, llm, config: Arc::new(config), tasks, stop, index_wakeup }
     }

@@ -1,13 +1,12 @@
-//! The store: the trait [`Store`], and its implementations for Postgres and SQLite.
+//! The [`Store`], and its databases Postgres and SQLite.
 //!
-//! SQL stands only here. A statement that is the same for both databases exists once; the folders [`postgres`] and
-//! [`sqlite`] hold the rest.
+//! SQL stands only here. A statement that is the same for both databases exists once, in `store`; the folders [`postgres`]
+//! and [`sqlite`] hold the rest.
 
 use crate::domain::search::analyzer::Analyzer;
 use std::sync::Arc;
 use std::time::Duration;
 
-mod database;
 mod error;
 mod import;
 mod migrations;
@@ -45,12 +44,10 @@ pub struct StoreOptions {
 ///
 /// # Errors
 /// The URL is invalid, or the file can't be opened. The error contains no part of the URL, which may hold a password.
-pub async fn connect(url: &str, options: &StoreOptions) -> Result<Arc<dyn Store>, StoreError> {
+pub async fn connect(url: &str, options: &StoreOptions) -> Result<Arc<Store>, StoreError> {
     let database = match url.split_once(':') {
-        Some(("postgres" | "postgresql", _)) => {
-            database::Database::Postgres(postgres::Postgres::connect(url, options)?)
-        }
-        Some(("sqlite", _)) => database::Database::Sqlite(sqlite::Sqlite::connect(url, options).await?),
+        Some(("postgres" | "postgresql", _)) => Store::Postgres(postgres::Postgres::connect(url, options)?),
+        Some(("sqlite", _)) => Store::Sqlite(sqlite::Sqlite::connect(url, options).await?),
         _ => return Err(StoreError::Url("must begin with postgres:, postgresql: or sqlite:".to_owned())),
     };
     Ok(Arc::new(database))

@@ -144,7 +144,7 @@ impl MemoryService {
     ) -> Result<Option<Revision>, Error> {
         let pools = self.config.pools.clone().ok_or(Error::ConsolidationDisabled)?;
         self.session(tenant, session).await?;
-        let run = self.spawn_consolidation(tenant, session, LeaseCondition::Force, None, &pools);
+        let run = self.spawn_run(tenant, session, LeaseCondition::Force, None, &pools);
         match run.await {
             Ok(ConsolidationReport { outcome: Outcome::Failed, reason, .. }) => {
                 Err(Error::ConsolidationFailed(reason.unwrap_or_default()))
@@ -160,7 +160,7 @@ impl MemoryService {
 
     /// Starts a run as its own task, so that it continues if the client disconnects. The report has the outcome
     /// [`Outcome::InProgress`] if the run could not take the lease or lost it before the first commit.
-    pub(super) fn spawn_consolidation(
+    pub(super) fn spawn_run(
         &self,
         tenant: &TenantId,
         session: &SessionId,
@@ -171,7 +171,7 @@ impl MemoryService {
         let (service, tenant, session, pools) =
             (self.clone(), tenant.clone(), session.clone(), pools.clone());
         let span = tracing::info_span!("consolidation", session = &*redact_keys(session.as_str()));
-        let run = async move { service.consolidate(tenant, &session, condition, plan, pools).await };
+        let run = async move { service.take_lease_and_run(tenant, &session, condition, plan, pools).await };
         self.tasks.spawn(run.instrument(span))
     }
 
@@ -181,7 +181,7 @@ impl MemoryService {
     }
 
     /// Takes the lease and runs the consolidation.
-    async fn consolidate(
+    async fn take_lease_and_run(
         self,
         tenant: TenantId,
         session: &SessionId,
@@ -227,7 +227,7 @@ impl ConsolidationRun {
     async fn run(mut self) -> ConsolidationReport {
         // A message that triggers a bug does so again on the next attempt. A panic is therefore handled like other failures:
         // the lease ends and the retry delay grows. After a panic, only committed state is read.
-        let result = AssertUnwindSafe(self.consolidate()).catch_unwind().await;
+        let result = AssertUnwindSafe(self.run_until_not_due()).catch_unwind().await;
         match result.unwrap_or(Err(RunError::Panicked)) {
             Ok(()) => self.release_lease().await,
             Err(reason @ (RunError::Superseded | RunError::ShuttingDown)) => {
@@ -242,7 +242,7 @@ impl ConsolidationRun {
         self.report
     }
 
-    async fn consolidate(&mut self) -> Result<(), RunError> {
+    async fn run_until_not_due(&mut self) -> Result<(), RunError> {
         while self.is_forced || self.exceeds_threshold() {
             let plan = match self.plan.take() {
                 Some(plan) => plan,

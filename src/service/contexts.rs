@@ -111,7 +111,7 @@ impl MemoryService {
         let (snapshot, report) = match self.check_consolidation(&snapshot, options.mode) {
             ConsolidationCheck::Report(report) => (snapshot, report),
             ConsolidationCheck::Due(due) => {
-                let run = self.spawn_consolidation(tenant, session, due.condition, due.plan, &due.pools);
+                let run = self.spawn_run(tenant, session, due.condition, due.plan, &due.pools);
                 if due.mode == Mode::Background {
                     (snapshot, Outcome::Scheduled.into())
                 } else {
@@ -207,7 +207,7 @@ impl MemoryService {
                 } else {
                     let session_created_at = session.created_at;
                     let plan = plan.map(|plan| SnapshotPlan { session_created_at, plan });
-                    (LeaseCondition::IfDue { revision: session.revision }, plan)
+                    (LeaseCondition::IfUnchanged { revision: session.revision }, plan)
                 };
                 ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), condition, plan })
             }

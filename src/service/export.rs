@@ -22,7 +22,7 @@ const MAX_PAGE_REVISIONS: i64 = 20;
 /// A running export.
 #[derive(Debug)]
 pub struct Export {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     tenant: TenantId,
     session: Session,
     writer: ExportWriter,
@@ -45,7 +45,7 @@ impl MemoryService {
 
 impl Export {
     /// Reads the state of the session, which determines the last message and revision of the export.
-    pub async fn begin(store: Arc<dyn Store>, tenant: &TenantId, session: &SessionId) -> Result<Self, Error> {
+    pub async fn begin(store: Arc<Store>, tenant: &TenantId, session: &SessionId) -> Result<Self, Error> {
         let session = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
         let (tenant, writer) = (tenant.clone(), ExportWriter::default());
         Ok(Self { store, tenant, session, writer, next: NextLines::Header })
@@ -121,7 +121,7 @@ impl Export {
 
 /// Reads the next page of messages after `after_seq`, up to `last_seq`.
 pub(super) async fn message_page(
-    store: &dyn Store,
+    store: &Store,
     tenant: &TenantId,
     session: &SessionId,
     after_seq: i64,
@@ -133,7 +133,7 @@ pub(super) async fn message_page(
 
 /// Reads the next page of revisions after `after`, up to `last`, in ascending order.
 pub(super) async fn revision_page(
-    store: &dyn Store,
+    store: &Store,
     tenant: &TenantId,
     session: &SessionId,
     after: i64,

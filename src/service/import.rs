@@ -177,7 +177,7 @@ impl MemoryService {
 /// Creates the session for `user`, or for the user in the export if `user` is `None`. A repeated import finds the session
 /// that it created, even if messages were added since. `progress` receives the number of messages written so far.
 pub async fn write_import(
-    store: &Arc<dyn Store>,
+    store: &Arc<Store>,
     tenant: &TenantId,
     session: &SessionId,
     user: Option<&UserId>,
@@ -207,7 +207,7 @@ pub async fn write_import(
 
 /// Returns `true` if the history and the revisions of the session begin with the imported ones.
 async fn begins_with(
-    store: &dyn Store,
+    store: &Store,
     tenant: &TenantId,
     session: &Session,
     imported: &ImportedSession,

@@ -16,7 +16,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 /// A worker that indexes the messages of newly stored exchanges.
 #[derive(Debug)]
 pub struct IndexWorker {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     wakeup: Arc<Notify>,
 }
 
@@ -49,7 +49,7 @@ impl MemoryService {
 /// Indexes all pending messages. Returns `false` on failure; pending messages are then indexed by the next search.
 ///
 /// With `warn`, a failure is logged as a warning. An unreachable database is not, because failing requests report it.
-pub async fn index_pending(store: &Arc<dyn Store>, warn: bool) -> bool {
+pub async fn index_pending(store: &Arc<Store>, warn: bool) -> bool {
     let result = async {
         while store.index_batch().await? {}
         Ok(())

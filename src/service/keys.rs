@@ -11,7 +11,7 @@ pub mod authenticator;
 /// The API keys in a store.
 #[derive(Clone, Debug)]
 pub struct Keys {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
 }
 
 /// A failed creation of a key.
@@ -27,7 +27,7 @@ pub enum CreateError {
 
 impl Keys {
     #[must_use]
-    pub fn new(store: Arc<dyn Store>) -> Self {
+    pub fn new(store: Arc<Store>) -> Self {
         Self { store }
     }
 

@@ -17,17 +17,13 @@ const MAX_BATCH_MESSAGES: i64 = 500;
 const MAX_BATCH_BYTES: i64 = 1024 * 1024;
 
 /// Returns which analyzer the index uses and how many sessions must be reindexed.
-pub async fn state(store: &Arc<dyn Store>, analyzer: Analyzer) -> Result<IndexState, StoreError> {
+pub async fn state(store: &Arc<Store>, analyzer: Analyzer) -> Result<IndexState, StoreError> {
     store.index_state(&analyzer.version()).await
 }
 
 /// Indexes the messages of all tenants that are missing from the index. Returns their number. `progress` receives the
 /// number of messages indexed so far.
-pub async fn reindex(
-    store: &Arc<dyn Store>,
-    analyzer: Analyzer,
-    progress: impl Fn(u64),
-) -> Result<u64, Error> {
+pub async fn reindex(store: &Arc<Store>, analyzer: Analyzer, progress: impl Fn(u64)) -> Result<u64, Error> {
     store.start_reindex(&analyzer.version()).await?;
     let mut indexed = 0;
     while let Some(range) = store.next_reindex_range().await? {

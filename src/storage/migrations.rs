@@ -9,16 +9,16 @@ use std::borrow::Cow;
 /// Number, name and SQL of a migration.
 type Source = (i64, &'static str, &'static str);
 
-const POSTGRES: [Source; 1] = [(1, "initial", include_str!("../../migrations/postgres/0001_initial.sql"))];
+const POSTGRES: &[Source] = &[(1, "initial", include_str!("../../migrations/postgres/0001_initial.sql"))];
 
-const SQLITE: [Source; 1] = [(1, "initial", include_str!("../../migrations/sqlite/0001_initial.sql"))];
+const SQLITE: &[Source] = &[(1, "initial", include_str!("../../migrations/sqlite/0001_initial.sql"))];
 
 pub(super) fn postgres() -> Migrator {
-    migrator(&POSTGRES)
+    migrator(POSTGRES)
 }
 
 pub(super) fn sqlite() -> Migrator {
-    migrator(&SQLITE)
+    migrator(SQLITE)
 }
 
 /// Returns the number of the last migration.

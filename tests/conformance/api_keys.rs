@@ -25,7 +25,7 @@ pub(crate) fn new_key(tenant: &str, seed: u8) -> NewApiKey {
     NewApiKey { id: key.id().clone(), hash: key.hash(), tenant, name: Some(name), scope: Scope::Write }
 }
 
-async fn create(store: &Arc<dyn Store>, new: &NewApiKey) -> KeyRecord {
+async fn create(store: &Arc<Store>, new: &NewApiKey) -> KeyRecord {
     store.create_api_key(new).await.unwrap().expect("a new id")
 }
 

@@ -40,7 +40,7 @@ async fn lease_taken_concurrently_has_one_holder(backend: Backend) {
     const TAKERS: usize = 30;
     let demo = demo(&backend).await;
     let replicas = [demo.clone(), Conversation::on(&backend).await];
-    for condition in [LeaseCondition::Force, LeaseCondition::IfDue { revision: 0 }] {
+    for condition in [LeaseCondition::Force, LeaseCondition::IfUnchanged { revision: 0 }] {
         let barrier = Arc::new(Barrier::new(TAKERS));
         let mut takers = JoinSet::new();
         for at in 0..TAKERS {
@@ -71,7 +71,7 @@ async fn lease_expires_after_its_ttl(backend: Backend) {
     let demo = demo(&backend).await;
     let (first, second) = (Uuid::new_v4(), Uuid::new_v4());
     assert!(demo.take(first, LeaseCondition::Force, Duration::ZERO).await.is_some());
-    assert!(demo.take(second, LeaseCondition::IfDue { revision: 0 }, LONG).await.is_some());
+    assert!(demo.take(second, LeaseCondition::IfUnchanged { revision: 0 }, LONG).await.is_some());
     let step = demo.step(5, "late").await;
     assert!(!renew(&demo, first, LONG).await);
     assert_eq!(fail(&demo, first, LONG, "late").await, None);
@@ -120,19 +120,19 @@ async fn lease_if_due_requires_revision_and_end_of_backoff(backend: Backend) {
     let demo = demo(&backend).await;
     demo.consolidate(2, "two").await;
     for revision in [0, 2, -1] {
-        assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::IfDue { revision }, LONG).await, None);
+        assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::IfUnchanged { revision }, LONG).await, None);
     }
     let token = Uuid::new_v4();
-    assert!(demo.take(token, LeaseCondition::IfDue { revision: 1 }, LONG).await.is_some());
+    assert!(demo.take(token, LeaseCondition::IfUnchanged { revision: 1 }, LONG).await.is_some());
     fail(&demo, token, LONG, "down").await.unwrap();
-    assert_eq!(demo.take(token, LeaseCondition::IfDue { revision: 1 }, LONG).await, None);
+    assert_eq!(demo.take(token, LeaseCondition::IfUnchanged { revision: 1 }, LONG).await, None);
     assert!(demo.take(token, LeaseCondition::Force, LONG).await.is_some());
     demo.release(token).await;
     let mut sql = Sql::on(&backend).await;
     let past = sql.time(OffsetDateTime::now_utc() - time::Duration::seconds(1));
     sql.run(&format!("UPDATE sessions SET retry_at = {past}")).await;
-    assert_eq!(demo.take(token, LeaseCondition::IfDue { revision: 0 }, LONG).await, None);
-    assert!(demo.take(token, LeaseCondition::IfDue { revision: 1 }, LONG).await.is_some());
+    assert_eq!(demo.take(token, LeaseCondition::IfUnchanged { revision: 0 }, LONG).await, None);
+    assert!(demo.take(token, LeaseCondition::IfUnchanged { revision: 1 }, LONG).await.is_some());
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

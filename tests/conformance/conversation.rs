@@ -25,7 +25,7 @@ pub(crate) const ALL: MessageQuery =
 
 #[derive(Clone)]
 pub(crate) struct Conversation {
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: Arc<Store>,
     pub(crate) tenant: TenantId,
     pub(crate) session: SessionId,
 }

@@ -16,7 +16,7 @@ use test_case::test_case;
 use tokio::time::timeout;
 
 /// Opens a store with an analyzer.
-async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<dyn Store> {
+async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<Store> {
     let options = StoreOptions { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
     storage::connect(&backend.url(), &options).await.unwrap()
 }

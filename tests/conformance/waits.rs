@@ -160,7 +160,7 @@ async fn lease_taken_by_another_is_not_granted_after_waiting() {
 async fn lease_with_outdated_revision_is_not_granted_after_waiting() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
-    let due = LeaseCondition::IfDue { revision: 1 };
+    let due = LeaseCondition::IfUnchanged { revision: 1 };
     let other = "UPDATE sessions SET revision = revision + 1";
     assert_eq!(scene.meet(other, demo.take(Uuid::new_v4(), due, LONG)).await, None);
 }

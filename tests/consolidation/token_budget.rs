@@ -81,7 +81,7 @@ impl Llm for Models {
 
 /// A service over these models, with one session.
 struct Scene {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     service: MemoryService,
     tenant: TenantId,
     session: SessionId,

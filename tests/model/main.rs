@@ -104,7 +104,7 @@ fn check_property<S: Strategy<Value: Debug>>(cases: u32, strategy: &S, test: imp
 }
 
 /// Returns two clients of one tenant and one client of another. Each case has its own tenants.
-async fn clients(app: &TestApp, store: &Arc<dyn Store>, case: u32) -> [TestApp; 3] {
+async fn clients(app: &TestApp, store: &Arc<Store>, case: u32) -> [TestApp; 3] {
     let client = async |tenant: &str| {
         let tenant = TenantId::new(tenant).expect("a tenant");
         let key = Keys::new(store.clone()).create(&tenant, None, Scope::Admin).await.expect("a key");

@@ -38,12 +38,12 @@ impl Backend {
         }
     }
 
-    pub(crate) async fn store(&self) -> Arc<dyn Store> {
+    pub(crate) async fn store(&self) -> Arc<Store> {
         connect(&self.url()).await
     }
 }
 
-async fn connect(url: &str) -> Arc<dyn Store> {
+async fn connect(url: &str) -> Arc<Store> {
     let options = StoreOptions {
         max_connections: 8,
         acquire_timeout: Duration::from_secs(20),
@@ -53,7 +53,7 @@ async fn connect(url: &str) -> Arc<dyn Store> {
     storage::connect(url, &options).await.expect("the store can be opened")
 }
 
-async fn migrate(store: Arc<dyn Store>) {
+async fn migrate(store: Arc<Store>) {
     store.migrate().await.expect("the migration succeeds");
     store.close().await;
 }

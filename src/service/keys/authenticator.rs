@@ -49,7 +49,7 @@ pub enum Staleness {
 /// Checks the keys of requests.
 #[derive(Clone, Debug)]
 pub struct Authenticator {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     allow_unauthenticated: bool,
     ttl: Duration,
     cache: Arc<Mutex<KeyCache>>,
@@ -66,7 +66,7 @@ impl Authenticator {
     /// Creates an authenticator. With `allow_unauthenticated`, requests need no key until the first key exists. A revoked
     /// key may still be accepted for `ttl`, the time for which answers of the store are cached.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, allow_unauthenticated: bool, ttl: Duration) -> Self {
+    pub fn new(store: Arc<Store>, allow_unauthenticated: bool, ttl: Duration) -> Self {
         Self { store, allow_unauthenticated, ttl, cache: Arc::default() }
     }
 

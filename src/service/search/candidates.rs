@@ -40,7 +40,7 @@ pub(super) struct Candidates {
 
 /// Selects candidates for at least `wanted` hits, if there are as many.
 pub(super) async fn select_candidates(
-    store: &Arc<dyn Store>,
+    store: &Arc<Store>,
     tenant: &TenantId,
     filter: &SearchFilter,
     query: &Query,

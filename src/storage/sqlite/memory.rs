@@ -3,7 +3,7 @@
 use super::{Sqlite, micros, now};
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
-use crate::storage::database::SELECT_MEMORY_DOCUMENT;
+use crate::storage::store::SELECT_MEMORY_DOCUMENT;
 use crate::storage::{NewMemoryDocument, StoreError, rows};
 use sqlx::Row as _;
 

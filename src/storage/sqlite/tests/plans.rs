@@ -7,9 +7,8 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
-use crate::storage::database::Database;
 use crate::storage::search::{MessageRef, SearchFilter};
-use crate::storage::{MessageQuery, SessionPosition, Store as _, StoreOptions};
+use crate::storage::{MessageQuery, SessionPosition, Store, StoreOptions};
 use sqlx::{AssertSqlSafe, SqlitePool};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,7 +62,7 @@ const CALLS: &[&str] = &[
 
 /// A store with one reading connection, and the step counter of the connection.
 struct Filled {
-    store: Database,
+    store: Store,
     writer: SqlitePool,
     now: OffsetDateTime,
     sessions: i64,
@@ -101,7 +100,7 @@ impl Filled {
             true
         });
         drop(connection);
-        Self { store: Database::Sqlite(store), writer, now, sessions, steps, _folder: folder }
+        Self { store: Store::Sqlite(store), writer, now, sessions, steps, _folder: folder }
     }
 
     /// Returns the number of steps of a call after its statements have been prepared.
