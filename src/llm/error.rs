@@ -57,7 +57,7 @@ pub enum ModelError {
     /// Skipped: the circuit breaker is open for this time. Zero means that another call is the probe.
     #[error("skipped: the circuit breaker is open after repeated failures; {}", next_probe(.0))]
     CircuitOpen(Duration),
-    /// Skipped: the provider sent `Retry-After`, and the pool has another model.
+    /// Skipped: the provider sent `Retry-After`, and the pool has further models, or its deadline ends earlier.
     #[error("skipped: rate limited by the provider; retry after {0:.1?}")]
     RetryLater(Duration),
     /// Skipped: another model with at least this input limit rejected the prompt as too long.

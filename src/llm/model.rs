@@ -183,8 +183,8 @@ impl Model {
     }
 
     /// Waits for a free call slot and for the permission of the circuit breaker. Fails at once if the circuit breaker is
-    /// open; it is checked again after the queue, so that queued calls leave it when the circuit breaker opens. A
-    /// `Retry-After` of the provider is only waited for if the pool has no other model.
+    /// open; it is checked again after the queue, so that queued calls leave it when the circuit breaker opens. Waits for
+    /// the end of a `Retry-After` only if this is the last model of the pool and the deadline leaves the time for it.
     async fn acquire(
         &self,
         remaining: Duration,
@@ -202,13 +202,9 @@ impl Model {
             return Err(ModelError::CircuitOpen(wait));
         }
         let retry_after = self.retry_after_remaining();
-        if !retry_after.is_zero() {
-            if !is_last_model {
-                return Err(ModelError::RetryLater(retry_after));
-            }
-            if retry_after >= deadline_at.saturating_duration_since(Instant::now()) {
-                return Err(ModelError::QueueTimeout(remaining));
-            }
+        let is_in_time = retry_after < deadline_at.saturating_duration_since(Instant::now());
+        if !retry_after.is_zero() && !(is_last_model && is_in_time) {
+            return Err(ModelError::RetryLater(retry_after));
         }
         sleep(retry_after).await;
         let call_permit = self.breaker.admit().map_err(ModelError::CircuitOpen)?;

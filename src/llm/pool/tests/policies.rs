@@ -189,7 +189,7 @@ async fn retry_delay_beyond_the_deadline_is_not_started() {
     let started_at = Instant::now();
     assert_eq!(model_and_calls(&consolidate(&pools, "both").await.expect("a response")), ("works", 2));
     let error = consolidate(&pools, "alone").await.expect_err("rate limited");
-    assert_eq!(labels(&error), [("m0", "queue_timeout")]);
+    assert_eq!(labels(&error), [("m0", "retry_later")]);
     assert_eq!(started_at.elapsed(), Duration::ZERO);
 }
 
