@@ -1,14 +1,17 @@
 //! The [`Store`], and its databases Postgres and SQLite.
 //!
-//! SQL stands only here. A statement that is the same for both databases exists once, in `store`; the folders [`postgres`]
-//! and [`sqlite`] hold the rest.
+//! SQL stands only here. A statement that is the same for both databases exists once, here; the folders [`postgres`] and
+//! [`sqlite`] hold the rest.
 
 use crate::domain::search::analyzer::Analyzer;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod api_keys;
+mod consolidations;
 mod error;
 mod import;
+mod memory;
 mod migrations;
 mod pool;
 pub mod postgres;
@@ -20,11 +23,13 @@ mod statement;
 mod store;
 mod values;
 
+pub use api_keys::{NewApiKey, StoredApiKey};
+pub use consolidations::{LeaseCondition, NewRevision};
 pub use error::StoreError;
+pub use import::{ImportOutcome, RowBatch, RowBatches};
+pub use memory::NewMemoryDocument;
 pub use store::{
-    AppendOutcome, ContextSnapshot, ImportOutcome, LeaseCondition, MessageQuery, MessageRange, NewApiKey,
-    NewMemoryDocument, NewRevision, RowBatch, RowBatches, SessionPosition, Store, StoredApiKey,
-    StoredMessage,
+    AppendOutcome, ContextSnapshot, MessageQuery, MessageRange, SessionPosition, Store, StoredMessage,
 };
 
 #[derive(Clone, Debug)]

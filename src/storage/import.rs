@@ -1,37 +1,188 @@
-//! Statements and counters for importing a session into either database.
+//! Importing a session in one transaction.
 
-use super::RowBatch;
-use super::values::to_i64;
-use crate::domain::export_format::ImportedSession;
+use super::rows::{meta_column, source_column, tool_columns};
+use super::search_index::{SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries, lexemes_of_messages};
+use super::statement::{DbRow as _, Sql, Transaction};
+use super::values::{DbTime, to_i64};
+use super::{Store, StoreError};
+use crate::domain::export_format::{ImportedMessage, ImportedSession};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::revision::Revision;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
-/// Parameters: tenant, session, and the columns of a revision.
-pub(super) const INSERT_IMPORTED_REVISION: &str = "\
-    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
-        summary_tokens, added, meta, source, created_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
-
-/// Sets the token count of the messages up to the cursor, which an export does not contain.
-pub(super) const UPDATE_CURSOR_TOKENS: &str = "\
-    UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
-        WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
-    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
-
-/// The number of imported rows, to compare with the header of the export.
-#[derive(Debug, Default)]
-pub(super) struct ImportCounts {
-    messages: i64,
-    revisions: i64,
+/// A part of the rows of an import.
+#[derive(Clone, Debug)]
+pub enum RowBatch {
+    /// Messages in order.
+    Messages(Vec<ImportedMessage>),
+    /// Revisions in order, after all messages.
+    Revisions(Vec<Revision>),
 }
 
-impl ImportCounts {
-    pub(super) fn add(&mut self, batch: &RowBatch) {
-        match batch {
-            RowBatch::Messages(rows) => self.messages += to_i64(rows.len()),
-            RowBatch::Revisions(rows) => self.revisions += to_i64(rows.len()),
-        }
-    }
+pub type RowBatches = mpsc::Receiver<RowBatch>;
 
-    pub(super) fn is_complete(&self, header: &ImportedSession) -> bool {
-        (self.messages, self.revisions) == (header.last_seq, header.revision)
+/// The result of [`Store::import_session`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImportOutcome {
+    /// The session is complete and durable.
+    Imported,
+    /// A session with this id exists. Nothing was written.
+    Exists,
+    /// The number of rows differs from that in the header of the archive. Nothing was written.
+    Incomplete,
+}
+
+impl Store {
+    /// Creates a session with all of its rows in one transaction, or nothing. The caller must have all batches at hand
+    /// and never wait for a client in between, because other writers wait for the transaction: on Postgres those of
+    /// the same session, on SQLite all. Rows without a time get the time of the store.
+    pub async fn import_session(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &UserId,
+        archive: &ImportedSession,
+        mut batches: RowBatches,
+    ) -> Result<ImportOutcome, StoreError> {
+        const INSERT_SESSION: Sql = Sql {
+            postgres:
+                "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
+                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour)
+                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, coalesce($12, now()),
+                    coalesce($13, now()), floor(extract(epoch FROM coalesce($13, now())) / 3600))
+                ON CONFLICT (tenant_id, session_id) DO NOTHING",
+            sqlite:
+                "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
+                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour)
+                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, coalesce($12, $14),
+                    coalesce($13, $14), coalesce($13, $14) / 3600000000)
+                ON CONFLICT (tenant_id, session_id) DO NOTHING",
+        };
+        /// Sets the token count of the messages up to the cursor, which an export does not contain.
+        const UPDATE_CURSOR_TOKENS: &str = "\
+            UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
+                WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
+            WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
+        let (mut transaction, own_analyzer) = match self {
+            Self::Postgres(database) => (database.begin_transaction(tenant).await?, database.analyzer()),
+            Self::Sqlite(database) => (database.begin_transaction().await?, database.analyzer()),
+        };
+        let inserted = transaction
+            .statement(INSERT_SESSION)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(user.as_str())
+            .bind(archive.metadata.as_deref())
+            .bind(archive.last_seq)
+            .bind(archive.tokens)
+            .bind(archive.cursor)
+            .bind(archive.summary.text.as_str())
+            .bind(archive.summary.words)
+            .bind(archive.summary.tokens)
+            .bind(archive.revision)
+            .bind(archive.times.map(|(created_at, _)| DbTime(created_at)))
+            .bind(archive.times.map(|(_, updated_at)| DbTime(updated_at)))
+            .bind_now()
+            .execute()
+            .await?;
+        if inserted == 0 {
+            return Ok(ImportOutcome::Exists);
+        }
+        let row = transaction.statement(SELECT_ANALYZER_VERSION).read().await?;
+        let version = row.ok_or(sqlx::Error::RowNotFound)?.field::<String>("analyzer_version")?;
+        let analyzer = analyzer_for_import(&version, own_analyzer);
+        // Compared with the header of the export.
+        let (mut messages, mut revisions) = (0, 0);
+        while let Some(batch) = batches.recv().await {
+            match batch {
+                RowBatch::Messages(rows) => {
+                    messages += to_i64(rows.len());
+                    let texts = rows.iter().map(|row| &row.message);
+                    let lexemes = lexemes_of_messages(analyzer, tenant, session, texts).await;
+                    insert_messages(&mut transaction, tenant, session, &rows).await?;
+                    let positions = rows.iter().map(|row| (row.seq, row.created_at));
+                    let entries = index_entries(tenant, session, user, positions, &lexemes);
+                    transaction.insert_index_entries(entries).await?;
+                }
+                RowBatch::Revisions(rows) => {
+                    revisions += to_i64(rows.len());
+                    insert_revisions(&mut transaction, tenant, session, &rows).await?;
+                }
+            }
+        }
+        if (messages, revisions) != (archive.last_seq, archive.revision) {
+            return Ok(ImportOutcome::Incomplete);
+        }
+        let statement = transaction.statement(UPDATE_CURSOR_TOKENS).bind(tenant.as_str());
+        statement.bind(session.as_str()).execute().await?;
+        transaction.commit().await?;
+        Ok(ImportOutcome::Imported)
     }
+}
+
+async fn insert_messages(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+    rows: &[ImportedMessage],
+) -> Result<(), StoreError> {
+    /// All rows are one JSON parameter: a statement per row would take three times as long, while other writers wait.
+    const INSERT_MESSAGES: Sql = Sql {
+        postgres: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                created_at)
+            SELECT $1, $2, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                coalesce(timestamptz 'epoch' + micros * interval '1 microsecond', now())
+            FROM json_to_recordset($3::json) AS m (seq bigint, role text, tool_call_ids text, tool_result_of text,
+                tokens bigint, message text, micros bigint)",
+        sqlite: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                created_at)
+            SELECT $1, $2, value ->> 'seq', value ->> 'role', value ->> 'tool_call_ids', value ->> 'tool_result_of',
+                value ->> 'tokens', value ->> 'message', coalesce(value ->> 'micros', $4)
+            FROM json_each($3)",
+    };
+    let rows = rows.iter().map(|ImportedMessage { seq, created_at, message, tokens }| {
+        let (tool_call_ids, tool_result_of) = tool_columns(message);
+        let micros = created_at.map(|time| DbTime(time).micros());
+        json!({
+            "seq": seq, "role": message.role().as_str(), "tool_call_ids": tool_call_ids,
+            "tool_result_of": tool_result_of, "tokens": tokens, "message": message.json(), "micros": micros,
+        })
+    });
+    let statement = transaction.statement(INSERT_MESSAGES).bind(tenant.as_str()).bind(session.as_str());
+    statement.bind(rows.collect::<Value>().to_string()).bind_now().execute().await?;
+    Ok(())
+}
+
+async fn insert_revisions(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+    rows: &[Revision],
+) -> Result<(), StoreError> {
+    const INSERT_IMPORTED_REVISION: &str = "\
+        INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
+            summary_words, summary_tokens, added, meta, source, created_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+    for row in rows {
+        transaction
+            .statement(INSERT_IMPORTED_REVISION)
+            .bind(tenant.as_str())
+            .bind(session.as_str())
+            .bind(row.revision)
+            .bind(row.kind.as_str())
+            .bind(row.from_seq)
+            .bind(row.to_seq)
+            .bind(row.cursor)
+            .bind(row.summary.text.as_str())
+            .bind(row.summary.words)
+            .bind(row.summary.tokens)
+            .bind(row.added.as_str())
+            .bind(meta_column(row.meta.as_ref()))
+            .bind(source_column(row.provenance.as_ref()))
+            .bind(DbTime(row.created_at))
+            .execute()
+            .await?;
+    }
+    Ok(())
 }

@@ -16,13 +16,10 @@ use std::fmt::Write as _;
 use std::io;
 use std::str::FromStr as _;
 
-mod erasure;
 mod exchanges;
-mod import;
-mod memory;
-mod revisions;
 mod search;
 mod search_index;
+mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
 

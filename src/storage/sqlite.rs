@@ -17,13 +17,10 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 
-mod erasure;
 mod exchanges;
-mod import;
-mod memory;
-mod revisions;
 mod search;
 mod search_index;
+mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
 

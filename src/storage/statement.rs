@@ -2,11 +2,12 @@
 
 use super::StoreError;
 use super::postgres::{self, Postgres};
+use super::search_index::IndexEntry;
 use super::sqlite::{self, Sqlite};
 use super::values::DbTime;
 use crate::domain::id::TenantId;
-use sqlx::postgres::PgRow;
-use sqlx::sqlite::SqliteRow;
+use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Decode, Encode, Row as _, Type};
 use time::OffsetDateTime;
 
@@ -88,50 +89,51 @@ impl DbRow for AnyRow {
     }
 }
 
-/// A statement with its parameters, and the database that runs it.
-pub(super) enum Statement<'d> {
-    Postgres { database: &'d Postgres, tenant: Option<&'d TenantId>, query: postgres::Query<'d> },
-    Sqlite { database: &'d Sqlite, query: sqlite::Query<'d> },
+/// A statement with its parameters, and the place where it runs: `P` on Postgres, `S` on SQLite.
+pub(super) enum Statement<'q, P, S> {
+    Postgres { on: P, query: postgres::Query<'q> },
+    Sqlite { on: S, query: sqlite::Query<'q>, now: OffsetDateTime },
 }
 
-impl Statement<'_> {
+/// A statement that runs in a transaction of its own, which is bound to a tenant or not.
+pub(super) type StoreStatement<'d> = Statement<'d, (&'d Postgres, Option<&'d TenantId>), &'d Sqlite>;
+
+impl<P, S> Statement<'_, P, S> {
     pub(super) fn bind<'t>(self, value: impl Parameter<'t>) -> Self {
         match self {
-            Self::Postgres { database, tenant, query } => {
-                Self::Postgres { database, tenant, query: query.bind(value) }
-            }
-            Self::Sqlite { database, query } => Self::Sqlite { database, query: query.bind(value) },
+            Self::Postgres { on, query } => Self::Postgres { on, query: query.bind(value) },
+            Self::Sqlite { on, query, now } => Self::Sqlite { on, query: query.bind(value), now },
         }
     }
 
     /// Binds the current time on SQLite and nothing on Postgres. Must come last; see [`Sql`].
     pub(super) fn bind_now(self) -> Self {
         match self {
-            Self::Sqlite { database, query } => {
-                Self::Sqlite { database, query: query.bind(DbTime(sqlite::now())) }
-            }
+            Self::Sqlite { on, query, now } => Self::Sqlite { on, query: query.bind(DbTime(now)), now },
             postgres @ Self::Postgres { .. } => postgres,
         }
     }
+}
 
+impl StoreStatement<'_> {
     /// Reads at most one row.
     pub(super) async fn read(self) -> Result<Option<AnyRow>, StoreError> {
         Ok(match self {
-            Self::Postgres { database, tenant, query } => {
+            Self::Postgres { on: (database, tenant), query } => {
                 database.read(tenant, query).await?.map(AnyRow::Postgres)
             }
-            Self::Sqlite { database, query } => database.read(query).await?.map(AnyRow::Sqlite),
+            Self::Sqlite { on, query, .. } => on.read(query).await?.map(AnyRow::Sqlite),
         })
     }
 
     /// Reads all rows.
     pub(super) async fn read_all(self) -> Result<Vec<AnyRow>, StoreError> {
         Ok(match self {
-            Self::Postgres { database, tenant, query } => {
+            Self::Postgres { on: (database, tenant), query } => {
                 database.read_all(tenant, query).await?.into_iter().map(AnyRow::Postgres).collect()
             }
-            Self::Sqlite { database, query } => {
-                database.read_all(query).await?.into_iter().map(AnyRow::Sqlite).collect()
+            Self::Sqlite { on, query, .. } => {
+                on.read_all(query).await?.into_iter().map(AnyRow::Sqlite).collect()
             }
         })
     }
@@ -139,18 +141,79 @@ impl Statement<'_> {
     /// Runs a statement that writes at most one row, commits, and returns that row.
     pub(super) async fn write_returning(self) -> Result<Option<AnyRow>, StoreError> {
         Ok(match self {
-            Self::Postgres { database, tenant, query } => {
+            Self::Postgres { on: (database, tenant), query } => {
                 database.write_returning(tenant, query).await?.map(AnyRow::Postgres)
             }
-            Self::Sqlite { database, query } => database.write_returning(query).await?.map(AnyRow::Sqlite),
+            Self::Sqlite { on, query, .. } => on.write_returning(query).await?.map(AnyRow::Sqlite),
         })
+    }
+
+    /// Runs a text of several statements on SQLite, or of one on Postgres, in one transaction, and returns the last row. A
+    /// statement on SQLite can refer to the success of the one before it by `changes()`.
+    pub(super) async fn write_together(self) -> Result<Option<AnyRow>, StoreError> {
+        match self {
+            Self::Sqlite { on, query, .. } => Ok(on.write_together(query).await?.map(AnyRow::Sqlite)),
+            postgres @ Self::Postgres { .. } => postgres.write_returning().await,
+        }
     }
 
     /// Runs a statement, commits, and returns the number of rows that it changed.
     pub(super) async fn execute(self) -> Result<u64, StoreError> {
         Ok(match self {
-            Self::Postgres { database, tenant, query } => database.execute(tenant, query).await?,
-            Self::Sqlite { database, query } => database.execute(query).await?,
+            Self::Postgres { on: (database, tenant), query } => database.execute(tenant, query).await?,
+            Self::Sqlite { on, query, .. } => on.execute(query).await?,
+        })
+    }
+}
+
+/// A transaction of several statements. Dropping it discards what was written.
+pub(super) enum Transaction {
+    Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
+    /// With the current time for all statements, as Postgres has it.
+    Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>, OffsetDateTime),
+}
+
+impl Transaction {
+    pub(super) fn statement(
+        &mut self,
+        sql: impl Into<Sql>,
+    ) -> Statement<'_, &mut PgConnection, &mut SqliteConnection> {
+        let sql = sql.into();
+        match self {
+            Self::Postgres(on) => Statement::Postgres { on, query: sqlx::query(sql.postgres) },
+            Self::Sqlite(on, now) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: *now },
+        }
+    }
+
+    pub(super) async fn insert_index_entries(&mut self, entries: Vec<IndexEntry>) -> Result<(), StoreError> {
+        match self {
+            Self::Postgres(on) => Ok(Postgres::insert_index_entries(on, entries).await?),
+            Self::Sqlite(on, now) => Ok(Sqlite::insert_index_entries(on, entries, *now).await?),
+        }
+    }
+
+    pub(super) async fn commit(self) -> Result<(), StoreError> {
+        match self {
+            Self::Postgres(transaction) => Ok(transaction.commit().await?),
+            Self::Sqlite(transaction, _) => Ok(transaction.commit().await?),
+        }
+    }
+}
+
+impl Statement<'_, &mut PgConnection, &mut SqliteConnection> {
+    /// Reads at most one row.
+    pub(super) async fn read(self) -> Result<Option<AnyRow>, StoreError> {
+        Ok(match self {
+            Self::Postgres { on, query } => query.fetch_optional(on).await?.map(AnyRow::Postgres),
+            Self::Sqlite { on, query, .. } => query.fetch_optional(on).await?.map(AnyRow::Sqlite),
+        })
+    }
+
+    /// Runs a statement and returns the number of rows that it changed.
+    pub(super) async fn execute(self) -> Result<u64, StoreError> {
+        Ok(match self {
+            Self::Postgres { on, query } => query.execute(on).await?.rows_affected(),
+            Self::Sqlite { on, query, .. } => query.execute(on).await?.rows_affected(),
         })
     }
 }

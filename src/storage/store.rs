@@ -1,6 +1,6 @@
-//! The store and its methods. Statements that are the same on both databases, or differ only in a function, stand here;
-//! [`postgres`](super::postgres) and [`sqlite`](super::sqlite) implement the methods whose statements differ. The conformance
-//! suite tests every method on both.
+//! The store, with its methods for sessions, messages and search. Statements that are the same on both databases, or differ
+//! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`](super::sqlite) implement the
+//! methods whose statements differ. The conformance suite tests every method on both databases.
 //!
 //! A method is one intention and one transaction. Absence is `Ok(None)`. Times come from the clock of the store (the
 //! database server's, if there is one), so the clocks of replicas need not agree.
@@ -8,30 +8,21 @@
 use super::StoreError;
 use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
-use super::rows::{self, api_key_columns, revision_columns, session_columns};
+use super::rows::{self, session_columns};
 use super::search::{MessageRef, SearchFilter, StoredHit, TermStatistics};
 use super::search_index::{IndexState, ReindexRange};
-use super::sqlite::Sqlite;
-use super::statement::{AnyRow, DbRow as _, Sql, Statement};
+use super::sqlite::{self, Sqlite};
+use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64};
-use crate::domain::api_key::{self, KeyHash, KeyId, KeyRecord};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
-use crate::domain::export_format::{ImportedMessage, ImportedSession};
-use crate::domain::id::{KeyName, SessionId, TenantId, UserId};
+use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message::Message;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
-use crate::domain::revision::{MetaConsolidation, Provenance, Revision};
 use crate::domain::search::lexemes::TermQuery;
-use crate::domain::session::{Session, Summary};
+use crate::domain::session::Session;
 use std::time::Duration;
 use time::OffsetDateTime;
-use tokio::sync::mpsc;
-use uuid::Uuid;
-
-/// Also the first step of a write on SQLite.
-pub(super) const SELECT_MEMORY_DOCUMENT: &str = "\
-    SELECT version, content, words, tokens, created_at FROM memories WHERE tenant_id = $1 AND user_id = $2";
 
 /// The database behind the service.
 #[derive(Debug)]
@@ -42,21 +33,21 @@ pub enum Store {
 
 impl Store {
     /// Returns a statement on the rows of one tenant. The tenant is its first parameter.
-    fn statement<'d>(&'d self, tenant: &'d TenantId, sql: impl Into<Sql>) -> Statement<'d> {
+    pub(super) fn statement<'d>(&'d self, tenant: &'d TenantId, sql: impl Into<Sql>) -> StoreStatement<'d> {
         self.new_statement(Some(tenant), sql.into()).bind(tenant.as_str())
     }
 
     /// Returns a statement on tables that are not bound to a tenant.
-    fn global_statement(&self, sql: impl Into<Sql>) -> Statement<'_> {
+    pub(super) fn global_statement(&self, sql: impl Into<Sql>) -> StoreStatement<'_> {
         self.new_statement(None, sql.into())
     }
 
-    fn new_statement<'d>(&'d self, tenant: Option<&'d TenantId>, sql: Sql) -> Statement<'d> {
+    fn new_statement<'d>(&'d self, tenant: Option<&'d TenantId>, sql: Sql) -> StoreStatement<'d> {
         match self {
             Self::Postgres(database) => {
-                Statement::Postgres { database, tenant, query: sqlx::query(sql.postgres) }
+                Statement::Postgres { on: (database, tenant), query: sqlx::query(sql.postgres) }
             }
-            Self::Sqlite(database) => Statement::Sqlite { database, query: sqlx::query(sql.sqlite) },
+            Self::Sqlite(on) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: sqlite::now() },
         }
     }
 }
@@ -72,7 +63,7 @@ macro_rules! dispatch {
 }
 
 /// Decodes the row, if there is one.
-fn decode<T>(
+pub(super) fn decode<T>(
     row: Option<AnyRow>,
     decode: impl FnOnce(&AnyRow) -> Result<T, StoreError>,
 ) -> Result<Option<T>, StoreError> {
@@ -80,7 +71,7 @@ fn decode<T>(
 }
 
 /// Converts a duration to the unit that statements expect.
-fn micros(duration: Duration) -> i64 {
+pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
@@ -98,70 +89,6 @@ impl Store {
     /// Closes all connections. Later calls fail.
     pub async fn close(&self) {
         dispatch!(self, close());
-    }
-
-    /// Stores a key. Returns `None`, and stores nothing, if the id exists already.
-    pub async fn create_api_key(&self, key: &NewApiKey) -> Result<Option<KeyRecord>, StoreError> {
-        const INSERT_API_KEY: Sql = Sql {
-            postgres: concat!(
-                "INSERT INTO api_keys (key_id, tenant_id, name, scope, hash, created_at)
-                VALUES ($1, $2, $3, $4, $5, now()) ON CONFLICT (key_id) DO NOTHING RETURNING ",
-                api_key_columns!()
-            ),
-            sqlite: concat!(
-                "INSERT INTO api_keys (key_id, tenant_id, name, scope, hash, created_at)
-                VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (key_id) DO NOTHING RETURNING ",
-                api_key_columns!()
-            ),
-        };
-        let statement = self
-            .global_statement(INSERT_API_KEY)
-            .bind(key.id.as_str())
-            .bind(key.tenant.as_str())
-            .bind(key.name.as_ref().map(KeyName::as_str))
-            .bind(key.scope.as_str())
-            .bind(key.hash.as_bytes())
-            .bind_now();
-        decode(statement.write_returning().await?, rows::api_key)
-    }
-
-    /// Returns a key, revoked or not.
-    pub async fn api_key(&self, id: &KeyId) -> Result<Option<StoredApiKey>, StoreError> {
-        const SELECT_API_KEY: &str =
-            concat!("SELECT hash, ", api_key_columns!(), " FROM api_keys WHERE key_id = $1");
-        let read = async || self.global_statement(SELECT_API_KEY).bind(id.as_str()).read().await;
-        decode(retry_on_disconnect(read).await?, |row| {
-            let hash = KeyHash::from_bytes(row.field("hash")?).ok_or("wrong length");
-            let hash = hash.map_err(StoreError::corrupt("the hash of an API key"))?;
-            Ok(StoredApiKey { record: rows::api_key(row)?, hash })
-        })
-    }
-
-    /// Returns the keys of one tenant or of all, oldest first, including revoked keys.
-    pub async fn api_keys(&self, tenant: Option<&TenantId>) -> Result<Vec<KeyRecord>, StoreError> {
-        const SELECT_API_KEYS: &str = concat!(
-            "SELECT ",
-            api_key_columns!(),
-            " FROM api_keys WHERE $1 IS NULL OR tenant_id = $1 ORDER BY created_at, key_id"
-        );
-        let statement = self.global_statement(SELECT_API_KEYS).bind(tenant.map(TenantId::as_str));
-        statement.read_all().await?.iter().map(rows::api_key).collect()
-    }
-
-    /// Revokes a key permanently; a second call keeps the time of the first. Returns `false` if there is no such key.
-    pub async fn revoke_api_key(&self, id: &KeyId) -> Result<bool, StoreError> {
-        const REVOKE_API_KEY: Sql = Sql {
-            postgres: "UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE key_id = $1",
-            sqlite: "UPDATE api_keys SET revoked_at = coalesce(revoked_at, $2) WHERE key_id = $1",
-        };
-        Ok(self.global_statement(REVOKE_API_KEY).bind(id.as_str()).bind_now().execute().await? > 0)
-    }
-
-    /// Returns `true` if a key was ever created, even if all keys are revoked.
-    pub async fn any_api_key(&self) -> Result<bool, StoreError> {
-        const ANY_API_KEY: &str = "SELECT 1 AS found FROM api_keys LIMIT 1";
-        let row = retry_on_disconnect(async || self.global_statement(ANY_API_KEY).read().await).await?;
-        Ok(row.is_some())
     }
 
     /// Appends the messages of an exchange, and creates the session if it does not exist. `seq` is allocated in the
@@ -346,29 +273,33 @@ impl Store {
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
         const DELETE_SESSION: &str = "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2";
         let erased = self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await? > 0;
-        if let (true, Self::Sqlite(database)) = (erased, self) {
-            database.truncate_wal().await;
-        }
+        self.remove_traces(erased).await;
         Ok(erased)
     }
 
     /// Erases the memory document of a user, its versions and all sessions. Returns `false` if there was nothing.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
-        dispatch!(self, erase_user(tenant, user))
+        const DELETE_USER: Sql = Sql {
+            postgres: "WITH deleted_memory AS (
+                    DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+                ), deleted_sessions AS (
+                    DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+                )
+                SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)",
+            sqlite: "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;
+                DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1",
+        };
+        let statement = self.statement(tenant, DELETE_USER).bind(user.as_str());
+        let erased = statement.write_together().await?.is_some();
+        self.remove_traces(erased).await;
+        Ok(erased)
     }
 
-    /// Creates a session with all of its rows in one transaction, or nothing. The caller must have all batches at hand
-    /// and never wait for a client in between, because other writers wait for the transaction: on Postgres those of
-    /// the same session, on SQLite all. Rows without a time get the time of the store.
-    pub async fn import_session(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        user: &UserId,
-        archive: &ImportedSession,
-        batches: RowBatches,
-    ) -> Result<ImportOutcome, StoreError> {
-        dispatch!(self, import_session(tenant, session, user, archive, batches))
+    /// Removes what a database keeps of erased rows outside of its tables.
+    async fn remove_traces(&self, erased: bool) {
+        if let (true, Self::Sqlite(database)) = (erased, self) {
+            database.truncate_wal().await;
+        }
     }
 
     /// Reads the session, the memory document and the newest `limit` messages of the tail in one round trip and as of
@@ -451,237 +382,6 @@ impl Store {
             memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?,
             tail,
         })
-    }
-
-    pub async fn memory_document(
-        &self,
-        tenant: &TenantId,
-        user: &UserId,
-    ) -> Result<Option<MemoryDocument>, StoreError> {
-        let statement = self.statement(tenant, SELECT_MEMORY_DOCUMENT).bind(user.as_str());
-        decode(statement.read().await?, |row| rows::memory_document(row, ""))
-    }
-
-    /// Replaces the memory document if `expected` is `None` or its current version (0 if it was never written).
-    /// Returns `None` if the version differs.
-    pub async fn write_memory_document(
-        &self,
-        tenant: &TenantId,
-        user: &UserId,
-        document: NewMemoryDocument<'_>,
-        expected: Option<i64>,
-    ) -> Result<Option<MemoryDocument>, StoreError> {
-        dispatch!(self, write_memory_document(tenant, user, document, expected))
-    }
-
-    /// Returns at most `limit` versions before `before`, newest first, including the current one.
-    pub async fn memory_revisions(
-        &self,
-        tenant: &TenantId,
-        user: &UserId,
-        before: i64,
-        limit: i64,
-    ) -> Result<Vec<MemoryDocument>, StoreError> {
-        const SELECT_MEMORY_REVISIONS: &str = "\
-            SELECT version, content, words, tokens, created_at FROM memory_revisions
-            WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4";
-        let statement = self.statement(tenant, SELECT_MEMORY_REVISIONS);
-        let rows = statement.bind(user.as_str()).bind(before).bind(limit).read_all().await?;
-        rows.iter().map(|row| rows::memory_document(row, "")).collect()
-    }
-
-    /// Takes the lease of a session for `ttl` and returns the state of the session. Returns `None` if the session does
-    /// not exist, the condition does not hold, or another holder has the lease. A lease that has more than twice `ttl`
-    /// left counts as expired: the clock was set back after it was taken.
-    pub async fn take_lease(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        token: Uuid,
-        condition: LeaseCondition,
-        ttl: Duration,
-    ) -> Result<Option<Session>, StoreError> {
-        const TAKE_LEASE: Sql = Sql {
-            postgres: concat!(
-                "UPDATE sessions SET lease_token = $3, lease_until = now() + $4 * interval '1 microsecond'
-                WHERE tenant_id = $1 AND session_id = $2
-                    AND (lease_until IS NULL OR lease_until <= now()
-                        OR lease_until > now() + 2 * $4 * interval '1 microsecond')
-                    AND ($5::bigint IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= now())))
-                RETURNING ",
-                session_columns!()
-            ),
-            sqlite: concat!(
-                "UPDATE sessions SET lease_token = $3, lease_until = $6 + $4
-                WHERE tenant_id = $1 AND session_id = $2
-                    AND (lease_until IS NULL OR lease_until <= $6 OR lease_until > $6 + 2 * $4)
-                    AND ($5 IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= $6)))
-                RETURNING ",
-                session_columns!()
-            ),
-        };
-        let statement = self
-            .statement(tenant, TAKE_LEASE)
-            .bind(session.as_str())
-            .bind(token)
-            .bind(micros(ttl))
-            .bind(match condition {
-                LeaseCondition::IfUnchanged { revision } => Some(revision),
-                LeaseCondition::Force => None,
-            })
-            .bind_now();
-        decode(statement.write_returning().await?, rows::session)
-    }
-
-    /// Extends the lease to `ttl` from now. Returns `false` if `token` does not hold it.
-    pub async fn renew_lease(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        token: Uuid,
-        ttl: Duration,
-    ) -> Result<bool, StoreError> {
-        const RENEW_LEASE: Sql = Sql {
-            postgres: "UPDATE sessions SET lease_until = now() + $4 * interval '1 microsecond'
-                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3",
-            sqlite: "UPDATE sessions SET lease_until = $5 + $4
-                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3",
-        };
-        let statement = self.statement(tenant, RENEW_LEASE).bind(session.as_str()).bind(token);
-        Ok(statement.bind(micros(ttl)).bind_now().execute().await? > 0)
-    }
-
-    /// Ends the lease if `token` holds it.
-    pub async fn release_lease(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        token: Uuid,
-    ) -> Result<(), StoreError> {
-        const RELEASE_LEASE: &str = "\
-            UPDATE sessions SET lease_token = NULL, lease_until = NULL
-            WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3";
-        self.statement(tenant, RELEASE_LEASE).bind(session.as_str()).bind(token).execute().await?;
-        Ok(())
-    }
-
-    /// Commits summary, cursor and revision together and clears the failure state. The lease stays. Returns `None`,
-    /// and writes nothing, if summary or cursor have changed, `token` does not hold the lease, or the session was
-    /// erased.
-    pub async fn commit_revision(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        token: Uuid,
-        revision: &NewRevision,
-    ) -> Result<Option<Revision>, StoreError> {
-        dispatch!(self, commit_revision(tenant, session, token, revision))
-    }
-
-    /// Records a failed consolidation, ends the lease, and returns the time of the next permitted attempt. Returns
-    /// `None` if `token` does not hold the lease.
-    pub async fn record_failure(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        token: Uuid,
-        retry_in: Duration,
-        reason: &str,
-    ) -> Result<Option<OffsetDateTime>, StoreError> {
-        const RECORD_FAILURE: Sql = Sql {
-            postgres: "UPDATE sessions SET failures = failures + 1,
-                    retry_at = now() + $4 * interval '1 microsecond', last_failure = $5,
-                    lease_token = NULL, lease_until = NULL
-                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at",
-            sqlite: "UPDATE sessions SET failures = failures + 1, retry_at = $6 + $4, last_failure = $5,
-                    lease_token = NULL, lease_until = NULL
-                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at",
-        };
-        let statement = self
-            .statement(tenant, RECORD_FAILURE)
-            .bind(session.as_str())
-            .bind(token)
-            .bind(micros(retry_in))
-            .bind(reason)
-            .bind_now();
-        decode(statement.write_returning().await?, |row| Ok(row.time("retry_at")?))
-    }
-
-    /// Adds to the tokens that the tenant used today (UTC, by the clock of the store). The sum stops at `i64::MAX`.
-    pub async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
-        const ADD_TOKEN_USAGE: Sql = Sql {
-            postgres: "INSERT INTO token_usage AS u (tenant_id, day, tokens)
-                VALUES ($1, floor(extract(epoch FROM now()) / 86400)::bigint, $2)
-                ON CONFLICT (tenant_id, day) DO UPDATE
-                    SET tokens = least(u.tokens, 9223372036854775807 - excluded.tokens) + excluded.tokens",
-            sqlite: "INSERT INTO token_usage AS u (tenant_id, day, tokens) VALUES ($1, $3 / 86400000000, $2)
-                ON CONFLICT (tenant_id, day) DO UPDATE
-                    SET tokens = min(u.tokens, 9223372036854775807 - excluded.tokens) + excluded.tokens",
-        };
-        let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
-        self.statement(tenant, ADD_TOKEN_USAGE).bind(tokens).bind_now().execute().await?;
-        Ok(())
-    }
-
-    pub async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
-        const SELECT_TOKEN_USAGE: Sql = Sql {
-            postgres: "SELECT tokens FROM token_usage
-                WHERE tenant_id = $1 AND day = floor(extract(epoch FROM now()) / 86400)::bigint",
-            sqlite: "SELECT tokens FROM token_usage WHERE tenant_id = $1 AND day = $2 / 86400000000",
-        };
-        let row = self.statement(tenant, SELECT_TOKEN_USAGE).bind_now().read().await?;
-        row.map_or(Ok(0), |row| Ok(row.field("tokens")?))
-    }
-
-    /// Returns at most `limit` revisions before `before`, newest first, or `None` if the session does not exist.
-    pub async fn revisions(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        before: i64,
-        limit: i64,
-    ) -> Result<Option<Vec<Revision>>, StoreError> {
-        const SELECT_REVISIONS: &str = concat!(
-            "SELECT ",
-            revision_columns!(),
-            " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3
-            ORDER BY revision DESC LIMIT $4"
-        );
-        const SESSION_EXISTS: &str =
-            "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2";
-        let statement = self.statement(tenant, SELECT_REVISIONS).bind(session.as_str());
-        let rows = statement.bind(before).bind(limit).read_all().await?;
-        if rows.is_empty() {
-            let session = self.statement(tenant, SESSION_EXISTS).bind(session.as_str()).read().await?;
-            return Ok(session.map(|_| Vec::new()));
-        }
-        rows.iter().map(rows::revision).collect::<Result<_, _>>().map(Some)
-    }
-
-    pub async fn revision(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        revision: i64,
-    ) -> Result<Option<Revision>, StoreError> {
-        const SELECT_REVISION: &str = concat!(
-            "SELECT ",
-            revision_columns!(),
-            " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision = $3"
-        );
-        let statement = self.statement(tenant, SELECT_REVISION).bind(session.as_str()).bind(revision);
-        decode(statement.read().await?, rows::revision)
-    }
-
-    /// Appends a revision that sets summary and cursor back to those of `revision` (0 = no summary). Returns `None` if
-    /// the session or the revision does not exist. A running consolidation then loses its result.
-    pub async fn restore_revision(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        revision: i64,
-    ) -> Result<Option<Revision>, StoreError> {
-        dispatch!(self, restore_revision(tenant, session, revision))
     }
 
     /// Counts the matches of each query among the `sample_size` newest messages of the session of the filter, or of the
@@ -794,21 +494,6 @@ impl Store {
     }
 }
 
-#[derive(Clone, Debug)]
-pub struct NewApiKey {
-    pub id: KeyId,
-    pub hash: KeyHash,
-    pub tenant: TenantId,
-    pub name: Option<KeyName>,
-    pub scope: api_key::Scope,
-}
-
-#[derive(Clone, Debug)]
-pub struct StoredApiKey {
-    pub record: KeyRecord,
-    pub hash: KeyHash,
-}
-
 /// The result of [`Store::append_exchange`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AppendOutcome {
@@ -861,28 +546,6 @@ pub struct SessionPosition {
     pub session_id: SessionId,
 }
 
-/// A part of the rows of an import.
-#[derive(Clone, Debug)]
-pub enum RowBatch {
-    /// Messages in order.
-    Messages(Vec<ImportedMessage>),
-    /// Revisions in order, after all messages.
-    Revisions(Vec<Revision>),
-}
-
-pub type RowBatches = mpsc::Receiver<RowBatch>;
-
-/// The result of [`Store::import_session`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ImportOutcome {
-    /// The session is complete and durable.
-    Imported,
-    /// A session with this id exists. Nothing was written.
-    Exists,
-    /// The number of rows differs from that in the header of the archive. Nothing was written.
-    Incomplete,
-}
-
 /// The inputs of a context, as of one moment.
 #[derive(Clone, Debug)]
 pub struct ContextSnapshot {
@@ -894,45 +557,4 @@ pub struct ContextSnapshot {
     pub memory: Option<MemoryDocument>,
     /// The newest messages of the tail, oldest first.
     pub tail: Vec<ContextMessage>,
-}
-
-/// A memory document to write.
-#[derive(Clone, Copy, Debug)]
-pub struct NewMemoryDocument<'a> {
-    /// Markdown.
-    pub content: &'a str,
-    /// Number of words by Unicode word boundaries.
-    pub words: i64,
-    pub tokens: i64,
-}
-
-/// The state of a session that taking its lease requires, in addition to a free lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseCondition {
-    /// For an automatic consolidation: the session is at this revision, which the decision to consolidate was based on, and
-    /// not in backoff after a failure.
-    IfUnchanged { revision: i64 },
-    /// For a consolidation that a client requested: any revision, and a backoff is ignored.
-    Force,
-}
-
-/// A revision to commit: a range of messages and the summary that covers it.
-#[derive(Clone, Debug)]
-pub struct NewRevision {
-    /// The revision that the session must be at.
-    pub base_revision: i64,
-    /// The cursor that the session must have.
-    pub base_cursor: i64,
-    /// The new cursor.
-    pub cursor: i64,
-    /// Sum of the tokens of the messages between both cursors.
-    pub range_tokens: i64,
-    /// The complete new summary.
-    pub summary: Summary,
-    /// The text written for the range.
-    pub added: String,
-    /// `None` if the range contained no text, so that no model was called.
-    pub provenance: Option<Provenance>,
-    /// The meta-consolidation that followed.
-    pub meta: Option<MetaConsolidation>,
 }

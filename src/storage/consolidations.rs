@@ -1,0 +1,336 @@
+//! Consolidation: the lease of a session, revisions, and the tokens that models use.
+
+use super::rows::{self, meta_column, revision_columns, session_columns, source_column};
+use super::statement::{DbRow as _, Sql};
+use super::store::{decode, micros};
+use super::{Store, StoreError};
+use crate::domain::id::{SessionId, TenantId};
+use crate::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
+use crate::domain::session::{Session, Summary};
+use std::time::Duration;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// The state of a session that taking its lease requires, in addition to a free lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseCondition {
+    /// For an automatic consolidation: the session is at this revision, which the decision to consolidate was based on, and
+    /// not in backoff after a failure.
+    IfUnchanged { revision: i64 },
+    /// For a consolidation that a client requested: any revision, and a backoff is ignored.
+    Force,
+}
+
+/// A revision to commit: a range of messages and the summary that covers it.
+#[derive(Clone, Debug)]
+pub struct NewRevision {
+    /// The revision that the session must be at.
+    pub base_revision: i64,
+    /// The cursor that the session must have.
+    pub base_cursor: i64,
+    /// The new cursor.
+    pub cursor: i64,
+    /// Sum of the tokens of the messages between both cursors.
+    pub range_tokens: i64,
+    /// The complete new summary.
+    pub summary: Summary,
+    /// The text written for the range.
+    pub added: String,
+    /// `None` if the range contained no text, so that no model was called.
+    pub provenance: Option<Provenance>,
+    /// The meta-consolidation that followed.
+    pub meta: Option<MetaConsolidation>,
+}
+
+impl Store {
+    /// Takes the lease of a session for `ttl` and returns the state of the session. Returns `None` if the session does
+    /// not exist, the condition does not hold, or another holder has the lease. A lease that has more than twice `ttl`
+    /// left counts as expired: the clock was set back after it was taken.
+    pub async fn take_lease(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        token: Uuid,
+        condition: LeaseCondition,
+        ttl: Duration,
+    ) -> Result<Option<Session>, StoreError> {
+        const TAKE_LEASE: Sql = Sql {
+            postgres: concat!(
+                "UPDATE sessions SET lease_token = $3, lease_until = now() + $4 * interval '1 microsecond'
+                WHERE tenant_id = $1 AND session_id = $2
+                    AND (lease_until IS NULL OR lease_until <= now()
+                        OR lease_until > now() + 2 * $4 * interval '1 microsecond')
+                    AND ($5::bigint IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= now())))
+                RETURNING ",
+                session_columns!()
+            ),
+            sqlite: concat!(
+                "UPDATE sessions SET lease_token = $3, lease_until = $6 + $4
+                WHERE tenant_id = $1 AND session_id = $2
+                    AND (lease_until IS NULL OR lease_until <= $6 OR lease_until > $6 + 2 * $4)
+                    AND ($5 IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= $6)))
+                RETURNING ",
+                session_columns!()
+            ),
+        };
+        let statement = self
+            .statement(tenant, TAKE_LEASE)
+            .bind(session.as_str())
+            .bind(token)
+            .bind(micros(ttl))
+            .bind(match condition {
+                LeaseCondition::IfUnchanged { revision } => Some(revision),
+                LeaseCondition::Force => None,
+            })
+            .bind_now();
+        decode(statement.write_returning().await?, rows::session)
+    }
+
+    /// Extends the lease to `ttl` from now. Returns `false` if `token` does not hold it.
+    pub async fn renew_lease(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        token: Uuid,
+        ttl: Duration,
+    ) -> Result<bool, StoreError> {
+        const RENEW_LEASE: Sql = Sql {
+            postgres: "UPDATE sessions SET lease_until = now() + $4 * interval '1 microsecond'
+                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3",
+            sqlite: "UPDATE sessions SET lease_until = $5 + $4
+                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3",
+        };
+        let statement = self.statement(tenant, RENEW_LEASE).bind(session.as_str()).bind(token);
+        Ok(statement.bind(micros(ttl)).bind_now().execute().await? > 0)
+    }
+
+    /// Ends the lease if `token` holds it.
+    pub async fn release_lease(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        token: Uuid,
+    ) -> Result<(), StoreError> {
+        const RELEASE_LEASE: &str = "\
+            UPDATE sessions SET lease_token = NULL, lease_until = NULL
+            WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3";
+        self.statement(tenant, RELEASE_LEASE).bind(session.as_str()).bind(token).execute().await?;
+        Ok(())
+    }
+
+    /// Commits summary, cursor and revision together and clears the failure state. The lease stays. Returns `None`,
+    /// and writes nothing, if summary or cursor have changed, `token` does not hold the lease, or the session was
+    /// erased.
+    pub async fn commit_revision(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        token: Uuid,
+        revision: &NewRevision,
+    ) -> Result<Option<Revision>, StoreError> {
+        /// Changes nothing unless lease, revision and cursor are as expected.
+        macro_rules! update_summary {
+            () => {
+                "UPDATE sessions SET summary = $7, summary_words = $8, summary_tokens = $9, cursor_seq = $6,
+                    cursor_tokens = cursor_tokens + $10, revision = revision + 1, failures = 0, retry_at = NULL,
+                    last_failure = NULL
+                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 AND revision = $4 AND cursor_seq = $5"
+            };
+        }
+        macro_rules! insert_revision {
+            ($number:literal, $now:literal, $from:literal) => {
+                concat!(
+                    "INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq,
+                        summary, summary_words, summary_tokens, added, meta, source, created_at)
+                    SELECT $1, $2, ", $number, ", $11, $5 + 1, $6, $6, $7, $8, $9, $12, $13, $14, ", $now, $from,
+                    " RETURNING ", revision_columns!()
+                )
+            };
+        }
+        const COMMIT_REVISION: Sql = Sql {
+            postgres: concat!(
+                "WITH session AS (",
+                update_summary!(),
+                " RETURNING revision AS new_revision) ",
+                insert_revision!("new_revision", "now()", " FROM session")
+            ),
+            sqlite: concat!(
+                update_summary!(),
+                ";",
+                insert_revision!(
+                    "revision",
+                    "$15",
+                    " FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND changes() > 0"
+                )
+            ),
+        };
+        let statement = self
+            .statement(tenant, COMMIT_REVISION)
+            .bind(session.as_str())
+            .bind(token)
+            .bind(revision.base_revision)
+            .bind(revision.base_cursor)
+            .bind(revision.cursor)
+            .bind(revision.summary.text.as_str())
+            .bind(revision.summary.words)
+            .bind(revision.summary.tokens)
+            .bind(revision.range_tokens)
+            .bind(RevisionKind::Consolidation.as_str())
+            .bind(revision.added.as_str())
+            .bind(meta_column(revision.meta.as_ref()))
+            .bind(source_column(revision.provenance.as_ref()))
+            .bind_now();
+        decode(statement.write_together().await?, rows::revision)
+    }
+
+    /// Records a failed consolidation, ends the lease, and returns the time of the next permitted attempt. Returns
+    /// `None` if `token` does not hold the lease.
+    pub async fn record_failure(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        token: Uuid,
+        retry_in: Duration,
+        reason: &str,
+    ) -> Result<Option<OffsetDateTime>, StoreError> {
+        const RECORD_FAILURE: Sql = Sql {
+            postgres: "UPDATE sessions SET failures = failures + 1,
+                    retry_at = now() + $4 * interval '1 microsecond', last_failure = $5,
+                    lease_token = NULL, lease_until = NULL
+                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at",
+            sqlite: "UPDATE sessions SET failures = failures + 1, retry_at = $6 + $4, last_failure = $5,
+                    lease_token = NULL, lease_until = NULL
+                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at",
+        };
+        let statement = self
+            .statement(tenant, RECORD_FAILURE)
+            .bind(session.as_str())
+            .bind(token)
+            .bind(micros(retry_in))
+            .bind(reason)
+            .bind_now();
+        decode(statement.write_returning().await?, |row| Ok(row.time("retry_at")?))
+    }
+
+    /// Adds to the tokens that the tenant used today (UTC, by the clock of the store). The sum stops at `i64::MAX`.
+    pub async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
+        const ADD_TOKEN_USAGE: Sql = Sql {
+            postgres: "INSERT INTO token_usage AS u (tenant_id, day, tokens)
+                VALUES ($1, floor(extract(epoch FROM now()) / 86400)::bigint, $2)
+                ON CONFLICT (tenant_id, day) DO UPDATE
+                    SET tokens = least(u.tokens, 9223372036854775807 - excluded.tokens) + excluded.tokens",
+            sqlite: "INSERT INTO token_usage AS u (tenant_id, day, tokens) VALUES ($1, $3 / 86400000000, $2)
+                ON CONFLICT (tenant_id, day) DO UPDATE
+                    SET tokens = min(u.tokens, 9223372036854775807 - excluded.tokens) + excluded.tokens",
+        };
+        let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
+        self.statement(tenant, ADD_TOKEN_USAGE).bind(tokens).bind_now().execute().await?;
+        Ok(())
+    }
+
+    pub async fn tokens_used_today(&self, tenant: &TenantId) -> Result<i64, StoreError> {
+        const SELECT_TOKEN_USAGE: Sql = Sql {
+            postgres: "SELECT tokens FROM token_usage
+                WHERE tenant_id = $1 AND day = floor(extract(epoch FROM now()) / 86400)::bigint",
+            sqlite: "SELECT tokens FROM token_usage WHERE tenant_id = $1 AND day = $2 / 86400000000",
+        };
+        let row = self.statement(tenant, SELECT_TOKEN_USAGE).bind_now().read().await?;
+        row.map_or(Ok(0), |row| Ok(row.field("tokens")?))
+    }
+
+    /// Returns at most `limit` revisions before `before`, newest first, or `None` if the session does not exist.
+    pub async fn revisions(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        before: i64,
+        limit: i64,
+    ) -> Result<Option<Vec<Revision>>, StoreError> {
+        const SELECT_REVISIONS: &str = concat!(
+            "SELECT ",
+            revision_columns!(),
+            " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3
+            ORDER BY revision DESC LIMIT $4"
+        );
+        const SESSION_EXISTS: &str =
+            "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+        let statement = self.statement(tenant, SELECT_REVISIONS).bind(session.as_str());
+        let rows = statement.bind(before).bind(limit).read_all().await?;
+        if rows.is_empty() {
+            let session = self.statement(tenant, SESSION_EXISTS).bind(session.as_str()).read().await?;
+            return Ok(session.map(|_| Vec::new()));
+        }
+        rows.iter().map(rows::revision).collect::<Result<_, _>>().map(Some)
+    }
+
+    pub async fn revision(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        revision: i64,
+    ) -> Result<Option<Revision>, StoreError> {
+        const SELECT_REVISION: &str = concat!(
+            "SELECT ",
+            revision_columns!(),
+            " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision = $3"
+        );
+        let statement = self.statement(tenant, SELECT_REVISION).bind(session.as_str()).bind(revision);
+        decode(statement.read().await?, rows::revision)
+    }
+
+    /// Appends a revision that sets summary and cursor back to those of `revision` (0 = no summary). Returns `None` if
+    /// the session or the revision does not exist. A running consolidation then loses its result.
+    pub async fn restore_revision(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        revision: i64,
+    ) -> Result<Option<Revision>, StoreError> {
+        /// `t` is the revision to restore.
+        macro_rules! restore_summary {
+            () => {
+                "UPDATE sessions AS s SET summary = t.summary, summary_words = t.summary_words,
+                    summary_tokens = t.summary_tokens, cursor_seq = t.cursor_seq,
+                    cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
+                        WHERE tenant_id = $1 AND session_id = $2 AND seq <= t.cursor_seq),
+                    revision = s.revision + 1, failures = 0, retry_at = NULL, last_failure = NULL
+                FROM (
+                    SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
+                    WHERE tenant_id = $1 AND session_id = $2 AND revision = $3
+                    UNION ALL SELECT 0, '', 0, 0 WHERE $3 = 0
+                ) AS t
+                WHERE s.tenant_id = $1 AND s.session_id = $2"
+            };
+        }
+        macro_rules! insert_restored_revision {
+            ($number:literal, $now:literal, $from:literal) => {
+                concat!(
+                    "INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words,
+                        summary_tokens, added, created_at)
+                    SELECT $1, $2, ", $number, ", $4, cursor_seq, summary, summary_words, summary_tokens, '', ", $now,
+                    $from, " RETURNING ", revision_columns!()
+                )
+            };
+        }
+        const RESTORE_REVISION: Sql = Sql {
+            postgres: concat!(
+                "WITH session AS (",
+                restore_summary!(),
+                " RETURNING s.revision AS new_revision, s.cursor_seq, s.summary, s.summary_words, s.summary_tokens) ",
+                insert_restored_revision!("new_revision", "now()", " FROM session")
+            ),
+            sqlite: concat!(
+                restore_summary!(),
+                ";",
+                insert_restored_revision!(
+                    "revision",
+                    "$5",
+                    " FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND changes() > 0"
+                )
+            ),
+        };
+        let statement = self.statement(tenant, RESTORE_REVISION).bind(session.as_str()).bind(revision);
+        let statement = statement.bind(RevisionKind::Restore.as_str()).bind_now();
+        decode(statement.write_together().await?, rows::revision)
+    }
+}

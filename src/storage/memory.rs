@@ -1,0 +1,99 @@
+//! Memory documents.
+
+use super::rows;
+use super::statement::Sql;
+use super::store::decode;
+use super::{Store, StoreError};
+use crate::domain::id::{TenantId, UserId};
+use crate::domain::memory::MemoryDocument;
+
+/// A memory document to write.
+#[derive(Clone, Copy, Debug)]
+pub struct NewMemoryDocument<'a> {
+    /// Markdown.
+    pub content: &'a str,
+    /// Number of words by Unicode word boundaries.
+    pub words: i64,
+    pub tokens: i64,
+}
+
+impl Store {
+    pub async fn memory_document(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+    ) -> Result<Option<MemoryDocument>, StoreError> {
+        const SELECT_MEMORY_DOCUMENT: &str = "\
+            SELECT version, content, words, tokens, created_at FROM memories WHERE tenant_id = $1 AND user_id = $2";
+        let statement = self.statement(tenant, SELECT_MEMORY_DOCUMENT).bind(user.as_str());
+        decode(statement.read().await?, |row| rows::memory_document(row, ""))
+    }
+
+    /// Replaces the memory document if `expected` is `None` or its current version (0 if it was never written).
+    /// Returns `None` if the version differs.
+    pub async fn write_memory_document(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+        document: NewMemoryDocument<'_>,
+        expected: Option<i64>,
+    ) -> Result<Option<MemoryDocument>, StoreError> {
+        const WRITE_MEMORY_DOCUMENT: Sql = Sql {
+            // Has two branches, of which at most one applies. With an expected version above 0, the document is updated but
+            // never inserted, because it may have been erased meanwhile. Otherwise it is inserted, and updated only if no
+            // version is expected.
+            postgres: "WITH updated AS (
+                    UPDATE memories SET version = version + 1, content = $3, words = $4, tokens = $5,
+                        created_at = greatest(clock_timestamp(), created_at)
+                    WHERE tenant_id = $1 AND user_id = $2 AND version = $6::bigint
+                    RETURNING version, content, words, tokens, created_at
+                ), upserted AS (
+                    INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at)
+                    SELECT $1, $2, 1, $3, $4, $5, clock_timestamp() WHERE coalesce($6, 0) = 0
+                    ON CONFLICT (tenant_id, user_id) DO UPDATE SET version = m.version + 1, content = $3, words = $4,
+                        tokens = $5, created_at = greatest(clock_timestamp(), m.created_at)
+                    WHERE $6 IS NULL
+                    RETURNING version, content, words, tokens, created_at
+                )
+                INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
+                SELECT $1, $2, version, content, words, tokens, created_at
+                FROM (TABLE updated UNION ALL TABLE upserted) AS current
+                RETURNING version, content, words, tokens, created_at",
+            sqlite: "INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at)
+                SELECT $1, $2, 1, $3, $4, $5, $7 WHERE coalesce($6, 0) = 0
+                    OR EXISTS (SELECT 1 FROM memories WHERE tenant_id = $1 AND user_id = $2)
+                ON CONFLICT (tenant_id, user_id) DO UPDATE SET version = m.version + 1, content = $3, words = $4,
+                    tokens = $5, created_at = max($7, m.created_at)
+                WHERE $6 IS NULL OR $6 = m.version;
+                INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
+                SELECT tenant_id, user_id, version, content, words, tokens, created_at FROM memories
+                WHERE tenant_id = $1 AND user_id = $2 AND changes() > 0
+                RETURNING version, content, words, tokens, created_at",
+        };
+        let statement = self
+            .statement(tenant, WRITE_MEMORY_DOCUMENT)
+            .bind(user.as_str())
+            .bind(document.content)
+            .bind(document.words)
+            .bind(document.tokens)
+            .bind(expected)
+            .bind_now();
+        decode(statement.write_together().await?, |row| rows::memory_document(row, ""))
+    }
+
+    /// Returns at most `limit` versions before `before`, newest first, including the current one.
+    pub async fn memory_revisions(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<MemoryDocument>, StoreError> {
+        const SELECT_MEMORY_REVISIONS: &str = "\
+            SELECT version, content, words, tokens, created_at FROM memory_revisions
+            WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4";
+        let statement = self.statement(tenant, SELECT_MEMORY_REVISIONS);
+        let rows = statement.bind(user.as_str()).bind(before).bind(limit).read_all().await?;
+        rows.iter().map(|row| rows::memory_document(row, "")).collect()
+    }
+}

@@ -1,0 +1,30 @@
+//! Transactions of several statements on Postgres.
+
+use super::search_index::{INSERT_ENTRIES, insert_entries};
+use super::{Postgres, begin};
+use crate::domain::id::TenantId;
+use crate::domain::search::analyzer::Analyzer;
+use crate::storage::search_index::IndexEntry;
+use crate::storage::statement::Transaction;
+use sqlx::PgConnection;
+
+impl Postgres {
+    pub(in crate::storage) async fn begin_transaction(
+        &self,
+        tenant: &TenantId,
+    ) -> Result<Transaction, sqlx::Error> {
+        Ok(Transaction::Postgres(self.pool.begin_with(begin(tenant)).await?))
+    }
+
+    pub(in crate::storage) async fn insert_index_entries(
+        connection: &mut PgConnection,
+        entries: Vec<IndexEntry>,
+    ) -> Result<(), sqlx::Error> {
+        insert_entries(connection, INSERT_ENTRIES, entries).await
+    }
+
+    /// Returns the analyzer of the settings.
+    pub(in crate::storage) fn analyzer(&self) -> Option<Analyzer> {
+        self.search
+    }
+}

@@ -1,0 +1,48 @@
+//! Transactions of several statements on SQLite, and the removal of erased data.
+
+use super::search_index::insert_entries;
+use super::{Query, Sqlite, now};
+use crate::domain::search::analyzer::Analyzer;
+use crate::storage::search_index::IndexEntry;
+use crate::storage::statement::Transaction;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use time::OffsetDateTime;
+
+impl Sqlite {
+    /// Runs a text of several statements in one transaction, and returns the last row.
+    pub(in crate::storage) async fn write_together(
+        &self,
+        query: Query<'_>,
+    ) -> Result<Option<SqliteRow>, sqlx::Error> {
+        let mut transaction = self.begin_write().await?;
+        let row = query.fetch_all(&mut *transaction).await?.pop();
+        transaction.commit().await?;
+        Ok(row)
+    }
+
+    pub(in crate::storage) async fn begin_transaction(&self) -> Result<Transaction, sqlx::Error> {
+        Ok(Transaction::Sqlite(self.begin_write().await?, now()))
+    }
+
+    pub(in crate::storage) async fn insert_index_entries(
+        connection: &mut SqliteConnection,
+        entries: Vec<IndexEntry>,
+        now: OffsetDateTime,
+    ) -> Result<(), sqlx::Error> {
+        insert_entries(connection, entries, now).await
+    }
+
+    /// Returns the analyzer of the settings.
+    pub(in crate::storage) fn analyzer(&self) -> Option<Analyzer> {
+        self.search
+    }
+
+    /// Removes erased data from the write-ahead log, too: old frames would stay in that file until they are overwritten.
+    /// This is best effort; if a reader prevents it, the next checkpoint does it.
+    pub(in crate::storage) async fn truncate_wal(&self) {
+        const TRUNCATE_WAL: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
+        if let Err(error) = sqlx::query(TRUNCATE_WAL).fetch_all(&self.writer).await {
+            tracing::warn!(%error, "failed to truncate the write-ahead log; it may still contain erased data");
+        }
+    }
+}
