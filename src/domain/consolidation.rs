@@ -3,7 +3,7 @@
 //! The rule is [`Policy::exceeds_threshold`]; [`Policy::due`] applies it to a session.
 
 use super::message_metadata::MessageMetadata;
-use super::session::Session;
+use super::session::{ConsolidationState, Session};
 use super::split_points::{self, UnansweredCalls};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -71,6 +71,18 @@ pub enum Due {
     Backoff { until: OffsetDateTime },
 }
 
+/// The present state of a session's consolidation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    Idle,
+    /// A run holds the lease.
+    Running,
+    /// The last attempt failed, and the next automatic one is not permitted before `until`.
+    Backoff {
+        until: OffsetDateTime,
+    },
+}
+
 /// The messages that a consolidation summarises, counted from the cursor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsolidationPlan {
@@ -89,23 +101,34 @@ impl Policy {
     }
 
     /// Applies the rule to a session: at most one consolidation runs at a time, and none before its retry time.
-    ///
-    /// A lease or retry time is ignored if it lies further in the future than it is ever set: the clock of the database
-    /// was set back since. `lease_ttl` is the duration for which a lease is taken.
     #[must_use]
     pub fn due(&self, session: &Session, now: OffsetDateTime, lease_ttl: Duration) -> Due {
-        let state = &session.consolidation;
+        if !self.exceeds_threshold(session.tail_len(), session.tail_tokens()) {
+            return Due::No;
+        }
+        match self.activity(&session.consolidation, now, lease_ttl) {
+            Activity::Idle => Due::Yes,
+            Activity::Running => Due::InProgress,
+            Activity::Backoff { until } => Due::Backoff { until },
+        }
+    }
+
+    /// Interprets the times of a lease and of a retry. `lease_ttl` is the duration for which a lease is taken.
+    ///
+    /// A time is ignored if it lies more than twice as far in the future as it is ever set: the clock of the database was
+    /// set back since. So replicas must have about the same deadlines of pools: one whose `lease_ttl` is less than half of
+    /// another's would ignore its leases.
+    #[must_use]
+    pub fn activity(&self, state: &ConsolidationState, now: OffsetDateTime, lease_ttl: Duration) -> Activity {
         let pending = |time: Option<OffsetDateTime>, longest: Duration| {
             time.filter(|time| *time > now && *time - now <= longest.saturating_mul(2))
         };
-        if !self.exceeds_threshold(session.tail_len(), session.tail_tokens()) {
-            Due::No
-        } else if pending(state.lease_until, lease_ttl).is_some() {
-            Due::InProgress
+        if pending(state.lease_until, lease_ttl).is_some() {
+            Activity::Running
         } else if let Some(until) = pending(state.retry_at, self.retry_max) {
-            Due::Backoff { until }
+            Activity::Backoff { until }
         } else {
-            Due::Yes
+            Activity::Idle
         }
     }
 
@@ -233,6 +256,23 @@ mod tests {
         messages[0].calls.push("lost".to_owned());
         assert_eq!(planned_end(&messages[..200], 200), None);
         assert_eq!(planned_end(&messages, 201), Some(181));
+    }
+
+    #[test]
+    fn times_too_far_in_the_future_are_ignored() {
+        let now = OffsetDateTime::UNIX_EPOCH;
+        let activity = |lease_until, retry_at| {
+            let in_minutes = |minutes: Option<u64>| minutes.map(|minutes| now + Duration::from_mins(minutes));
+            let (lease_until, retry_at) = (in_minutes(lease_until), in_minutes(retry_at));
+            let state = ConsolidationState { lease_until, retry_at, ..ConsolidationState::default() };
+            policy().activity(&state, now, Duration::from_mins(1))
+        };
+        assert_eq!(activity(None, None), Activity::Idle);
+        assert_eq!(activity(Some(0), Some(0)), Activity::Idle, "expired");
+        assert_eq!(activity(Some(2), Some(5)), Activity::Running);
+        let until = now + Duration::from_mins(20);
+        assert_eq!(activity(Some(3), Some(20)), Activity::Backoff { until }, "not a lease of this clock");
+        assert_eq!(activity(Some(3), Some(21)), Activity::Idle);
     }
 
     #[test]

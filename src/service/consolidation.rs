@@ -7,7 +7,7 @@
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::api_key::redact_keys;
-use crate::domain::consolidation::{ConsolidationPlan, summary_sentences};
+use crate::domain::consolidation::{Activity, ConsolidationPlan, summary_sentences};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
@@ -186,6 +186,13 @@ impl MemoryService {
         tenant: TenantId,
         session: &SessionId,
         condition: LeaseCondition,
+    /// Returns the present state of a session's consolidation. It is only displayed, so the clock of this host suffices.
+    #[must_use]
+    pub fn activity(&self, session: &Session) -> Activity {
+        let lease_ttl = self.config.pools.as_ref().map_or(Duration::MAX, |pools| self.lease_ttl(pools));
+        self.config.policy.activity(&session.consolidation, OffsetDateTime::now_utc(), lease_ttl)
+    }
+
         plan: Option<SnapshotPlan>,
         pools: PoolNames,
     ) -> ConsolidationReport {

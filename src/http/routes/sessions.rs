@@ -1,6 +1,7 @@
 //! `/sessions` and `/sessions/{session_id}`
 
 use crate::config::Limits;
+use crate::domain::consolidation::Activity;
 use crate::domain::id::SessionId;
 use crate::domain::session;
 use crate::http::error::Problem;
@@ -73,10 +74,10 @@ struct ConsolidationBody {
 }
 
 impl SessionBody {
-    fn new(session: session::Session, now: OffsetDateTime) -> Self {
+    fn new(session: session::Session, service: &MemoryService) -> Self {
+        let activity = service.activity(&session);
         let (tail_messages, tail_tokens) = (session.tail_len(), session.tail_tokens());
         let state = session.consolidation;
-        let ahead = |time: Option<OffsetDateTime>| time.filter(|time| *time > now);
         Self {
             session_id: session.session_id.as_str().to_owned(),
             user_id: session.user_id.as_str().to_owned(),
@@ -96,10 +97,10 @@ impl SessionBody {
                 text: session.summary.text,
             },
             consolidation: ConsolidationBody {
-                state: match (ahead(state.lease_until), ahead(state.retry_at)) {
-                    (Some(_), _) => "running",
-                    (None, Some(_)) => "waiting",
-                    (None, None) => "idle",
+                state: match activity {
+                    Activity::Idle => "idle",
+                    Activity::Running => "running",
+                    Activity::Backoff { .. } => "waiting",
                 },
                 failures: state.failures,
                 last_failure: state.last_failure,
@@ -147,8 +148,7 @@ pub(crate) async fn list(
     let position = |session: &session::Session| {
         (session.updated_at.unix_timestamp_nanos() / 1000, session.session_id.as_str().to_owned())
     };
-    let now = OffsetDateTime::now_utc();
-    Ok(axum::Json(Page::new(sessions, limit, position, |session| SessionBody::new(session, now))))
+    Ok(axum::Json(Page::new(sessions, limit, position, |session| SessionBody::new(session, &service))))
 }
 
 fn list_position(micros: i64, session_id: String) -> Option<SessionPosition> {
@@ -174,7 +174,7 @@ pub(crate) async fn get(
     _: NoQuery,
 ) -> Result<axum::Json<SessionBody>, Problem> {
     let session = service.session(&tenant, &session).await?;
-    Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
+    Ok(axum::Json(SessionBody::new(session, &service)))
 }
 
 /// The fields of a session that can be changed.
@@ -204,7 +204,7 @@ pub(crate) async fn patch(
 ) -> Result<axum::Json<SessionBody>, Problem> {
     let metadata = limits.metadata(&patch.metadata)?;
     let session = service.set_metadata(&tenant, &session, &metadata).await?;
-    Ok(axum::Json(SessionBody::new(session, OffsetDateTime::now_utc())))
+    Ok(axum::Json(SessionBody::new(session, &service)))
 }
 
 /// Erases a session with its history, summary, revisions and idempotency keys.
