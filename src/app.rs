@@ -76,7 +76,7 @@ impl App {
             server.allow_unauthenticated || server.bind.ip().to_canonical().is_loopback();
         let authenticator = Authenticator::new(Arc::clone(&store), allow_unauthenticated, API_KEY_TTL);
         let keys = Keys::new(Arc::clone(&store));
-        let service = MemoryService::new(store, llm, service_config(settings));
+        let service = metrics.with_recorder(|| MemoryService::new(store, llm, service_config(settings)));
         let http_metrics = http::HttpMetrics::new(metrics.recorder());
         let limits = Arc::new(settings.limits.clone());
         let router =

@@ -3,6 +3,7 @@
 //! It depends on [`Store`] and [`Llm`] only. A model call never happens while a connection, a transaction or a
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
+use self::metrics::ServiceMetrics;
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
 use crate::domain::message::Message;
@@ -30,6 +31,7 @@ pub mod import;
 pub mod indexer;
 pub mod keys;
 mod memory;
+mod metrics;
 pub mod reindex;
 pub mod search;
 mod sessions;
@@ -144,13 +146,16 @@ pub struct MemoryService {
     stop: CancellationToken,
     /// Notified when messages were stored that have to be indexed.
     index_wakeup: Arc<Notify>,
+    metrics: ServiceMetrics,
 }
 
 impl MemoryService {
+    /// Creates the service. Its metrics belong to the recorder that is installed during this call.
     #[must_use]
     pub fn new(store: Arc<Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
-        Self { store, llm, config: Arc::new(config), tasks, stop, index_wakeup }
+        let (config, metrics) = (Arc::new(config), ServiceMetrics::new());
+        Self { store, llm, config, tasks, stop, index_wakeup, metrics }
     }
 
     /// Checks that the service can work.

@@ -171,7 +171,12 @@ impl MemoryService {
         let (service, tenant, session, pools) =
             (self.clone(), tenant.clone(), session.clone(), pools.clone());
         let span = tracing::info_span!("consolidation", session = &*redact_keys(session.as_str()));
-        let run = async move { service.take_lease_and_run(tenant, &session, condition, plan, pools).await };
+        let metrics = self.metrics.clone();
+        let run = async move {
+            let report = service.take_lease_and_run(tenant, &session, condition, plan, pools).await;
+            metrics.record_consolidation(report.outcome);
+            report
+        };
         self.tasks.spawn(run.instrument(span))
     }
 

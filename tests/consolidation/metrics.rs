@@ -153,9 +153,12 @@ async fn metrics_report_calls_failures_and_breaker_of_each_model() {
     for session in ["xylophon-1", "xylophon-2", "xylophon-3", "xylophon-4"] {
         consolidated(&app, session).await;
     }
+    second.push(Behaviour::fail(400, "no summary"));
+    record(&app, "xylophon-5", &turns(1..=102)).await;
+    assert_eq!(plain(&app, "xylophon-5", &turns(1..=102)).await.outcome(), "failed");
     let metrics = Metrics::of(&app).await;
-    assert_eq!((first.calls().len(), second.calls().len()), (4, 3));
-    for (model, calls, answered) in [("first", 4, 2), ("second", 3, 3)] {
+    assert_eq!((first.calls().len(), second.calls().len()), (4, 4));
+    for (model, calls, answered) in [("first", 4, 2), ("second", 4, 3)] {
         let of = |name: &str| metrics.count(&format!("precis_llm_{name}{{model=\"{model}\"}}"));
         assert_eq!(of("calls_total"), calls, "{model}");
         assert_eq!((of("calls_in_flight"), of("calls_waiting")), (0, 0), "{model}");
@@ -181,12 +184,16 @@ async fn metrics_report_calls_failures_and_breaker_of_each_model() {
             metrics.count(&format!("precis_llm_failures_total{{model=\"{model}\",cause=\"{cause}\"}}"))
         };
         let failed = ["rejected", "server_error", "breaker_open", "connection"].map(failures);
-        // The circuit breaker was open for the last session.
-        let expected = if model == "first" { [1, 2, 1, 0] } else { [0; 4] };
+        // The circuit breaker was open for the last two sessions.
+        let expected = if model == "first" { [1, 2, 2, 0] } else { [0; 4] };
         assert_eq!(failed, expected, "{model}");
         assert_eq!(of("breaker_state"), if model == "first" { 2 } else { 0 }, "{model}");
     }
+    let runs = ["consolidated", "not_due", "in_progress", "failed"]
+        .map(|outcome| metrics.count(&format!("precis_consolidations_total{{outcome=\"{outcome}\"}}")));
+    assert_eq!(runs, [4, 0, 0, 1]);
     for (family, kind) in [
+        ("precis_consolidations_total", "counter"),
         ("precis_llm_calls_total", "counter"),
         ("precis_llm_failures_total", "counter"),
         ("precis_llm_tokens_total", "counter"),
