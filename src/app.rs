@@ -24,7 +24,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 mod models;
 
-/// The time for which a valid API key is cached, and so the longest delay of a revocation.
+/// The time for which the state of an API key is cached, and so the longest delay of a revocation while the store is
+/// available.
 const API_KEY_TTL: Duration = Duration::from_secs(2);
 
 /// An error that prevents the start of the service or ends it.

@@ -12,7 +12,7 @@
 //! - [`http`]: the HTTP API. Its router shows all routes on one screen.
 //! - [`app`]: the composition root. [`config`] defines the settings, [`telemetry`] the log and the metrics.
 //! - [`cli`]: the command line.
-//! - [`blocking`]: runs long computations outside the async runtime. Every layer may use it, except the domain.
+//! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it.
 
 pub mod app;
 pub mod blocking;

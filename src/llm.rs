@@ -54,7 +54,8 @@ pub struct PoolResponse {
     pub text: String,
     /// Name of the model in the settings; the provider may call it differently.
     pub model: String,
-    /// Identifies the wording of the prompts; changes with every change of the wording.
+    /// Identifies the prompts: a number for the built-in ones, a hash for configured ones, and the version of the selection
+    /// for extractive summaries.
     pub prompt_version: String,
     pub cost: Cost,
 }

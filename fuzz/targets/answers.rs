@@ -1,8 +1,8 @@
-//! Answers of model servers, as they come over the wire, in both dialects.
+//! Responses of model servers in both wire formats.
 //!
-//! The first line of the input says how the rest, the body of a response, arrives: its first byte is `a` for Anthropic's
-//! messages API, all of them say where the body is cut into chunks and where it breaks off. In each way of arriving, the
-//! answer is the same; one that breaks off before its end is none; no error says a word of the question or of a key.
+//! The first line of the input selects the wire format (`a` as its first byte is Anthropic's) and seeds the sizes of the
+//! chunks and the point at which the connection breaks. The rest is the body of the response. The result must be the same
+//! for all chunk sizes, a response without its end must be an error, and errors must not quote the prompt or a key.
 
 #![no_main]
 
@@ -24,7 +24,7 @@ use tokio::runtime::{Builder, Runtime};
 
 type Answer = Result<ParsedResponse, ModelError>;
 
-/// What a server could quote.
+/// The text of the prompt, which a server could quote.
 const QUESTION: &str = "Vermilion herons inhabit Zanzibar";
 
 struct Server {
@@ -50,7 +50,7 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
     }
 });
 
-/// What of the body arrives, in chunks of which sizes, and whether the connection then breaks.
+/// The part of the body that arrives, the sizes of its chunks, and the end of the connection.
 #[derive(Clone, Copy)]
 struct Arrival<'a> {
     body: &'a [u8],
@@ -119,7 +119,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         is_discreet(answer);
         assert!(answer.is_err() || says_its_end(body, is_anthropic), "an answer without an end: {answer:?}");
     }
-    // One object is whole, or it is none.
+    // A server that does not stream sends one object; a part of an object is an error.
     let is_object = body.trim_ascii_start().starts_with(b"{");
     assert!(!is_object || broken.is_err(), "half an object is an answer: {broken:?}");
     if is_object && answer.is_ok() && !body[length..].trim_ascii().is_empty() {
@@ -128,7 +128,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// Whether something in it could be an end: an object as a whole has no need of one, and escapes can spell anything.
+/// Returns `true` if the body may contain an end. A single object needs none, and escapes can spell anything.
 fn says_its_end(body: &[u8], is_anthropic: bool) -> bool {
     let has = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
     let body = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body);

@@ -224,7 +224,7 @@ section! {
     }
 }
 
-/// The wire format of a provider.
+/// The kind of a provider: the wire format of its server, or the built-in summariser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProviderKind {
@@ -277,7 +277,7 @@ section! {
         queue_timeout: Duration = Duration::from_secs(30),
         /// The circuit breaker opens at this percentage of failed calls within `breaker_window`.
         breaker_failure_percent: u32 = 50,
-        /// The circuit breaker stays closed below this number of calls.
+        /// The circuit breaker stays closed after fewer calls than this within `breaker_window`.
         breaker_min_calls: usize = 5,
         #[serde(with = "duration")]
         breaker_window: Duration = Duration::from_mins(10),

@@ -146,7 +146,7 @@ impl fmt::Debug for KeyHash {
 pub enum Scope {
     /// Read all data of the tenant.
     Read,
-    /// The operations of an agent: exchanges, contexts, memory, metadata, consolidations.
+    /// The operations of an agent: exchanges, contexts, memory, metadata, consolidations, imports.
     Write,
     /// Erasure, restore, and metrics.
     Admin,

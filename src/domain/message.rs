@@ -1,4 +1,4 @@
-//! A message of a session: the JSON text exactly as the client sent it, and the parsed fields.
+//! A message of a session: the JSON text as sent, without white space between tokens, and the parsed fields.
 //!
 //! The JSON text is stored, sent and returned; it is never encoded again from the parsed fields. So unknown fields, the
 //! spelling of numbers and strings and the order of keys are preserved.

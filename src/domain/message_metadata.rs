@@ -31,6 +31,6 @@ impl MessageMetadata {
 pub struct ContextMessage {
     pub seq: i64,
     pub metadata: MessageMetadata,
-    /// The message exactly as the client sent it.
+    /// The message as sent, without white space between JSON tokens.
     pub json: String,
 }

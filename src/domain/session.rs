@@ -12,7 +12,7 @@ pub struct Session {
     pub session_id: SessionId,
     /// The owner; never changes.
     pub user_id: UserId,
-    /// A JSON object, exactly as the client sent it.
+    /// A JSON object as sent, without white space between tokens.
     pub metadata: String,
     /// `seq` of the newest message, which is also the number of messages; 0 if there are none.
     pub last_seq: i64,
@@ -54,13 +54,14 @@ impl Summary {
 /// The lease and the failures of a session's consolidation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConsolidationState {
-    /// Time at which the lease of the running consolidation expires; `None` if none is running.
+    /// Time at which the lease expires; `None` if no run holds it. It stays set, and expires, if the process of the run
+    /// crashes.
     pub lease_until: Option<OffsetDateTime>,
     /// Number of failures since the last success.
     pub failures: i32,
     /// Time of the next automatic attempt after a failure.
     pub retry_at: Option<OffsetDateTime>,
-    /// Error of the last attempt, for developers.
+    /// Reason of the last failure. Clients see it, so it contains no conversation and no key.
     pub last_failure: Option<String>,
 }
 

@@ -40,8 +40,8 @@ impl AccessTable {
         }
     }
 
-    /// Returns the access that a request requires. Requests without a route need any valid key: only the holder of a
-    /// key learns which routes exist.
+    /// Returns the access that a request requires. Requests without a route need any valid key, so that a route
+    /// that is missing in the table is closed.
     pub(super) fn required(&self, path: Option<&str>, method: &Method) -> Access {
         // axum serves HEAD with the handler of GET.
         let method = if *method == Method::HEAD { &Method::GET } else { method };

@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 const TYPE_PREFIX: &str = "urn:precis:problem:";
 /// The largest number of fields that a response lists: a request can have a million invalid ones.
 const MAX_ERRORS: usize = 100;
-/// `Retry-After` while the store is unavailable.
+/// `Retry-After` while the store is unavailable, has another schema, or lags with the search index.
 const RETRY_SECONDS: u32 = 2;
 /// `Retry-After` under overload.
 const OVERLOADED_SECONDS: u32 = 1;
@@ -66,6 +66,7 @@ pub(crate) struct ExceededLimit {
 
 impl ExceededLimit {
     const BODY: Self = Self { limit: "limits.max_body_bytes", is_overload: false };
+    const IMPORT: Self = Self { limit: "limits.max_import_bytes", is_overload: false };
     const READ_TIMEOUT: Self = Self { limit: "server.read_timeout", is_overload: false };
     const RATE: Self = Self { limit: "limits.requests_per_second", is_overload: false };
     const REQUEST_TIMEOUT: Self = Self { limit: "server.request_timeout", is_overload: false };
@@ -224,6 +225,7 @@ impl Problem {
              `precis import` on the host of the database instead; it has no limit."
         );
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "Body too large", detail)
+            .exceeded_limit(&ExceededLimit::IMPORT)
     }
 
     /// Returns the error for a budget that the parts that cannot be omitted exceed.
@@ -408,7 +410,7 @@ impl Problem {
             }
             StoreError::Unavailable(_) => {
                 tracing::warn!(error = %causes, "the database is unavailable");
-                let detail = "The database is unavailable or read-only. The write may or may not have been applied. Retry; \
+                let detail = "The database is unavailable or read-only. A write may or may not have been applied. Retry; \
                     send an exchange with the same Idempotency-Key.";
                 Self::unavailable("store-unavailable", "Store unavailable", detail)
             }

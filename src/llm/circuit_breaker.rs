@@ -64,7 +64,8 @@ impl State {
     }
 }
 
-/// The permission for one call. Dropping it without a result does not count for or against the model.
+/// The permission for one call. Dropping it without a result counts neither as a success nor as a failure; if it was the
+/// probe, the next call becomes the probe.
 #[derive(Debug)]
 pub(super) struct CallPermit<'a> {
     breaker: &'a CircuitBreaker,

@@ -35,7 +35,8 @@ mod tests;
 /// The prompt version of extractive summaries in revisions. Increase it with every change of the selection.
 pub const VERSION: &str = "extractive-1";
 
-/// Factor for tool results, tool calls and code, which rarely contain facts.
+/// Factor for tool results, tool calls and code, which rarely contain facts. A tool result is reduced three times: its
+/// terms count less for the frequencies, its sentences score less, and code in it scores less again.
 const MACHINE_FACTOR: f64 = 0.3;
 /// Factor for questions: the fact is in the answer.
 const QUESTION_FACTOR: f64 = 0.8;
@@ -51,7 +52,7 @@ const LEAD_DECAY: f64 = 8.0;
 struct SourceSentence<'a> {
     /// The speaker, if known.
     label: Option<&'a str>,
-    /// Number of the message, or of the labelled part of a summary.
+    /// Number of the message; in a summary, number of the part that begins with a speaker.
     source: usize,
     text: Cow<'a, str>,
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Lower bound of an observed input limit: the prompt without a conversation, and this many tokens.
+/// Smallest number of tokens that an observed input limit leaves for the conversation, beside the text of the prompt.
 const MIN_CONVERSATION_TOKENS: usize = 256;
 
 /// An observed input limit doubles after this time, up to the configured limit. A provider may reject long prompts only

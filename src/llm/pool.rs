@@ -107,7 +107,7 @@ impl Llm for ModelPools {
             }
             let name = &model.spec.name;
             let input_limit = model.spec.settings.input_limit;
-            // A model with the same limit is tried: the default limit says nothing about the models.
+            // A model with the same limit is tried, because both may have the default limit, which is no property of a model.
             if input_limit < too_small_limit {
                 let error = ModelError::InputLimitTooSmall(input_limit);
                 model.record_failed_attempt(&mut request, error, Duration::ZERO);

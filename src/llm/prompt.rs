@@ -10,9 +10,9 @@ use crate::domain::tokens;
 use crate::domain::transcript::{TranscriptLine, encode_text};
 use sha2::{Digest, Sha256};
 
-/// Version of the built-in prompts. Increase it with every change of their text, because revisions record it.
+/// Prompt version of the built-in prompts. Increase it with every change of their text, because revisions record it.
 const VERSION: &str = "1";
-/// The largest number of sentences that is ever requested, and thus the longest number in a prompt.
+/// The largest number of sentences that is requested for a conversation, and so the longest number in its prompt.
 const MAX_SENTENCES: usize = 50;
 
 const CONSOLIDATE_SYSTEM: &str = "\

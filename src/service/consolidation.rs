@@ -63,7 +63,8 @@ pub enum Outcome {
     Consolidated,
     /// The older part of the tail will be summarised after the response.
     Scheduled,
-    /// Another run holds the lease, or this run takes longer than the request waits.
+    /// Another run holds the lease; or this run takes longer than the request waits, or a restore, an erasure or a
+    /// shutdown ended it before its first commit.
     InProgress,
     /// The last attempt failed.
     Failed,
@@ -77,8 +78,8 @@ impl From<Outcome> for ConsolidationReport {
     }
 }
 
-/// The error that ended a run early. Clients see the messages, so these contain no conversation, key or SQL; the sources are for the
-/// log.
+/// The error that ended a run early. Clients see its text, which therefore contains no conversation, key or SQL. Only the
+/// log contains its sources.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error(transparent)]
@@ -129,7 +130,7 @@ struct ConsolidationRun {
 /// Consecutive messages that are summarised together.
 struct Batch {
     lines: Vec<TranscriptLine>,
-    /// Sum of the stored sizes of the messages.
+    /// Sum of the stored token counts of the messages.
     message_tokens: i64,
     /// Tokens that one model call may contain.
     capacity: usize,
@@ -185,12 +186,6 @@ impl MemoryService {
         self.llm.deadline(&pools.consolidation).max(self.llm.deadline(&pools.meta)) + LEASE_MARGIN
     }
 
-    /// Takes the lease and runs the consolidation.
-    async fn take_lease_and_run(
-        self,
-        tenant: TenantId,
-        session: &SessionId,
-        condition: LeaseCondition,
     /// Returns the present state of a session's consolidation. It is only displayed, so the clock of this host suffices.
     #[must_use]
     pub fn activity(&self, session: &Session) -> Activity {
@@ -198,6 +193,12 @@ impl MemoryService {
         self.config.policy.activity(&session.consolidation, OffsetDateTime::now_utc(), lease_ttl)
     }
 
+    /// Takes the lease and runs the consolidation.
+    async fn take_lease_and_run(
+        self,
+        tenant: TenantId,
+        session: &SessionId,
+        condition: LeaseCondition,
         plan: Option<SnapshotPlan>,
         pools: PoolNames,
     ) -> ConsolidationReport {
@@ -235,7 +236,8 @@ impl MemoryService {
 }
 
 impl ConsolidationRun {
-    /// Consolidates until consolidation is not due any more, and ends the lease in any case.
+    /// Consolidates until consolidation is not due any more; if the run is forced, at least once. Then ends the lease, which
+    /// expires if the store fails.
     async fn run(mut self) -> ConsolidationReport {
         // A message that triggers a bug does so again on the next attempt. A panic is therefore handled like other failures:
         // the lease ends and the retry delay grows. After a panic, only committed state is read.

@@ -119,7 +119,7 @@ impl Store {
     }
 
     /// Commits summary, cursor and revision together and clears the failure state. The lease stays. Returns `None`,
-    /// and writes nothing, if summary or cursor have changed, `token` does not hold the lease, or the session was
+    /// and writes nothing, if revision or cursor have changed, `token` does not hold the lease, or the session was
     /// erased.
     pub async fn commit_revision(
         &self,

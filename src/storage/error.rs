@@ -12,7 +12,8 @@ pub enum StoreError {
     /// Pending messages were not indexed within the time that a search waits for them. A retry may succeed.
     #[error("pending messages were not indexed within {0:?}")]
     IndexLagging(Duration),
-    #[error("the database rejected a statement")]
+    /// A statement failed, or its result could not be decoded.
+    #[error("a statement or the decoding of its result failed")]
     Statement(#[source] sqlx::Error),
     #[error("a migration failed")]
     Migration(#[source] sqlx::migrate::MigrateError),

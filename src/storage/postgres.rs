@@ -1,7 +1,7 @@
 //! The store for production. Any number of replicas can share a database.
 //!
-//! Each method runs one statement in a transaction of its own. The transaction sets the tenant, so that row-level security
-//! restricts the statement to the rows of that tenant, in addition to the condition on the tenant in the statement. No
+//! Most methods run one statement in a transaction of its own. If the statement concerns a tenant, the transaction sets it,
+//! so that row-level security restricts the statement to the rows of that tenant, in addition to its own condition. No
 //! method depends on the state of a connection after its transaction, so a transaction pooler works if it supports prepared
 //! statements (`PgBouncer` 1.21 or later).
 

@@ -2,7 +2,8 @@
 //! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`](super::sqlite) implement the
 //! methods whose statements differ. The conformance suite tests every method on both databases.
 //!
-//! A method is one intention and one transaction. Absence is `Ok(None)`. Times come from the clock of the store (the
+//! A method is one intention and one transaction, except that [`Store::revisions`] and [`Store::index_state`] may run
+//! several statements, which are transactions of their own. Absence is `Ok(None)`. Times come from the clock of the store (the
 //! database server's, if there is one), so the clocks of replicas need not agree.
 
 use super::StoreError;

@@ -59,11 +59,16 @@ async fn rejections_are_counted_by_limit() {
         ("limits.requests_per_second", "1"),
         ("limits.request_burst", "2"),
         ("limits.max_body_bytes", "1000"),
+        ("limits.max_import_bytes", "1000"),
     ];
     let app = on_sqlite(&set).await;
     assert_eq!(rejected(&app, "limits.max_body_bytes").await, 0);
     post(&app, "/sessions/s/exchanges", "x".repeat(1001)).await.problem(413, "body-too-large");
     assert_eq!(rejected(&app, "limits.max_body_bytes").await, 1);
+    let import =
+        app.request(Method::POST, "/sessions/s/import").header("content-type", "application/x-ndjson");
+    send(import.body("x".repeat(1001))).await.problem(413, "body-too-large");
+    assert_eq!(rejected(&app, "limits.max_import_bytes").await, 1);
     let mut too_often = 0;
     for _ in 0..20 {
         too_often += u64::from(get(&app, "/sessions").await.status == 429);

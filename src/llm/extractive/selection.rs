@@ -1,9 +1,11 @@
 //! Selects the passages that together cover most of the weight of a conversation.
 //!
 //! The value of a set of passages is the weight of the terms that it covers; a repeated term counts less each time (Lin
-//! and Bilmes, *A Class of Submodular Functions for Document Summarization*, ACL 2011). For such a function, greedy
-//! selection is within 1 − 1/e of the optimum, avoids redundancy, and needs no pairwise comparison of passages. Gains
-//! never increase, and the gain of a passage is at most the sum of the gains of its sentences. So a heap with lazy
+//! and Bilmes, *A Class of Submodular Functions for Document Summarization*, ACL 2011). So greedy selection avoids
+//! redundancy and needs no pairwise comparison of passages. Its usual bound (1 − 1/e of the optimum) does not apply,
+//! because passages differ in size, may not overlap, and are dropped if they are mostly a repetition or have a sentence
+//! that adds little. A dropped passage is not considered again; its sentences are candidates of their own. Gains never
+//! increase, and the gain of a passage is at most the sum of the gains of its sentences. So a heap with lazy
 //! updates starts with these sums and computes only few gains; most of the time is spent on reading the text.
 
 use super::terms::{TermBag, Terms, index};
@@ -34,7 +36,8 @@ pub(super) struct ScoredSentence {
 struct Candidate {
     gain: f64,
     passage: usize,
-    /// Number of selected passages when the gain was computed. `None`: the gain is an upper bound.
+    /// Number of passages that were selected when the gain was computed, or `None` for the initial sum. The gain is exact if
+    /// no passage was selected since, otherwise an upper bound.
     round: Option<usize>,
 }
 

@@ -61,7 +61,8 @@ struct Term {
 }
 
 impl Terms {
-    /// Starts a document. The frequency of a term is the total weight of the documents that contain it.
+    /// Starts a document, which is a message or a part of a summary. The frequency of a term is the total weight of the
+    /// documents that contain it.
     pub(super) fn begin_document(&mut self, weight: f64) {
         self.documents += 1;
         self.document_weight = weight;

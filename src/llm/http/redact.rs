@@ -17,7 +17,8 @@ const QUOTE_BYTES: usize = 16;
 /// Shorter values of headers (for example flags) are not treated as secrets, because their removal would mutilate words.
 const MIN_SECRET_BYTES: usize = 6;
 
-/// Returns the redacted message. The order of the steps matters: control characters could split a secret, and the
+/// Returns the redacted message. Secrets shorter than [`MIN_SECRET_BYTES`] and quotations shorter than [`QUOTE_BYTES`] stay,
+/// and so does a quotation that the server has translated or encoded in an unknown way. The order of the steps matters: control characters could split a secret, and the
 /// length limit could leave a half of one.
 pub(super) fn redact(message: &str, prompt: &Prompt, secrets: &[SecretString]) -> String {
     if quotes_prompt(message, &prompt.user) {

@@ -1,5 +1,6 @@
-//! Authentication of requests. Keys are cached for a short time, so that most requests need no query; a revocation takes
-//! effect everywhere within that time.
+//! Authentication of requests. The answers of the store about keys, also about revoked and unknown ones, are cached for a
+//! short time, so that most requests need no query. A revocation takes effect everywhere within that time, with one
+//! exception: `/metrics` accepts the last known state of a key while the store is unavailable.
 //!
 //! A database failure is reported as such and never as an invalid key.
 
