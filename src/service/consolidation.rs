@@ -456,7 +456,7 @@ impl ConsolidationRun {
         if !service.store.renew_lease(&self.tenant, session, self.lease, self.lease_ttl).await? {
             return Err(RunError::Superseded);
         }
-        self.ensure_within_budget().await?;
+        self.ensure_within_daily_limit().await?;
         let result = tokio::select! {
             result = service.llm.complete(pool, task) => result,
             () = service.stop.cancelled() => return Err(RunError::ShuttingDown),
@@ -467,7 +467,7 @@ impl ConsolidationRun {
 
     /// Fails if the tenant has used its tokens of today. Runs do not reserve tokens, because the cost of a call is unknown
     /// beforehand; so running calls can exceed the limit.
-    async fn ensure_within_budget(&self) -> Result<(), RunError> {
+    async fn ensure_within_daily_limit(&self) -> Result<(), RunError> {
         let Some(limit) = self.service.config.daily_token_limit else {
             return Ok(());
         };
