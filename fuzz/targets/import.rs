@@ -8,7 +8,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use precis::domain::export_format::{
-    ExportReader, ExportWriter, ImportRow, ImportedSession, LineError, encode_revision, parse_revision,
+    ExportReader, ExportWriter, ImportRow, ImportedSession, LineError, parse_revision,
 };
 use precis::domain::id::SessionId;
 use precis::domain::limits::SizeLimits;
@@ -126,7 +126,7 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
                 lines += &writer.message(message.seq, at, json).expect("JSON");
             }
             ImportRow::Revision(revision) => {
-                let line = encode_revision(revision).expect("JSON");
+                let line = serde_json::to_string(revision).expect("JSON");
                 assert_eq!(parse_revision(&line).as_ref(), Ok(&**revision));
                 lines += &writer.revision(revision).expect("JSON");
             }

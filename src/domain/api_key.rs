@@ -39,7 +39,6 @@ pub struct ApiKey {
 
 impl ApiKey {
     /// Creates the key of these random bytes.
-    #[must_use]
     pub fn new(random: &[u8; RANDOM_BYTES]) -> Self {
         let digits: String = random.chunks(5).flat_map(|five| digits(number(five), 8)).collect();
         let id = KeyId(digits.chars().take(ID).collect());
@@ -49,9 +48,6 @@ impl ApiKey {
     }
 
     /// Parses a key. The key may not exist.
-    ///
-    /// # Errors
-    /// The text is not a key, or it is mistyped.
     pub fn parse(text: &str) -> Result<Self, InvalidKey> {
         let (body, sum) = text.split_at_checked(PREFIX.len() + ID + SECRET).ok_or(InvalidKey)?;
         let digits = body.strip_prefix(PREFIX).ok_or(InvalidKey)?;
@@ -62,19 +58,16 @@ impl ApiKey {
     }
 
     /// Returns the public part of the key.
-    #[must_use]
     pub fn id(&self) -> &KeyId {
         &self.id
     }
 
     /// Returns the text of the key, for its holder.
-    #[must_use]
     pub fn expose(&self) -> &str {
         self.text.expose_secret()
     }
 
     /// Returns the hash that is stored. The secret is random, so a salt or a slow hash would add nothing.
-    #[must_use]
     pub fn hash(&self) -> KeyHash {
         KeyHash(Sha256::digest(self.expose()).into())
     }
@@ -91,16 +84,12 @@ impl fmt::Debug for ApiKey {
 pub struct KeyId(String);
 
 impl KeyId {
-    /// Parses an id.
-    ///
-    /// # Errors
-    /// The text is not an id. The error does not repeat the text, which may be a key.
+    /// Parses an id. The error does not repeat the text, which may be a key.
     pub fn parse(text: &str) -> Result<Self, InvalidKey> {
         let is_valid = text.len() == ID && is_base32(text);
         is_valid.then(|| Self(text.to_owned())).ok_or(InvalidKey)
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -118,18 +107,15 @@ pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
     /// Reads a stored hash. Returns `None` if the length is wrong.
-    #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
     /// Returns `true` if the hashes are equal, in constant time.
-    #[must_use]
     pub fn matches(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
@@ -157,7 +143,6 @@ impl Scope {
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Admin];
 
     /// Returns the name of the scope.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -167,13 +152,11 @@ impl Scope {
     }
 
     /// Returns the scope with this name.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scope| scope.as_str() == name)
     }
 
     /// Returns `true` if a key of this scope suffices for the required scope.
-    #[must_use]
     pub fn covers(self, needed: Self) -> bool {
         self >= needed
     }
@@ -199,7 +182,6 @@ pub struct KeyRecord {
 }
 
 /// Redacts the secrets of all keys, and of large parts of keys, in a text, regardless of case. The ids of the keys stay.
-#[must_use]
 pub fn redact_keys(text: &str) -> Cow<'_, str> {
     let lower = text.to_ascii_lowercase();
     let (mut shown, mut done) = (String::new(), 0);

@@ -5,7 +5,6 @@ use super::transcript::{TranscriptEntry, TranscriptLine};
 /// Returns the largest position in `ends` (ascending) whose leading items have at most `capacity` tokens in total. The
 /// first position is returned even if its items do not fit: messages before it must be summarised together, and
 /// [`split_to_fit`] divides their text. Returns `None` if `ends` is empty.
-#[must_use]
 pub fn batch_end(sizes: &[usize], ends: &[usize], capacity: usize) -> Option<usize> {
     let mut total = 0;
     let mut start = 0;
@@ -23,7 +22,6 @@ pub fn batch_end(sizes: &[usize], ends: &[usize], capacity: usize) -> Option<usi
 
 /// Divides the lines, in order, into groups of at most `capacity` tokens. A line that is too large is split. The groups
 /// contain the complete text; only the short forms of tool calls are dropped if they are too large on their own.
-#[must_use]
 pub fn split_to_fit(lines: Vec<TranscriptLine>, capacity: usize) -> Vec<Vec<TranscriptLine>> {
     let mut groups = Vec::new();
     let mut group = Vec::new();

@@ -13,7 +13,6 @@ pub struct MessageCost {
 
 /// Returns the position of the first message that is sent: the earliest position at which all following messages fit into
 /// `budget` and that separates no tool call from its result. Returns `messages.len()` if no message fits.
-#[must_use]
 pub fn first_within_budget(messages: &[MessageMetadata], costs: &[MessageCost], budget: i64) -> usize {
     let mut total: i64 = 0;
     // Tokens of the list that begins at each position, computed from the end.
@@ -34,53 +33,25 @@ pub fn first_within_budget(messages: &[MessageMetadata], costs: &[MessageCost], 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::message::Role;
+    use crate::domain::message_metadata::conversation;
+    use test_case::test_case;
 
-    /// Parses a conversation: `u` and `a` are plain messages, `A` makes a tool call, `t` is its result.
-    fn conversation(script: &str) -> Vec<MessageMetadata> {
-        let message = |c: char| MessageMetadata {
-            role: match c {
-                'u' => Role::User,
-                't' => Role::Tool,
-                _ => Role::Assistant,
-            },
-            tokens: 0,
-            calls: if c == 'A' { vec!["x".to_owned()] } else { Vec::new() },
-            result_of: (c == 't').then(|| "x".to_owned()),
-        };
-        script.chars().map(message).collect()
-    }
-
-    fn first(script: &str, budget: i64) -> usize {
-        let costs = vec![MessageCost { tokens: 10, tokens_if_first: 0 }; script.len()];
-        first_within_budget(&conversation(script), &costs, budget)
-    }
-
-    #[test]
-    fn budget_is_filled_with_the_newest_messages() {
-        assert_eq!(
-            [40, 39, 30, 29, 10, 9, 0, -5].map(|budget| first("uaua", budget)),
-            [0, 1, 1, 2, 3, 4, 4, 4]
-        );
-    }
-
-    #[test]
-    fn budget_separates_no_call_from_its_result() {
-        assert_eq!([50, 49, 40, 39, 20, 19].map(|budget| first("uAtua", budget)), [0, 1, 1, 3, 3, 4]);
-        // The result comes late, with other messages in between.
-        assert_eq!([40, 30, 19].map(|budget| first("uAuta", budget)), [1, 4, 4]);
-        // A call without a result blocks no split point.
-        assert_eq!(first("uAua", 29), 2);
-        // The call is already summarised.
-        assert_eq!(first("tau", 30), 0);
-        assert_eq!(first("tau", 29), 1);
+    #[test_case("u a u a", &[40, 39, 30, 29, 10, 9, 0, -5] => vec![0, 1, 1, 2, 3, 4, 4, 4]; "the newest messages fill it")]
+    #[test_case("u Ax tx u a", &[50, 49, 40, 39, 20, 19] => vec![0, 1, 1, 3, 3, 4]; "calls stay with their results")]
+    #[test_case("u Ax u tx a", &[40, 30, 19] => vec![1, 4, 4]; "late result")]
+    #[test_case("u Ax u a", &[29] => vec![2]; "a call without a result blocks no split point")]
+    #[test_case("tx a u", &[30, 29] => vec![0, 1]; "the call is already summarised")]
+    fn budget_is_filled_without_separating_calls_and_results(script: &str, budgets: &[i64]) -> Vec<usize> {
+        let messages = conversation(script);
+        let costs = vec![MessageCost { tokens: 10, tokens_if_first: 0 }; messages.len()];
+        budgets.iter().map(|budget| first_within_budget(&messages, &costs, *budget)).collect()
     }
 
     #[test]
     fn budget_includes_messages_inserted_before_the_first() {
         let cost = |tokens_if_first| MessageCost { tokens: 10, tokens_if_first };
         let costs = [cost(0), cost(5), cost(0), cost(5)];
-        let first = |budget| first_within_budget(&conversation("uaua"), &costs, budget);
+        let first = |budget| first_within_budget(&conversation("u a u a"), &costs, budget);
         assert_eq!([40, 35, 34, 20, 15, 14].map(first), [0, 1, 2, 2, 3, 4]);
     }
 }

@@ -95,13 +95,11 @@ pub struct ConsolidationPlan {
 impl Policy {
     /// **The rule**: consolidation is due if the tail has more than `threshold` messages or more than `max_tail_tokens`
     /// tokens.
-    #[must_use]
     pub fn exceeds_threshold(&self, tail_len: i64, tail_tokens: i64) -> bool {
         tail_len > self.threshold || self.max_tail_tokens.is_some_and(|max| tail_tokens > max)
     }
 
     /// Applies the rule to a session: at most one consolidation runs at a time, and none before its retry time.
-    #[must_use]
     pub fn due(&self, session: &Session, now: OffsetDateTime, lease_ttl: Duration) -> Due {
         if !self.exceeds_threshold(session.tail_len(), session.tail_tokens()) {
             return Due::No;
@@ -118,7 +116,6 @@ impl Policy {
     /// A time is ignored if it lies more than twice as far in the future as it is ever set: the clock of the database was
     /// set back since. So replicas must have about the same deadlines of pools: one whose `lease_ttl` is less than half of
     /// another's would ignore its leases.
-    #[must_use]
     pub fn activity(&self, state: &ConsolidationState, now: OffsetDateTime, lease_ttl: Duration) -> Activity {
         let pending = |time: Option<OffsetDateTime>, longest: Duration| {
             time.filter(|time| *time > now && *time - now <= longest.saturating_mul(2))
@@ -134,7 +131,6 @@ impl Policy {
 
     /// Plans the consolidation of a tail of `tail_len` messages. `messages` are the first messages of the tail: all of
     /// them, or as many as are planned at once. Returns `None` if there is no safe split point.
-    #[must_use]
     pub fn plan(&self, messages: &[MessageMetadata], tail_len: usize) -> Option<ConsolidationPlan> {
         let limit = tail_len.saturating_sub(self.keep_recent).min(messages.len());
         // A tool call whose result never arrives would hold the cursor forever. It does so until messages would have to be
@@ -154,29 +150,27 @@ impl Policy {
     }
 
     /// Returns the delay before the next attempt after this many consecutive failures: exponential backoff with a limit.
-    #[must_use]
     pub fn retry_delay(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
         self.retry_initial.saturating_mul(1 << doublings).min(self.retry_max)
     }
 
     /// Returns `true` if a summary of this many words has to be compressed.
-    #[must_use]
     pub fn needs_meta_consolidation(&self, words: usize) -> bool {
         words > self.summary_word_limit
     }
 }
 
 /// Returns the number of sentences that a summary of this many messages should have: a tenth, from 5 to 50.
-#[must_use]
-pub fn summary_sentences(messages: usize) -> usize {
+pub fn requested_sentences(messages: usize) -> usize {
     (messages / 10).clamp(5, 50)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::message::Role;
+    use crate::domain::message_metadata::conversation;
+    use test_case::test_case;
 
     fn policy() -> Policy {
         Policy {
@@ -191,71 +185,37 @@ mod tests {
         }
     }
 
-    fn message(role: Role) -> MessageMetadata {
-        MessageMetadata { role, tokens: 0, calls: Vec::new(), result_of: None }
-    }
-
-    /// Returns messages that alternate between user and assistant.
-    fn turns(messages: usize) -> Vec<MessageMetadata> {
-        [Role::User, Role::Assistant].into_iter().cycle().take(messages).map(message).collect()
-    }
-
-    fn planned_end(messages: &[MessageMetadata], tail_len: usize) -> Option<usize> {
-        let plan = policy().plan(messages, tail_len)?;
-        assert_eq!(plan.batch_ends.last(), Some(&plan.message_tokens.len()));
-        plan.batch_ends.last().copied()
-    }
-
     #[test]
     fn consolidation_is_due_above_threshold() {
-        assert!(!policy().exceeds_threshold(100, i64::MAX));
-        assert!(policy().exceeds_threshold(101, 0));
-    }
-
-    #[test]
-    fn consolidation_is_due_above_max_tail_tokens() {
+        assert!(!policy().exceeds_threshold(100, i64::MAX) && policy().exceeds_threshold(101, 0));
         let policy = Policy { max_tail_tokens: Some(5000), ..policy() };
-        assert!(!policy.exceeds_threshold(3, 5000));
-        assert!(policy.exceeds_threshold(3, 5001));
+        assert!(!policy.exceeds_threshold(3, 5000) && policy.exceeds_threshold(3, 5001));
     }
 
     #[test]
     fn meta_consolidation_is_needed_above_word_limit() {
-        assert!(!policy().needs_meta_consolidation(600));
-        assert!(policy().needs_meta_consolidation(601));
+        assert!(!policy().needs_meta_consolidation(600) && policy().needs_meta_consolidation(601));
     }
 
     #[test]
-    fn summary_sentences_are_a_tenth_of_the_messages() {
-        let sentences = [1, 23, 59, 60, 98, 499, 500, 1000].map(summary_sentences);
+    fn requested_sentences_are_a_tenth_of_the_messages() {
+        let sentences = [1, 23, 59, 60, 98, 499, 500, 1000].map(requested_sentences);
         assert_eq!(sentences, [5, 5, 5, 6, 9, 49, 50, 50]);
     }
 
-    #[test]
-    fn plan_keeps_recent_messages() {
-        assert_eq!(planned_end(&turns(102), 102), Some(82));
-        assert_eq!(planned_end(&turns(101), 101), Some(80), "moves to a user message");
-        assert_eq!(planned_end(&turns(20), 20), None);
-        assert_eq!(planned_end(&turns(10), 5000), Some(8), "plans only the given messages");
-    }
-
-    #[test]
-    fn unanswered_call_holds_cursor_until_messages_would_be_omitted() {
-        let mut messages = turns(200);
-        messages[1].calls.push("lost".to_owned());
-        assert_eq!(planned_end(&messages, 200), Some(1));
-        assert_eq!(planned_end(&messages[1..], 199), None);
-        let mut longer = messages[1..].to_vec();
-        longer.extend(turns(200));
-        assert_eq!(planned_end(&longer, 201), Some(181));
-    }
-
-    #[test]
-    fn unanswered_call_without_user_message_holds_cursor_until_messages_would_be_omitted() {
-        let mut messages = vec![message(Role::Assistant); 201];
-        messages[0].calls.push("lost".to_owned());
-        assert_eq!(planned_end(&messages[..200], 200), None);
-        assert_eq!(planned_end(&messages, 201), Some(181));
+    #[test_case(&"u a ".repeat(51), 102 => Some(82); "keeps recent messages")]
+    #[test_case(&format!("{}u", "u a ".repeat(50)), 101 => Some(80); "moves to a user message")]
+    #[test_case(&"u a ".repeat(10), 20 => None; "only recent messages")]
+    #[test_case(&"u a ".repeat(5), 5000 => Some(8); "plans only the given messages")]
+    #[test_case(&format!("u Ax {}", "u a ".repeat(99)), 200 => Some(1); "before an unanswered call")]
+    #[test_case(&format!("Ax {}", "u a ".repeat(99)), 199 => None; "unanswered call holds the cursor")]
+    #[test_case(&format!("Ax {}", "u a ".repeat(200)), 201 => Some(181); "until messages would be omitted")]
+    #[test_case(&format!("Ax {}", "a ".repeat(199)), 200 => None; "without user messages")]
+    #[test_case(&format!("Ax {}", "a ".repeat(200)), 201 => Some(181); "without user messages until messages would be omitted")]
+    fn plan_ends_at_a_safe_split_point(script: &str, tail_len: usize) -> Option<usize> {
+        let plan = policy().plan(&conversation(script), tail_len)?;
+        assert_eq!(plan.batch_ends.last(), Some(&plan.message_tokens.len()));
+        plan.batch_ends.last().copied()
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! The system message: system prompt, memory document, summary, skills and notice, joined under reserved headings.
 
-use super::headings::{
-    ESCAPE, MEMORY_HEADING, NOTICE_HEADING, SUMMARY_HEADING, split_before_reserved_headings,
-};
-use super::tokens::{self, IncrementalCount};
+use super::headings::{MEMORY_HEADING, NOTICE_HEADING, SUMMARY_HEADING, escape_headings};
+use super::tokens::{self, JoinedCount};
+use std::borrow::Cow;
 
 /// The notice that messages will be omitted soon: see [`notice_due`].
 pub const NOTICE: &str = "This conversation has grown almost too long to be sent whole. Its oldest messages will soon be \
@@ -40,13 +39,11 @@ pub struct SystemMessage {
 }
 
 /// Returns `true` if the agent has to be told that old messages will be omitted: from 80 % of `max_history_messages` on.
-#[must_use]
 pub fn notice_due(tail_len: i64, max_history_messages: usize) -> bool {
     usize::try_from(tail_len).is_ok_and(|tail_len| tail_len * 5 >= max_history_messages * 4)
 }
 
 /// Joins the parts of a system message with blank lines.
-#[must_use]
 pub fn system_message(parts: &SystemParts<'_>) -> SystemMessage {
     let mut message = SystemMessageBuilder::default();
     message.add("", parts.system_prompt);
@@ -54,14 +51,16 @@ pub fn system_message(parts: &SystemParts<'_>) -> SystemMessage {
     message.add_escaped(SUMMARY_HEADING, parts.summary);
     message.add("", parts.skills);
     message.add(NOTICE_HEADING, if parts.notice { NOTICE } else { "" });
-    message.finish()
+    let SystemMessageBuilder { text, tokens } = message;
+    let tokens = if text.is_empty() { 0 } else { tokens::PER_MESSAGE + tokens.total() };
+    SystemMessage { text, tokens }
 }
 
 /// Joins the parts and counts only the text that was not counted before.
 #[derive(Default)]
 struct SystemMessageBuilder {
     text: String,
-    tokens: IncrementalCount,
+    tokens: JoinedCount,
 }
 
 impl SystemMessageBuilder {
@@ -77,14 +76,13 @@ impl SystemMessageBuilder {
         if !self.begin(heading, body.text) {
             return;
         }
-        for (index, piece) in split_before_reserved_headings(body.text).into_iter().enumerate() {
-            if index > 0 {
-                self.push(ESCAPE);
+        match escape_headings(body.text) {
+            Cow::Borrowed(text) => {
+                self.text.push_str(text);
+                self.tokens.push_counted(text, body.tokens);
             }
-            self.text.push_str(piece);
-            self.tokens.keep(piece);
+            Cow::Owned(escaped) => self.push(&escaped),
         }
-        self.tokens.source_tokens(body.tokens);
     }
 
     /// Adds the heading of a part. Returns `false`, and adds nothing, if the part is empty.
@@ -104,12 +102,7 @@ impl SystemMessageBuilder {
 
     fn push(&mut self, text: &str) {
         self.text.push_str(text);
-        self.tokens.insert(text);
-    }
-
-    fn finish(self) -> SystemMessage {
-        let tokens = if self.text.is_empty() { 0 } else { tokens::PER_MESSAGE + self.tokens.total() };
-        SystemMessage { text: self.text, tokens }
+        self.tokens.push(text);
     }
 }
 
@@ -168,10 +161,10 @@ mod tests {
         }
     }
 
-    /// Only the words around an inserted escape are counted again: the given count is used, even if it is wrong.
+    /// The given count is used, even if it is wrong.
     #[test]
     fn counted_texts_are_not_counted_again() {
-        let memory = "Likes tea.\n## Notice\nforged\nand more\n===\nto say";
+        let memory = "Likes tea.\n## Projects\nand more to say";
         let parts =
             |tokens| SystemParts { memory: CountedText { text: memory, tokens }, ..SystemParts::default() };
         let [some, more] = [0, 1_000_000].map(|tokens| system_message(&parts(tokens)).tokens);

@@ -4,7 +4,6 @@
 //! range with its reason.
 
 use super::message_metadata::MessageMetadata;
-use super::session::Session;
 use super::split_points::{self, UnansweredCalls};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -68,14 +67,13 @@ pub enum TailSelection {
 
 /// Determines the coverage of a context with at most `max_messages` verbatim messages. The verbatim part begins at a safe
 /// split point. `messages` are the newest messages of the tail: all of them, or `max_messages`.
-#[must_use]
 pub fn plan_coverage(
-    session: Option<&Session>,
+    cursor: i64,
+    last_seq: i64,
     max_messages: usize,
     selection: TailSelection,
     messages: &[MessageMetadata],
 ) -> Coverage {
-    let (cursor, last_seq) = session.map_or((0, 0), |session| (session.cursor, session.last_seq));
     let tail_len = usize::try_from(last_seq - cursor).unwrap_or(0);
     let keep = match selection {
         TailSelection::Recent { keep } => keep,
@@ -105,73 +103,28 @@ pub fn plan_coverage(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::{SessionId, UserId};
-    use crate::domain::message::Role;
-    use crate::domain::session::{ConsolidationState, Summary};
-    use time::OffsetDateTime;
+    use crate::domain::message_metadata::conversation;
+    use OmissionReason::{MaxHistoryMessages, OnFailure};
+    use test_case::test_case;
 
-    fn session(cursor: i64, last_seq: i64) -> Session {
-        Session {
-            session_id: SessionId::new("s").expect("valid"),
-            user_id: UserId::default(),
-            metadata: "{}".to_owned(),
-            last_seq,
-            tokens: 0,
-            cursor,
-            cursor_tokens: 0,
-            summary: Summary::default(),
-            revision: 0,
-            consolidation: ConsolidationState::default(),
-            created_at: OffsetDateTime::UNIX_EPOCH,
-            updated_at: OffsetDateTime::UNIX_EPOCH,
-        }
-    }
+    const RECENT: TailSelection = TailSelection::Recent { keep: 20 };
 
-    fn turns(messages: usize) -> Vec<MessageMetadata> {
-        let role = |at: usize| {
-            if at.is_multiple_of(2) { Role::User } else { Role::Assistant }
-        };
-        (0..messages)
-            .map(|at| MessageMetadata { role: role(at), calls: Vec::new(), result_of: None, tokens: 0 })
-            .collect()
-    }
-
-    fn coverage_of(cursor: i64, last_seq: i64, verbatim: TailSelection) -> Coverage {
-        let session = session(cursor, last_seq);
-        let window = usize::try_from(session.tail_len()).expect("small").min(200);
-        plan_coverage(Some(&session), 200, verbatim, &turns(window))
-    }
-
-    fn parts(coverage: &Coverage) -> Vec<(i64, i64)> {
-        let mut parts = vec![(1, coverage.summary_through)];
-        parts.extend(coverage.omitted.iter().map(|omitted| (omitted.from_seq, omitted.to_seq)));
-        parts.push((coverage.verbatim_from, coverage.last_seq));
-        parts
-    }
-
-    #[test]
-    fn tail_within_limit_is_sent_completely() {
-        let coverage = coverage_of(80, 280, TailSelection::All);
-        assert_eq!(parts(&coverage), [(1, 80), (81, 280)]);
-        let nothing = plan_coverage(None, 200, TailSelection::All, &[]);
-        assert_eq!((nothing.last_seq, nothing.verbatim_from), (0, 1));
-    }
-
-    #[test]
-    fn messages_over_limit_are_reported_as_omitted() {
-        let coverage = coverage_of(80, 300, TailSelection::All);
-        assert_eq!(parts(&coverage), [(1, 80), (81, 100), (101, 300)]);
-        assert_eq!(coverage.omitted[0].reason, OmissionReason::MaxHistoryMessages);
-    }
-
-    #[test]
-    fn recent_selection_after_failure_reports_omitted_messages() {
-        let coverage = coverage_of(80, 200, TailSelection::Recent { keep: 20 });
-        assert_eq!(parts(&coverage), [(1, 80), (81, 180), (181, 200)]);
-        assert_eq!(coverage.omitted[0].reason, OmissionReason::OnFailure);
-        let both = coverage_of(0, 300, TailSelection::Recent { keep: 20 });
-        assert_eq!(parts(&both), [(1, 0), (1, 100), (101, 280), (281, 300)]);
-        let short = coverage_of(0, 15, TailSelection::Recent { keep: 20 });
-        assert_eq!(parts(&short), [(1, 0), (1, 15)]);
+    #[test_case(0, 0, TailSelection::All => (vec![], 1); "empty session")]
+    #[test_case(80, 280, TailSelection::All => (vec![], 81); "tail within the limit")]
+    #[test_case(80, 300, TailSelection::All => (vec![(81, 100, MaxHistoryMessages)], 101); "tail over the limit")]
+    #[test_case(80, 200, RECENT => (vec![(81, 180, OnFailure)], 181); "recent messages after a failure")]
+    #[test_case(0, 300, RECENT => (vec![(1, 100, MaxHistoryMessages), (101, 280, OnFailure)], 281); "both")]
+    #[test_case(0, 15, RECENT => (vec![], 1); "fewer than the recent messages")]
+    fn coverage_reports_omitted_messages(
+        cursor: i64,
+        last_seq: i64,
+        selection: TailSelection,
+    ) -> (Vec<(i64, i64, OmissionReason)>, i64) {
+        let mut messages = conversation(&"u a ".repeat(100));
+        messages.truncate(usize::try_from(last_seq - cursor).expect("small"));
+        let coverage = plan_coverage(cursor, last_seq, 200, selection, &messages);
+        assert_eq!((coverage.summary_through, coverage.last_seq), (cursor, last_seq));
+        let omitted = coverage.omitted.iter().map(|range| (range.from_seq, range.to_seq, range.reason));
+        (omitted.collect(), coverage.verbatim_from)
     }
 }

@@ -41,7 +41,6 @@ pub struct PersistedExchange {
 
 impl Exchange {
     /// Creates an exchange and counts the tokens of its messages.
-    #[must_use]
     pub fn new(messages: Vec<Message>, user_id: Option<UserId>, metadata: Option<String>) -> Self {
         let messages = messages
             .into_iter()
@@ -54,13 +53,11 @@ impl Exchange {
     }
 
     /// Returns the number of tokens of all messages.
-    #[must_use]
     pub fn tokens(&self) -> i64 {
         self.messages.iter().map(|(_, tokens)| tokens).sum()
     }
 
     /// Returns a hash of everything that is persisted. White space between the tokens of the JSON does not change it.
-    #[must_use]
     pub fn fingerprint(&self) -> Vec<u8> {
         let mut hash = Sha256::new();
         let user_id = self.user_id.as_ref().map(UserId::as_str);

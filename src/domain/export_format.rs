@@ -13,8 +13,8 @@
 
 use super::json;
 use super::limits::SizeLimits;
-use super::revision::Revision;
-use super::session::Session;
+use super::revision::{Provenance, Revision};
+use super::session::{Session, Summary};
 use super::validation::FieldError;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -23,7 +23,6 @@ use std::fmt;
 use time::OffsetDateTime;
 
 mod reader;
-mod revision;
 
 pub use reader::{ExportReader, ImportRow, ImportedMessage, ImportedSession};
 
@@ -32,7 +31,6 @@ pub const VERSION: u32 = 1;
 
 /// Returns the length in bytes of the longest line that is read: far above the size of any revision, and above any
 /// message within its limit.
-#[must_use]
 pub fn max_line_bytes(sizes: SizeLimits) -> usize {
     let largest = sizes.max_message_bytes.max(sizes.max_metadata_bytes);
     largest.saturating_mul(2).max(64 * 1024 * 1024)
@@ -118,9 +116,6 @@ pub struct ExportWriter {
 
 impl ExportWriter {
     /// Returns the first line.
-    ///
-    /// # Errors
-    /// The stored metadata is not JSON.
     pub fn header(&mut self, session: &Session) -> Result<String, serde_json::Error> {
         self.line(&HeaderLine {
             precis_export: VERSION,
@@ -137,9 +132,6 @@ impl ExportWriter {
     }
 
     /// Returns the line of a message.
-    ///
-    /// # Errors
-    /// The stored message is not JSON.
     pub fn message(
         &mut self,
         seq: i64,
@@ -151,18 +143,12 @@ impl ExportWriter {
     }
 
     /// Returns the line of a revision.
-    ///
-    /// # Errors
-    /// Never in practice: texts, numbers and times can always be encoded.
     pub fn revision(&mut self, revision: &Revision) -> Result<String, serde_json::Error> {
         self.revisions += 1;
         self.line(revision)
     }
 
     /// Returns the last line.
-    ///
-    /// # Errors
-    /// Never in practice: numbers and a text can always be encoded.
     pub fn end(mut self) -> Result<String, serde_json::Error> {
         let sha256 = hex::encode(std::mem::take(&mut self.hash).finalize());
         self.line(&EndLine { end: End { messages: self.messages, revisions: self.revisions, sha256 } })
@@ -180,59 +166,64 @@ impl ExportWriter {
 /// whether a session begins with the content of an import.
 #[derive(Clone, Debug)]
 pub struct Fingerprint {
-    writer: ExportWriter,
+    hash: Sha256,
     /// Ignores times, because a file with messages only has none.
     messages_only: bool,
 }
 
 impl Fingerprint {
-    #[must_use]
     pub fn new(messages_only: bool) -> Self {
-        Self { writer: ExportWriter::default(), messages_only }
+        Self { hash: Sha256::new(), messages_only }
     }
 
     /// Adds the next message.
-    ///
-    /// # Errors
-    /// The message is not JSON.
-    pub fn message(
-        &mut self,
-        seq: i64,
-        created_at: OffsetDateTime,
-        json: &str,
-    ) -> Result<(), serde_json::Error> {
-        let created_at = if self.messages_only { OffsetDateTime::UNIX_EPOCH } else { created_at };
-        self.writer.message(seq, created_at, json).map(|_| ())
+    pub fn message(&mut self, seq: i64, created_at: OffsetDateTime, json: &str) {
+        let nanos = if self.messages_only { 0 } else { created_at.unix_timestamp_nanos() };
+        self.hash.update(format!("{seq} {nanos} {json}\n"));
     }
 
     /// Adds the next revision.
-    ///
-    /// # Errors
-    /// Never in practice.
-    pub fn revision(&mut self, revision: &Revision) -> Result<(), serde_json::Error> {
-        self.writer.revision(revision).map(|_| ())
+    pub fn revision(&mut self, revision: &Revision) {
+        self.hash.update(format!("{revision:?}\n"));
     }
 
-    #[must_use]
     pub fn finish(self) -> String {
-        hex::encode(self.writer.hash.finalize())
+        hex::encode(self.hash.finalize())
     }
 }
 
-/// Encodes a revision as one line of JSON without a line feed, for [`parse_revision`].
-///
-/// # Errors
-/// Never in practice.
-pub fn encode_revision(revision: &Revision) -> Result<String, serde_json::Error> {
-    serde_json::to_string(revision)
-}
-
-/// Parses the line of a revision.
-///
-/// # Errors
-/// The invalid fields of the line.
+/// Parses and validates the line of a revision, and computes the size of its summary. The reader checks its place among
+/// other revisions.
 pub fn parse_revision(line: &str) -> Result<Revision, Vec<FieldError>> {
-    revision::validate(parse_line(line)?)
+    let mut revision: Revision = parse_line(line)?;
+    let mut errors = Vec::new();
+    for (field, text) in [("summary.text", &revision.summary.text), ("added", &revision.added)] {
+        // Postgres cannot store this character.
+        if text.contains('\0') {
+            errors.push(FieldError::new(field, "must not contain U+0000"));
+        }
+    }
+    let provenance = revision.provenance.as_ref().map(|provenance| ("provenance", provenance));
+    let meta = revision.meta.as_ref().map(|meta| ("meta.provenance", &meta.provenance));
+    for (path, Provenance { usage, duration_ms, .. }) in provenance.into_iter().chain(meta) {
+        let counts = [
+            ("usage.input_tokens", usage.input_tokens),
+            ("usage.output_tokens", usage.output_tokens),
+            ("usage.calls", usage.calls),
+            ("usage.failures", usage.failures),
+            ("usage.queued_ms", usage.queued_ms),
+            ("duration_ms", Some(*duration_ms)),
+        ];
+        let negative = counts.into_iter().filter(|(_, count)| count.is_some_and(|count| count < 0));
+        errors.extend(
+            negative.map(|(name, _)| FieldError::new(format!("{path}.{name}"), "must not be negative")),
+        );
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    revision.summary = Summary::new(revision.summary.text);
+    Ok(revision)
 }
 
 fn parse_line<'de, T: Deserialize<'de>>(line: &'de str) -> Result<T, Vec<FieldError>> {

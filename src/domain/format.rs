@@ -45,7 +45,6 @@ impl TryFrom<String> for Format {
 
 impl Format {
     /// Estimates how many bytes [`Self::render_messages`] reads and writes for these messages.
-    #[must_use]
     pub fn estimate_bytes(self, tail: &[ContextMessage]) -> usize {
         match self {
             // Stored messages are not parsed; only inserted results are written.
@@ -58,9 +57,6 @@ impl Format {
     }
 
     /// Renders each message.
-    ///
-    /// # Errors
-    /// A stored text is not a valid message.
     pub fn render_messages(self, tail: Vec<ContextMessage>) -> Result<Vec<RenderedMessage>, Vec<FieldError>> {
         let missing = tool_pairing::missing_halves(tail.iter().map(|message| &message.metadata));
         let messages = tail.into_iter().zip(missing);
@@ -78,7 +74,6 @@ impl Format {
     }
 
     /// Joins the parts of a context to a list.
-    #[must_use]
     pub fn render_context(self, input: RenderInput) -> RenderedContext {
         let inserted = input.history.iter().map(|message| message.inserted).sum();
         let context = match self {

@@ -1,5 +1,7 @@
 //! The headings of the system message, and the escaping that prevents other texts from forging them.
 
+use std::borrow::Cow;
+
 /// The heading of the memory document.
 pub const MEMORY_HEADING: &str = "## Your Memory";
 /// The heading of the rolling summary.
@@ -23,40 +25,33 @@ const RESERVED_HEADINGS: [&str; 6] = [
     SKILL_BODY_HEADING,
 ];
 
-/// The escape character of Markdown: after it, a `#` is not a heading.
-pub const ESCAPE: &str = "\\";
-
 /// Inserts a backslash before each line that a reader could take for a reserved heading. Other headings are unchanged.
-#[must_use]
-pub fn escape_headings(text: &str) -> String {
-    split_before_reserved_headings(text).join(ESCAPE)
-}
-
-/// Splits a text at the positions where [`ESCAPE`] has to be inserted.
-#[must_use]
-pub fn split_before_reserved_headings(text: &str) -> Vec<&str> {
-    let (mut pieces, mut piece_start, mut line_start) = (Vec::new(), 0, 0);
+pub fn escape_headings(text: &str) -> Cow<'_, str> {
+    let (mut escaped, mut copied, mut line_start) = (String::new(), 0, 0);
     // Set if the previous line could be the title of a heading that the next line underlines.
     let mut follows_title = false;
     for line in text.split_inclusive(is_line_break) {
         let is_heading =
             (follows_title && is_underline(line)) || heading_title(line).is_some_and(is_reserved);
         if is_heading {
-            let indent = line.len() - line.trim_start_matches(|c| !is_heading_mark(c)).len();
-            pieces.push(text.get(piece_start..line_start + indent).unwrap_or_default());
-            piece_start = line_start + indent;
+            let mark = line_start + line.len() - line.trim_start_matches(|c| !is_heading_mark(c)).len();
+            // After a backslash, Markdown does not take a `#` for a heading.
+            escaped.extend([text.get(copied..mark).unwrap_or_default(), "\\"]);
+            copied = mark;
         }
         // The line feed of a CR LF pair is an empty line of its own here.
         let ends_crlf = line == "\n" && text.get(..line_start).is_some_and(|before| before.ends_with('\r'));
         follows_title = is_reserved(line) || (follows_title && ends_crlf);
         line_start += line.len();
     }
-    pieces.push(text.get(piece_start..).unwrap_or_default());
-    pieces
+    if escaped.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    escaped.push_str(text.get(copied..).unwrap_or_default());
+    Cow::Owned(escaped)
 }
 
 /// Returns `true` for each character that some reader takes for the end of a line.
-#[must_use]
 pub fn is_line_break(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }

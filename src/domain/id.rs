@@ -1,6 +1,8 @@
 //! Identifiers. They are validated by their constructors, so every existing identifier is valid.
 
+use serde::Deserialize;
 use std::fmt;
+use utoipa::ToSchema;
 
 /// The longest identifier, in bytes of UTF-8.
 pub const MAX_BYTES: usize = 256;
@@ -30,7 +32,15 @@ fn check(text: &str) -> Result<(), InvalidId> {
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, ToSchema)]
+        #[serde(try_from = "String")]
+        #[schema(
+            as = Id,
+            description = "1 to 256 bytes of UTF-8 without control characters",
+            min_length = 1,
+            max_length = 256,
+            pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+        )]
         pub struct $name(String);
 
         impl $name {
@@ -41,10 +51,16 @@ macro_rules! id {
                 Ok(Self(text))
             }
 
-            /// The identifier as it was given.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = InvalidId;
+
+            fn try_from(text: String) -> Result<Self, InvalidId> {
+                Self::new(text)
             }
         }
 

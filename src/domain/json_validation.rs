@@ -11,9 +11,7 @@ use std::fmt;
 pub(crate) const MAX_JSON_DEPTH: usize = 120;
 
 /// Checks that `text` is one JSON value of at most `max_depth` nested lists and objects, without lone surrogates.
-///
-/// # Errors
-/// The category is `Data` if the value is nested too deeply.
+/// The category of the error is `Data` if the value is nested too deeply.
 pub(crate) fn check_depth_and_encoding(text: &str, max_depth: usize) -> Result<(), serde_json::Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     DepthCheck { remaining: max_depth }.deserialize(&mut deserializer)?;

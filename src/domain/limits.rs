@@ -16,26 +16,17 @@ pub struct SizeLimits {
 
 impl SizeLimits {
     /// Checks the size of the message at `path`.
-    ///
-    /// # Errors
-    /// The message is too large.
     pub fn check_message(&self, path: &str, message: &Message) -> Result<(), FieldError> {
         check_size(path, message.json().len(), self.max_message_bytes, "limits.max_message_bytes")
     }
 
     /// Checks the size of the metadata at `path`.
-    ///
-    /// # Errors
-    /// The metadata is too large.
     pub fn check_metadata(&self, path: &str, json: &str) -> Result<(), FieldError> {
         check_size(path, json.len(), self.max_metadata_bytes, "limits.max_metadata_bytes")
     }
 }
 
 /// Checks the size of the value at `path` against a setting.
-///
-/// # Errors
-/// The value is too large.
 pub fn check_size(path: &str, bytes: usize, max_bytes: usize, setting: &str) -> Result<(), FieldError> {
     if bytes <= max_bytes {
         return Ok(());

@@ -15,7 +15,6 @@ pub struct MessageMetadata {
 
 impl MessageMetadata {
     /// Returns the metadata of `message`; `tokens` is the size of the message.
-    #[must_use]
     pub fn new(message: &Message, tokens: i64) -> Self {
         Self {
             role: message.role(),
@@ -33,4 +32,20 @@ pub struct ContextMessage {
     pub metadata: MessageMetadata,
     /// The message as sent, without white space between JSON tokens.
     pub json: String,
+}
+
+/// Parses a conversation: `u` and `a` are plain messages, `Axy` makes the tool calls x and y, and `tx` is the result of x.
+#[cfg(test)]
+pub(super) fn conversation(script: &str) -> Vec<MessageMetadata> {
+    let message = |word: &str| {
+        let (kind, ids) = word.split_at(1);
+        let mut ids = ids.chars().map(String::from);
+        let (role, calls, result_of) = match kind {
+            "u" => (Role::User, Vec::new(), None),
+            "t" => (Role::Tool, Vec::new(), ids.next()),
+            _ => (Role::Assistant, ids.collect(), None),
+        };
+        MessageMetadata { role, tokens: 0, calls, result_of }
+    };
+    script.split_whitespace().map(message).collect()
 }

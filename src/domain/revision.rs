@@ -17,7 +17,6 @@ pub enum RevisionKind {
 
 impl RevisionKind {
     /// Returns the name of the kind in the API and the store.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Consolidation => "consolidation",
@@ -26,7 +25,6 @@ impl RevisionKind {
     }
 
     /// Parses the name of a kind.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Consolidation, Self::Restore].into_iter().find(|kind| kind.as_str() == name)
     }
@@ -95,7 +93,6 @@ pub struct ModelUsage {
 
 impl Revision {
     /// Returns the first and last message that were added to the summary; `None` for a restore.
-    #[must_use]
     pub fn range(&self) -> Option<(i64, i64)> {
         self.from_seq.zip(self.to_seq)
     }
@@ -103,7 +100,6 @@ impl Revision {
 
 impl Provenance {
     /// Adds the cost of an earlier call whose text is part of the same summary.
-    #[must_use]
     pub fn after(mut self, earlier: &Self) -> Self {
         let sum = |earlier: Option<i64>, later: Option<i64>| match (earlier, later) {
             (Some(earlier), Some(later)) => Some(earlier.saturating_add(later)),

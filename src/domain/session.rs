@@ -44,7 +44,6 @@ pub struct Summary {
 
 impl Summary {
     /// Measures a summary.
-    #[must_use]
     pub fn new(text: String) -> Self {
         let words = i64::try_from(summary::words(&text)).unwrap_or(i64::MAX);
         Self { words, tokens: tokens::count_text(&text), text }
@@ -67,13 +66,11 @@ pub struct ConsolidationState {
 
 impl Session {
     /// Returns the number of messages after the cursor.
-    #[must_use]
     pub fn tail_len(&self) -> i64 {
         self.last_seq - self.cursor
     }
 
     /// Returns the number of tokens of the messages after the cursor.
-    #[must_use]
     pub fn tail_tokens(&self) -> i64 {
         self.tokens - self.cursor_tokens
     }

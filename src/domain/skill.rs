@@ -26,7 +26,6 @@ pub struct Skill {
 
 /// Returns the errors of the skills: empty, multi-line or duplicate names, and empty descriptions. Field paths begin with
 /// the index: `[1].name`.
-#[must_use]
 pub fn check(skills: &[Skill]) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let mut names = HashSet::new();
@@ -50,14 +49,12 @@ pub fn check(skills: &[Skill]) -> Vec<FieldError> {
 
 /// Returns the guide that teaches an agent to use its memory, in Markdown with a heading. The guide mentions
 /// `search_history` only if search is enabled.
-#[must_use]
 pub fn memory_guide(search_enabled: bool) -> String {
     if search_enabled { GUIDE.to_owned() } else { GUIDE.replace(SEARCH_SENTENCE, "") }
 }
 
 /// Returns the skills section of the system message, with its headings: the memory guide and the skills. Empty without
 /// either.
-#[must_use]
 pub fn section(memory_guide: Option<&str>, skills: &[Skill]) -> String {
     let mut parts: Vec<String> = memory_guide.map(|guide| guide.trim_end().to_owned()).into_iter().collect();
     if !skills.is_empty() {

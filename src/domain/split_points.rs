@@ -96,7 +96,6 @@ fn safe_split_points(
 
 /// Returns the last safe split point in `1..=limit`: the messages before it can be summarised. Prefers the last point
 /// before a user message. Returns `None` if no point in the range is safe.
-#[must_use]
 pub fn last_at_or_before(
     messages: &[MessageMetadata],
     limit: usize,
@@ -109,7 +108,6 @@ pub fn last_at_or_before(
 }
 
 /// Returns all positions in `1..=end` at which a batch may end. `end` is always the last of them.
-#[must_use]
 pub fn all_up_to(messages: &[MessageMetadata], end: usize, unanswered: UnansweredCalls) -> Vec<usize> {
     let points = safe_split_points(messages, unanswered, OrphanResults::Ignore).into_iter();
     points.map(|point| point.position).filter(|position| (1..end).contains(position)).chain([end]).collect()
@@ -119,7 +117,6 @@ pub fn all_up_to(messages: &[MessageMetadata], end: usize, unanswered: Unanswere
 ///
 /// Prefers a point before a user message, unless this would omit more than half of the messages that could be sent: an
 /// agent may work for long without a user message. Unanswered calls stay with the messages that follow them if possible.
-#[must_use]
 pub fn first_at_or_after(messages: &[MessageMetadata], from: usize) -> usize {
     let len = messages.len();
     [UnansweredCalls::Block, UnansweredCalls::Ignore]
@@ -136,7 +133,6 @@ pub fn first_at_or_after(messages: &[MessageMetadata], from: usize) -> usize {
 
 /// Returns all positions, in ascending order, that do not separate a tool call from its result. Calls without a result
 /// block no position, because omitting messages on either side leaves no result behind.
-#[must_use]
 pub fn all(messages: &[MessageMetadata]) -> Vec<usize> {
     let points = safe_split_points(messages, UnansweredCalls::Ignore, OrphanResults::Ignore);
     points.into_iter().map(|point| point.position).collect()
@@ -146,90 +142,47 @@ pub fn all(messages: &[MessageMetadata]) -> Vec<usize> {
 mod tests {
     use super::UnansweredCalls::{Block, BlockUntilUserMessage, Ignore};
     use super::*;
+    use crate::domain::message_metadata::conversation;
+    use test_case::test_case;
 
-    /// Parses a conversation: `u` and `a` are plain messages, `A(x,y)` makes tool calls, `t(x)` is a result.
-    fn conversation(script: &str) -> Vec<MessageMetadata> {
-        let ids = |word: &str| -> Vec<String> {
-            let inner = word.split_once('(').map_or("", |(_, rest)| rest.trim_end_matches(')'));
-            inner.split(',').filter(|id| !id.is_empty()).map(str::to_owned).collect()
-        };
-        let message = |role, calls, result_of| MessageMetadata { role, tokens: 0, calls, result_of };
-        script
-            .split_whitespace()
-            .map(|word| match &word[..1] {
-                "u" => message(Role::User, Vec::new(), None),
-                "a" | "A" => message(Role::Assistant, ids(word), None),
-                _ => message(Role::Tool, Vec::new(), ids(word).pop()),
-            })
-            .collect()
+    #[test_case("u a u a u a", 5, Block => Some(4); "prefers a user message")]
+    #[test_case("u a u a u a", 4, Block => Some(4); "at a user message")]
+    #[test_case("u a u a u a", 3, Block => Some(2); "before the limit")]
+    #[test_case("u a u a u a", 1, Block => Some(1); "any message if there is no user message")]
+    #[test_case("u a u a u a", 0, Block => None; "none in the range")]
+    #[test_case("u Axy tx ty a a", 3, Block => Some(1); "not between a call and its results")]
+    #[test_case("u Axy tx ty a a", 4, Block => Some(4); "after the results")]
+    #[test_case("u Ax u a tx a u", 3, Block => Some(1); "not before a late result")]
+    #[test_case("u Ax u a tx a u", 6, Block => Some(6); "after a late result")]
+    #[test_case("u a Axy tx u a u a", 6, Block => Some(2); "unanswered call")]
+    #[test_case("u a Axy tx u a u a", 6, BlockUntilUserMessage => Some(6); "unanswered call before a user message")]
+    #[test_case("u a Axy tx u a u a", 3, BlockUntilUserMessage => Some(2); "unanswered call up to the user message")]
+    #[test_case("u a Axy tx u a u a", 3, Ignore => Some(2); "answered call of an ignored one")]
+    #[test_case("u a Ax", 3, BlockUntilUserMessage => Some(2); "pending call")]
+    #[test_case("u A1 u A1 t1 u", 5, BlockUntilUserMessage => Some(5); "reused id belongs to the latest call")]
+    #[test_case("u A1 u A1 t1 u", 4, BlockUntilUserMessage => Some(2); "reused id is open")]
+    fn last_split_point_separates_no_call_from_its_result(
+        script: &str,
+        limit: usize,
+        unanswered: UnansweredCalls,
+    ) -> Option<usize> {
+        last_at_or_before(&conversation(script), limit, unanswered)
     }
 
-    #[test]
-    fn last_split_point_prefers_user_message() {
-        let messages = conversation("u a u a u a");
-        assert_eq!(last_at_or_before(&messages, 5, Block), Some(4));
-        assert_eq!(last_at_or_before(&messages, 4, Block), Some(4));
-        assert_eq!(last_at_or_before(&messages, 3, Block), Some(2));
-        assert_eq!(last_at_or_before(&messages, 1, Block), Some(1), "without a user message: any message");
-        assert_eq!(last_at_or_before(&messages, 0, Block), None);
-    }
-
-    #[test]
-    fn split_points_keep_calls_and_results_together() {
-        let messages = conversation("u A(x,y) t(x) t(y) a a");
-        assert_eq!(last_at_or_before(&messages, 3, Block), Some(1));
-        assert_eq!(last_at_or_before(&messages, 4, Block), Some(4));
-        // The result follows a later user message, so the point before that message is not safe.
-        let late_result = conversation("u A(x) u a t(x) a u");
-        assert_eq!(last_at_or_before(&late_result, 3, Block), Some(1));
-        assert_eq!(last_at_or_before(&late_result, 6, Block), Some(6));
-        assert_eq!(first_at_or_after(&late_result, 2), 6);
-    }
-
-    #[test]
-    fn unanswered_call_blocks_as_configured() {
-        let messages = conversation("u a A(x,y) t(x) u a u a");
-        assert_eq!(last_at_or_before(&messages, 6, Block), Some(2));
-        assert_eq!(last_at_or_before(&messages, 6, BlockUntilUserMessage), Some(6));
-        assert_eq!(last_at_or_before(&messages, 3, BlockUntilUserMessage), Some(2));
-        assert_eq!(last_at_or_before(&messages, 3, Ignore), Some(2), "t(x) stays with its call");
-        let pending = conversation("u a A(x)");
-        assert_eq!(last_at_or_before(&pending, 3, BlockUntilUserMessage), Some(2));
-    }
-
-    #[test]
-    fn reused_call_id_belongs_to_latest_call() {
-        let messages = conversation("u A(1) u A(1) t(1) u");
-        assert_eq!(last_at_or_before(&messages, 5, BlockUntilUserMessage), Some(5));
-        assert_eq!(last_at_or_before(&messages, 4, BlockUntilUserMessage), Some(2));
-    }
-
-    #[test]
-    fn result_without_call_is_omitted_with_preceding_messages() {
-        assert_eq!(first_at_or_after(&conversation("a t(x) a u a"), 0), 3);
-        assert_eq!(first_at_or_after(&conversation("a t(x) a"), 0), 2);
-        assert_eq!(
-            first_at_or_after(&conversation("a t(x)"), 0),
-            2,
-            "an empty list is better than an orphan"
-        );
-        assert_eq!(
-            first_at_or_after(&conversation("A(x) a a"), 1),
-            1,
-            "an unanswered call is no reason to omit"
-        );
-    }
-
-    #[test]
-    fn late_user_message_does_not_empty_the_context() {
-        assert_eq!(first_at_or_after(&conversation("a a a u a a"), 0), 3);
-        assert_eq!(first_at_or_after(&conversation("a A(x) t(x) a a u"), 0), 0);
-        assert_eq!(first_at_or_after(&conversation("t(x) A(y) t(y) a a u"), 0), 1);
+    #[test_case("u Ax u a tx a u", 2 => 6; "after a late result")]
+    #[test_case("a tx a u a", 0 => 3; "result without call is omitted with the messages before it")]
+    #[test_case("a tx a", 0 => 2; "without a user message")]
+    #[test_case("a tx", 0 => 2; "an empty list is better than an orphan")]
+    #[test_case("Ax a a", 1 => 1; "an unanswered call is no reason to omit")]
+    #[test_case("a a a u a a", 0 => 3; "user message in the middle")]
+    #[test_case("a Ax tx a a u", 0 => 0; "late user message does not empty the context")]
+    #[test_case("tx Ay ty a a u", 0 => 1; "late user message after an orphan")]
+    fn first_split_point_keeps_most_messages(script: &str, from: usize) -> usize {
+        first_at_or_after(&conversation(script), from)
     }
 
     #[test]
     fn batches_end_at_safe_split_points() {
-        let messages = conversation("u A(x) t(x) a u a");
-        assert_eq!(all_up_to(&messages, 4, Block), [1, 3, 4]);
+        assert_eq!(all_up_to(&conversation("u Ax tx a u a"), 4, Block), [1, 3, 4]);
     }
 }

@@ -3,13 +3,11 @@
 use unicode_segmentation::UnicodeSegmentation as _;
 
 /// Counts words by Unicode word boundaries (UAX #29): `can't` is one word, and so is each Han character.
-#[must_use]
 pub fn words(text: &str) -> usize {
     text.unicode_words().count()
 }
 
 /// Appends `new` to a summary, after a blank line.
-#[must_use]
 pub fn append(existing: &str, new: &str) -> String {
     match (existing.is_empty(), new.is_empty()) {
         (true, _) => new.to_owned(),

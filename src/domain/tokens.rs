@@ -1,15 +1,12 @@
 //! Counts the tokens of texts and messages. Stored texts are counted once, when they are written. A context counts only
-//! the text that it adds or changes ([`IncrementalCount`]). `docs/tokens.md` describes the counts for users.
+//! the text that it adds or changes ([`JoinedCount`]). `docs/tokens.md` describes the counts for users.
 
 use super::message::Message;
 use std::fmt;
 use std::str::FromStr;
 use tiktoken_rs::o200k_base_singleton;
 
-mod incremental_count;
 mod pretoken_boundary;
-
-pub use incremental_count::IncrementalCount;
 
 /// The encoding of all stored counts.
 pub const ENCODING: &str = "o200k_base";
@@ -46,14 +43,12 @@ impl Default for Tokenizer {
 
 impl Tokenizer {
     /// Multiplies a count of [`ENCODING`] with the factor and rounds up.
-    #[must_use]
     pub fn scale(self, tokens: i64) -> i64 {
         let scaled = i128::from(tokens.max(0)) * i128::from(self.thousandths);
         i64::try_from((scaled + 999) / 1000).unwrap_or(i64::MAX)
     }
 
     /// Returns the largest count of [`ENCODING`] whose scaled value is at most `most`.
-    #[must_use]
     pub fn unscale(self, most: i64) -> i64 {
         let unscaled = i128::from(most.max(0)) * 1000 / i128::from(self.thousandths);
         i64::try_from(unscaled).unwrap_or(i64::MAX)
@@ -97,7 +92,6 @@ pub fn warm_up() {
 }
 
 /// Counts the tokens of a text. Special tokens such as `<|endoftext|>` count as plain text.
-#[must_use]
 pub fn count(text: &str) -> usize {
     let encoding = o200k_base_singleton();
     let (mut rest, mut total) = (text, 0);
@@ -114,14 +108,45 @@ pub fn count(text: &str) -> usize {
 }
 
 /// Counts the tokens of a text and returns the type that the store uses.
-#[must_use]
 pub fn count_text(text: &str) -> i64 {
     i64::try_from(count(text)).unwrap_or(i64::MAX)
 }
 
+/// Counts a text that is joined from parts, of which some were counted before: only the ends of those are counted again.
+#[derive(Debug, Default)]
+pub struct JoinedCount {
+    total: i64,
+    /// The end of the text, whose tokens depend on the part that follows.
+    pending: String,
+}
+
+impl JoinedCount {
+    pub fn push(&mut self, text: &str) {
+        self.pending.push_str(text);
+    }
+
+    /// Appends a text that has `tokens` tokens on its own.
+    pub fn push_counted(&mut self, text: &str, tokens: i64) {
+        let boundaries = pretoken_boundary::first(text).zip(pretoken_boundary::last(text));
+        let Some((first, last)) = boundaries else {
+            self.total += tokens - count_text(text);
+            self.pending.push_str(text);
+            return;
+        };
+        let ((head, _), (_, tail)) = (text.split_at(first), text.split_at(last));
+        self.pending.push_str(head);
+        self.total += count_text(&self.pending) - count_text(head) + tokens - count_text(tail);
+        tail.clone_into(&mut self.pending);
+    }
+
+    /// Returns the tokens of the whole text.
+    pub fn total(&self) -> i64 {
+        self.total + count_text(&self.pending)
+    }
+}
+
 /// Counts the tokens of a message: [`PER_MESSAGE`], text and name, [`PER_MESSAGE`] and id, name and arguments of each tool
 /// call, and [`PER_ATTACHMENT`] for each content part that is not text.
-#[must_use]
 pub fn count_message(message: &Message) -> i64 {
     let calls: i64 = message
         .tool_calls()
@@ -140,6 +165,11 @@ pub fn count_message(message: &Message) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    const ODD_TEXT: &str = "([a-z]{1,8}|[A-Z0-9]{1,5}|[ \n]{1,2}|\t|\r\n|[.!?,;:/#*'\"{}-]{1,4}|'s|é|私は|茶、|カ。|，|\u{3000}|한글|🍵|\u{301}\
+        |\u{a0}|\u{2028}|Ⓐ|<.endoftext.>){0,30}";
 
     #[test]
     fn count_matches_known_token_counts() {
@@ -180,6 +210,23 @@ mod tests {
         let text = "It's 12345 words, isn't it?! ".repeat(10_000);
         assert!(text.len() > 4 * MAX_PIECE_BYTES);
         assert_eq!(count(&text), o200k_base_singleton().count_ordinary(&text));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn joined_count_equals_count_of_the_joined_text(
+            parts in vec((proptest::string::string_regex(ODD_TEXT).expect("a pattern"), "[a-z \n]{0,3}"), 0..6)
+        ) {
+            let (mut count, mut joined) = (JoinedCount::default(), String::new());
+            for (part, between) in &parts {
+                count.push_counted(part, count_text(part));
+                count.push(between);
+                joined = joined + part + between;
+            }
+            prop_assert_eq!(count.total(), count_text(&joined), "{:?}", joined);
+        }
     }
 
     #[test]

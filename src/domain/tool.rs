@@ -7,6 +7,7 @@
 use super::json::as_integer;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
+use utoipa::ToSchema;
 
 pub mod provider_call;
 
@@ -18,7 +19,8 @@ pub const LONG_MEMORY_WORDS: i64 = 330;
 const MAX_DAYS: i64 = 36_500;
 
 /// A function that the agent's model can call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
+#[schema(rename_all = "snake_case")]
 pub enum Tool {
     MemoryRead,
     MemoryWrite,
@@ -30,7 +32,6 @@ impl Tool {
     pub const ALL: [Self; 3] = [Self::MemoryRead, Self::MemoryWrite, Self::SearchHistory];
 
     /// Returns the name by which a model calls the tool.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::MemoryRead => "memory_read",
@@ -40,19 +41,16 @@ impl Tool {
     }
 
     /// Returns the tool with this name.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
     /// Returns `true` if the tool changes stored data.
-    #[must_use]
     pub fn writes(self) -> bool {
         self == Self::MemoryWrite
     }
 
     /// Returns the description that teaches the model when and how to call the tool.
-    #[must_use]
     pub fn description(self) -> &'static str {
         match self {
             Self::MemoryRead => {
@@ -80,7 +78,6 @@ impl Tool {
     }
 
     /// Returns the JSON Schema of the arguments, an object.
-    #[must_use]
     pub fn parameters(self) -> Map<String, Value> {
         let (properties, required) = match self {
             Self::MemoryRead => (json!({}), json!([])),
@@ -142,9 +139,6 @@ pub struct ToolError(pub String);
 impl ToolCall {
     /// Parses arguments as a model writes them: the text of a JSON object. Models write an empty text or null for a call
     /// without arguments.
-    ///
-    /// # Errors
-    /// One text about all invalid arguments.
     pub fn parse(tool: Tool, arguments: &str) -> Result<Self, ToolError> {
         if arguments.trim_ascii().is_empty() {
             return Self::from_arguments(tool, Map::new());
@@ -158,9 +152,6 @@ impl ToolCall {
     }
 
     /// Validates arguments. Optional arguments may be null.
-    ///
-    /// # Errors
-    /// One text about all invalid arguments.
     pub fn from_arguments(tool: Tool, arguments: Map<String, Value>) -> Result<Self, ToolError> {
         let mut arguments = Arguments { remaining: arguments, errors: Vec::new() };
         let call = match tool {
@@ -199,7 +190,6 @@ impl ToolError {
     }
 
     /// Returns the error for a call of an unknown tool.
-    #[must_use]
     pub fn unknown_tool(tools: impl Iterator<Item = Tool>) -> Self {
         let names: Vec<&str> = tools.map(Tool::name).collect();
         Self(format!("There is no tool of this name. The tools are {}.", names.join(", ")))

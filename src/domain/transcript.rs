@@ -50,7 +50,6 @@ impl From<TranscriptEntry> for TranscriptLine {
 
 impl TranscriptEntry {
     /// Shortens a message to an entry.
-    #[must_use]
     pub fn of(message: &Message) -> Self {
         let mut text = match message.role() {
             Role::Tool => shorten(message.content(), MAX_RESULT_CHARS),
@@ -78,7 +77,6 @@ impl TranscriptEntry {
     }
 
     /// Returns `true` if the entry contains nothing to summarise.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.text.trim().is_empty() && self.calls.is_empty()
     }
@@ -87,14 +85,12 @@ impl TranscriptEntry {
     ///
     /// The content of the message stays inside JSON strings: JSON escapes quotes and control characters, and we
     /// also escape `<`, `>` and the line breaks of Unicode, so that neither a closing tag nor a new line can appear.
-    #[must_use]
     pub fn encode(&self) -> String {
         encode(self)
     }
 
     /// Splits the entry into parts with at most `bytes` bytes of text each, for an entry that is too large for a model.
     /// The parts contain the complete text; tool calls stay in the first part.
-    #[must_use]
     pub fn split(self, bytes: usize) -> Vec<Self> {
         let bytes = bytes.max(4); // The longest character in UTF-8, so that each part makes progress.
         let part = |text: &str| Self {
@@ -119,7 +115,6 @@ impl TranscriptEntry {
 }
 
 /// Encodes a text as one JSON string with the same escapes as [`TranscriptEntry::encode`].
-#[must_use]
 pub fn encode_text(text: &str) -> String {
     encode(&text)
 }

@@ -1,168 +1,187 @@
-//! OpenAPI schemas of the chat format. Requests contain raw JSON, which is stored verbatim and validated by
-//! `domain::message`. The schemas repeat those rules as far as a schema can express them.
+//! OpenAPI schemas of bodies in a provider's format. The service stores such JSON verbatim; `domain::message` and
+//! `domain::tool` validate it. These types repeat the rules as far as a schema can express them.
+#![expect(dead_code, reason = "only the schemas are used")]
 
-use super::openapi::schemas::schema_from_json;
-use serde_json::json;
-use utoipa::openapi::{RefOr, Schema};
-use utoipa::{PartialSchema, ToSchema};
+use crate::domain::id::UserId;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa::openapi::{Object, Type};
 
-/// The content of a message.
-pub(super) struct ContentBody;
-/// A part of a content that is not just text.
-pub(super) struct ContentPart;
-/// A message of a history.
-pub(super) struct ChatMessage;
-/// A tool call as an assistant message makes it.
-pub(super) struct ToolCall;
-
-impl PartialSchema for ContentBody {
-    fn schema() -> RefOr<Schema> {
-        schema_from_json(json!({
-            "description": "The content of a message: text, or content parts of the OpenAI chat format",
-            "oneOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"$ref": "#/components/schemas/ContentPart"}}
-            ]
-        }))
-    }
+fn null() -> Object {
+    Object::with_type(Type::Null)
 }
 
-impl PartialSchema for ContentPart {
-    fn schema() -> RefOr<Schema> {
-        let maybe = json!({"type": ["string", "null"]});
-        schema_from_json(json!({
-            "description": "A content part; it has other fields by its type, and all are kept",
-            "oneOf": [
-                {
-                    "title": "Text",
-                    "type": "object",
-                    "required": ["type", "text"],
-                    "properties": {
-                        "type": {"type": "string", "enum": ["text"]},
-                        "text": {"type": "string"},
-                        "refusal": maybe
-                    },
-                    "additionalProperties": true
-                },
-                {
-                    "title": "Refusal",
-                    "type": "object",
-                    "required": ["type", "refusal"],
-                    "properties": {
-                        "type": {"type": "string", "enum": ["refusal"]},
-                        "refusal": {"type": "string"},
-                        "text": maybe
-                    },
-                    "additionalProperties": true
-                },
-                {
-                    "title": "Other",
-                    "type": "object",
-                    "required": ["type"],
-                    "properties": {
-                        "type": {
-                            "type": "string",
-                            "description": "`image_url`, `input_audio`, `file` or another type of the chat format",
-                            "minLength": 1,
-                            "pattern": "^(?!(text|refusal|tool_use|tool_result|image|document|thinking|redacted_thinking)$)",
-                            "example": "image_url"
-                        },
-                        "text": maybe,
-                        "refusal": maybe
-                    },
-                    "additionalProperties": true
-                }
-            ]
-        }))
-    }
+/// An exchange: either `user_message` and `assistant_reply`, or `messages`
+#[derive(Serialize, ToSchema)]
+#[schema(as = ExchangeRequest)]
+#[serde(untagged)]
+pub(super) enum Exchange {
+    #[schema(title = "Question and answer")]
+    QuestionAndAnswer {
+        /// Content of the user message: text, or content parts
+        user_message: ContentBody,
+        /// Content of the reply: text, or content parts
+        assistant_reply: ContentBody,
+        /// User of the session; cannot change
+        #[schema(value_type = Option<UserId>)]
+        user_id: (),
+        /// Replaces the session's metadata: a JSON object
+        #[schema(value_type = Option<Object>)]
+        metadata: (),
+    },
+    #[schema(title = "Messages")]
+    Messages {
+        /// The messages of the exchange in the OpenAI chat format
+        #[schema(min_items = 1)]
+        messages: Vec<ChatMessage>,
+        /// User of the session; cannot change
+        #[schema(value_type = Option<UserId>)]
+        user_id: (),
+        /// Replaces the session's metadata: a JSON object
+        #[schema(value_type = Option<Object>)]
+        metadata: (),
+    },
 }
 
-impl PartialSchema for ChatMessage {
-    fn schema() -> RefOr<Schema> {
-        let message = |title: &str, required: &[&str], fields: serde_json::Value| {
-            json!({
-                "title": title,
-                "type": "object",
-                "required": required,
-                "properties": fields,
-                "additionalProperties": true
-            })
-        };
-        let role = |role: &str| json!({"type": "string", "enum": [role]});
-        let name = json!({"type": ["string", "null"]});
-        let content = json!({"$ref": "#/components/schemas/ContentBody"});
-        let call = json!({"$ref": "#/components/schemas/ToolCall"});
-        let nothing = json!({"type": "null"});
-        let no_calls = json!({"oneOf": [{"type": "array", "items": false}, nothing]});
-        let calls = json!({"oneOf": [{"type": "array", "items": call}, nothing]});
-        schema_from_json(json!({
-            "description": "A message in the OpenAI chat format; every field is kept",
-            "oneOf": [
-                message("User", &["role", "content"], json!({
-                    "role": role("user"),
-                    "name": name,
-                    "content": content,
-                    "tool_calls": no_calls,
-                    "tool_call_id": nothing
-                })),
-                message("Assistant", &["role", "content"], json!({
-                    "role": role("assistant"),
-                    "name": name,
-                    "content": content,
-                    "tool_calls": calls,
-                    "tool_call_id": nothing
-                })),
-                message("Assistant that only calls tools", &["role", "tool_calls"], json!({
-                    "role": role("assistant"),
-                    "name": name,
-                    "content": nothing,
-                    "tool_calls": {"type": "array", "minItems": 1, "items": call},
-                    "tool_call_id": nothing
-                })),
-                message("Assistant that refuses", &["role", "refusal"], json!({
-                    "role": role("assistant"),
-                    "name": name,
-                    "content": nothing,
-                    "refusal": {"type": "string"},
-                    "tool_calls": no_calls,
-                    "tool_call_id": nothing
-                })),
-                message("Tool", &["role", "content", "tool_call_id"], json!({
-                    "role": role("tool"),
-                    "name": name,
-                    "content": content,
-                    "tool_calls": no_calls,
-                    "tool_call_id": {"type": "string", "description": "The call that it answers", "minLength": 1}
-                }))
-            ]
-        }))
-    }
+/// A message in the OpenAI chat format; every field is kept
+#[derive(Serialize, ToSchema)]
+#[serde(tag = "role")]
+pub(super) enum ChatMessage {
+    #[schema(title = "User")]
+    #[serde(rename = "user")]
+    User { name: Option<String>, content: ContentBody },
+    #[schema(title = "Assistant")]
+    #[serde(rename = "assistant")]
+    Assistant { name: Option<String>, content: ContentBody, tool_calls: Option<Vec<ToolCall>> },
+    #[schema(title = "Assistant that only calls tools")]
+    #[serde(rename = "assistant")]
+    ToolCalls {
+        name: Option<String>,
+        #[schema(schema_with = null, required = false)]
+        content: (),
+        #[schema(min_items = 1)]
+        tool_calls: Vec<ToolCall>,
+    },
+    #[schema(title = "Assistant that refuses")]
+    #[serde(rename = "assistant")]
+    Refusal {
+        name: Option<String>,
+        #[schema(schema_with = null, required = false)]
+        content: (),
+        refusal: String,
+        #[schema(max_items = 0)]
+        tool_calls: Option<Vec<ToolCall>>,
+    },
+    #[schema(title = "Tool")]
+    #[serde(rename = "tool")]
+    Tool {
+        name: Option<String>,
+        content: ContentBody,
+        /// The call that it answers
+        #[schema(min_length = 1)]
+        tool_call_id: String,
+    },
 }
 
-impl PartialSchema for ToolCall {
-    fn schema() -> RefOr<Schema> {
-        schema_from_json(json!({
-            "type": "object",
-            "required": ["id", "function"],
-            "properties": {
-                "id": {"type": "string", "description": "Once in a message; the result names it", "minLength": 1},
-                "type": {"type": ["string", "null"], "enum": ["function", null]},
-                "function": {
-                    "type": "object",
-                    "required": ["name", "arguments"],
-                    "properties": {
-                        "name": {"type": "string", "minLength": 1},
-                        "arguments": {"type": "string", "description": "JSON text, as the model wrote it"}
-                    },
-                    "additionalProperties": true
-                }
-            },
-            "additionalProperties": true
-        }))
-    }
+/// The content of a message: text, or content parts of the OpenAI chat format
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ContentBody {
+    Text(String),
+    Parts(Vec<ContentPart>),
 }
 
-impl ToSchema for ContentBody {}
-impl ToSchema for ContentPart {}
-impl ToSchema for ChatMessage {}
-impl ToSchema for ToolCall {}
+/// A content part; it has other fields by its type, and all are kept
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ContentPart {
+    Text(TextPart),
+    #[schema(title = "Other")]
+    Other {
+        /// `image_url`, `input_audio`, `file` or another type of the chat format
+        #[schema(
+            min_length = 1,
+            pattern = "^(?!(text|refusal|tool_use|tool_result|image|document|thinking|redacted_thinking)$)",
+            example = "image_url"
+        )]
+        r#type: String,
+        text: Option<String>,
+        refusal: Option<String>,
+    },
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum TextPart {
+    Text { text: String, refusal: Option<String> },
+    Refusal { refusal: String, text: Option<String> },
+}
+
+/// A tool call as an assistant message makes it
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolCall {
+    /// Once in a message; the result names it
+    #[schema(min_length = 1)]
+    id: String,
+    #[schema(inline)]
+    r#type: Option<CallType>,
+    function: Function,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum CallType {
+    Function,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Function {
+    #[schema(min_length = 1)]
+    name: String,
+    /// JSON text, as the model wrote it
+    arguments: String,
+}
+
+/// A tool call as the model made it, or the arguments of the tool alone. Other fields of a call are ignored.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ToolRequest {
+    #[schema(title = "A call of the OpenAI chat format")]
+    OpenAi {
+        #[schema(min_length = 1)]
+        id: String,
+        #[schema(inline)]
+        r#type: Option<CallType>,
+        function: CalledFunction,
+    },
+    Anthropic(AnthropicBlock),
+    #[schema(title = "The arguments alone")]
+    Arguments {
+        #[schema(schema_with = null, required = false)]
+        r#type: (),
+        #[schema(schema_with = null, required = false)]
+        function: (),
+    },
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct CalledFunction {
+    #[schema(min_length = 1)]
+    name: String,
+    /// JSON text, as the model wrote it
+    arguments: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum AnthropicBlock {
+    #[schema(title = "A block of the Anthropic messages format")]
+    ToolUse {
+        #[schema(min_length = 1)]
+        id: String,
+        #[schema(min_length = 1)]
+        name: String,
+        #[schema(value_type = Option<Object>)]
+        input: (),
+    },
+}

@@ -1,22 +1,28 @@
 //! Extractors: requests as values, with problem documents instead of axum's plain-text rejections.
 
 use super::error::Problem;
+use super::headers::is_json;
 use super::json;
 use super::path::percent_decode;
 use crate::blocking;
 use crate::config::Limits;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::field_error_from_serde;
+use crate::domain::tool::Tool;
 use crate::domain::validation::FieldError;
 use crate::service::keys::authenticator::Principal;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
+use axum::http::Uri;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Uri, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::de::value::{Error as ValueError, MapDeserializer};
 use std::sync::Arc;
+use utoipa::openapi::schema::{KnownFormat, SchemaFormat};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 /// The tenant of the API key; without keys, the default tenant.
 pub(super) struct TenantFromKey(pub(super) TenantId);
@@ -31,88 +37,89 @@ impl<S: Send + Sync> FromRequestParts<S> for TenantFromKey {
     }
 }
 
-/// The session in the path.
-pub(super) struct SessionPath(pub(super) SessionId);
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct SessionPath {
+    /// The session, by the id that the client chose for it, percent-encoded
+    pub(super) session_id: SessionId,
+}
 
-impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct RevisionPath {
+    /// The session, by the id that the client chose for it, percent-encoded
+    pub(super) session_id: SessionId,
+    /// 1, 2, 3 …; 0 is the session before its first revision
+    #[param(inline)]
+    pub(super) revision: Bounded<0, { i64::MAX }>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct ToolPath {
+    /// The session, by the id that the client chose for it, percent-encoded
+    pub(super) session_id: SessionId,
+    /// The tool; the same as in the call
+    #[param(inline, value_type = Tool)]
+    pub(super) name: String,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct UserPath {
+    /// The user, percent-encoded
+    pub(super) user_id: UserId,
+}
+
+/// Returns the user id of a body, or adds an error.
+pub(super) fn user_id(id: Option<String>, errors: &mut Vec<FieldError>) -> Option<UserId> {
+    let id = id.map(UserId::new).transpose();
+    id.map_err(|error| errors.push(FieldError::new("user_id", error.to_string()))).unwrap_or_default()
+}
+
+/// The parameters in the path.
+pub(super) struct PathParams<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for PathParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(Deserialize)]
-        struct Params {
-            session_id: String,
-        }
-        let Params { session_id } = path_params(parts, state).await?;
-        let id = SessionId::new(session_id);
-        id.map(Self).map_err(|error| Problem::invalid_field("session_id", error.to_string()))
+        let params = RawPathParams::from_request_parts(parts, state).await.ok();
+        let is_encoded = percent_decode(parts.uri.path()).is_some();
+        let params = params.filter(|_| is_encoded).ok_or_else(|| {
+            Problem::bad_request(
+                "The path must be percent-encoded UTF-8: %2F for a slash, %25 for a percent sign.",
+            )
+        })?;
+        let params = MapDeserializer::<_, ValueError>::new(params.iter());
+        serde_path_to_error::deserialize(params).map(Self).map_err(|error| {
+            field_error_from_serde(&error.path().to_string(), &error.inner().to_string()).into()
+        })
     }
 }
 
-/// The user in the path.
-pub(super) struct UserPath(pub(super) UserId);
+/// The number of a path or query, from `MIN` to `MAX`.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct Bounded<const MIN: i64, const MAX: i64>(pub(super) i64);
 
-impl<S: Send + Sync> FromRequestParts<S> for UserPath {
-    type Rejection = Problem;
+impl<const MIN: i64, const MAX: i64> TryFrom<String> for Bounded<MIN, MAX> {
+    type Error = String;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(Deserialize)]
-        struct Params {
-            user_id: String,
-        }
-        let params: Params = path_params(parts, state).await?;
-        Ok(Self(user_id(params.user_id, "user_id")?))
+    fn try_from(text: String) -> Result<Self, String> {
+        let number = text.parse().ok().filter(|number| (MIN..=MAX).contains(number));
+        number.map(Self).ok_or_else(|| format!("must be a number from {MIN} to {MAX}"))
     }
 }
 
-/// The name of a tool in the path. The tool may not exist.
-pub(super) struct ToolPath(pub(super) String);
-
-impl<S: Send + Sync> FromRequestParts<S> for ToolPath {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(Deserialize)]
-        struct Params {
-            name: String,
-        }
-        let params: Params = path_params(parts, state).await?;
-        Ok(Self(params.name))
+impl<const MIN: i64, const MAX: i64> PartialSchema for Bounded<MIN, MAX> {
+    fn schema() -> RefOr<Schema> {
+        let number = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(MIN)).maximum(Some(MAX));
+        number.format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64))).into()
     }
 }
 
-/// The number of a revision in the path; 0 is the state before the first revision.
-pub(super) struct RevisionPath(pub(super) i64);
-
-impl<S: Send + Sync> FromRequestParts<S> for RevisionPath {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        #[derive(Deserialize)]
-        struct Params {
-            revision: String,
-        }
-        let params: Params = path_params(parts, state).await?;
-        let number = params.revision.parse().ok().filter(|revision| *revision >= 0);
-        number.map(Self).ok_or_else(|| Problem::invalid_field("revision", "must be a number: 0, 1, 2 …"))
-    }
-}
-
-async fn path_params<T: DeserializeOwned + Send, S: Send + Sync>(
-    parts: &mut Parts,
-    state: &S,
-) -> Result<T, Problem> {
-    let detail = "The path must be percent-encoded UTF-8: %2F for a slash, %25 for a percent sign.";
-    if percent_decode(parts.uri.path()).is_none() {
-        return Err(Problem::bad_request(detail));
-    }
-    let params = Path::<T>::from_request_parts(parts, state).await;
-    params.map(|Path(params)| params).map_err(|_| Problem::bad_request(detail))
-}
-
-/// Reads a user id from the request value at `field`.
-pub(super) fn user_id(text: String, field: &str) -> Result<UserId, FieldError> {
-    UserId::new(text).map_err(|error| FieldError::new(field, error.to_string()))
-}
+impl<const MIN: i64, const MAX: i64> ToSchema for Bounded<MIN, MAX> {}
 
 /// The query parameters. Unknown parameters are errors.
 pub(super) struct QueryParams<T>(pub(super) T);
@@ -127,18 +134,34 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryPa
                 "The query must be percent-encoded UTF-8: %26 for &, %2B for +, %25 for a percent sign.";
             return Err(Problem::bad_request(detail));
         }
-        // Each parameter is checked alone first, because serde reports only the first error.
+        // Each parameter is checked alone first, because serde reports only the first error. The empty query shows if a
+        // parameter is required.
         let check = |pair: &str| match format!("/?{pair}").parse::<Uri>() {
             Ok(uri) => Query::<T>::try_from_uri(&uri).err().map(|error| query_error(&error)),
             Err(_) => None,
         };
-        let errors: Vec<FieldError> = query.split('&').filter_map(check).collect();
+        let missing = check("").filter(|error| !query.split(['&', '=']).any(|name| name == error.field));
+        let is_invalid = |error: &FieldError| error.detail != "missing";
+        let invalid = query.split('&').filter_map(check).filter(is_invalid);
+        let errors: Vec<FieldError> = missing.into_iter().chain(invalid).collect();
         if !errors.is_empty() {
             return Err(Problem::invalid(errors));
         }
         let params = Query::<T>::from_request_parts(parts, state).await;
         params.map(|Query(params)| Self(params)).map_err(|error| Problem::invalid(vec![query_error(&error)]))
     }
+}
+
+/// Translates a rejection, whose source reads `limit: invalid digit found in string`.
+fn query_error(rejection: &QueryRejection) -> FieldError {
+    let text = std::error::Error::source(rejection).map_or_else(String::new, ToString::to_string);
+    let (field, text) = text.split_once(": ").unwrap_or(("", &text));
+    let number_errors = ["invalid digit", "cannot parse integer", "number too"];
+    if number_errors.iter().any(|prefix| text.starts_with(prefix)) {
+        return FieldError::new(field, "must be a whole number");
+    }
+    let error = field_error_from_serde(field, text);
+    if error.field.is_empty() { error.in_value("query") } else { error }
 }
 
 /// An empty query of a request that reads.
@@ -150,6 +173,13 @@ impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         reject_query(&parts.uri, "unknown: this request takes no parameters").map(|()| Self)
     }
+}
+
+fn reject_query(uri: &Uri, detail: &str) -> Result<(), Problem> {
+    let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    let names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
+    let errors: Vec<_> = names.map(|name| FieldError::new(format!("?{name}"), detail)).collect();
+    if errors.is_empty() { Ok(()) } else { Err(Problem::invalid(errors)) }
 }
 
 /// An empty query and an empty body of a request that changes something. Ignored parameters would be dangerous: a
@@ -168,17 +198,7 @@ impl<S: Send + Sync> FromRequest<S> for EmptyBody {
     }
 }
 
-/// Translates a rejection, whose source reads `limit: invalid digit found in string`.
-fn query_error(rejection: &QueryRejection) -> FieldError {
-    let text = std::error::Error::source(rejection).map_or_else(String::new, ToString::to_string);
-    let (field, text) = text.split_once(": ").unwrap_or(("", &text));
-    let number_errors = ["invalid digit", "cannot parse integer", "number too"];
-    if number_errors.iter().any(|prefix| text.starts_with(prefix)) {
-        return FieldError::new(field, "must be a whole number");
-    }
-    let error = field_error_from_serde(field, text);
-    if error.field.is_empty() { error.in_value("query") } else { error }
-}
+const IN_BODY: &str = "unknown: this request takes its fields in the body";
 
 /// A JSON object as the body. All unknown and invalid fields are reported with their paths.
 pub(super) struct JsonBody<T>(pub(super) T);
@@ -187,9 +207,10 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Js
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        let body = RawBody::without_query(request).await?;
-        body.require_json()?;
-        body.parse().await.map(Self)
+        reject_query(request.uri(), IN_BODY)?;
+        let max_depth = max_json_depth(&request)?;
+        let body = json_bytes(request, false).await?;
+        blocking::spawn_cpu_if_large(body.len(), move || json::parse(&body, max_depth)).await.map(Self)
     }
 }
 
@@ -200,12 +221,13 @@ impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        let body = RawBody::without_query(request).await?;
-        if body.bytes.is_empty() {
+        reject_query(request.uri(), IN_BODY)?;
+        let max_depth = max_json_depth(&request)?;
+        let body = json_bytes(request, true).await?;
+        if body.is_empty() {
             return Ok(Self(T::default()));
         }
-        body.require_json()?;
-        body.parse().await.map(Self)
+        blocking::spawn_cpu_if_large(body.len(), move || json::parse(&body, max_depth)).await.map(Self)
     }
 }
 
@@ -216,66 +238,35 @@ impl<S: Send + Sync> FromRequest<S> for JsonTextBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
-        let RawBody { bytes, is_json, max_depth } = RawBody::of(request).await?;
-        let len = bytes.len();
-        match (bytes.is_empty(), is_json) {
-            (true, _) => Ok(Self("{}".to_owned())),
-            (false, false) => Err(Problem::unsupported_media_type()),
-            (false, true) => {
-                let check = move || json::check_body(&bytes, max_depth).map(|text| Self(text.to_owned()));
-                blocking::spawn_cpu_if_large(len, check).await
-            }
+        let max_depth = max_json_depth(&request)?;
+        let body = json_bytes(request, true).await?;
+        if body.is_empty() {
+            return Ok(Self("{}".to_owned()));
         }
+        let bytes = body.len();
+        let check = move || json::check_body(&body, max_depth).map(|text| Self(text.to_owned()));
+        blocking::spawn_cpu_if_large(bytes, check).await
     }
 }
 
-/// The buffered body of a request.
-struct RawBody {
-    bytes: Bytes,
-    is_json: bool,
-    max_depth: usize,
+/// Returns the largest depth of JSON. The router adds the limits to each request.
+fn max_json_depth(request: &Request) -> Result<usize, Problem> {
+    let limits = request.extensions().get::<Arc<Limits>>().ok_or_else(Problem::internal)?;
+    Ok(limits.max_json_depth)
 }
 
-impl RawBody {
-    async fn of(request: Request) -> Result<Self, Problem> {
-        // The router adds the limits to each request.
-        let limits = request.extensions().get::<Arc<Limits>>().ok_or_else(Problem::internal)?;
-        let (max_depth, is_json) = (limits.max_json_depth, is_json(request.headers()));
-        Ok(Self { bytes: body_bytes(request).await?, is_json, max_depth })
+/// Returns a body of JSON. An empty body needs no media type if it `may_be_empty`.
+async fn json_bytes(request: Request, may_be_empty: bool) -> Result<Bytes, Problem> {
+    let is_json = is_json(request.headers());
+    let body = body_bytes(request).await?;
+    if is_json || (may_be_empty && body.is_empty()) {
+        Ok(body)
+    } else {
+        Err(Problem::unsupported_media_type())
     }
-
-    /// Reads the body of a request whose parameters all belong in the body.
-    async fn without_query(request: Request) -> Result<Self, Problem> {
-        reject_query(request.uri(), "unknown: this request takes its fields in the body")?;
-        Self::of(request).await
-    }
-
-    fn require_json(&self) -> Result<(), Problem> {
-        if self.is_json { Ok(()) } else { Err(Problem::unsupported_media_type()) }
-    }
-
-    async fn parse<T: DeserializeOwned + Send + 'static>(self) -> Result<T, Problem> {
-        blocking::spawn_cpu_if_large(self.bytes.len(), move || json::parse(&self.bytes, self.max_depth)).await
-    }
-}
-
-fn reject_query(uri: &Uri, detail: &str) -> Result<(), Problem> {
-    let query = uri.query().unwrap_or_default();
-    let name = |pair: &str| pair.split('=').next().unwrap_or_default().to_owned();
-    let pairs = query.split('&').filter(|pair| !pair.is_empty());
-    let errors: Vec<FieldError> =
-        pairs.map(|pair| FieldError::new(format!("?{}", name(pair)), detail)).collect();
-    if errors.is_empty() { Ok(()) } else { Err(Problem::invalid(errors)) }
 }
 
 /// Returns the body, which the layer `body_limits` has buffered.
-async fn body_bytes(request: Request) -> Result<Bytes, Problem> {
+pub(super) async fn body_bytes(request: Request) -> Result<Bytes, Problem> {
     to_bytes(request.into_body(), usize::MAX).await.map_err(|_| Problem::incomplete_body())
-}
-
-pub(super) fn is_json(headers: &HeaderMap) -> bool {
-    let media_type =
-        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let essence = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
 }

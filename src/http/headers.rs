@@ -1,6 +1,6 @@
-//! Names of the HTTP headers that more than one file uses.
+//! Names of the HTTP headers that more than one file uses, and the media type of a request.
 
-use axum::http::HeaderName;
+use axum::http::{HeaderMap, HeaderName, header};
 
 /// The id of a request. Clients may choose it; every response has it.
 pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -20,3 +20,15 @@ pub(super) const MCP_HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("mcp-method"),
     HeaderName::from_static("mcp-name"),
 ];
+
+/// Returns the media type of the body in lower case and without parameters.
+pub(super) fn media_type(headers: &HeaderMap) -> String {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
+    let media_type = media_type(headers);
+    media_type == "application/json"
+        || (media_type.starts_with("application/") && media_type.ends_with("+json"))
+}

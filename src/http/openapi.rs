@@ -2,36 +2,27 @@
 
 use super::error;
 use super::openapi::operations::operations;
-use super::{chat, routes};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use utoipa::OpenApi;
+use utoipa::openapi::path::{Operation, Parameter};
+use utoipa::openapi::schema::{AdditionalProperties, SchemaType};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{RefOr, Schema, Type};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-mod bodies;
 mod links;
 pub(super) mod operations;
-pub(super) mod parameters;
 pub(super) mod responses;
-pub(super) mod schemas;
 
 /// A memory for LLM agents that fits their context window.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "precis", license(name = "Apache-2.0", identifier = "Apache-2.0")),
-    components(schemas(
-        chat::ChatMessage,
-        chat::ContentBody,
-        chat::ContentPart,
-        chat::ToolCall,
-        error::Problem,
-        parameters::Id,
-        routes::tools::ToolRequest,
-    )),
+    components(schemas(error::Problem)),
     tags(
         (name = "memory", description = "Exchanges, contexts, sessions and search"),
         (name = "summary", description = "Consolidation and the revisions of the summary"),
@@ -43,7 +34,6 @@ pub(super) mod schemas;
 struct Document;
 
 /// Returns the document.
-#[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     for routes in [super::buffered_routes(), super::streaming_routes(), super::operational_routes()] {
@@ -56,20 +46,54 @@ pub fn document() -> utoipa::openapi::OpenApi {
     let components = document.components.get_or_insert_default();
     components.add_security_scheme(responses::SECURITY_SCHEME, SecurityScheme::Http(key.build()));
     components.responses.extend(responses::all());
+    for name in ["ContextRequest", "ExchangeRequest", "MemoryRequest", "SessionPatch", "SkillBody"] {
+        components.schemas.entry(name.to_owned()).and_modify(deny_unknown_fields);
+    }
     for item in document.paths.paths.values_mut() {
         for (_, operation) in operations(item) {
-            bodies::deny_unknown_fields(operation, components);
+            remove_null(operation);
             links::add(operation);
-            parameters::remove_null(operation);
         }
     }
     document
 }
 
+/// Describes that the extractors reject unknown fields. utoipa would derive this from `deny_unknown_fields`, but with that
+/// attribute serde reports only the first unknown field.
+fn deny_unknown_fields(schema: &mut RefOr<Schema>) {
+    match schema {
+        RefOr::T(Schema::Object(object)) => {
+            object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+        }
+        RefOr::T(Schema::OneOf(one_of)) => one_of.items.iter_mut().for_each(deny_unknown_fields),
+        _ => {}
+    }
+}
+
+/// Removes null from the types of an optional body and of optional headers and parameters: utoipa adds it, but the
+/// extractors reject a null as the body, and headers and parameters have no null.
+fn remove_null(operation: &mut Operation) {
+    if let Some(RefOr::T(body)) = &mut operation.request_body {
+        for content in body.content.values_mut() {
+            if let RefOr::T(content) = content
+                && let Some(RefOr::T(Schema::OneOf(one_of))) = &content.schema
+                && let Some(body) = one_of.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
+            {
+                content.schema = Some(body.clone());
+            }
+        }
+    }
+    for parameter in operation.parameters.iter_mut().flatten() {
+        if let RefOr::T(Parameter { schema: Some(RefOr::T(Schema::Object(value))), .. }) = parameter
+            && let SchemaType::Array(types) = &value.schema_type
+            && let [kind, Type::Null] = types.as_slice()
+        {
+            value.schema_type = SchemaType::Type(kind.clone());
+        }
+    }
+}
+
 /// Returns the document as it is committed in `openapi/openapi.json`.
-///
-/// # Errors
-/// A value of the document cannot be written as JSON.
 pub fn json() -> Result<String, serde_json::Error> {
     Ok(document().to_pretty_json()? + "\n")
 }

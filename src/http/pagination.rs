@@ -1,14 +1,12 @@
 //! Pagination of lists by opaque cursors.
 
 use super::error::Problem;
+use super::extract::Bounded;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-
-const DEFAULT_LIMIT: i64 = 50;
-const MAX_LIMIT: i64 = 1000;
 
 /// A page of a list.
 #[derive(Serialize, ToSchema)]
@@ -44,22 +42,11 @@ impl<T: ToSchema> Page<T> {
 }
 
 /// The parameter `limit`, the size of a page.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(try_from = "String")]
-pub(super) struct Limit(i64);
-
-impl TryFrom<String> for Limit {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
-        limit.map(Self).ok_or_else(|| format!("must be a number from 1 to {MAX_LIMIT}"))
-    }
-}
+pub(super) type Limit = Bounded<1, 1000>;
 
 /// Returns the size of the page that a request asks for.
 pub(super) fn page_size(limit: Option<Limit>) -> i64 {
-    limit.map_or(DEFAULT_LIMIT, |Limit(limit)| limit)
+    limit.map_or(50, |Bounded(limit)| limit)
 }
 
 /// Returns the position in the parameter `cursor`, which an earlier page returned as `next`.
@@ -80,7 +67,7 @@ pub(super) fn invalid_cursor() -> Problem {
 #[serde(deny_unknown_fields)]
 pub(super) struct PageParams {
     /// Items of the page, 1 to 1000; 50 if it is omitted.
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
+    #[param(inline)]
     limit: Option<Limit>,
     /// `next` of the previous page.
     cursor: Option<String>,

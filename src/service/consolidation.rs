@@ -7,7 +7,7 @@
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::api_key::redact_keys;
-use crate::domain::consolidation::{Activity, ConsolidationPlan, summary_sentences};
+use crate::domain::consolidation::{Activity, ConsolidationPlan, requested_sentences};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
@@ -392,7 +392,7 @@ impl ConsolidationRun {
             for group in batching::split_to_fit(lines, batch.capacity) {
                 // The length of the summary depends on all messages of the batch, including those without text.
                 let summarised = if group.len() == line_count { messages } else { group.len() };
-                let task = Task::Consolidate { lines: &group, sentences: summary_sentences(summarised) };
+                let task = Task::Consolidate { lines: &group, sentences: requested_sentences(summarised) };
                 let response = self.complete(pool, task).await?;
                 added = summary::append(&added, &without_nul(&response.text));
                 let latest = provenance_of(pool, &response);

@@ -290,7 +290,8 @@ impl MemoryService {
         } else {
             TailSelection::All
         };
-        coverage::plan_coverage(session, policy.max_history_messages, selection, tail)
+        let (cursor, last_seq) = session.map_or((0, 0), |session| (session.cursor, session.last_seq));
+        coverage::plan_coverage(cursor, last_seq, policy.max_history_messages, selection, tail)
     }
 }
 

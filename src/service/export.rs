@@ -148,6 +148,6 @@ pub(super) async fn revision_page(
 
 /// Converts the error of a stored message that is not JSON.
 #[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
-pub(super) fn corrupt_message(error: serde_json::Error) -> Error {
+fn corrupt_message(error: serde_json::Error) -> Error {
     StoreError::Corrupt { what: "a message", why: error.to_string() }.into()
 }

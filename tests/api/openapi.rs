@@ -183,7 +183,7 @@ fn documented_bodies_deny_unknown_fields() {
         assert_eq!(form["additionalProperties"], false, "{form}");
     }
     for message in schema("ChatMessage")["oneOf"].as_array().expect("roles") {
-        assert_eq!(message["additionalProperties"], true, "{message}");
+        assert_ne!(message["additionalProperties"], false, "{message}");
     }
 }
 

@@ -36,7 +36,7 @@ pub enum ImportRow {
 }
 
 /// The state of the session of a complete, valid import.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportedSession {
     /// `None` if the file has no header.
     pub user_id: Option<UserId>,
@@ -87,27 +87,15 @@ pub struct ExportReader {
     sizes: SizeLimits,
     position: Position,
     line: u64,
-    header: Option<Header>,
-    last_seq: i64,
-    tokens: i64,
+    /// The session after the lines that were read.
+    session: ImportedSession,
+    /// Numbers of messages and revisions according to the header.
+    declared: (i64, i64),
     last_time: OffsetDateTime,
-    revision: i64,
-    cursor: i64,
-    summary: Summary,
     /// Hashes of the states that a restore may return to: 32 bytes for each revision.
     states: HashSet<[u8; 32]>,
     hash: Sha256,
     fingerprint: Fingerprint,
-}
-
-#[derive(Clone, Debug)]
-struct Header {
-    user_id: UserId,
-    metadata: String,
-    created_at: OffsetDateTime,
-    updated_at: OffsetDateTime,
-    messages: i64,
-    revisions: i64,
 }
 
 fn invalid<T>(field: &str, detail: impl Into<String>) -> Result<T, Vec<FieldError>> {
@@ -182,89 +170,57 @@ impl LineType {
 
 impl ExportReader {
     /// Creates a reader that checks messages and metadata against `sizes`.
-    #[must_use]
     pub fn new(sizes: SizeLimits) -> Self {
         Self {
             sizes,
             position: Position::Start,
             line: 0,
-            header: None,
-            last_seq: 0,
-            tokens: 0,
+            session: ImportedSession::default(),
+            declared: (0, 0),
             last_time: OffsetDateTime::UNIX_EPOCH,
-            revision: 0,
-            cursor: 0,
-            summary: Summary::default(),
             states: HashSet::from([hash_state(0, "")]),
             hash: Sha256::new(),
             fingerprint: Fingerprint::new(false),
         }
     }
 
-    /// Reads the next line, without its line feed. Returns `None` for the first, the last and empty lines.
-    ///
-    /// # Errors
-    /// The line is invalid by itself or at its position. The reader cannot be used afterwards.
+    /// Reads the next line, without its line feed. Returns `None` for the first, the last and empty lines. After an error,
+    /// the reader cannot be used.
     pub fn line(&mut self, line: &[u8]) -> Result<Option<ImportRow>, LineError> {
         self.line += 1;
         self.read_line(line).map_err(|errors| self.error(errors))
     }
 
     /// Creates an error for the current line.
-    #[must_use]
     pub fn error(&self, errors: Vec<FieldError>) -> LineError {
         LineError { line: self.line, errors }
     }
 
     /// Returns the number of messages according to the header, or 0 without a header.
-    #[must_use]
     pub fn declared_messages(&self) -> i64 {
-        self.header.as_ref().map_or(0, |header| header.messages)
+        self.declared.0
     }
 
     /// Returns the number of messages read so far.
-    #[must_use]
     pub fn messages(&self) -> i64 {
-        self.last_seq
+        self.session.last_seq
     }
 
     /// Ends the import.
-    ///
-    /// # Errors
-    /// The file is empty, or an export whose last line is missing.
     pub fn finish(mut self) -> Result<ImportedSession, LineError> {
-        let result = match self.position {
+        let detail = match self.position {
             Position::Start => {
                 self.line = 1;
-                invalid("", "the file is empty: send an export, or one message per line")
+                "the file is empty: send an export, or one message per line"
             }
-            Position::AfterHeader => invalid(
-                "",
-                "the export ends here without its last line, {\"end\": …}: it is cut off. Make the export again",
-            ),
-            Position::MessagesOnly | Position::End => Ok(()),
-        };
-        result.map_err(|errors| self.error(errors))?;
-        let messages_only = self.header.is_none();
-        let (user_id, metadata, times) = match self.header {
-            Some(header) => {
-                let times = (header.created_at, header.updated_at);
-                (Some(header.user_id), Some(header.metadata), Some(times))
+            Position::AfterHeader => {
+                "the export ends here without its last line, {\"end\": …}: it is cut off. Make the export again"
             }
-            None => (None, None, None),
+            Position::MessagesOnly | Position::End => {
+                return Ok(ImportedSession { fingerprint: self.fingerprint.finish(), ..self.session });
+            }
         };
-        Ok(ImportedSession {
-            user_id,
-            metadata,
-            times,
-            last_seq: self.last_seq,
-            tokens: self.tokens,
-            revision: self.revision,
-            cursor: self.cursor,
-            summary: self.summary,
-            fingerprint: self.fingerprint.finish(),
-            messages_only,
-        })
+        Err(self.error(vec![FieldError::new("", detail)]))
     }
 
     fn read_line(&mut self, line: &[u8]) -> Result<Option<ImportRow>, Vec<FieldError>> {
@@ -333,8 +289,9 @@ impl ExportReader {
         if line.revisions < 0 {
             return invalid("revisions", "must not be negative");
         }
-        let (messages, revisions) = (line.messages, line.revisions);
-        self.header = Some(Header { user_id, metadata, created_at, updated_at, messages, revisions });
+        (self.session.user_id, self.session.metadata) = (Some(user_id), Some(metadata));
+        self.session.times = Some((created_at, updated_at));
+        self.declared = (line.messages, line.revisions);
         (self.position, self.last_time) = (Position::AfterHeader, created_at);
         Ok(())
     }
@@ -342,21 +299,22 @@ impl ExportReader {
     fn read_chat_message(&mut self, text: &str) -> Result<ImportRow, Vec<FieldError>> {
         if self.position == Position::Start {
             (self.position, self.fingerprint) = (Position::MessagesOnly, Fingerprint::new(true));
+            self.session.messages_only = true;
         }
         let message: &RawValue = parse_line(text)?;
         self.add_message("", Message::parse(message)?, None)
     }
 
     fn read_message(&mut self, line: &MessageLine<'_>) -> Result<ImportRow, Vec<FieldError>> {
-        let expected = self.last_seq + 1;
-        if self.revision > 0 {
+        let expected = self.session.last_seq + 1;
+        if self.session.revision > 0 {
             return invalid("", "is a message after a revision: all messages come before the revisions");
         }
         if line.seq != expected {
             return invalid("seq", format!("must be {expected}: messages are numbered 1, 2, 3 …"));
         }
         let created_at = to_stored_time(line.created_at, "created_at")?;
-        let latest = self.header.as_ref().map_or(created_at, |header| header.updated_at);
+        let latest = self.session.times.map_or(created_at, |(_, updated_at)| updated_at);
         if created_at < self.last_time || created_at > latest {
             return invalid(
                 "created_at",
@@ -378,27 +336,27 @@ impl ExportReader {
     ) -> Result<ImportRow, Vec<FieldError>> {
         self.sizes.check_message(path, &message).map_err(|error| vec![error])?;
         let tokens = tokens::count_message(&message);
-        self.last_seq += 1;
-        self.tokens = self.tokens.saturating_add(tokens);
+        let seq = self.session.last_seq + 1;
+        self.session.last_seq = seq;
+        self.session.tokens = self.session.tokens.saturating_add(tokens);
         let hashed_time = created_at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
-        if self.fingerprint.message(self.last_seq, hashed_time, message.json()).is_err() {
-            return invalid("", "is not JSON");
-        }
-        Ok(ImportRow::Message(Box::new(ImportedMessage { seq: self.last_seq, created_at, message, tokens })))
+        self.fingerprint.message(seq, hashed_time, message.json());
+        Ok(ImportRow::Message(Box::new(ImportedMessage { seq, created_at, message, tokens })))
     }
 
     fn read_revision(&mut self, mut revision: Revision) -> Result<ImportRow, Vec<FieldError>> {
-        let expected = self.revision + 1;
+        let expected = self.session.revision + 1;
         if revision.revision != expected {
             return invalid("revision", format!("must be {expected}: revisions are numbered 1, 2, 3 …"));
         }
-        if revision.cursor > self.last_seq {
-            return invalid("cursor", format!("must be at most {}, the last message", self.last_seq));
+        let last_seq = self.session.last_seq;
+        if revision.cursor > last_seq {
+            return invalid("cursor", format!("must be at most {last_seq}, the last message"));
         }
         let state = hash_state(revision.cursor, &revision.summary.text);
         match revision.kind {
             RevisionKind::Consolidation => {
-                let (first, last) = (self.cursor + 1, revision.cursor);
+                let (first, last) = (self.session.cursor + 1, revision.cursor);
                 if revision.range() != Some((first, last)) || last < first {
                     let detail = format!(
                         "from_seq must be {first}, after the previous cursor, and to_seq must be cursor"
@@ -421,19 +379,17 @@ impl ExportReader {
             }
         }
         revision.created_at = to_stored_time(revision.created_at, "created_at")?;
-        if self.fingerprint.revision(&revision).is_err() {
-            return invalid("", "is not JSON");
-        }
+        self.fingerprint.revision(&revision);
         self.states.insert(state);
-        (self.revision, self.cursor, self.summary) = (expected, revision.cursor, revision.summary.clone());
+        (self.session.revision, self.session.cursor) = (expected, revision.cursor);
+        self.session.summary = revision.summary.clone();
         Ok(ImportRow::Revision(Box::new(revision)))
     }
 
     fn read_end(&mut self, EndLine { end }: &EndLine) -> Result<(), Vec<FieldError>> {
-        let declared = self.header.as_ref().map_or((0, 0), |header| (header.messages, header.revisions));
         for (field, at_end, declared, read) in [
-            ("end.messages", end.messages, declared.0, self.last_seq),
-            ("end.revisions", end.revisions, declared.1, self.revision),
+            ("end.messages", end.messages, self.declared.0, self.session.last_seq),
+            ("end.revisions", end.revisions, self.declared.1, self.session.revision),
         ] {
             if at_end != read || declared != read {
                 let detail = format!(

@@ -2,18 +2,11 @@
 
 use super::*;
 use crate::domain::id::{SessionId, UserId};
-use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, RevisionKind};
-use crate::domain::session::{ConsolidationState, Summary};
-use crate::domain::{summary, tokens};
-use proptest::prelude::*;
+use crate::domain::revision::{MetaConsolidation, ModelUsage, RevisionKind};
+use crate::domain::session::ConsolidationState;
 use time::macros::datetime;
 
 const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
-
-fn summary(text: &str) -> Summary {
-    let words = i64::try_from(summary::words(text)).expect("small");
-    Summary { text: text.to_owned(), words, tokens: tokens::count_text(text) }
-}
 
 fn provenance() -> Provenance {
     Provenance {
@@ -37,7 +30,7 @@ fn revisions() -> Vec<Revision> {
         from_seq: range.map(|(from, _)| from),
         to_seq: range.map(|(_, to)| to),
         cursor,
-        summary: summary(text),
+        summary: Summary::new(text.to_owned()),
         added: if range.is_some() { "added".to_owned() } else { String::new() },
         meta: None,
         provenance: range.map(|_| provenance()),
@@ -65,7 +58,7 @@ fn session() -> Session {
         tokens: 0,
         cursor: 2,
         cursor_tokens: 0,
-        summary: summary("anew"),
+        summary: Summary::new("anew".to_owned()),
         revision: 5,
         consolidation: ConsolidationState::default(),
         created_at: BEGAN,
@@ -113,7 +106,7 @@ fn written_export_is_read_back_unchanged() {
     assert_eq!(lines[1], first);
     let (session, rows) = check(&lines).expect("valid");
     assert_eq!((session.last_seq, session.revision, session.cursor), (3, 5, 2));
-    assert_eq!((session.summary, session.messages_only), (summary("anew"), false));
+    assert_eq!((session.summary, session.messages_only), (Summary::new("anew".to_owned()), false));
     assert_eq!(session.metadata.as_deref(), Some(r#"{"z":1.0}"#));
     assert_eq!(session.times, Some((BEGAN, BEGAN + time::Duration::HOUR)));
     let (mut messages, mut read) = (Vec::new(), Vec::new());
@@ -126,16 +119,8 @@ fn written_export_is_read_back_unchanged() {
     assert!(messages.iter().map(|message| message.message.json()).eq(MESSAGES));
     assert!(messages.iter().all(|message| message.created_at == Some(BEGAN) && message.tokens > 4));
     assert_eq!(read, revisions());
-    let mut same = Fingerprint::new(false);
-    for message in &messages {
-        same.message(message.seq, BEGAN, message.message.json()).expect("JSON");
-    }
     for revision in &read {
-        same.revision(revision).expect("JSON");
-    }
-    assert_eq!(same.finish(), session.fingerprint);
-    for revision in &read {
-        let line = encode_revision(revision).expect("JSON");
+        let line = serde_json::to_string(revision).expect("JSON");
         assert_eq!(parse_revision(&line).as_ref(), Ok(revision));
     }
 }
@@ -240,17 +225,4 @@ fn message_depth_limit_is_the_same_as_in_an_exchange() {
     check([header.clone(), line(&deep(118))]).expect_err("too deep");
     let error = check([header, line(&deep(117))]).expect_err("cut off");
     assert!(error.to_string().contains("cut off"), "{error}");
-}
-
-proptest! {
-    /// Any single modified byte is accepted or rejected without a panic.
-    #[test]
-    fn modified_export_is_read_or_rejected_without_panic(line in 0..10_usize, at in 0..400_usize, byte: u8, cut: bool) {
-        let mut lines: Vec<Vec<u8>> = lines().into_iter().map(String::into_bytes).collect();
-        let at = at % lines[line].len();
-        if cut { lines[line].truncate(at) } else { lines[line][at] = byte }
-        if let Ok((session, _)) = check(&lines) {
-            prop_assert_eq!(session.last_seq, 3);
-        }
-    }
 }

@@ -8,7 +8,7 @@ use super::types::{RenderInput, RenderedContext, RenderedItem, RenderedMessage, 
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::ContextMessage;
-use crate::domain::tokens::{IncrementalCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
+use crate::domain::tokens::{JoinedCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
 use crate::domain::validation::FieldError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -214,33 +214,36 @@ fn render_content(message: &Message) -> (Vec<ContentBlock>, i64) {
     }
     let by_assistant = message.role() == Role::Assistant;
     let mut texts = TextBlocks { by_assistant, ..TextBlocks::default() };
-    let (mut blocks, mut tokens) = (Vec::new(), 0);
-    if message.has_parts() {
-        let parts = serde_json::from_str::<ContentParts>(message.json()).map(|parts| parts.content);
-        for part in parts.unwrap_or_default() {
-            let block = match part_type(&part) {
-                kind @ ("text" | "refusal") => texts.render(string_at(&part, kind)),
-                _ => attachment(&part).filter(|_| !by_assistant).or_else(|| {
-                    let text = describe_omitted_part(&part);
-                    tokens += count_text(&text) - PER_ATTACHMENT;
-                    Some(ContentBlock::Text { text })
-                }),
-            };
-            blocks.extend(block);
-        }
-        blocks.extend(message.refusal().and_then(|refusal| texts.render(refusal)));
-    } else {
-        blocks.extend(texts.render(message.content()));
+    if !message.has_parts() {
+        let block = texts.render(message.content());
+        return (block.into_iter().collect(), texts.additional_tokens());
     }
-    (blocks, tokens + texts.count.total())
+    let parts = serde_json::from_str::<ContentParts>(message.json()).map(|parts| parts.content);
+    let (mut blocks, mut tokens) = (Vec::new(), 0);
+    for part in parts.unwrap_or_default() {
+        let block = match part_type(&part) {
+            kind @ ("text" | "refusal") => texts.render(string_at(&part, kind)),
+            _ => attachment(&part).filter(|_| !by_assistant).or_else(|| {
+                let text = describe_omitted_part(&part);
+                tokens += count_text(&text) - PER_ATTACHMENT;
+                Some(ContentBlock::Text { text })
+            }),
+        };
+        blocks.extend(block);
+    }
+    blocks.extend(message.refusal().and_then(|refusal| texts.render(refusal)));
+    (blocks, tokens + texts.additional_tokens())
 }
 
 /// Renders the texts of a message. They were counted as one text, joined by line feeds.
 #[derive(Default)]
 struct TextBlocks {
     by_assistant: bool,
-    has_text: bool,
-    count: IncrementalCount,
+    texts: usize,
+    /// The stored text, with each part counted as 0.
+    stored: JoinedCount,
+    /// Tokens of removed white space, negative.
+    removed: i64,
 }
 
 impl TextBlocks {
@@ -248,16 +251,26 @@ impl TextBlocks {
         if text.is_empty() {
             return None;
         }
-        if std::mem::replace(&mut self.has_text, true) {
-            self.count.end_text();
-            self.count.remove("\n");
+        if self.texts > 0 {
+            self.stored.push("\n");
         }
+        self.texts += 1;
+        self.stored.push_counted(text, 0);
         // The API rejects white space at the end of the list if the assistant speaks last.
         let rendered = if self.by_assistant { text.trim_end() } else { text };
         let rendered = if rendered.trim().is_empty() { "" } else { rendered };
-        self.count.keep(rendered);
-        self.count.remove(text.get(rendered.len()..).unwrap_or_default());
+        if rendered.len() < text.len() {
+            let mut whole = JoinedCount::default();
+            whole.push_counted(rendered, 0);
+            whole.push(text.get(rendered.len()..).unwrap_or_default());
+            self.removed -= whole.total();
+        }
         (!rendered.is_empty()).then(|| ContentBlock::text(rendered))
+    }
+
+    /// Returns the tokens that the blocks have more than the stored text.
+    fn additional_tokens(&self) -> i64 {
+        self.removed - if self.texts > 1 { self.stored.total() } else { 0 }
     }
 }
 

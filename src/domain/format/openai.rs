@@ -7,7 +7,8 @@ use super::types::{RenderInput, RenderedContext, RenderedItem, RenderedMessage, 
 use crate::domain::message::Role;
 use crate::domain::message_metadata::ContextMessage;
 use crate::domain::tokens;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::json;
 use serde_json::value::RawValue;
 
 pub(super) fn render_message(message: ContextMessage, missing: &MissingHalves) -> RenderedMessage {
@@ -51,70 +52,32 @@ fn without_empty_tool_calls(json: &str) -> Option<String> {
 }
 
 fn inserted_call(id: &str) -> (RenderedItem, i64) {
-    let json = encode(&AssistantCall {
-        role: "assistant",
-        content: None,
-        tool_calls: [Call {
-            id,
-            r#type: "function",
-            function: Function { name: EARLIER_CALL, arguments: NO_ARGUMENTS },
-        }],
+    let call = json!({
+        "role": "assistant",
+        "content": null,
+        "tool_calls": [
+            {"id": id, "type": "function", "function": {"name": EARLIER_CALL, "arguments": NO_ARGUMENTS}},
+        ],
     });
-    (RenderedItem { speaker: Speaker::Assistant, json }, tokens::PER_MESSAGE + tokens_of_call(id))
+    let tokens = tokens::PER_MESSAGE + tokens_of_call(id);
+    (RenderedItem { speaker: Speaker::Assistant, json: call.to_string() }, tokens)
 }
 
 fn inserted_result(id: &str) -> (RenderedItem, i64) {
-    let json = encode(&ToolResult { role: "tool", tool_call_id: id, content: NO_RESULT });
-    (RenderedItem { speaker: Speaker::User, json }, tokens_of_result(id))
+    let result = json!({"role": "tool", "tool_call_id": id, "content": NO_RESULT});
+    (RenderedItem { speaker: Speaker::User, json: result.to_string() }, tokens_of_result(id))
 }
 
 pub(super) fn render_context(input: RenderInput) -> RenderedContext {
     let (stable_items, tokens) = input.stable_items();
     let mut messages = Vec::with_capacity(input.history.len() + 2);
     if !input.system.is_empty() {
-        messages.push(encode(&SystemMessage { role: "system", content: &input.system }));
+        messages.push(json!({"role": "system", "content": input.system}).to_string());
     }
     let stable = StablePrefix { messages: messages.len() + stable_items, blocks: None, tokens };
     let rendered = input.history.into_iter().chain(input.user_message);
     messages.extend(rendered.flat_map(|message| message.items).map(|item| item.json));
     RenderedContext { messages, stable, ..RenderedContext::default() }
-}
-
-#[derive(Serialize)]
-struct SystemMessage<'a> {
-    role: &'static str,
-    content: &'a str,
-}
-
-#[derive(Serialize)]
-struct AssistantCall<'a> {
-    role: &'static str,
-    content: Option<&'static str>,
-    tool_calls: [Call<'a>; 1],
-}
-
-#[derive(Serialize)]
-struct Call<'a> {
-    id: &'a str,
-    r#type: &'static str,
-    function: Function,
-}
-
-#[derive(Serialize)]
-struct Function {
-    name: &'static str,
-    arguments: &'static str,
-}
-
-#[derive(Serialize)]
-struct ToolResult<'a> {
-    role: &'static str,
-    tool_call_id: &'a str,
-    content: &'static str,
-}
-
-fn encode<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).unwrap_or_else(|_| unreachable!("strings are always JSON"))
 }
 
 #[cfg(test)]

@@ -71,67 +71,30 @@ pub(super) fn missing_halves<'a>(messages: impl Iterator<Item = &'a MessageMetad
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::message_metadata::conversation;
+    use test_case::test_case;
 
-    /// Returns the list with the inserted halves in brackets. In the notation, `u` and `a` are plain messages, `Axy` makes
-    /// the calls x and y, and `tx` is the result of x.
-    fn completed(script: &str) -> String {
-        let messages: Vec<MessageMetadata> = script
-            .split(' ')
-            .map(|word| {
-                let ids = || word.chars().skip(1).map(String::from);
-                match &word[..1] {
-                    "u" => {
-                        MessageMetadata { role: Role::User, calls: Vec::new(), result_of: None, tokens: 0 }
-                    }
-                    "t" => MessageMetadata {
-                        role: Role::Tool,
-                        calls: Vec::new(),
-                        result_of: ids().next(),
-                        tokens: 0,
-                    },
-                    _ => MessageMetadata {
-                        role: Role::Assistant,
-                        calls: ids().collect(),
-                        result_of: None,
-                        tokens: 0,
-                    },
-                }
-            })
-            .collect();
+    #[test_case("u a u a" => "u a u a"; "no calls")]
+    #[test_case("u Axy ty tx a" => "u Axy ty tx a"; "answered in another order")]
+    #[test_case("Ax tx Ax tx u" => "Ax tx Ax tx u"; "reused id")]
+    #[test_case("u Ax u a" => "u Ax (tx) u a"; "call without result")]
+    #[test_case("u Axy ty u a" => "u Axy ty (tx) u a"; "one of two results")]
+    #[test_case("u Ax Ay ty" => "u Ax (tx) Ay ty"; "call after a call without result")]
+    #[test_case("u Axy tx" => "u Axy tx (ty)"; "at the end")]
+    #[test_case("tx u a" => "(Ax) tx u a"; "result without call")]
+    #[test_case("Ax u a tx u" => "Ax (tx) u a (Ax) tx u"; "late result")]
+    #[test_case("Ax tx tx u" => "Ax tx (Ax) tx u"; "repeated result")]
+    #[test_case("Axy tx tx ty" => "Axy tx (ty) (Ax) tx (Ay) ty"; "repeated result of one of two calls")]
+    #[test_case("Ax tz tx" => "Ax (tx) (Az) tz (Ax) tx"; "result of another call")]
+    fn missing_halves_are_inserted(script: &str) -> String {
+        let messages = conversation(script);
+        let halves = missing_halves(messages.iter());
         let mut out = Vec::new();
-        for ((word, message), missing) in
-            script.split(' ').zip(&messages).zip(missing_halves(messages.iter()))
-        {
-            if missing.call {
-                out.push(format!("(A{})", message.result_of.as_deref().unwrap_or_default()));
-            }
+        for ((word, message), missing) in script.split(' ').zip(&messages).zip(halves) {
+            out.extend(message.result_of.iter().filter(|_| missing.call).map(|id| format!("(A{id})")));
             out.push(word.to_owned());
             out.extend(missing.results.iter().map(|id| format!("(t{id})")));
         }
         out.join(" ")
-    }
-
-    #[test]
-    fn paired_calls_and_results_are_unchanged() {
-        for script in ["u a u a", "u Axy ty tx a", "Ax tx Ax tx u", "a"] {
-            assert_eq!(completed(script), script);
-        }
-    }
-
-    #[test]
-    fn result_is_inserted_after_call_without_result() {
-        assert_eq!(completed("u Ax u a"), "u Ax (tx) u a");
-        assert_eq!(completed("u Axy ty u a"), "u Axy ty (tx) u a");
-        assert_eq!(completed("u Ax Ay ty"), "u Ax (tx) Ay ty");
-        assert_eq!(completed("u Axy tx"), "u Axy tx (ty)");
-    }
-
-    #[test]
-    fn call_is_inserted_before_result_without_call() {
-        assert_eq!(completed("tx u a"), "(Ax) tx u a");
-        assert_eq!(completed("Ax u a tx u"), "Ax (tx) u a (Ax) tx u");
-        assert_eq!(completed("Ax tx tx u"), "Ax tx (Ax) tx u");
-        assert_eq!(completed("Axy tx tx ty"), "Axy tx (ty) (Ax) tx (Ay) ty");
-        assert_eq!(completed("Ax tz tx"), "Ax (tx) (Az) tz (Ax) tx");
     }
 }

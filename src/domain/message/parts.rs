@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use utoipa::ToSchema;
 
 /// The author of a message. A history holds no system messages: the system prompt comes with each context request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     User,
@@ -15,7 +16,6 @@ pub enum Role {
 
 impl Role {
     /// Returns the name of the role in the OpenAI chat format.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -24,7 +24,6 @@ impl Role {
         }
     }
 
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         [Self::User, Self::Assistant, Self::Tool].into_iter().find(|role| role.as_str() == name)
     }

@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 
 impl Tool {
     /// Returns the definition of the tool: an entry of `tools` in a request to a model.
-    #[must_use]
     pub fn definition(self, format: Format) -> Value {
         let (name, description, parameters) = (self.name(), self.description(), self.parameters());
         match format {
@@ -36,9 +35,7 @@ pub struct ProviderToolCall {
 impl ProviderToolCall {
     /// Parses a tool call of chat completions, a `tool_use` block, or arguments alone. The fields `type` and `function` tell
     /// them apart, because no tool has arguments of these names. A null counts as absent. Other fields of a call are ignored.
-    ///
-    /// # Errors
-    /// The body is neither kind of call. The errors are for the developer of the client.
+    /// The errors are for the developer of the client.
     pub fn parse(body: &str) -> Result<Self, Vec<FieldError>> {
         let mut errors = Vec::new();
         let invalid =
@@ -86,7 +83,6 @@ impl ProviderToolCall {
     }
 
     /// Returns the result in the format of the call, or `None` for arguments alone.
-    #[must_use]
     pub fn result(&self, content: &str, is_error: bool) -> Option<Value> {
         self.id.as_ref().map(|(format, id)| match format {
             Format::OpenAi => json!({"role": "tool", "tool_call_id": id, "content": content}),

@@ -4,10 +4,11 @@
 //! the format.
 
 use crate::blocking;
+use crate::domain::id::UserId;
 use crate::http::error::Problem;
-use crate::http::extract::{NoQuery, QueryParams, SessionPath, TenantFromKey, user_id};
+use crate::http::extract::{NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey};
+use crate::http::headers::media_type;
 use crate::http::middleware::body_limits::BodyMemoryBudget;
-use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::{ImportTooLarge, InsufficientStorage, SessionExists, SessionNotFound};
 use crate::service::MemoryService;
 use crate::service::import::{ImportLimits, StagedImport, Upload};
@@ -48,7 +49,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) async fn export(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     _: NoQuery,
 ) -> Result<impl IntoResponse, Problem> {
     let export = service.export(&tenant, &session).await?;
@@ -66,8 +67,7 @@ pub(crate) async fn export(
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImportParams {
     /// User of the new session. Without it, the user in the export; without that, `default`.
-    #[param(value_type = Option<Id>)]
-    user_id: Option<String>,
+    user_id: Option<UserId>,
 }
 
 /// The imported session.
@@ -101,7 +101,7 @@ pub(crate) struct ImportResponse {
 pub(crate) async fn import(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<ImportParams>,
     Extension(budget): Extension<Arc<BodyMemoryBudget>>,
     headers: HeaderMap,
@@ -113,20 +113,19 @@ pub(crate) async fn import(
     upload.check_size(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
     let received = async {
-        if !is_lines(&headers) {
+        if !MEDIA_TYPES.contains(&media_type(&headers).as_str()) {
             return Err(Problem::unsupported_media_type_for_lines());
         }
-        let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
-        Ok((user, receive(upload, &mut body, budget).await?))
+        receive(upload, &mut body, budget).await
     };
-    let (user, received) = match received.await {
+    let received = match received.await {
         Ok(received) => received,
         Err(problem) => {
             let _ = timeout(DRAIN_TIMEOUT, drain(body)).await;
             return Err(problem);
         }
     };
-    let imported = service.import(&tenant, &session, user, received).await?;
+    let imported = service.import(&tenant, &session, params.user_id, received).await?;
     let status = if imported.created { StatusCode::CREATED } else { StatusCode::OK };
     let body = ImportResponse {
         session_id: session.as_str().to_owned(),
@@ -137,12 +136,6 @@ pub(crate) async fn import(
         cursor: imported.session.cursor,
     };
     Ok((status, axum::Json(body)))
-}
-
-fn is_lines(headers: &HeaderMap) -> bool {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    MEDIA_TYPES.contains(&essence.as_str())
 }
 
 /// Reads the body to its end. Parsing runs outside the threads that serve requests. The total time is unlimited, but each

@@ -1,7 +1,7 @@
 //! `POST /sessions/{session_id}/consolidations`
 
 use crate::http::error::Problem;
-use crate::http::extract::{EmptyBody, SessionPath, TenantFromKey};
+use crate::http::extract::{EmptyBody, PathParams, SessionPath, TenantFromKey};
 use crate::http::openapi::responses::{ConsolidationFailed, ConsolidationUnavailable, SessionNotFound};
 use crate::http::routes::revisions::RevisionBody;
 use crate::service::MemoryService;
@@ -25,7 +25,7 @@ use axum::http::StatusCode;
 pub(crate) async fn consolidate(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     permit: WorkPermit,
     _: EmptyBody,
 ) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {

@@ -5,15 +5,15 @@ use crate::config::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::coverage::Coverage;
 use crate::domain::format::{Format, StablePrefix};
+use crate::domain::id::UserId;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
 use crate::domain::skill;
 use crate::domain::validation::FieldError;
 use crate::http::chat::ContentBody;
 use crate::http::error::Problem;
-use crate::http::extract::{OptionalJsonBody, SessionPath, TenantFromKey, user_id};
+use crate::http::extract::{OptionalJsonBody, PathParams, SessionPath, TenantFromKey, user_id};
 use crate::http::json::stored;
-use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::routes::skills::{SkillBody, skills};
 use crate::service::consolidation::ConsolidationReport;
@@ -37,7 +37,7 @@ pub(crate) struct ContextRequest {
     #[schema(value_type = Option<ContentBody>)]
     user_message: Option<Box<RawValue>>,
     /// The user whose memory document applies if the session does not exist yet.
-    #[schema(value_type = Option<Id>)]
+    #[schema(value_type = Option<UserId>)]
     user_id: Option<String>,
     /// Adds the memory guide (`GET /skills/memory`) to the system message.
     include_memory_skill: Option<bool>,
@@ -132,7 +132,7 @@ struct CacheBody {
 pub(crate) async fn build(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
     permit: WorkPermit,
     OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
@@ -169,8 +169,7 @@ impl ContextRequest {
         let skills = skills(self.skills.unwrap_or_default(), &mut errors);
         let skills = skill::section(memory_guide, &skills);
         errors.extend(limits.skills(&skills).err());
-        let user_id = self.user_id.map(|id| user_id(id, "user_id")).transpose();
-        let user_id = user_id.map_err(|error| errors.push(error)).unwrap_or_default();
+        let user_id = user_id(self.user_id, &mut errors);
         let format = self.format.unwrap_or_default();
         let cache_control = self.cache_control.unwrap_or_default();
         if cache_control && format == Format::OpenAi {

@@ -5,11 +5,11 @@ use crate::config::Limits;
 use crate::domain::exchange::Exchange;
 use crate::domain::message::{Message, Role};
 use crate::domain::validation::FieldError;
+use crate::http::chat;
 use crate::http::error::Problem;
-use crate::http::extract::{JsonBody, SessionPath, TenantFromKey, user_id};
+use crate::http::extract::{JsonBody, PathParams, SessionPath, TenantFromKey, user_id};
 use crate::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED};
 use crate::http::openapi::responses::SessionUserMismatch;
-use crate::http::openapi::schemas::schema_from_json;
 use crate::service::MemoryService;
 use axum::Extension;
 use axum::extract::State;
@@ -17,11 +17,9 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 use std::sync::Arc;
 use time::OffsetDateTime;
-use utoipa::openapi::{RefOr, Schema};
-use utoipa::{PartialSchema, ToSchema};
+use utoipa::ToSchema;
 
 /// The body of an exchange: either `user_message` and `assistant_reply`, or `messages`.
 #[derive(Deserialize)]
@@ -32,48 +30,6 @@ pub(crate) struct ExchangeRequest {
     user_id: Option<String>,
     metadata: Option<Box<RawValue>>,
 }
-
-impl PartialSchema for ExchangeRequest {
-    fn schema() -> RefOr<Schema> {
-        let user_id = json!({
-            "description": "User of the session; cannot change",
-            "oneOf": [{"$ref": "#/components/schemas/Id"}, {"type": "null"}]
-        });
-        let metadata = json!({
-            "type": ["object", "null"], "description": "Replaces the session's metadata: a JSON object"
-        });
-        let form = |title: &str, required: &[&str], fields: Value| json!({"title": title, "type": "object", "required": required, "properties": fields});
-        schema_from_json(json!({
-            "description": "An exchange: either `user_message` and `assistant_reply`, or `messages`",
-            "oneOf": [
-                form("Question and answer", &["user_message", "assistant_reply"], json!({
-                    "user_id": user_id,
-                    "metadata": metadata,
-                    "user_message": {
-                        "$ref": "#/components/schemas/ContentBody",
-                        "description": "Content of the user message: text, or content parts"
-                    },
-                    "assistant_reply": {
-                        "$ref": "#/components/schemas/ContentBody",
-                        "description": "Content of the reply: text, or content parts"
-                    }
-                })),
-                form("Messages", &["messages"], json!({
-                    "user_id": user_id,
-                    "metadata": metadata,
-                    "messages": {
-                        "type": "array",
-                        "minItems": 1,
-                        "description": "The messages of the exchange in the OpenAI chat format",
-                        "items": {"$ref": "#/components/schemas/ChatMessage"}
-                    }
-                }))
-            ]
-        }))
-    }
-}
-
-impl ToSchema for ExchangeRequest {}
 
 /// The position of a persisted exchange.
 #[derive(Serialize, ToSchema)]
@@ -99,7 +55,7 @@ pub(crate) struct ExchangeResponse {
         SessionPath,
         ("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, pattern = "^[!-~]+$", description = "1 to 255 visible ASCII characters, new for each exchange"),
     ),
-    request_body = ExchangeRequest,
+    request_body = chat::Exchange,
     responses(
         (status = 201, description = "Persisted", body = ExchangeResponse,
             headers(("Idempotent-Replayed" = Option<bool>, description = "true if an earlier request with the same key wrote the exchange"))),
@@ -109,7 +65,7 @@ pub(crate) struct ExchangeResponse {
 pub(crate) async fn append(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
     headers: HeaderMap,
     JsonBody(request): JsonBody<ExchangeRequest>,
@@ -197,8 +153,7 @@ impl ExchangeRequest {
         }
         errors
             .extend(form_errors.into_iter().map(|(field, detail)| FieldError::new(field, detail.to_owned())));
-        let user_id =
-            self.user_id.and_then(|id| user_id(id, "user_id").map_err(|error| errors.push(error)).ok());
+        let user_id = user_id(self.user_id, &mut errors);
         let metadata =
             self.metadata.and_then(|given| limits.metadata(&given).map_err(|error| errors.push(error)).ok());
         if errors.is_empty() {

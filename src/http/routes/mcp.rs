@@ -11,8 +11,7 @@ use crate::domain::json::read;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract;
-use crate::http::headers::{MCP_SESSION, MCP_USER};
+use crate::http::headers::{MCP_SESSION, MCP_USER, is_json};
 use crate::http::json;
 use crate::http::path::percent_decode;
 use crate::http::routes::tools;
@@ -50,7 +49,7 @@ pub(crate) async fn serve(
     Extension(caller): Extension<Principal>,
     request: Request,
 ) -> Result<Response, Problem> {
-    if !extract::is_json(request.headers()) {
+    if !is_json(request.headers()) {
         return Err(Problem::unsupported_media_type());
     }
     let server = McpServer { service, caller, context: context_from_headers(request.headers())? };

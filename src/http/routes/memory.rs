@@ -2,7 +2,7 @@
 
 use crate::domain::memory::MemoryDocument;
 use crate::http::error::Problem;
-use crate::http::extract::{JsonBody, NoQuery, QueryParams, TenantFromKey, UserPath};
+use crate::http::extract::{JsonBody, NoQuery, PathParams, QueryParams, TenantFromKey, UserPath};
 use crate::http::openapi::responses::VersionMismatch;
 use crate::http::pagination::{Page, PageParams};
 use crate::service::MemoryService;
@@ -61,7 +61,7 @@ fn with_etag(body: MemoryBody) -> TaggedMemory {
 pub(crate) async fn read(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    UserPath(user): UserPath,
+    PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     _: NoQuery,
 ) -> Result<TaggedMemory, Problem> {
     let document = service.memory(&tenant, &user).await?;
@@ -92,7 +92,7 @@ pub(crate) struct MemoryRequest {
 pub(crate) async fn write(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    UserPath(user): UserPath,
+    PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     headers: HeaderMap,
     JsonBody(request): JsonBody<MemoryRequest>,
 ) -> Result<TaggedMemory, Problem> {
@@ -131,7 +131,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 pub(crate) async fn revisions(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    UserPath(user): UserPath,
+    PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<axum::Json<Page<MemoryBody>>, Problem> {
     let (limit, before) = params.read()?;

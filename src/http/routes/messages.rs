@@ -3,7 +3,7 @@
 use crate::blocking;
 use crate::http::chat::ChatMessage;
 use crate::http::error::Problem;
-use crate::http::extract::{QueryParams, SessionPath, TenantFromKey};
+use crate::http::extract::{PathParams, QueryParams, SessionPath, TenantFromKey};
 use crate::http::json::stored;
 use crate::http::openapi::responses::SessionNotFound;
 use crate::http::pagination::{self, Limit, Page};
@@ -43,7 +43,7 @@ pub(crate) struct ListParams {
     /// Only messages before this `seq`.
     before_seq: Option<i64>,
     /// Items of the page, 1 to 1000; 50 if it is omitted.
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
+    #[param(inline)]
     limit: Option<Limit>,
     /// `asc` (oldest first, the default) or `desc`.
     #[param(inline)]
@@ -71,7 +71,7 @@ enum Order {
 pub(crate) async fn list(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<ListParams>,
 ) -> Result<Json<Page<MessageBody>>, Problem> {
     let limit = pagination::page_size(params.limit);

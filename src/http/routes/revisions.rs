@@ -1,9 +1,10 @@
 //! `/sessions/{session_id}/revisions`: the history of the summary.
 
 use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision, RevisionKind};
-use crate::domain::session::Summary;
 use crate::http::error::Problem;
-use crate::http::extract::{EmptyBody, NoQuery, QueryParams, RevisionPath, SessionPath, TenantFromKey};
+use crate::http::extract::{
+    Bounded, EmptyBody, NoQuery, PathParams, QueryParams, RevisionPath, SessionPath, TenantFromKey,
+};
 use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound};
 use crate::http::pagination::{Page, PageParams};
 use crate::service::MemoryService;
@@ -63,52 +64,29 @@ struct MetaConsolidationBody {
 
 impl From<Revision> for RevisionBody {
     fn from(revision: Revision) -> Self {
-        let Revision {
-            revision,
-            kind,
-            from_seq,
-            to_seq,
-            cursor,
-            summary,
-            added,
-            meta,
-            provenance,
-            created_at,
-        } = revision;
-        let (usage, duration_ms) = provenance.as_ref().map(|made| (made.usage, made.duration_ms)).unzip();
-        let (model, pool, prompt_version) = match provenance {
-            Some(Provenance { model, pool, prompt_version, .. }) => {
-                (Some(model), Some(pool), Some(prompt_version))
-            }
-            None => (None, None, None),
-        };
-        let meta = meta.map(|MetaConsolidation { text_before, provenance }| MetaConsolidationBody {
-            text_before,
-            model: provenance.model,
-            pool: provenance.pool,
-            prompt_version: provenance.prompt_version,
-            usage: provenance.usage,
-            duration_ms: provenance.duration_ms,
+        let meta = revision.meta.map(|MetaConsolidation { text_before, provenance }| {
+            let Provenance { model, pool, prompt_version, usage, duration_ms } = provenance;
+            MetaConsolidationBody { text_before, model, pool, prompt_version, usage, duration_ms }
         });
-        let Summary { text, words, tokens } = summary;
-        let usage = usage.unwrap_or_default();
+        let provenance = revision.provenance;
+        let name = |name: fn(&Provenance) -> &String| provenance.as_ref().map(name).cloned();
         Self {
-            revision,
-            kind,
-            from_seq,
-            to_seq,
-            cursor,
-            text,
-            added,
+            revision: revision.revision,
+            kind: revision.kind,
+            from_seq: revision.from_seq,
+            to_seq: revision.to_seq,
+            cursor: revision.cursor,
+            text: revision.summary.text,
+            added: revision.added,
             meta,
-            model,
-            pool,
-            prompt_version,
-            words,
-            tokens,
-            usage,
-            duration_ms,
-            created_at,
+            model: name(|made| &made.model),
+            pool: name(|made| &made.pool),
+            prompt_version: name(|made| &made.prompt_version),
+            words: revision.summary.words,
+            tokens: revision.summary.tokens,
+            usage: provenance.as_ref().map(|made| made.usage).unwrap_or_default(),
+            duration_ms: provenance.as_ref().map(|made| made.duration_ms),
+            created_at: revision.created_at,
         }
     }
 }
@@ -125,7 +103,7 @@ impl From<Revision> for RevisionBody {
 pub(crate) async fn list(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<RevisionBody>>, Problem> {
     let (limit, before) = params.read()?;
@@ -136,10 +114,7 @@ pub(crate) async fn list(
 /// Returns one revision.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summary",
-    params(
-        SessionPath,
-        RevisionPath,
-    ),
+    params(RevisionPath),
     responses(
         (status = 200, description = "The revision", body = RevisionBody),
         RevisionNotFound,
@@ -148,8 +123,7 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
-    RevisionPath(revision): RevisionPath,
+    PathParams(RevisionPath { session_id: session, revision: Bounded(revision) }): PathParams<RevisionPath>,
     _: NoQuery,
 ) -> Result<Json<RevisionBody>, Problem> {
     Ok(Json(service.revision(&tenant, &session, revision).await?.into()))
@@ -160,10 +134,7 @@ pub(crate) async fn get(
 /// The history is unchanged, so the messages after the cursor can be summarised again. Revision 0 removes the summary.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summary",
-    params(
-        SessionPath,
-        RevisionPath,
-    ),
+    params(RevisionPath),
     responses(
         (status = 201, description = "The new revision", body = RevisionBody),
         RevisionNotFound,
@@ -172,8 +143,7 @@ pub(crate) async fn get(
 pub(crate) async fn restore(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
-    RevisionPath(revision): RevisionPath,
+    PathParams(RevisionPath { session_id: session, revision: Bounded(revision) }): PathParams<RevisionPath>,
     _: EmptyBody,
 ) -> Result<(StatusCode, Json<RevisionBody>), Problem> {
     Ok((StatusCode::CREATED, Json(service.restore(&tenant, &session, revision).await?.into())))

@@ -1,19 +1,17 @@
 //! `GET /search`
 
 use crate::blocking;
-use crate::domain::id::SessionId;
+use crate::domain::id::{SessionId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
-use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::{QueryParams, TenantFromKey, user_id};
+use crate::http::extract::{Bounded, QueryParams, TenantFromKey};
 use crate::http::json::stored;
-use crate::http::openapi::parameters::Id;
 use crate::http::openapi::responses::SearchDisabled;
 use crate::http::pagination::Page;
 use crate::http::routes::messages::MessageBody;
 use crate::service::MemoryService;
-use crate::service::search::{DEFAULT_LIMIT, MAX_LIMIT, SearchHit, SearchRequest};
+use crate::service::search::{DEFAULT_LIMIT, SearchHit, SearchRequest};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -22,26 +20,21 @@ use time::format_description::well_known::Rfc3339;
 use time::{OffsetDateTime, UtcOffset};
 use utoipa::{IntoParams, ToSchema};
 
-const DEFAULT_NEIGHBOURS: usize = 1;
-const MAX_NEIGHBOURS: usize = 10;
-
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SearchParams {
     /// Words; `"phrases"`, all of which a hit contains; `-exclusions`, none of which a hit contains; `prefix*`. Contains at
     /// least one letter or digit to search for.
-    #[param(required, value_type = String, max_length = 1000, example = "ferry")]
-    q: Option<String>,
+    #[param(max_length = 1000, example = "ferry")]
+    q: String,
     /// Only messages of this session.
-    #[param(value_type = Option<Id>)]
-    session_id: Option<String>,
+    session_id: Option<SessionId>,
     /// Only messages in sessions of this user.
-    #[param(value_type = Option<Id>)]
-    user_id: Option<String>,
+    user_id: Option<UserId>,
     /// Only messages with this role: `user`, `assistant` or `tool`.
     #[param(inline)]
-    role: Option<RoleParam>,
+    role: Option<Role>,
     /// Only messages stored at this time or later.
     #[param(value_type = Option<String>, format = DateTime, example = "2026-01-31T00:00:00Z")]
     since: Option<Time>,
@@ -49,32 +42,29 @@ pub(crate) struct SearchParams {
     #[param(value_type = Option<String>, format = DateTime, example = "2026-01-31T00:00:00Z")]
     until: Option<Time>,
     /// Maximum number of hits, 1 to 50. Default: 10.
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 50)]
-    limit: Option<Bounded<1, MAX_LIMIT>>,
+    #[param(inline)]
+    limit: Option<Bounded<1, 50>>,
     /// Number of messages to return before and after each hit, 0 to 10. Default: 1.
-    #[param(value_type = Option<i64>, minimum = 0, maximum = 10)]
-    neighbours: Option<Bounded<0, MAX_NEIGHBOURS>>,
+    #[param(inline)]
+    neighbours: Option<Bounded<0, 10>>,
 }
 
-#[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum RoleParam {
-    User,
-    Assistant,
-    Tool,
-}
-
-/// An integer from `MIN` to `MAX`.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(try_from = "String")]
-struct Bounded<const MIN: usize, const MAX: usize>(usize);
-
-impl<const MIN: usize, const MAX: usize> TryFrom<String> for Bounded<MIN, MAX> {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let number = text.parse().ok().filter(|number| (MIN..=MAX).contains(number));
-        number.map(Self).ok_or_else(|| format!("must be a number from {MIN} to {MAX}"))
+impl From<SearchParams> for SearchRequest {
+    fn from(params: SearchParams) -> Self {
+        Self {
+            text: params.q,
+            session_id: params.session_id,
+            user_id: params.user_id,
+            role: params.role,
+            since: params.since.map(|Time(time)| time),
+            until: params.until.map(|Time(time)| time),
+            limit: params
+                .limit
+                .map_or(DEFAULT_LIMIT, |Bounded(limit)| usize::try_from(limit).unwrap_or_default()),
+            neighbours: params
+                .neighbours
+                .map_or(1, |Bounded(number)| usize::try_from(number).unwrap_or_default()),
+        }
     }
 }
 
@@ -128,51 +118,11 @@ pub(crate) async fn search(
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<SearchParams>,
 ) -> Result<Json<Page<HitBody>>, Problem> {
-    let hits = service.search(&tenant, search_request(params)?).await?;
+    let hits = service.search(&tenant, params.into()).await?;
     let bytes = hits.iter().map(json_bytes).sum();
     let bodies = move || hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>();
     let hits = blocking::spawn_cpu_if_large(bytes, bodies).await?;
     Ok(Json(Page::single(hits)))
-}
-
-fn search_request(params: SearchParams) -> Result<SearchRequest, Problem> {
-    let mut errors = Vec::new();
-    let mut push_error =
-        |field: &str, detail: String| errors.push(FieldError { field: field.to_owned(), detail });
-    if params.q.is_none() {
-        push_error("q", "missing: what to search for".to_owned());
-    }
-    let session_id = params.session_id.and_then(|id| match SessionId::new(id) {
-        Ok(id) => Some(id),
-        Err(error) => {
-            push_error("session_id", error.to_string());
-            None
-        }
-    });
-    let user_id = params.user_id.and_then(|id| match user_id(id, "user_id") {
-        Ok(id) => Some(id),
-        Err(error) => {
-            push_error("user_id", error.detail);
-            None
-        }
-    });
-    if !errors.is_empty() {
-        return Err(Problem::invalid(errors));
-    }
-    Ok(SearchRequest {
-        text: params.q.unwrap_or_default(),
-        session_id,
-        user_id,
-        role: params.role.map(|role| match role {
-            RoleParam::User => Role::User,
-            RoleParam::Assistant => Role::Assistant,
-            RoleParam::Tool => Role::Tool,
-        }),
-        since: params.since.map(|Time(time)| time),
-        until: params.until.map(|Time(time)| time),
-        limit: params.limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| limit),
-        neighbours: params.neighbours.map_or(DEFAULT_NEIGHBOURS, |Bounded(number)| number),
-    })
 }
 
 fn json_bytes(hit: &SearchHit) -> usize {

@@ -2,11 +2,12 @@
 
 use crate::config::Limits;
 use crate::domain::consolidation::Activity;
-use crate::domain::id::SessionId;
+use crate::domain::id::{SessionId, UserId};
 use crate::domain::session;
 use crate::http::error::Problem;
-use crate::http::extract::{EmptyBody, JsonBody, NoQuery, QueryParams, SessionPath, TenantFromKey, user_id};
-use crate::http::openapi::parameters::Id;
+use crate::http::extract::{
+    EmptyBody, JsonBody, NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey,
+};
 use crate::http::openapi::responses::SessionNotFound;
 use crate::http::pagination::{self, Limit, Page};
 use crate::service::{MemoryService, SessionPosition};
@@ -117,13 +118,12 @@ impl SessionBody {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListParams {
     /// Items of the page, 1 to 1000; 50 if it is omitted.
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 1000)]
+    #[param(inline)]
     limit: Option<Limit>,
     /// `next` of the previous page.
     cursor: Option<String>,
     /// Only sessions of this user.
-    #[param(value_type = Option<Id>)]
-    user_id: Option<String>,
+    user_id: Option<UserId>,
 }
 
 /// Lists the sessions, the most recently active first.
@@ -139,12 +139,11 @@ pub(crate) async fn list(
     QueryParams(params): QueryParams<ListParams>,
 ) -> Result<axum::Json<Page<SessionBody>>, Problem> {
     let limit = pagination::page_size(params.limit);
-    let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let after = match pagination::decode_cursor::<(i64, String)>(params.cursor.as_deref())? {
         None => None,
         Some((micros, id)) => Some(list_position(micros, id).ok_or_else(pagination::invalid_cursor)?),
     };
-    let sessions = service.sessions(&tenant, user.as_ref(), after.as_ref(), limit + 1).await?;
+    let sessions = service.sessions(&tenant, params.user_id.as_ref(), after.as_ref(), limit + 1).await?;
     let position = |session: &session::Session| {
         (session.updated_at.unix_timestamp_nanos() / 1000, session.session_id.as_str().to_owned())
     };
@@ -170,7 +169,7 @@ fn list_position(micros: i64, session_id: String) -> Option<SessionPosition> {
 pub(crate) async fn get(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     _: NoQuery,
 ) -> Result<axum::Json<SessionBody>, Problem> {
     let session = service.session(&tenant, &session).await?;
@@ -198,7 +197,7 @@ pub(crate) struct SessionPatch {
 pub(crate) async fn patch(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
     JsonBody(patch): JsonBody<SessionPatch>,
 ) -> Result<axum::Json<SessionBody>, Problem> {
@@ -219,7 +218,7 @@ pub(crate) async fn patch(
 pub(crate) async fn erase(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     _: EmptyBody,
 ) -> Result<StatusCode, Problem> {
     service.erase_session(&tenant, &session).await?;

@@ -4,23 +4,22 @@
 use crate::blocking;
 use crate::domain::api_key::Scope;
 use crate::domain::format::Format;
+use crate::domain::id::UserId;
 use crate::domain::tool::provider_call::ProviderToolCall;
 use crate::domain::tool::{Tool, ToolCall};
 use crate::domain::validation::FieldError;
+use crate::http::chat::ToolRequest;
 use crate::http::error::Problem;
-use crate::http::extract::{JsonTextBody, QueryParams, SessionPath, TenantFromKey, ToolPath, user_id};
-use crate::http::openapi::parameters::Id;
+use crate::http::extract::{JsonTextBody, PathParams, QueryParams, TenantFromKey, ToolPath};
 use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
-use crate::http::openapi::schemas::schema_from_json;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
 use crate::service::tools::{ToolContext, ToolOutcome};
 use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use utoipa::openapi::{RefOr, Schema};
-use utoipa::{IntoParams, PartialSchema, ToSchema};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -55,61 +54,6 @@ pub(crate) async fn list(
     axum::Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
 }
 
-/// A tool call as the model made it. The schema is written by hand: a derived `oneOf` of the three forms would reject calls
-/// that match two of them.
-pub(crate) struct ToolRequest;
-
-impl PartialSchema for ToolRequest {
-    fn schema() -> RefOr<Schema> {
-        let null_type = json!({"type": "null"});
-        schema_from_json(json!({
-            "description": "A tool call as the model made it, or the arguments of the tool alone. Other fields of a call are \
-                            ignored.",
-            "anyOf": [
-                {
-                    "title": "A call of the OpenAI chat format",
-                    "type": "object",
-                    "required": ["id", "function"],
-                    "properties": {
-                        "type": {"type": ["string", "null"], "enum": ["function", null]},
-                        "id": {"type": "string", "minLength": 1},
-                        "function": {
-                            "type": "object",
-                            "required": ["name"],
-                            "properties": {
-                                "name": {"type": "string", "minLength": 1},
-                                "arguments": {"type": ["string", "null"], "description": "JSON text, as the model wrote it"}
-                            },
-                            "additionalProperties": true
-                        }
-                    },
-                    "additionalProperties": true
-                },
-                {
-                    "title": "A block of the Anthropic messages format",
-                    "type": "object",
-                    "required": ["type", "id", "name"],
-                    "properties": {
-                        "type": {"type": "string", "enum": ["tool_use"]},
-                        "id": {"type": "string", "minLength": 1},
-                        "name": {"type": "string", "minLength": 1},
-                        "input": {"type": ["object", "null"]}
-                    },
-                    "additionalProperties": true
-                },
-                {
-                    "title": "The arguments alone",
-                    "type": "object",
-                    "properties": {"type": null_type, "function": null_type},
-                    "additionalProperties": true
-                }
-            ]
-        }))
-    }
-}
-
-impl ToSchema for ToolRequest {}
-
 /// The result of a tool call.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ToolResult {
@@ -132,8 +76,7 @@ pub(crate) struct ToolResult {
 #[into_params(parameter_in = Query)]
 pub(crate) struct CallParams {
     /// The user, if the session does not exist yet.
-    #[param(value_type = Option<Id>)]
-    user_id: Option<String>,
+    user_id: Option<UserId>,
 }
 
 /// Executes a tool call and returns the message for the model.
@@ -143,7 +86,7 @@ pub(crate) struct CallParams {
 /// `search_history` require an API key with the scope `read`, `memory_write` one with the scope `write`.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/tools/{name}", operation_id = "call_tool", tag = "tools",
-    params(SessionPath, ToolPath, CallParams),
+    params(ToolPath, CallParams),
     request_body = Option<ToolRequest>,
     responses(
         (status = 200, description = "The result", body = ToolResult),
@@ -154,14 +97,12 @@ pub(crate) async fn call(
     State(service): State<MemoryService>,
     Extension(caller): Extension<Principal>,
     TenantFromKey(tenant): TenantFromKey,
-    SessionPath(session): SessionPath,
-    ToolPath(name): ToolPath,
+    PathParams(ToolPath { session_id: session, name }): PathParams<ToolPath>,
     QueryParams(params): QueryParams<CallParams>,
     JsonTextBody(body): JsonTextBody,
 ) -> Result<axum::Json<ToolResult>, Problem> {
     let tool = Tool::parse(&name).ok_or_else(|| Problem::tool_not_found(allowed_tools(&service, &caller)))?;
     check_scope(tool, &caller)?;
-    let user = params.user_id.map(|id| user_id(id, "user_id")).transpose()?;
     let (provider_call, call) = blocking::spawn_cpu_if_large(body.len(), move || {
         let provider_call = ProviderToolCall::parse(&body)?;
         let call = ToolCall::parse(tool, &provider_call.arguments);
@@ -180,8 +121,9 @@ pub(crate) async fn call(
             format!("is {name:?}, but the path names {}: POST to the path of the call's tool", tool.name());
         return Err(Problem::invalid_field(field, detail));
     }
+    let context = ToolContext { session: Some(session), user: params.user_id };
     let outcome = match call {
-        Ok(call) => service.call_tool(&tenant, &ToolContext { session: Some(session), user }, call).await?,
+        Ok(call) => service.call_tool(&tenant, &context, call).await?,
         Err(error) => error.into(),
     };
     let ToolOutcome { is_error, content, data } = outcome;

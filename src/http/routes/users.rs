@@ -1,7 +1,7 @@
 //! `DELETE /users/{user_id}`
 
 use crate::http::error::Problem;
-use crate::http::extract::{EmptyBody, TenantFromKey, UserPath};
+use crate::http::extract::{EmptyBody, PathParams, TenantFromKey, UserPath};
 use crate::http::openapi::responses::UserNotFound;
 use crate::service::MemoryService;
 use axum::extract::State;
@@ -19,7 +19,7 @@ use axum::http::StatusCode;
 pub(crate) async fn erase(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
-    UserPath(user): UserPath,
+    PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     _: EmptyBody,
 ) -> Result<StatusCode, Problem> {
     service.erase_user(&tenant, &user).await?;

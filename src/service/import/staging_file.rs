@@ -1,6 +1,6 @@
 //! The temporary file that holds an import until it is complete. The file has no name, so it disappears with the process.
 
-use crate::domain::export_format::{ImportedMessage, encode_revision, parse_revision};
+use crate::domain::export_format::{ImportedMessage, parse_revision};
 use crate::domain::message::Message;
 use crate::domain::revision::Revision;
 use crate::storage::{RowBatch, RowBatches};
@@ -35,7 +35,7 @@ impl StagingFile {
     }
 
     pub(super) fn write_revision(&mut self, row: &Revision) -> io::Result<()> {
-        writeln!(self.file, "r {}", encode_revision(row)?)
+        writeln!(self.file, "r {}", serde_json::to_string(row)?)
     }
 
     /// Reads the rows in batches, as fast as the receiver takes them. `progress` receives the number of messages sent.
