@@ -202,8 +202,8 @@ impl Model {
             return Err(ModelError::CircuitOpen(wait));
         }
         let retry_after = self.retry_after_remaining();
-        let is_in_time = retry_after < deadline_at.saturating_duration_since(Instant::now());
-        if !retry_after.is_zero() && !(is_last_model && is_in_time) {
+        let can_wait = is_last_model && retry_after < deadline_at.saturating_duration_since(Instant::now());
+        if !retry_after.is_zero() && !can_wait {
             return Err(ModelError::RetryLater(retry_after));
         }
         sleep(retry_after).await;
