@@ -67,7 +67,7 @@ pub enum Due {
     Yes,
     /// Consolidation is due, and another run holds the lease.
     InProgress,
-    /// Consolidation is due, but the last attempt failed: do not retry before `until`.
+    /// Consolidation is due, but the last run failed: start none before `until`.
     Backoff { until: OffsetDateTime },
 }
 
@@ -77,7 +77,7 @@ pub enum Activity {
     Idle,
     /// A run holds the lease.
     Running,
-    /// The last attempt failed, and the next automatic one is not permitted before `until`.
+    /// The last run failed, and the next automatic one is not permitted before `until`.
     Backoff {
         until: OffsetDateTime,
     },
@@ -149,7 +149,7 @@ impl Policy {
         })
     }
 
-    /// Returns the delay before the next attempt after this many consecutive failures: exponential backoff with a limit.
+    /// Returns the delay before the next run after this many consecutive failures: exponential backoff with a limit.
     pub fn retry_delay(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
         self.retry_initial.saturating_mul(1 << doublings).min(self.retry_max)

@@ -58,7 +58,7 @@ pub struct ConsolidationState {
     pub lease_until: Option<OffsetDateTime>,
     /// Number of failures since the last success.
     pub failures: i32,
-    /// Time of the next automatic attempt after a failure.
+    /// Earliest time of the next automatic run after a failure.
     pub retry_at: Option<OffsetDateTime>,
     /// Reason of the last failure. Clients see it, so it contains no conversation and no key.
     pub last_failure: Option<String>,

@@ -43,7 +43,7 @@ pub struct ConsolidationReport {
     pub meta: bool,
     /// The model that wrote the summary.
     pub model: Option<String>,
-    /// After a failure: time of the next automatic attempt.
+    /// After a failure: earliest time of the next automatic run.
     #[serde(with = "time::serde::rfc3339::option")]
     pub retry_at: Option<OffsetDateTime>,
     /// Cause of a failure, otherwise null.
@@ -66,7 +66,7 @@ pub enum Outcome {
     /// Another run holds the lease; or this run takes longer than the request waits, or a restore, an erasure or a
     /// shutdown ended it before its first commit.
     InProgress,
-    /// The last attempt failed.
+    /// The last run failed.
     Failed,
     /// No pool is configured, or the mode is `off`.
     Disabled,
@@ -239,7 +239,7 @@ impl ConsolidationRun {
     /// Consolidates until consolidation is not due any more; if the run is forced, at least once. Then ends the lease, which
     /// expires if the store fails.
     async fn run(mut self) -> ConsolidationReport {
-        // A message that triggers a bug does so again on the next attempt. A panic is therefore handled like other failures:
+        // A message that triggers a bug does so again in the next run. A panic is therefore handled like other failures:
         // the lease ends and the retry delay grows. After a panic, only committed state is read.
         let result = AssertUnwindSafe(self.run_until_not_due()).catch_unwind().await;
         match result.unwrap_or(Err(RunError::Panicked)) {

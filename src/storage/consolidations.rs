@@ -183,7 +183,7 @@ impl Store {
         decode(statement.write_together().await?, rows::revision)
     }
 
-    /// Records a failed consolidation, ends the lease, and returns the time of the next permitted attempt. Returns
+    /// Records a failed consolidation, ends the lease, and returns the time of the next permitted run. Returns
     /// `None` if `token` does not hold the lease.
     pub async fn record_failure(
         &self,

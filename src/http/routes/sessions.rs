@@ -69,7 +69,7 @@ struct ConsolidationBody {
     failures: i32,
     /// Reason of the last failure.
     last_failure: Option<String>,
-    /// The next automatic attempt happens after this time.
+    /// The next automatic run starts after this time at the earliest.
     #[serde(with = "time::serde::rfc3339::option")]
     retry_at: Option<OffsetDateTime>,
 }
