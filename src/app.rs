@@ -7,7 +7,6 @@ use crate::domain::search::analyzer::Analyzer;
 use crate::domain::tokens;
 use crate::http::{self, server};
 use crate::llm::check::{self, CheckReport};
-use crate::service::keys::Keys;
 use crate::service::keys::authenticator::Authenticator;
 use crate::service::{MemoryService, PoolNames, ServiceConfig, reindex};
 use crate::storage::{self, Store, StoreError};
@@ -54,7 +53,7 @@ pub struct App {
     service: MemoryService,
     metrics: PrometheusHandle,
     router: Router,
-    keys: Keys,
+    store: Arc<Store>,
     allow_unauthenticated: bool,
     bind: SocketAddr,
     timeouts: server::Timeouts,
@@ -76,8 +75,8 @@ impl App {
         let allow_unauthenticated =
             server.allow_unauthenticated || server.bind.ip().to_canonical().is_loopback();
         let authenticator = Authenticator::new(Arc::clone(&store), allow_unauthenticated, API_KEY_TTL);
-        let keys = Keys::new(Arc::clone(&store));
-        let service = metrics.with_recorder(|| MemoryService::new(store, llm, service_config(settings)));
+        let config = service_config(settings);
+        let service = metrics.with_recorder(|| MemoryService::new(Arc::clone(&store), llm, config));
         let http_metrics = http::HttpMetrics::new(metrics.recorder());
         let limits = Arc::new(settings.limits.clone());
         let router =
@@ -86,7 +85,7 @@ impl App {
             service,
             metrics: metrics.handle(),
             router,
-            keys,
+            store,
             allow_unauthenticated,
             bind: server.bind,
             timeouts: server::Timeouts { read: server.read_timeout, write: server.write_timeout },
@@ -107,7 +106,7 @@ impl App {
     /// Binds the address of the settings. Fails if other machines can reach it and there is no API key.
     pub async fn listen(&self) -> Result<TcpListener, AppError> {
         // If the database can't tell, the service starts anyway: it rejects requests without a key here.
-        if !self.allow_unauthenticated && self.keys.any().await.is_ok_and(|any| !any) {
+        if !self.allow_unauthenticated && self.store.any_api_key().await.is_ok_and(|any| !any) {
             return Err(AppError::NoApiKeys(self.bind));
         }
         TcpListener::bind(self.bind).await.map_err(|error| AppError::Bind(self.bind, error))

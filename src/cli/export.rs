@@ -56,7 +56,7 @@ pub(super) async fn export(settings: SettingsArgs, args: ExportArgs) -> Result<(
     Ok(())
 }
 
-/// The destination of an export. A file gets its name when it is complete.
+/// The destination of an export: standard output, or a file that gets its name when it is complete.
 enum Output {
     Stdout(io::Stdout),
     File(tempfile::NamedTempFile, PathBuf),
@@ -74,10 +74,7 @@ impl Output {
 
     fn write(&mut self, lines: &str) -> Result<(), Box<dyn Error>> {
         match self {
-            Self::Stdout(stdout) => {
-                let result = stdout.write_all(lines.as_bytes());
-                result.map_err(|cause| error_with_cause("standard output is closed", cause))
-            }
+            Self::Stdout(stdout) => stdout.write_all(lines.as_bytes()).map_err(stdout_closed),
             Self::File(file, path) => {
                 file.write_all(lines.as_bytes()).map_err(|cause| cannot_write(path, cause))
             }
@@ -86,16 +83,17 @@ impl Output {
 
     fn finish(self) -> Result<(), Box<dyn Error>> {
         match self {
-            Self::Stdout(mut stdout) => {
-                stdout.flush().map_err(|cause| error_with_cause("standard output is closed", cause))
-            }
+            Self::Stdout(mut stdout) => stdout.flush().map_err(stdout_closed),
             Self::File(file, path) => {
-                file.as_file().sync_all().map_err(|cause| cannot_write(&path, cause))?;
-                file.persist(&path).map_err(|failed| cannot_write(&path, failed.error))?;
-                Ok(())
+                let written = file.as_file().sync_all().and_then(|()| Ok(file.persist(&path)?));
+                written.map(drop).map_err(|cause| cannot_write(&path, cause))
             }
         }
     }
+}
+
+fn stdout_closed(cause: io::Error) -> Box<dyn Error> {
+    error_with_cause("standard output is closed", cause)
 }
 
 fn cannot_write(path: &Path, cause: io::Error) -> Box<dyn Error> {

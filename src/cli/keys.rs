@@ -4,14 +4,14 @@
 
 use super::{error, error_with_cause};
 use crate::app::open_store;
-use crate::config::Settings;
+use crate::config::{DatabaseUrl, Settings};
 use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, Scope};
 use crate::domain::id::{KeyName, TenantId};
-use crate::service::keys::Keys;
+use crate::service::keys::create_key;
+use crate::storage::Store;
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::error::Error;
-use std::sync::Arc;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
@@ -53,34 +53,27 @@ pub(super) async fn run(
     migrate: bool,
 ) -> Result<(), Box<dyn Error>> {
     let store = open_store(settings, migrate).await?;
-    let keys = Keys::new(Arc::clone(&store));
-    let database = settings.database.url.to_string();
-    let result = match command {
+    let database = &settings.database.url;
+    match command {
         KeysCommand::Create { tenant, name, scope } => {
-            create(&keys, &tenant, name.as_ref(), scope, &database).await
+            create(&store, &tenant, name.as_ref(), scope, database).await?;
         }
-        KeysCommand::List { tenant } => match keys.list(tenant.as_ref()).await {
-            Ok(keys) => {
-                print!("{}", format_table(&keys));
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        },
-        KeysCommand::Revoke { id } => revoke(&keys, &id, &database).await,
-    };
+        KeysCommand::List { tenant } => print!("{}", format_table(&store.api_keys(tenant.as_ref()).await?)),
+        KeysCommand::Revoke { id } => revoke(&store, &id, database).await?,
+    }
     store.close().await;
-    result
+    Ok(())
 }
 
 async fn create(
-    keys: &Keys,
+    store: &Store,
     tenant: &TenantId,
     name: Option<&KeyName>,
     scope: Scope,
-    database: &str,
+    database: &DatabaseUrl,
 ) -> Result<(), Box<dyn Error>> {
-    let is_first = !keys.any().await?;
-    let created = keys.create(tenant, name, scope).await;
+    let is_first = !store.any_api_key().await?;
+    let created = create_key(store, tenant, name, scope).await;
     let key = created.map_err(|cause| error_with_cause("no key was created", cause))?;
     let id = key.id();
     eprintln!(
@@ -98,14 +91,14 @@ async fn create(
 }
 
 /// Revokes a key by its ID. Also accepts the whole key, because that is what users have if a key leaks.
-async fn revoke(keys: &Keys, id_or_key: &str, database: &str) -> Result<(), Box<dyn Error>> {
+async fn revoke(store: &Store, id_or_key: &str, database: &DatabaseUrl) -> Result<(), Box<dyn Error>> {
     // The error does not repeat the argument: it may be a key with a typing error.
     let id = KeyId::parse(id_or_key)
         .or_else(|_| ApiKey::parse(id_or_key).map(|key| key.id().clone()))
         .map_err(|_| {
             error("this is not the ID of a key, which has 8 characters; `precis keys list` shows all IDs")
         })?;
-    if !keys.revoke(&id).await? {
+    if !store.revoke_api_key(&id).await? {
         return Err(error(format!("there is no key {id} in {database}; `precis keys list` shows all keys")));
     }
     eprintln!("Key {id} is revoked: services reject it within seconds.");

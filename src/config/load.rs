@@ -247,14 +247,12 @@ fn deserialize(mut json: Json) -> (Settings, Vec<Violation>) {
 }
 
 fn insert(json: &mut Json, path: &SettingPath, value: Json) {
-    let mut target = json;
-    for part in &path.0 {
+    let target = path.0.iter().fold(json, |target, part| {
         if !target.is_object() {
             *target = Json::Object(Map::new());
         }
-        let Some(fields) = target.as_object_mut() else { return };
-        target = fields.entry(part).or_insert(Json::Null);
-    }
+        &mut target[part]
+    });
     // An empty section does not replace one with values.
     if !(target.is_object() && value.is_object()) {
         *target = value;

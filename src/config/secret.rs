@@ -171,8 +171,8 @@ impl DatabaseUrl {
     /// the password contains an unescaped special character, and `Display` would print a part of it.
     fn parse_postgres(&self) -> Option<Url> {
         let url = Url::parse(self.expose()).ok().filter(|_| self.is_postgres())?;
-        let is_split = url.fragment().is_some() || url.path().contains('@');
-        let is_split = is_split || url.query().is_some_and(|query| query.contains('@'));
+        let after_host = [url.path(), url.query().unwrap_or_default()];
+        let is_split = url.fragment().is_some() || after_host.iter().any(|part| part.contains('@'));
         (!is_split).then_some(url)
     }
 }
@@ -185,19 +185,13 @@ impl fmt::Display for DatabaseUrl {
         let Some(url) = self.parse_postgres() else {
             return f.write_str(REDACTED);
         };
-        write!(f, "{}://{}", url.scheme(), url.username())?;
-        if url.password().is_some() {
-            write!(f, ":{REDACTED}")?;
+        let mut shown = url.to_string();
+        if let Some(password) = url.password() {
+            shown = shown.replacen(&format!(":{password}@"), &format!(":{REDACTED}@"), 1);
         }
-        if !url.username().is_empty() || url.password().is_some() {
-            f.write_str("@")?;
-        }
-        f.write_str(url.host_str().unwrap_or_default())?;
-        if let Some(port) = url.port() {
-            write!(f, ":{port}")?;
-        }
-        f.write_str(url.path())?;
-        for (index, parameter) in url.query().into_iter().flat_map(|query| query.split('&')).enumerate() {
+        let (address, query) = shown.split_once('?').map_or((&*shown, None), |(a, query)| (a, Some(query)));
+        f.write_str(address)?;
+        for (index, parameter) in query.into_iter().flat_map(|query| query.split('&')).enumerate() {
             f.write_str(if index == 0 { "?" } else { "&" })?;
             // An escaped name may spell "password", too.
             let is_secret = |name: &str| name.to_ascii_lowercase().contains("pass") || name.contains('%');

@@ -257,7 +257,7 @@ section! {
         timeout: Duration = Duration::from_secs(30),
         #[serde(with = "duration")]
         connect_timeout: Duration = Duration::from_secs(5),
-        #[serde(with = "optional_duration")]
+        #[serde(with = "duration")]
         first_token_timeout: Option<Duration> = None,
         #[serde(with = "duration")]
         idle_timeout: Duration = Duration::from_secs(20),
@@ -408,7 +408,8 @@ mod from_text {
     }
 }
 
-/// Converts durations with a unit, such as `"30s"` or `"10min"`, within a range that is valid for every setting.
+/// Converts durations with a unit, such as `"30s"` or `"10min"`, within a range that is valid for every setting. The setting
+/// may be optional.
 mod duration {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error};
     use std::time::Duration;
@@ -416,7 +417,11 @@ mod duration {
     /// Long enough for "no limit", and short enough to be added to any point in time.
     const MAX: Duration = Duration::from_hours(365 * 24);
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    pub(super) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: From<Duration>,
+    {
         let text = String::deserialize(deserializer)?;
         match humantime::parse_duration(&text) {
             Err(_) => Err(D::Error::custom(format!(
@@ -424,33 +429,17 @@ mod duration {
             ))),
             Ok(duration) if duration.is_zero() => Err(D::Error::custom("must be longer than 0")),
             Ok(duration) if duration > MAX => Err(D::Error::custom("must be at most 365days")),
-            Ok(duration) => Ok(duration),
+            Ok(duration) => Ok(duration.into()),
         }
     }
 
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_duration(*duration))
-    }
-}
-
-/// [`duration`] for optional settings.
-mod optional_duration {
-    use serde::{Deserializer, Serializer};
-    use std::time::Duration;
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Duration>, D::Error> {
-        super::duration::deserialize(deserializer).map(Some)
-    }
-
-    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
-    pub(super) fn serialize<S: Serializer>(
-        value: &Option<Duration>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(duration) => super::duration::serialize(duration, serializer),
+    pub(super) fn serialize<T, S>(duration: &T, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        T: Copy + Into<Option<Duration>>,
+        S: Serializer,
+    {
+        match (*duration).into() {
+            Some(duration) => serializer.collect_str(&humantime::format_duration(duration)),
             None => serializer.serialize_none(),
         }
     }

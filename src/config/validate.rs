@@ -43,7 +43,7 @@ pub(super) fn validate(settings: &Settings) -> Vec<Violation> {
         violations.check_headers(name, provider);
         violations.check_body(name, provider);
         if let Some(problem) = provider.base_url.as_deref().and_then(base_url_error) {
-            violations.add(&[&llm("providers", name, "base_url")], problem);
+            violations.add([SettingPath::llm("providers", name, "base_url")], problem);
         }
     }
     violations.check_references(settings);
@@ -53,8 +53,8 @@ pub(super) fn validate(settings: &Settings) -> Vec<Violation> {
 struct Violations(Vec<Violation>);
 
 impl Violations {
-    fn add(&mut self, paths: &[&str], message: impl Into<String>) {
-        let paths = paths.iter().map(|&path| path.to_owned()).collect();
+    fn add<P: ToString>(&mut self, paths: impl IntoIterator<Item = P>, message: impl Into<String>) {
+        let paths = paths.into_iter().map(|path| path.to_string()).collect();
         self.0.push(Violation { paths, message: message.into() });
     }
 
@@ -77,9 +77,9 @@ impl Violations {
             };
             let Some(number) = value.as_u64() else { continue };
             if number < min {
-                self.add(&[&path.to_string()], format!("must be greater than 0{hint}"));
+                self.add([path], format!("must be greater than 0{hint}"));
             } else if number > max {
-                self.add(&[&path.to_string()], format!("must be at most {max}"));
+                self.add([path], format!("must be at most {max}"));
             }
         }
     }
@@ -88,10 +88,8 @@ impl Violations {
         let Settings { server, limits, consolidation, .. } = settings;
         let (one, all) = (limits.max_body_bytes, limits.max_body_bytes_in_flight);
         if all < one && all > 0 {
-            self.add(
-                &["limits.max_body_bytes_in_flight", "limits.max_body_bytes"],
-                format!("limits.max_body_bytes_in_flight ({all}) must not be less than limits.max_body_bytes ({one})"),
-            );
+            let paths = ["limits.max_body_bytes_in_flight", "limits.max_body_bytes"];
+            self.add(paths, format!("{} ({all}) must not be less than {} ({one})", paths[0], paths[1]));
         }
         let total = server.request_timeout;
         for (path, part) in [
@@ -99,33 +97,30 @@ impl Violations {
             ("consolidation.inline_wait", consolidation.inline_wait),
         ] {
             if total <= part {
-                let (total, part) = (humantime::format_duration(total), humantime::format_duration(part));
-                self.add(
-                    &["server.request_timeout", path],
-                    format!(
-                        "server.request_timeout ({total}) must be longer than {path} ({part}), which it includes"
-                    ),
-                );
+                let [total, part] = [total, part].map(humantime::format_duration);
+                let rule = format!("must be longer than {path} ({part}), which it includes");
+                let message = format!("server.request_timeout ({total}) {rule}");
+                self.add(["server.request_timeout", path], message);
             }
         }
         for host in server.allowed_hosts.iter().filter(|host| *host != "*" && !is_host(host)) {
             let fix = "write a name without scheme and port, such as \"precis.internal\"";
-            self.add(&["server.allowed_hosts"], format!("{host:?} is not a host: {fix}"));
+            self.add(["server.allowed_hosts"], format!("{host:?} is not a host: {fix}"));
         }
         for origin in server.cors_origins.iter().filter(|origin| !is_origin(origin)) {
             let fix = "write scheme, host and port only, such as \"https://app.example.com\"";
-            self.add(&["server.cors_origins"], format!("{origin:?} is not an origin: {fix}"));
+            self.add(["server.cors_origins"], format!("{origin:?} is not an origin: {fix}"));
         }
         if !settings.database.url.is_valid() {
             self.add(
-                &["database.url"],
+                ["database.url"],
                 "must be a URL that begins with sqlite:, postgres:// or postgresql://; \
                  escape special characters of a password, such as @ as %40",
             );
         }
         if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&settings.log.filter) {
             let fix = "write a level or directives, such as \"info,precis=debug\"";
-            self.add(&["log.filter"], format!("{error}: {fix}"));
+            self.add(["log.filter"], format!("{error}: {fix}"));
         }
     }
 
@@ -133,24 +128,18 @@ impl Violations {
         let set = &settings.consolidation;
         let (threshold, keep, max) = (set.threshold, set.keep_recent, set.max_history_messages);
         if threshold <= keep {
-            self.add(
-                &["consolidation.threshold", "consolidation.keep_recent"],
-                format!("consolidation.threshold ({threshold}) must be greater than consolidation.keep_recent ({keep})"),
-            );
+            let paths = ["consolidation.threshold", "consolidation.keep_recent"];
+            self.add(paths, format!("{} ({threshold}) must be greater than {} ({keep})", paths[0], paths[1]));
         }
         if max <= threshold {
-            self.add(
-                &["consolidation.max_history_messages", "consolidation.threshold"],
-                format!(
-                    "consolidation.max_history_messages ({max}) must be greater than consolidation.threshold \
-                     ({threshold}): otherwise messages are omitted before they are summarised"
-                ),
-            );
+            let paths = ["consolidation.max_history_messages", "consolidation.threshold"];
+            let rule = format!("{} ({max}) must be greater than {} ({threshold})", paths[0], paths[1]);
+            self.add(paths, format!("{rule}: otherwise messages are omitted before they are summarised"));
         }
         for (path, value) in entries(settings) {
             let is_prompt = matches!(*path.parts(), ["consolidation", "prompts", _]);
             if is_prompt && value.as_str().is_some_and(|prompt| prompt.trim().is_empty()) {
-                self.add(&[&path.to_string()], "must not be empty: leave it out for the built-in prompt");
+                self.add([path], "must not be empty: leave it out for the built-in prompt");
             }
         }
     }
@@ -160,7 +149,7 @@ impl Violations {
             if initial > max {
                 let [initial, max] =
                     ["retry_initial", "retry_max"].map(|name| section.child(name).to_string());
-                self.add(&[&initial, &max], format!("{initial} must not be longer than {max}"));
+                self.add([&initial, &max], format!("{initial} must not be longer than {max}"));
             }
         };
         let set = &settings.consolidation;
@@ -173,29 +162,27 @@ impl Violations {
 
     /// Rejects settings that have no effect for the kind of the provider.
     fn check_kind(&mut self, name: &str, provider: &Provider) {
-        let only_openai = [
+        let (kind, fix) = match provider.kind {
+            ProviderKind::OpenAi => return,
+            ProviderKind::Anthropic => ("a provider of kind anthropic", "leave it out"),
+            ProviderKind::Extractive => {
+                ("extractive is built in and", "write kind = \"openai\" for a server")
+            }
+        };
+        let is_built_in = provider.kind == ProviderKind::Extractive;
+        for (setting, is_rejected) in [
             ("output_limit_field", provider.output_limit_field.is_some()),
             ("stream_options", provider.stream_options.is_some()),
-        ];
-        let only_servers = [
-            ("base_url", provider.base_url.is_some()),
-            ("api_key", provider.api_key.is_some()),
-            ("api_key_header", provider.api_key_header.is_some()),
-            ("headers", !provider.headers.is_empty()),
-            ("body", !provider.body.is_empty()),
-        ];
-        let (rejected, kind, fix) = match provider.kind {
-            ProviderKind::OpenAi => return,
-            ProviderKind::Anthropic => (only_openai.to_vec(), "a provider of kind anthropic", "leave it out"),
-            ProviderKind::Extractive => (
-                [&only_servers[..], &only_openai].concat(),
-                "extractive is built in and",
-                "write kind = \"openai\" for a server",
-            ),
-        };
-        for (setting, _) in rejected.into_iter().filter(|(_, is_set)| *is_set) {
-            let paths = [setting, "kind"].map(|setting| llm("providers", name, setting));
-            self.add(&paths.each_ref().map(String::as_str), format!("{kind} takes no {setting}: {fix}"));
+            ("base_url", is_built_in && provider.base_url.is_some()),
+            ("api_key", is_built_in && provider.api_key.is_some()),
+            ("api_key_header", is_built_in && provider.api_key_header.is_some()),
+            ("headers", is_built_in && !provider.headers.is_empty()),
+            ("body", is_built_in && !provider.body.is_empty()),
+        ] {
+            if is_rejected {
+                let paths = [setting, "kind"].map(|setting| SettingPath::llm("providers", name, setting));
+                self.add(paths, format!("{kind} takes no {setting}: {fix}"));
+            }
         }
     }
 
@@ -203,7 +190,7 @@ impl Violations {
         if let Some(header) = &provider.api_key_header
             && let Err(problem) = check_header_name(header)
         {
-            self.add(&[&llm("providers", name, "api_key_header")], problem);
+            self.add([SettingPath::llm("providers", name, "api_key_header")], problem);
         }
         let key_header = header_of_api_key(provider);
         let mut earlier: Vec<&String> = Vec::new();
@@ -219,7 +206,7 @@ impl Violations {
                 earlier.push(header);
                 continue;
             };
-            self.add(&[&SettingPath::llm("providers", name, "headers").child(header).to_string()], problem);
+            self.add([SettingPath::llm("providers", name, "headers").child(header)], problem);
         }
     }
 
@@ -244,36 +231,36 @@ impl Violations {
             } else {
                 continue;
             };
-            self.add(&[&SettingPath::llm("providers", name, "body").child(field).to_string()], problem);
+            self.add([SettingPath::llm("providers", name, "body").child(field)], problem);
         }
     }
 
     fn check_references(&mut self, settings: &Settings) {
         let llm_settings = &settings.llm;
         for (name, model) in &llm_settings.models {
-            let path = llm("models", name, "provider");
+            let path = SettingPath::llm("models", name, "provider");
             if model.provider.is_empty() {
                 let names = list_names(&llm_settings.providers);
-                self.add(&[&path], format!("missing: set it to one of {names}"));
+                self.add([&path], format!("missing: set it to one of {names}"));
             } else {
                 self.check_reference(&path, "provider", &model.provider, &llm_settings.providers);
             }
             if model.model.is_empty() {
-                let path = llm("models", name, "model");
-                self.add(&[&path], "missing: set it to the provider's name for the model");
+                let path = SettingPath::llm("models", name, "model");
+                self.add([&path], "missing: set it to the provider's name for the model");
             }
         }
         for (name, pool) in &llm_settings.pools {
-            let path = llm("pools", name, "models");
+            let path = SettingPath::llm("pools", name, "models");
             if pool.models.is_empty() {
                 let names = list_names(&llm_settings.models);
-                self.add(&[&path], format!("has no model: list at least one of {names}"));
+                self.add([&path], format!("has no model: list at least one of {names}"));
             }
             let distinct: BTreeSet<&String> = pool.models.iter().collect();
             for model in distinct {
                 self.check_reference(&path, "model", model, &llm_settings.models);
                 if pool.models.iter().filter(|other| *other == model).count() > 1 {
-                    self.add(&[&path], format!("lists {model:?} twice: leave out one of them"));
+                    self.add([&path], format!("lists {model:?} twice: leave out one of them"));
                 }
             }
         }
@@ -283,24 +270,26 @@ impl Violations {
             ("consolidation.meta_pool", &settings.consolidation.meta_pool),
         ] {
             if !pool.is_empty() {
-                self.check_reference(path, "pool", pool, &llm_settings.pools);
+                self.check_reference(&SettingPath::from(path), "pool", pool, &llm_settings.pools);
             }
         }
     }
 
-    fn check_reference<T>(&mut self, path: &str, kind: &str, name: &str, known: &BTreeMap<String, T>) {
+    fn check_reference<T>(
+        &mut self,
+        path: &SettingPath,
+        kind: &str,
+        name: &str,
+        known: &BTreeMap<String, T>,
+    ) {
         if !known.contains_key(name) {
             let hint = match closest(name, known.keys().cloned()) {
                 Some(known) => format!("did you mean {known:?}?"),
                 None => format!("write one of {}", list_names(known)),
             };
-            self.add(&[path], format!("there is no {kind} {name:?}: {hint}"));
+            self.add([path], format!("there is no {kind} {name:?}: {hint}"));
         }
     }
-}
-
-fn llm(section: &str, name: &str, setting: &str) -> String {
-    SettingPath::llm(section, name, setting).to_string()
 }
 
 fn list_names<T>(named: &BTreeMap<String, T>) -> String {

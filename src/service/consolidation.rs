@@ -203,35 +203,30 @@ impl MemoryService {
         pools: PoolNames,
     ) -> ConsolidationReport {
         let (lease, lease_ttl) = (Uuid::new_v4(), self.lease_ttl(&pools));
-        match self.store.take_lease(&tenant, session, lease, condition, lease_ttl).await {
-            Ok(Some(session)) => {
-                let is_forced = condition == LeaseCondition::Force;
-                // If the session was erased and created again since the snapshot, it may be at the same revision.
-                let plan =
-                    plan.filter(|made| made.session_created_at == session.created_at).map(|made| made.plan);
-                let report = Outcome::NotDue.into();
-                let (service, lines) = (self, Vec::new());
-                let run = ConsolidationRun {
-                    service,
-                    pools,
-                    tenant,
-                    session,
-                    lease,
-                    lease_ttl,
-                    is_forced,
-                    plan,
-                    lines,
-                    report,
-                };
-                run.run().await
-            }
-            Ok(None) => Outcome::InProgress.into(),
+        let session = match self.store.take_lease(&tenant, session, lease, condition, lease_ttl).await {
+            Ok(Some(session)) => session,
+            Ok(None) => return Outcome::InProgress.into(),
             Err(error) => {
                 let error = RunError::from(error);
                 tracing::warn!(error = %ErrorChain(&error), "failed to take the lease for a consolidation");
-                ConsolidationReport { reason: Some(error.to_string()), ..Outcome::Failed.into() }
+                return ConsolidationReport { reason: Some(error.to_string()), ..Outcome::Failed.into() };
             }
-        }
+        };
+        // If the session was erased and created again since the snapshot, it may be at the same revision.
+        let plan = plan.filter(|made| made.session_created_at == session.created_at).map(|made| made.plan);
+        let run = ConsolidationRun {
+            service: self,
+            pools,
+            tenant,
+            session,
+            lease,
+            lease_ttl,
+            is_forced: condition == LeaseCondition::Force,
+            plan,
+            lines: Vec::new(),
+            report: Outcome::NotDue.into(),
+        };
+        run.run().await
     }
 }
 

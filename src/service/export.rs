@@ -85,14 +85,8 @@ impl Export {
                     lines.push_str(&line.map_err(corrupt_message)?);
                 }
                 let is_last_page = last_seq == session.last_seq;
-                (
-                    lines,
-                    if is_last_page {
-                        NextLines::RevisionsAfter(0)
-                    } else {
-                        NextLines::MessagesAfter(last_seq)
-                    },
-                )
+                let after = NextLines::MessagesAfter(last_seq);
+                (lines, if is_last_page { NextLines::RevisionsAfter(0) } else { after })
             }
             NextLines::RevisionsAfter(after) if after < session.revision => {
                 let id = &session.session_id;

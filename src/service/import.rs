@@ -7,7 +7,7 @@
 
 use super::export::{message_page, revision_page};
 use super::{Error, MemoryService};
-use crate::domain::export_format::{ExportReader, Fingerprint, ImportRow, ImportedSession, max_line_bytes};
+use crate::domain::export_format::{ExportReader, Fingerprint, ImportedSession, max_line_bytes};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::limits::SizeLimits;
 use crate::domain::session::Session;
@@ -125,15 +125,10 @@ impl Upload {
 
     fn read_line(&mut self, line: &[u8]) -> Result<(), Error> {
         self.check_line_size(line.len())?;
-        match self.reader.line(line)? {
-            None => Ok(()),
-            Some(ImportRow::Message(message)) => {
-                self.staging_file.write_message(&message).map_err(Error::StagingFile)
-            }
-            Some(ImportRow::Revision(revision)) => {
-                self.staging_file.write_revision(&revision).map_err(Error::StagingFile)
-            }
+        if let Some(row) = self.reader.line(line)? {
+            self.staging_file.write(&row).map_err(Error::StagingFile)?;
         }
+        Ok(())
     }
 
     fn check_line_size(&self, bytes: usize) -> Result<(), Error> {

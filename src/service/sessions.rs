@@ -67,10 +67,8 @@ impl MemoryService {
         session: &SessionId,
         revision: i64,
     ) -> Result<Revision, Error> {
-        match self.store.revision(tenant, session, revision).await? {
-            Some(revision) => Ok(revision),
-            None => Err(self.revision_not_found(tenant, session).await?),
-        }
+        let found = self.revisions(tenant, session, revision.saturating_add(1), 1).await?.pop();
+        found.filter(|found| found.revision == revision).ok_or(Error::RevisionNotFound)
     }
 
     /// Sets summary and cursor back to a revision, as a new revision. Revision 0 removes the summary.
@@ -82,13 +80,7 @@ impl MemoryService {
     ) -> Result<Revision, Error> {
         match self.store.restore_revision(tenant, session, revision).await? {
             Some(revision) => Ok(revision),
-            None => Err(self.revision_not_found(tenant, session).await?),
+            None => self.session(tenant, session).await.and(Err(Error::RevisionNotFound)),
         }
-    }
-
-    /// Returns the error for a missing revision or session.
-    async fn revision_not_found(&self, tenant: &TenantId, session: &SessionId) -> Result<Error, Error> {
-        let known = self.store.session(tenant, session).await?.is_some();
-        Ok(if known { Error::RevisionNotFound } else { Error::SessionNotFound })
     }
 }

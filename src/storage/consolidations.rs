@@ -1,6 +1,6 @@
 //! Consolidation: the lease of a session, revisions, and the tokens that models use.
 
-use super::rows::{self, meta_column, revision_columns, session_columns, source_column};
+use super::rows::{self, json_column, revision_columns, session_columns};
 use super::statement::{DbRow as _, Sql};
 use super::store::{decode, micros};
 use super::{Store, StoreError};
@@ -177,8 +177,8 @@ impl Store {
             .bind(revision.range_tokens)
             .bind(RevisionKind::Consolidation.as_str())
             .bind(revision.added.as_str())
-            .bind(meta_column(revision.meta.as_ref()))
-            .bind(source_column(revision.provenance.as_ref()))
+            .bind(json_column(revision.meta.as_ref()))
+            .bind(json_column(revision.provenance.as_ref()))
             .bind_now();
         decode(statement.write_together().await?, rows::revision)
     }
@@ -261,21 +261,6 @@ impl Store {
             return Ok(session.map(|_| Vec::new()));
         }
         rows.iter().map(rows::revision).collect::<Result<_, _>>().map(Some)
-    }
-
-    pub async fn revision(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        revision: i64,
-    ) -> Result<Option<Revision>, StoreError> {
-        const SELECT_REVISION: &str = concat!(
-            "SELECT ",
-            revision_columns!(),
-            " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision = $3"
-        );
-        let statement = self.statement(tenant, SELECT_REVISION).bind(session.as_str()).bind(revision);
-        decode(statement.read().await?, rows::revision)
     }
 
     /// Appends a revision that sets summary and cursor back to those of `revision` (0 = no summary). Returns `None` if

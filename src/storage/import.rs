@@ -1,6 +1,6 @@
 //! Importing a session in one transaction.
 
-use super::rows::{meta_column, source_column, tool_columns};
+use super::rows::{json_column, tool_columns};
 use super::search_index::{SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries, lexemes_of_messages};
 use super::statement::{DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64};
@@ -11,13 +11,11 @@ use crate::domain::revision::Revision;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// A part of the rows of an import.
-#[derive(Clone, Debug)]
-pub enum RowBatch {
-    /// Messages in order.
-    Messages(Vec<ImportedMessage>),
-    /// Revisions in order, after all messages.
-    Revisions(Vec<Revision>),
+/// A part of the rows of an import, in order.
+#[derive(Clone, Debug, Default)]
+pub struct RowBatch {
+    pub messages: Vec<ImportedMessage>,
+    pub revisions: Vec<Revision>,
 }
 
 pub type RowBatches = mpsc::Receiver<RowBatch>;
@@ -92,26 +90,19 @@ impl Store {
         let row = transaction.statement(SELECT_ANALYZER_VERSION).read().await?;
         let version = row.ok_or(sqlx::Error::RowNotFound)?.field::<String>("analyzer_version")?;
         let analyzer = analyzer_for_import(&version, own_analyzer);
-        // Compared with the header of the export.
-        let (mut messages, mut revisions) = (0, 0);
-        while let Some(batch) = batches.recv().await {
-            match batch {
-                RowBatch::Messages(rows) => {
-                    messages += to_i64(rows.len());
-                    let texts = rows.iter().map(|row| &row.message);
-                    let lexemes = lexemes_of_messages(analyzer, tenant, session, texts).await;
-                    insert_messages(&mut transaction, tenant, session, &rows).await?;
-                    let positions = rows.iter().map(|row| (row.seq, row.created_at));
-                    let entries = index_entries(tenant, session, user, positions, &lexemes);
-                    transaction.insert_index_entries(entries).await?;
-                }
-                RowBatch::Revisions(rows) => {
-                    revisions += to_i64(rows.len());
-                    insert_revisions(&mut transaction, tenant, session, &rows).await?;
-                }
-            }
+        let mut row_counts = (0, 0);
+        while let Some(RowBatch { messages, revisions }) = batches.recv().await {
+            row_counts.0 += to_i64(messages.len());
+            row_counts.1 += to_i64(revisions.len());
+            let texts = messages.iter().map(|row| &row.message);
+            let lexemes = lexemes_of_messages(analyzer, tenant, session, texts).await;
+            insert_messages(&mut transaction, tenant, session, &messages).await?;
+            let positions = messages.iter().map(|row| (row.seq, row.created_at));
+            let entries = index_entries(tenant, session, user, positions, &lexemes);
+            transaction.insert_index_entries(entries).await?;
+            insert_revisions(&mut transaction, tenant, session, &revisions).await?;
         }
-        if (messages, revisions) != (archive.last_seq, archive.revision) {
+        if row_counts != (archive.last_seq, archive.revision) {
             return Ok(ImportOutcome::Incomplete);
         }
         let statement = transaction.statement(UPDATE_CURSOR_TOKENS).bind(tenant.as_str());
@@ -178,8 +169,8 @@ async fn insert_revisions(
             .bind(row.summary.words)
             .bind(row.summary.tokens)
             .bind(row.added.as_str())
-            .bind(meta_column(row.meta.as_ref()))
-            .bind(source_column(row.provenance.as_ref()))
+            .bind(json_column(row.meta.as_ref()))
+            .bind(json_column(row.provenance.as_ref()))
             .bind(DbTime(row.created_at))
             .execute()
             .await?;

@@ -9,7 +9,7 @@ use crate::domain::id::{KeyName, SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
-use crate::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
+use crate::domain::revision::{Revision, RevisionKind};
 use crate::domain::session::{ConsolidationState, Session, Summary};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -203,15 +203,10 @@ pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>
     (call_ids, message.tool_call_id().map(json))
 }
 
-/// Returns the column `source` of a revision. Revisions are never changed: a field that is added to [`Provenance`] later
-/// must be optional.
-pub(super) fn source_column(source: Option<&Provenance>) -> Option<String> {
-    source.map(json)
-}
-
-/// Returns the column `meta` of a revision.
-pub(super) fn meta_column(meta: Option<&MetaConsolidation>) -> Option<String> {
-    meta.map(json)
+/// Returns the column `meta` or `source` of a revision. Revisions are never changed: a field that is added to these types
+/// later must be optional.
+pub(super) fn json_column(value: Option<&impl Serialize>) -> Option<String> {
+    value.map(json)
 }
 
 fn json<T: Serialize + ?Sized>(value: &T) -> String {

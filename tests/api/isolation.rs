@@ -11,7 +11,7 @@ use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
-use precis::service::keys::Keys;
+use precis::service::keys::create_key;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -309,12 +309,12 @@ async fn no_route_returns_data_of_another_tenant(backend: Backend) {
     let (before, pages) = state(&owner, &operations).await;
     assert!(pages.len() >= 3, "lists with a second page: {pages:?}");
 
-    let keys = Keys::new(backend.store().await);
+    let store = backend.store().await;
     let mut tenants = 0;
     let mut stranger = async || {
         tenants += 1;
         let tenant = TenantId::new(format!("stranger-{tenants:04}")).expect("a tenant");
-        let key = keys.create(&tenant, None, Scope::Admin).await.expect("a key");
+        let key = create_key(&store, &tenant, None, Scope::Admin).await.expect("a key");
         app.with_key(key.expose())
     };
     let mut asked = 0;

@@ -6,8 +6,8 @@ use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
 use precis::domain::id::{KeyName, TenantId};
-use precis::service::keys::Keys;
 use precis::service::keys::authenticator::{AuthError, Authenticator, Staleness};
+use precis::service::keys::create_key;
 use precis::storage::NewApiKey;
 use precis::storage::{Store, StoreError};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ async fn stored_key_is_found_by_its_id(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_is_stored_as_hash_only(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let key = Keys::new(demo.store.clone()).create(&demo.tenant, None, Scope::Admin).await.unwrap();
+    let key = create_key(&demo.store, &demo.tenant, None, Scope::Admin).await.unwrap();
     let rows = Sql::on(&backend).await.rows().await;
     let secret = &key.expose()["precis_".len() + key.id().as_str().len()..];
     assert!(rows.iter().any(|row| row.contains(key.id().as_str())), "{rows:?}");

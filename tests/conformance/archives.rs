@@ -87,9 +87,8 @@ fn archive() -> (ImportedSession, Vec<RowBatch>) {
     };
     let (first, second) = messages.split_at(1);
     let batches = vec![
-        RowBatch::Messages(first.to_vec()),
-        RowBatch::Messages(second.to_vec()),
-        RowBatch::Revisions(revisions),
+        RowBatch { messages: first.to_vec(), revisions: Vec::new() },
+        RowBatch { messages: second.to_vec(), revisions },
     ];
     (archive, batches)
 }
@@ -120,10 +119,8 @@ async fn imported_session_equals_an_appended_session(backend: Backend) {
     assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), ImportOutcome::Imported);
     let (mut messages, mut revisions) = (Vec::new(), Vec::new());
     for batch in batches {
-        match batch {
-            RowBatch::Messages(rows) => messages.extend(rows),
-            RowBatch::Revisions(rows) => revisions.extend(rows),
-        }
+        messages.extend(batch.messages);
+        revisions.extend(batch.revisions);
     }
     let expected = Session {
         session_id: demo.session.clone(),
@@ -184,7 +181,7 @@ async fn imported_rows_without_time_get_the_store_time(backend: Backend) {
         ..archive().0
     };
     assert_eq!(
-        import(&demo, &archive, vec![RowBatch::Messages(vec![row])]).await.unwrap(),
+        import(&demo, &archive, vec![RowBatch { messages: vec![row], revisions: Vec::new() }]).await.unwrap(),
         ImportOutcome::Imported
     );
     let (state, history) = (demo.state().await, demo.history().await);

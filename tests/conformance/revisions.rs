@@ -10,7 +10,8 @@ use test_case::test_case;
 use time::OffsetDateTime;
 
 async fn get(demo: &Conversation, revision: i64) -> Option<Revision> {
-    demo.store.revision(&demo.tenant, &demo.session, revision).await.unwrap()
+    let page = demo.store.revisions(&demo.tenant, &demo.session, revision + 1, 1).await.unwrap();
+    page?.pop().filter(|found| found.revision == revision)
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

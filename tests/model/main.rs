@@ -35,7 +35,7 @@ mod support {
 use executor::Executor;
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
-use precis::service::keys::Keys;
+use precis::service::keys::create_key;
 use precis::storage::Store;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
@@ -107,7 +107,7 @@ fn check_property<S: Strategy<Value: Debug>>(cases: u32, strategy: &S, test: imp
 async fn clients(app: &TestApp, store: &Arc<Store>, case: u32) -> [TestApp; 3] {
     let client = async |tenant: &str| {
         let tenant = TenantId::new(tenant).expect("a tenant");
-        let key = Keys::new(store.clone()).create(&tenant, None, Scope::Admin).await.expect("a key");
+        let key = create_key(store, &tenant, None, Scope::Admin).await.expect("a key");
         app.with_key(key.expose())
     };
     let (one, two) = (format!("one-{case}"), format!("two-{case}"));

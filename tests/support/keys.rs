@@ -4,14 +4,14 @@
 use super::backend::Backend;
 use precis::domain::api_key::{ApiKey, KeyId, Scope};
 use precis::domain::id::TenantId;
-use precis::service::keys::Keys;
+use precis::service::keys::create_key;
 
 impl Backend {
     /// A new key, straight into the store. With the first one the service over it is closed.
     pub(crate) async fn key(&self, tenant: &str, scope: Scope) -> ApiKey {
         let store = self.store().await;
         let tenant = TenantId::new(tenant).expect("a tenant");
-        let key = Keys::new(store.clone()).create(&tenant, None, scope).await.expect("a key");
+        let key = create_key(&store, &tenant, None, scope).await.expect("a key");
         store.close().await;
         key
     }

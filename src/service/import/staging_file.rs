@@ -1,8 +1,7 @@
 //! The temporary file that holds an import until it is complete. The file has no name, so it disappears with the process.
 
-use crate::domain::export_format::{ImportedMessage, parse_revision};
+use crate::domain::export_format::{ImportRow, ImportedMessage, parse_revision};
 use crate::domain::message::Message;
-use crate::domain::revision::Revision;
 use crate::storage::{RowBatch, RowBatches};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _, Write as _};
@@ -29,13 +28,15 @@ impl StagingFile {
         Ok(Self { file: BufWriter::with_capacity(BUFFER_BYTES, tempfile::tempfile()?) })
     }
 
-    pub(super) fn write_message(&mut self, row: &ImportedMessage) -> io::Result<()> {
-        let micros = row.created_at.map_or(-1, |time| time.unix_timestamp_nanos() / 1000);
-        writeln!(self.file, "m {} {} {micros} {}", row.seq, row.tokens, row.message.json())
-    }
-
-    pub(super) fn write_revision(&mut self, row: &Revision) -> io::Result<()> {
-        writeln!(self.file, "r {}", serde_json::to_string(row)?)
+    pub(super) fn write(&mut self, row: &ImportRow) -> io::Result<()> {
+        match row {
+            ImportRow::Message(row) => {
+                let ImportedMessage { seq, created_at, message, tokens } = &**row;
+                let micros = created_at.map_or(-1, |time| time.unix_timestamp_nanos() / 1000);
+                writeln!(self.file, "m {seq} {tokens} {micros} {}", message.json())
+            }
+            ImportRow::Revision(revision) => writeln!(self.file, "r {}", serde_json::to_string(revision)?),
+        }
     }
 
     /// Reads the rows in batches, as fast as the receiver takes them. `progress` receives the number of messages sent.
@@ -59,36 +60,29 @@ fn send_batches(
     sender: &mpsc::Sender<RowBatch>,
     progress: impl Fn(i64),
 ) -> io::Result<()> {
-    let (mut messages, mut revisions, mut bytes) = (Vec::new(), Vec::new(), 0);
-    let mut line = String::new();
+    let (mut batch, mut bytes, mut line) = (RowBatch::default(), 0, String::new());
     loop {
         line.clear();
         let read = file.read_line(&mut line)?;
-        let row = line.trim_end_matches('\n');
-        let message = row.strip_prefix("m ");
-        let is_full = messages.len() + revisions.len() >= MAX_BATCH_ROWS || bytes + read > MAX_BATCH_BYTES;
-        if read == 0 || is_full || (message.is_none() && !messages.is_empty()) {
-            let last_seq = messages.last().map(|row: &ImportedMessage| row.seq);
-            let batch = match (messages.is_empty(), revisions.is_empty()) {
-                (false, _) => Some(RowBatch::Messages(std::mem::take(&mut messages))),
-                (true, false) => Some(RowBatch::Revisions(std::mem::take(&mut revisions))),
-                (true, true) => None,
-            };
-            bytes = 0;
-            if batch.is_some_and(|batch| sender.blocking_send(batch).is_err()) {
+        let rows = batch.messages.len() + batch.revisions.len();
+        if read == 0 || rows >= MAX_BATCH_ROWS || bytes + read > MAX_BATCH_BYTES {
+            let last_seq = batch.messages.last().map(|row| row.seq);
+            if rows > 0 && sender.blocking_send(std::mem::take(&mut batch)).is_err() {
                 return Ok(());
             }
             last_seq.into_iter().for_each(&progress);
+            bytes = 0;
         }
         if read == 0 {
             return Ok(());
         }
         bytes += read;
-        if let Some(message) = message {
-            messages.push(parse_message(message).ok_or_else(corrupt_file)?);
+        let row = line.trim_end_matches('\n');
+        if let Some(message) = row.strip_prefix("m ") {
+            batch.messages.push(parse_message(message).ok_or_else(corrupt_file)?);
         } else {
             let json = row.strip_prefix("r ").ok_or_else(corrupt_file)?;
-            revisions.push(parse_revision(json).map_err(|_| corrupt_file())?);
+            batch.revisions.push(parse_revision(json).map_err(|_| corrupt_file())?);
         }
     }
 }

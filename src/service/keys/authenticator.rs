@@ -96,10 +96,8 @@ impl Authenticator {
 
     async fn key(&self, id: &KeyId, staleness: Staleness) -> Result<Option<StoredApiKey>, StoreError> {
         let last = self.cached(id);
-        let lookup = self.cached_or_fetch(last, staleness, self.store.api_key(id)).await?;
-        let Lookup::Fetched(fetched_at, stored) = lookup else {
-            return Ok(lookup.into_value());
-        };
+        let (fetched_at, stored) = self.cached_or_fetch(last, staleness, self.store.api_key(id)).await?;
+        let Some(fetched_at) = fetched_at else { return Ok(stored) };
         let mut cache = self.cache();
         if let Some(key) = &stored {
             cache.unknown.remove(id);
@@ -123,32 +121,32 @@ impl Authenticator {
         if let Some((_, true)) = last {
             return Ok(true);
         }
-        let lookup = self.cached_or_fetch(last, staleness, self.store.any_api_key()).await?;
-        if let Lookup::Fetched(fetched_at, any) = lookup {
+        let (fetched_at, any) = self.cached_or_fetch(last, staleness, self.store.any_api_key()).await?;
+        if let Some(fetched_at) = fetched_at {
             self.cache().any = Some((fetched_at, any));
         }
-        Ok(lookup.into_value())
+        Ok(any)
     }
 
-    /// Returns the cached value if it is fresh, and the answer of the store otherwise. The time of an answer is that of its
-    /// query, because a revocation during the query may be missing in it.
+    /// Returns the cached value if it is fresh. Otherwise returns the answer of the store and its time. The time is that of
+    /// the query, because a revocation during the query may be missing in the answer.
     async fn cached_or_fetch<T>(
         &self,
         last: Option<(Instant, T)>,
         staleness: Staleness,
         fetch: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<Lookup<T>, StoreError> {
+    ) -> Result<(Option<Instant>, T), StoreError> {
         let now = Instant::now();
         let last = match last {
             Some((fetched_at, value)) if now.duration_since(fetched_at) < self.ttl => {
-                return Ok(Lookup::Cached(value));
+                return Ok((None, value));
             }
             last => last,
         };
         match (fetch.await, last) {
-            (Ok(value), _) => Ok(Lookup::Fetched(now, value)),
+            (Ok(value), _) => Ok((Some(now), value)),
             (Err(StoreError::Unavailable(_)), Some((_, value))) if staleness == Staleness::AllowStale => {
-                Ok(Lookup::Cached(value))
+                Ok((None, value))
             }
             (Err(error), _) => Err(error),
         }
@@ -156,20 +154,6 @@ impl Authenticator {
 
     fn cache(&self) -> MutexGuard<'_, KeyCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A cached or a fresh value.
-enum Lookup<T> {
-    Cached(T),
-    Fetched(Instant, T),
-}
-
-impl<T> Lookup<T> {
-    fn into_value(self) -> T {
-        match self {
-            Self::Cached(value) | Self::Fetched(_, value) => value,
-        }
     }
 }
 

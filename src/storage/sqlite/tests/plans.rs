@@ -38,26 +38,26 @@ const FILL: &str = "\
     SELECT 'default', 'u' || n, 1, 'x', 1, 1, NOW FROM n WHERE n <= SIZE";
 
 const CALLS: &[&str] = &[
-    "recall",
+    "load_context",
     "messages",
     "messages, newest first",
     "message_metadata",
     "sessions",
-    "sessions, far down",
+    "sessions, last page",
     "sessions of a user",
-    "sessions of a user, far down",
-    "sample",
-    "sample of a session",
-    "draw",
-    "draw of a session",
-    "walk",
-    "walk of a session",
-    "walk in vain",
-    "walk in vain in a session",
-    "at",
-    "at, of a user",
-    "beside",
-    "settle",
+    "sessions of a user, last page",
+    "term_statistics",
+    "term_statistics of a session",
+    "lookup_terms",
+    "lookup_terms of a session",
+    "scan_recent",
+    "scan_recent of a session",
+    "scan_recent without match",
+    "scan_recent without match in a session",
+    "fetch_hits",
+    "fetch_hits of a user",
+    "fetch_neighbours",
+    "index_pending_for",
 ];
 
 /// A store with one reading connection, and the step counter of the connection.
@@ -111,60 +111,64 @@ impl Filled {
         self.steps.load(Ordering::Relaxed) - before
     }
 
-    async fn waiting(&self) -> usize {
+    async fn pending_ranges(&self) -> usize {
         let query = sqlx::query_scalar("SELECT count(*) FROM search_pending");
-        let waiting: i64 = query.fetch_one(&self.writer).await.unwrap();
-        usize::try_from(waiting).unwrap()
+        let ranges: i64 = query.fetch_one(&self.writer).await.unwrap();
+        usize::try_from(ranges).unwrap()
     }
 
     async fn call(&self, what: &str) {
         let (store, tenant, session) = (&self.store, &TenantId::default(), &demo());
-        let ada = UserId::new("u1".to_owned()).unwrap();
-        let within = if what.ends_with("session") { Some(session.clone()) } else { None };
-        let scope = SearchFilter { session: within, ..SearchFilter::default() };
-        let far = SessionPosition {
+        let user = UserId::new("u1".to_owned()).unwrap();
+        let session_filter = if what.ends_with("session") { Some(session.clone()) } else { None };
+        let filter = SearchFilter { session: session_filter, ..SearchFilter::default() };
+        let last_page = SessionPosition {
             updated_at: self.now - time::Duration::minutes(self.sessions + 20),
             session_id: SessionId::new("x".to_owned()).unwrap(),
         };
         let page = MessageQuery { after_seq: 100, before_seq: i64::MAX, descending: false, limit: 50 };
         let messages = async |page| store.messages(tenant, session, page).await.unwrap().unwrap().len();
         let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();
-        let places: Vec<MessageRef> = (1..=20)
+        let refs: Vec<MessageRef> = (1..=20)
             .map(|n| MessageRef { created_at: self.now, seq: n * 200, session: session.clone() })
             .collect();
         let (found, expected) = match what {
-            "recall" => (store.load_context(tenant, session, &ada, 200).await.unwrap().tail.len(), 200),
+            "load_context" => {
+                (store.load_context(tenant, session, &user, 200).await.unwrap().tail.len(), 200)
+            }
             "messages" => (messages(page).await, 50),
             "messages, newest first" => (messages(MessageQuery { descending: true, ..page }).await, 50),
             "message_metadata" => (store.message_metadata(tenant, session, 100, 50).await.unwrap().len(), 50),
             "sessions" => (sessions(None, None).await, 51),
-            "sessions, far down" => (sessions(None, Some(&far)).await, 51),
-            "sessions of a user" => (sessions(Some(&ada), None).await, 51),
-            "sessions of a user, far down" => (sessions(Some(&ada), Some(&far)).await, 51),
-            "sample" | "sample of a session" => {
-                let probes = [probe("common"), probe("few7")];
-                let sample = store.term_statistics(tenant, &scope, &probes, 1000).await.unwrap();
-                (usize::try_from(sample.matching[0]).unwrap(), 1000)
+            "sessions, last page" => (sessions(None, Some(&last_page)).await, 51),
+            "sessions of a user" => (sessions(Some(&user), None).await, 51),
+            "sessions of a user, last page" => (sessions(Some(&user), Some(&last_page)).await, 51),
+            "term_statistics" | "term_statistics of a session" => {
+                let queries = [term("common"), term("few7")];
+                let statistics = store.term_statistics(tenant, &filter, &queries, 1000).await.unwrap();
+                (usize::try_from(statistics.matching[0]).unwrap(), 1000)
             }
-            "draw" | "draw of a session" => {
-                (store.lookup_terms(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20)
+            "lookup_terms" | "lookup_terms of a session" => {
+                (store.lookup_terms(tenant, &filter, &[term("few7")], 100).await.unwrap()[0].len(), 20)
             }
-            "walk" | "walk of a session" => {
-                (store.scan_recent(tenant, &scope, &probe("common"), 4000, 50).await.unwrap().len(), 50)
+            "scan_recent" | "scan_recent of a session" => {
+                (store.scan_recent(tenant, &filter, &term("common"), 4000, 50).await.unwrap().len(), 50)
             }
-            "walk in vain" | "walk in vain in a session" => {
-                (store.scan_recent(tenant, &scope, &probe("no"), 4000, 50).await.unwrap().len(), 0)
+            "scan_recent without match" | "scan_recent without match in a session" => {
+                (store.scan_recent(tenant, &filter, &term("no"), 4000, 50).await.unwrap().len(), 0)
             }
-            "at" => (store.fetch_hits(tenant, None, &places, i64::MAX).await.unwrap().len(), 20),
-            "at, of a user" => {
-                (store.fetch_hits(tenant, Some(&ada), &places, i64::MAX).await.unwrap().len(), 20)
+            "fetch_hits" => (store.fetch_hits(tenant, None, &refs, i64::MAX).await.unwrap().len(), 20),
+            "fetch_hits of a user" => {
+                (store.fetch_hits(tenant, Some(&user), &refs, i64::MAX).await.unwrap().len(), 20)
             }
-            "beside" => (store.fetch_neighbours(tenant, &places, 1, i64::MAX).await.unwrap().len(), 40),
-            "settle" => {
+            "fetch_neighbours" => {
+                (store.fetch_neighbours(tenant, &refs, 1, i64::MAX).await.unwrap().len(), 40)
+            }
+            "index_pending_for" => {
                 let exchange = Exchange::new(vec![Message::text(Role::User, "a"); 2], None, None);
                 store.append_exchange(tenant, session, &exchange, None).await.unwrap();
                 store.index_pending_for(tenant, None).await.unwrap();
-                (self.waiting().await, 0)
+                (self.pending_ranges().await, 0)
             }
             other => panic!("{other}"),
         };
@@ -176,7 +180,7 @@ fn demo() -> SessionId {
     SessionId::new("demo".to_owned()).unwrap()
 }
 
-fn probe(term: &str) -> TermQuery {
+fn term(term: &str) -> TermQuery {
     TermQuery(vec![vec![TermPattern::exact(term)]])
 }
 
@@ -185,8 +189,8 @@ async fn sqlite_steps_do_not_grow_with_the_table() {
     let (few, many) = (Filled::new(512).await, Filled::new(2048).await);
     for what in CALLS {
         let (of_few, of_many) = (few.steps(what).await, many.steps(what).await);
-        assert!(of_few > 10, "{what}: {of_few} steps are not the call's");
+        assert!(of_few > 10, "{what}: {of_few} steps are too few for the call");
         // A page of the list reads the hours that it touches to their end.
-        assert!(of_many * 4 < of_few * 5, "{what}: {of_many} steps, and {of_few} where a quarter is stored");
+        assert!(of_many * 4 < of_few * 5, "{what}: {of_many} steps, but {of_few} with a quarter of the rows");
     }
 }
