@@ -223,8 +223,7 @@ async fn wrong_key_is_reported_without_the_key() {
         let checked = check_models(&[wrong()], vec![]).await.to_string();
         assert!(checked.contains("refused"), "{checked}");
         for text in [error.to_string(), format!("{error:?}"), checked] {
-            assert!(text.contains("Authentication Error"), "{text}");
-            // LiteLLM shows the last four characters of a key.
+            // LiteLLM quotes the last four characters of a key.
             assert!(!text.contains(WRONG_KEY) && !text.contains("nobody-knows"), "{text}");
         }
         let wrong = ModelSpec { name: "wrong".to_owned(), ..wrong() };
@@ -247,19 +246,18 @@ async fn unknown_model_is_not_retried() {
 #[ignore = "needs scripts/litellm"]
 async fn temporary_failures_are_retried_before_the_next_model() {
     for protocol in protocols() {
-        for (name, expected, word) in [
-            ("busy", 429, "mock rate limit error"),
-            ("broken", 500, "mock internal server error"),
-            ("busy-relayed", 429, "mock rate limit error"),
-            ("broken-relayed", 500, "mock internal server error"),
-            ("breaks-relayed", 529, "mid-stream"),
+        for (name, expected) in [
+            ("busy", 429),
+            ("broken", 500),
+            ("busy-relayed", 429),
+            ("broken-relayed", 500),
+            ("breaks-relayed", 529),
         ] {
             let causes = failures(model(protocol, name)).await;
             assert_eq!(causes.len(), 2, "{protocol:?} {name}: {causes:?}");
             for cause in causes {
-                let ModelError::Status { status, message, .. } = &cause else { panic!("{name}: {cause:?}") };
+                let ModelError::Status { status, .. } = &cause else { panic!("{name}: {cause:?}") };
                 assert_eq!(*status, expected, "{protocol:?} {name}");
-                assert!(message.contains(word), "{message}");
             }
             let answer = answer(vec![model(protocol, name), model(protocol, "relayed")]).await;
             assert_eq!((answer.cost.calls, answer.cost.failures), (3, 2));
@@ -276,7 +274,7 @@ async fn too_long_prompt_is_recognised() {
             let before = pools.capacity("p");
             let error = ask(&pools).await.expect_err("no answer");
             let causes: Vec<&ModelError> = error.attempts.iter().map(|attempt| &attempt.error).collect();
-            assert!(matches!(causes[..], [ModelError::PromptTooLong(_)]), "{protocol:?} {name}: {causes:?}");
+            assert!(matches!(causes[..], [ModelError::PromptTooLong]), "{protocol:?} {name}: {causes:?}");
             assert!(error.is_prompt_too_long() && pools.capacity("p") < before);
             let mut large = model(protocol, "answers");
             large.settings.input_limit = 200_000;

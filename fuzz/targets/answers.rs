@@ -10,13 +10,10 @@ use bytes::Bytes;
 use futures_util::stream;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use precis::config;
+use precis::llm::ModelError;
 use precis::llm::http::anthropic::Anthropic;
 use precis::llm::http::openai::OpenAi;
-use precis::llm::http::{HttpProvider, ParsedResponse, build_http_client};
-use precis::llm::prompt::{Prompt, Prompts};
-use precis::llm::provider::Request;
-use precis::llm::{ModelError, Task};
-use secrecy::{ExposeSecret as _, SecretString};
+use precis::llm::http::{HttpProvider, ParsedResponse, StreamTimeouts, build_http_client};
 use std::io;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -24,16 +21,13 @@ use tokio::runtime::{Builder, Runtime};
 
 type Answer = Result<ParsedResponse, ModelError>;
 
-/// The text of the prompt, which a server could quote.
-const QUESTION: &str = "Vermilion herons inhabit Zanzibar";
+/// Texts that a server could quote: the conversation and a key.
+const PRIVATE: [&str; 2] = ["Vermilion herons inhabit Zanzibar", "sk-0123456789"];
 
 struct Server {
     runtime: Runtime,
     openai: HttpProvider,
     anthropic: HttpProvider,
-    prompts: Prompts,
-    prompt: Prompt,
-    secrets: [SecretString; 1],
 }
 
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
@@ -44,9 +38,6 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
         runtime: Builder::new_current_thread().enable_time().build().expect("a runtime"),
         openai: HttpProvider::new(http.clone(), OpenAi::new(&settings), &settings).expect("a URL"),
         anthropic: HttpProvider::new(http, Anthropic, &settings).expect("a URL"),
-        prompts: Prompts::new(&config::Prompts::default()).expect("prompts"),
-        prompt: Prompt { system: String::new(), user: QUESTION.to_owned() },
-        secrets: ["sk-0123456789".into()],
     }
 });
 
@@ -73,17 +64,9 @@ impl Arrival<'_> {
         let body = reqwest::Body::wrap_stream(stream::iter(chunks));
         let response = reqwest::Response::from(http::Response::new(body));
         let server = &*SERVER;
-        let request = Request {
-            model: "model",
-            task: Task::MetaConsolidate { summary: QUESTION, sentences: 1 },
-            prompts: &server.prompts,
-            output_limit: 1,
-            first_token_timeout: None,
-            idle_timeout: Duration::from_secs(60),
-        };
         let remote = if is_anthropic { &server.anthropic } else { &server.openai };
-        let parsed = remote.read_response(&request, &server.prompt, &server.secrets, response);
-        server.runtime.block_on(parsed)
+        let mut timeouts = StreamTimeouts::new(None, Duration::from_secs(60));
+        server.runtime.block_on(remote.read_response(response, &mut timeouts))
     }
 }
 
@@ -145,9 +128,8 @@ fn says_its_end(body: &[u8], is_anthropic: bool) -> bool {
 fn is_discreet(answer: &Answer) {
     if let Err(cause) = answer {
         let text = format!("{cause} {cause:?}");
-        assert!(!text.contains(QUESTION), "an error quotes the question: {text}");
-        for secret in &SERVER.secrets {
-            assert!(!text.contains(secret.expose_secret()), "an error quotes a key: {text}");
+        for private in PRIVATE {
+            assert!(!text.contains(private), "an error quotes the conversation or a key: {text}");
         }
     }
 }

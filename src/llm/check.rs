@@ -52,7 +52,7 @@ fn check_prompts() -> Result<Prompts, ModelError> {
         consolidate_user: Some("What is this conversation about? {conversation}".to_owned()),
         ..config::Prompts::default()
     };
-    Prompts::new(&prompts).map_err(|errors| ModelError::Protocol(errors.join("; ")))
+    Prompts::new(&prompts).map_err(|_| ModelError::Protocol("the prompts of the check are invalid"))
 }
 
 async fn call(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelError> {
@@ -139,8 +139,7 @@ impl CheckedModel {
                     ModelError::Status { status: 401 | 403, .. } => ("yes", "refused"),
                     _ => ("yes", unknown),
                 };
-                let hint = hint(error).map(|hint| format!(" ({hint})")).unwrap_or_default();
-                (reachable, key, unknown, unknown, format!("{error}{hint}"))
+                (reachable, key, unknown, unknown, error.to_string())
             }
         };
         let first_token = self.result.as_ref().ok().and_then(|completion| completion.first_token);
@@ -154,47 +153,5 @@ impl CheckedModel {
             seconds(self.duration),
             result,
         ]
-    }
-}
-
-/// Returns the setting that helps with a server that is not fully compatible.
-fn hint(error: &ModelError) -> Option<&'static str> {
-    let ModelError::Status { status: 400 | 404 | 422, message, .. } = error else {
-        return None;
-    };
-    let mentions = |word: &str| message.contains(word);
-    if mentions("stream_options") {
-        Some("try stream_options = false for its provider")
-    } else if mentions("max_completion_tokens") && !mentions("max_tokens") {
-        Some("try output_limit_field = \"max_tokens\" for its provider")
-    } else if mentions("max_completion_tokens") {
-        Some("try the other output_limit_field for its provider")
-    } else {
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn error_of_an_incompatible_server_comes_with_a_hint() {
-        for (message, setting) in [
-            ("Unrecognized request argument supplied: stream_options", Some("stream_options = false")),
-            ("extra_forbidden: max_completion_tokens", Some("\"max_tokens\"")),
-            (
-                "'max_tokens' is not supported; use 'max_completion_tokens'",
-                Some("the other output_limit_field"),
-            ),
-            ("no such model", None),
-        ] {
-            let error = ModelError::Status { status: 400, message: message.to_owned(), retry_after: None };
-            let hint = hint(&error).unwrap_or_default();
-            assert!(
-                hint.contains(setting.unwrap_or_default()) && setting.is_none() == hint.is_empty(),
-                "{hint}"
-            );
-        }
     }
 }

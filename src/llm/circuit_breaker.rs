@@ -227,29 +227,6 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn half_open_breaker_admits_one_probe_at_a_time() {
-        let breaker = CircuitBreaker::new(POLICY);
-        for _ in 0..4 {
-            call(&breaker, true);
-        }
-        tokio::time::advance(POLICY.open_for).await;
-        assert_eq!((breaker.rejects_for(), breaker.state()), (None, CircuitState::HalfOpen));
-        let probe = breaker.admit().expect("the probe");
-        assert!(breaker.admit().is_err() && breaker.rejects_for().is_some(), "one at a time");
-        assert!(!probe.record_failure());
-        assert_eq!(breaker.admit().expect_err("open again"), POLICY.open_for);
-
-        tokio::time::advance(POLICY.open_for).await;
-        drop(breaker.admit().expect("a probe that is cancelled"));
-        let probe = breaker.admit().expect("the next probe");
-        assert!(probe.record_success());
-        assert_eq!(breaker.state(), CircuitState::Closed);
-        for _ in 0..3 {
-            assert!(!call(&breaker, true), "earlier failures are forgotten");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn result_of_a_call_from_before_the_opening_is_ignored() {
         let breaker = CircuitBreaker::new(POLICY);
         let (early, late) = (breaker.admit().expect("closed"), breaker.admit().expect("closed"));

@@ -1,6 +1,7 @@
 //! Errors of models and pools, and the consequence of each error: retry, next model, circuit breaker.
 //!
-//! The error texts are written to logs and to the state of a session. They never contain keys or message text.
+//! The error texts are written to logs and to the state of a session. They contain no text of a provider, because a
+//! provider may quote keys and messages.
 
 use super::Cost;
 use std::fmt;
@@ -33,18 +34,19 @@ pub enum ModelError {
     #[error("timeout: {0} within {1:.1?}")]
     Timeout(TimeoutPhase, Duration),
     /// An HTTP error status, or an error object in a response that corresponds to one.
-    #[error("status {status}: {message}")]
+    #[error("status {status}{}: {problem}", code.map(|code| format!(" ({code})")).unwrap_or_default())]
     Status {
         status: u16,
-        /// The provider's message, redacted and shortened.
-        message: String,
+        /// The provider's code or type of the error, if it is a well-known one.
+        code: Option<&'static str>,
+        problem: &'static str,
         retry_after: Option<Duration>,
     },
-    #[error("the prompt is too long for the model: {0}")]
-    PromptTooLong(String),
+    #[error("the prompt is too long for the model")]
+    PromptTooLong,
     /// The response violates the protocol, or its stream contains an unknown error object.
     #[error("invalid response: {0}")]
-    Protocol(String),
+    Protocol(&'static str),
     /// The stream ended before the completion did.
     #[error("the response stream was truncated")]
     StreamTruncated,
@@ -101,7 +103,7 @@ impl ModelError {
             Self::Status { status: 401 | 403, .. } => "unauthorized",
             Self::Status { status: 500.., .. } => "server_error",
             Self::Status { .. } => "status",
-            Self::PromptTooLong(_) => "too_long",
+            Self::PromptTooLong => "too_long",
             Self::Protocol(_) => "protocol",
             Self::StreamTruncated => "truncated_stream",
             Self::Rejected(_) => "rejected",
@@ -206,7 +208,7 @@ impl LlmError {
     /// Returns `true` if a model reported that the prompt is too long, so a smaller batch may succeed.
     #[must_use]
     pub fn is_prompt_too_long(&self) -> bool {
-        self.attempts.iter().any(|attempt| matches!(attempt.error, ModelError::PromptTooLong(_)))
+        self.attempts.iter().any(|attempt| matches!(attempt.error, ModelError::PromptTooLong))
     }
 }
 

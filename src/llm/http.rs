@@ -2,8 +2,8 @@
 //!
 //! Responses are streamed, so that a broken connection is noticed at once and can be distinguished from the end of a
 //! completion. Everything that arrives is limited in time and size. The content type is detected from the content,
-//! because servers send wrong ones. Error messages of a server are redacted before they are used, because they may quote
-//! the key or the conversation.
+//! because servers send wrong ones. No text of a server becomes part of an error, because it may quote the key or the
+//! conversation.
 //!
 //! A new wire format implements [`WireFormat`], like [`openai`], and is selected in `app/models.rs`.
 
@@ -16,28 +16,24 @@ use crate::domain::tokens;
 use async_trait::async_trait;
 use error_body::ErrorBody;
 use futures_util::StreamExt as _;
-use redact::redact;
-use reqwest::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
-};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, Url};
-use response::{BodyKind, MAX_OBJECT_BYTES, ResponseBody, response_too_large};
+use response::{BodyKind, MAX_OBJECT_BYTES, RESPONSE_TOO_LARGE, ResponseBody};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
 use std::error::Error as _;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use stream_timeouts::StreamTimeouts;
 
 pub mod anthropic;
 mod error_body;
 pub mod openai;
-mod redact;
 mod response;
 mod stream_timeouts;
 
 pub use response::{ParsedResponse, ResponseBuilder};
+pub use stream_timeouts::StreamTimeouts;
 
 /// Builds an HTTP client for model providers. It does not follow redirects, because a request contains a conversation
 /// and a key and must only go to the configured server.
@@ -69,7 +65,7 @@ pub trait WireFormat: fmt::Debug + Send + Sync + 'static {
     fn body(&self, request: &Request<'_>, prompt: &Prompt) -> Map<String, Value>;
 
     /// Reads one event of the stream, or the single object of a server that does not stream. `event` is the event's
-    /// name, "message" by default. Error objects are handled by the caller. The text of an error must not quote `data`.
+    /// name, "message" by default. Error objects are handled by the caller.
     fn read_event(&self, event: &str, data: &str, response: &mut ResponseBuilder) -> Result<(), ModelError>;
 }
 
@@ -146,9 +142,8 @@ impl HttpProvider {
         })
     }
 
-    /// Returns the headers of a request, and the secrets in them.
-    async fn headers(&self) -> Result<(HeaderMap, Vec<SecretString>), ModelError> {
-        let (mut headers, mut secrets) = (HeaderMap::new(), Vec::new());
+    async fn headers(&self) -> Result<HeaderMap, ModelError> {
+        let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         for (name, value) in self.wire_format.headers() {
@@ -160,25 +155,111 @@ impl HttpProvider {
             let unavailable =
                 |reason: &str| ModelError::SecretUnavailable(format!("header {name}: {reason}"));
             let secret = secret.read().await.map_err(|reason| unavailable(&reason))?;
-            let value = format!("{prefix}{}", secret.expose_secret());
-            let mut value = HeaderValue::try_from(value)
+            let mut value = HeaderValue::try_from(format!("{prefix}{}", secret.expose_secret()))
                 .map_err(|_| unavailable("the secret contains a character that a header cannot"))?;
             value.set_sensitive(true);
             headers.insert(name, value);
-            secrets.push(secret);
         }
-        Ok((headers, secrets))
+        Ok(headers)
     }
 
-    /// Reads a response like [`Provider::complete`]. Errors contain none of the secrets and do not quote the prompt.
-    pub async fn read_response(
+    /// Sends the request and waits for the head of a successful response.
+    async fn send(
         &self,
         request: &Request<'_>,
         prompt: &Prompt,
-        secrets: &[SecretString],
+        timeouts: &StreamTimeouts,
+    ) -> Result<Response, ModelError> {
+        let mut body = self.wire_format.body(request, prompt);
+        body.extend(self.body.clone());
+        let call = self.client.post(self.endpoint.clone()).headers(self.headers().await?).json(&body);
+        let response = timeouts.apply(call.send()).await?.map_err(|error| {
+            // After the connect, an error may quote the server. Before, its first part only says "error sending request".
+            let source = error.source().filter(|_| error.is_connect());
+            let cause = source.map(|source| ErrorChain(source).to_string());
+            ModelError::Connection(
+                cause.unwrap_or_else(|| "the server closed it without a response".to_owned()),
+            )
+        })?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let retry_after = error_body::retry_after(response.headers());
+        // An incomplete body of a broken connection still is the best available explanation.
+        let body = response::read_prefix(response, request.idle_timeout).await;
+        let text = String::from_utf8_lossy(&body);
+        let error = ErrorBody::parse(&text).unwrap_or_else(|| ErrorBody::from_text(text.into_owned()));
+        Err(error.into_response_error(status.as_u16(), retry_after))
+    }
+
+    /// Reads a successful response. Errors do not quote it.
+    pub async fn read_response(
+        &self,
         response: Response,
+        timeouts: &mut StreamTimeouts,
     ) -> Result<ParsedResponse, ModelError> {
-        ProviderCall::new(self, request, prompt, secrets).read_response(response).await
+        let mut builder = ResponseBuilder::default();
+        match self.read_until_end(response, timeouts, &mut builder).await {
+            // A broken connection after the end of the completion does no harm.
+            Err(ModelError::StreamTruncated | ModelError::Timeout(..)) if builder.has_ended() => {}
+            result => result?,
+        }
+        builder.finish()
+    }
+
+    async fn read_until_end(
+        &self,
+        response: Response,
+        timeouts: &mut StreamTimeouts,
+        builder: &mut ResponseBuilder,
+    ) -> Result<(), ModelError> {
+        let encoding = response.headers().get(CONTENT_ENCODING).map_or(&b""[..], HeaderValue::as_bytes);
+        if !encoding.is_empty() && !encoding.eq_ignore_ascii_case(b"identity") {
+            return Err(ModelError::Protocol("compressed although the request does not accept compression"));
+        }
+        let body = ResponseBody::open(response, timeouts).await?;
+        match body.kind {
+            BodyKind::Json => {
+                let object = body.read_to_end(timeouts).await?;
+                self.read_event("message", &String::from_utf8_lossy(&object), builder)?;
+                builder.end_of_stream();
+                return Ok(());
+            }
+            // Usually a web page, because the base_url is wrong.
+            BodyKind::Other => {
+                return Err(ModelError::Protocol("neither an event stream nor JSON; check base_url"));
+            }
+            BodyKind::Empty => return Err(ModelError::StreamTruncated),
+            BodyKind::Events => {}
+        }
+        let mut events = body.into_events();
+        while let Some(event) = timeouts.apply(events.next()).await? {
+            let event = event?;
+            // Some servers send empty events to keep the connection alive.
+            if event.data.is_empty() {
+                continue;
+            }
+            if event.data.len() > MAX_OBJECT_BYTES {
+                return Err(RESPONSE_TOO_LARGE);
+            }
+            let tokens_before = builder.token_events();
+            self.read_event(&event.event, &event.data, builder)?;
+            if builder.token_events() > tokens_before {
+                timeouts.token_received();
+            }
+            if builder.is_end_of_stream() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_event(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
+        match ErrorBody::parse(data) {
+            Some(error) => Err(error.into_stream_error()),
+            None => self.wire_format.read_event(event, data, builder),
+        }
     }
 }
 
@@ -186,16 +267,15 @@ impl HttpProvider {
 impl Provider for HttpProvider {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
         let prompt = request.prompts.render(&request.task);
-        let (headers, secrets) = self.headers().await?;
-        let mut call = ProviderCall::new(self, request, &prompt, &secrets);
-        let response = call.send(headers).await?;
-        let ParsedResponse { text, finish_reason, usage } = call.read_response(response).await?;
-        let first_token = call.timeouts.time_to_first_token();
+        let mut timeouts = StreamTimeouts::new(request.first_token_timeout, request.idle_timeout);
+        let response = self.send(request, &prompt, &timeouts).await?;
+        let ParsedResponse { text, finish_reason, usage } =
+            self.read_response(response, &mut timeouts).await?;
         let tokens = match usage.total() {
             Some(tokens) => tokens,
             None => count_tokens(prompt, &text).await,
         };
-        Ok(Completion { text, finish_reason, usage, tokens, first_token })
+        Ok(Completion { text, finish_reason, usage, tokens, first_token: timeouts.time_to_first_token() })
     }
 
     fn has_key(&self) -> bool {
@@ -208,134 +288,6 @@ async fn count_tokens(prompt: Prompt, text: &str) -> u64 {
     let text = text.to_owned();
     let count = tokio::task::spawn_blocking(move || prompt.tokens() + tokens::count(&text));
     count.await.ok().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or_default()
-}
-
-/// One call of a provider.
-#[derive(Debug)]
-struct ProviderCall<'a> {
-    provider: &'a HttpProvider,
-    request: &'a Request<'a>,
-    prompt: &'a Prompt,
-    secrets: &'a [SecretString],
-    timeouts: StreamTimeouts,
-}
-
-impl<'a> ProviderCall<'a> {
-    fn new(
-        provider: &'a HttpProvider,
-        request: &'a Request<'a>,
-        prompt: &'a Prompt,
-        secrets: &'a [SecretString],
-    ) -> Self {
-        let timeouts = StreamTimeouts::new(request.first_token_timeout, request.idle_timeout);
-        Self { provider, request, prompt, secrets, timeouts }
-    }
-
-    /// Sends the request and waits for the head of a successful response.
-    async fn send(&mut self, headers: HeaderMap) -> Result<Response, ModelError> {
-        let provider = self.provider;
-        let mut body = provider.wire_format.body(self.request, self.prompt);
-        body.extend(provider.body.clone());
-        let request = provider.client.post(provider.endpoint.clone()).headers(headers).json(&body);
-        let result = self.timeouts.apply(request.send()).await?;
-        let response = result.map_err(|error| {
-            let error = error.without_url();
-            // The first error of the chain only says "error sending request".
-            let sources = ErrorChain(error.source().unwrap_or(&error)).to_string();
-            ModelError::Connection(self.redact(&sources))
-        })?;
-        if response.status().is_success() { Ok(response) } else { Err(self.read_error(response).await) }
-    }
-
-    async fn read_error(&self, response: Response) -> ModelError {
-        let status = response.status();
-        let retry_after = error_body::retry_after(response.headers());
-        // An incomplete body of a broken connection still is the best available explanation.
-        let body = response::read_prefix(response, self.request.idle_timeout).await;
-        let text = String::from_utf8_lossy(&body);
-        let error = ErrorBody::parse(&text).unwrap_or_else(|| ErrorBody::from_text_or_html(&text));
-        let mut message = self.redact(&error.message);
-        if message.is_empty() {
-            status.canonical_reason().unwrap_or("no message").clone_into(&mut message);
-        }
-        error.into_response_error(status.as_u16(), message, retry_after)
-    }
-
-    async fn read_response(&mut self, response: Response) -> Result<ParsedResponse, ModelError> {
-        let mut builder = ResponseBuilder::default();
-        match self.read_until_end(response, &mut builder).await {
-            // A broken connection after the end of the completion does no harm.
-            Err(ModelError::StreamTruncated | ModelError::Timeout(..)) if builder.has_ended() => {}
-            result => result?,
-        }
-        builder.finish()
-    }
-
-    async fn read_until_end(
-        &mut self,
-        response: Response,
-        builder: &mut ResponseBuilder,
-    ) -> Result<(), ModelError> {
-        let header = |name: HeaderName| {
-            let value = response.headers().get(name).and_then(|value| value.to_str().ok());
-            value.unwrap_or_default().to_owned()
-        };
-        let (content_type, encoding) = (header(CONTENT_TYPE), header(CONTENT_ENCODING));
-        if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
-            let message = format!("compressed ({encoding}) although the request does not accept compression");
-            return Err(ModelError::Protocol(self.redact(&message)));
-        }
-        let body = ResponseBody::open(response, &self.timeouts).await?;
-        match body.kind {
-            BodyKind::Json => {
-                let object = body.read_to_end(&self.timeouts).await?;
-                self.read_event("message", &String::from_utf8_lossy(&object), builder)?;
-                builder.end_of_stream();
-                return Ok(());
-            }
-            // Usually a web page, because the base_url is wrong.
-            BodyKind::Other => {
-                let message = format!("not an event stream but \"{content_type}\"; check base_url");
-                return Err(ModelError::Protocol(self.redact(&message)));
-            }
-            BodyKind::Empty => return Err(ModelError::StreamTruncated),
-            BodyKind::Events => {}
-        }
-        let mut events = body.into_events();
-        while let Some(event) = self.timeouts.apply(events.next()).await? {
-            let event = event?;
-            // Some servers send empty events to keep the connection alive.
-            if event.data.is_empty() {
-                continue;
-            }
-            if event.data.len() > MAX_OBJECT_BYTES {
-                return Err(response_too_large());
-            }
-            let tokens_before = builder.token_events();
-            self.read_event(&event.event, &event.data, builder)?;
-            if builder.token_events() > tokens_before {
-                self.timeouts.token_received();
-            }
-            if builder.is_end_of_stream() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn read_event(&self, event: &str, data: &str, builder: &mut ResponseBuilder) -> Result<(), ModelError> {
-        match ErrorBody::parse(data) {
-            Some(error) => {
-                let message = self.redact(&error.message);
-                Err(error.into_stream_error(message))
-            }
-            None => self.provider.wire_format.read_event(event, data, builder),
-        }
-    }
-
-    fn redact(&self, message: &str) -> String {
-        redact(message, self.prompt, self.secrets)
-    }
 }
 
 /// A secret that is read again for each call, so that a key can be replaced while the service runs.
@@ -416,11 +368,11 @@ mod tests {
             [(None, "authorization", "Bearer sk-secret"), (Some("api-key"), "api-key", "sk-secret")]
         {
             let provider = provider("https://host/v1?key=in-query", header).expect("valid");
-            let (headers, secrets) = provider.headers().await.expect("headers");
+            let headers = provider.headers().await.expect("headers");
             assert_eq!(headers[name], value);
             assert_eq!(headers["x-more"], "hidden");
             assert!(headers[name].is_sensitive() && headers["x-more"].is_sensitive());
-            assert_eq!((headers.contains_key("authorization"), secrets.len()), (header.is_none(), 2));
+            assert_eq!(headers.contains_key("authorization"), header.is_none());
             let debug = format!("{provider:?} {headers:?}");
             assert!(
                 !["sk-secret", "hidden", "in-query"].iter().any(|secret| debug.contains(secret)),
@@ -429,23 +381,5 @@ mod tests {
         }
         let invalid = provider("https://host", Some("a b"));
         assert_eq!(invalid.err(), Some(HttpProviderError::HeaderName("api_key_header")));
-    }
-
-    #[tokio::test]
-    async fn secret_file_is_read_for_each_call_and_its_last_content_outlives_it() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("key");
-        let key = CachedSecret::new(&SecretSource::File(path.clone()).into());
-        assert!(key.read().await.is_err_and(|reason| reason.contains("cannot read the file")));
-        for (content, expected) in
-            [(Some("one"), "one"), (Some("two"), "two"), (Some(""), "two"), (None, "two")]
-        {
-            match content {
-                Some(content) => std::fs::write(&path, content).expect("written"),
-                None => std::fs::remove_file(&path).expect("removed"),
-            }
-            assert_eq!(key.read().await.expect("a secret").expose_secret(), expected);
-        }
-        assert!(!format!("{key:?}").contains("two"));
     }
 }

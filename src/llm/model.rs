@@ -265,7 +265,7 @@ impl Model {
                 let mut not_before = self.retry_not_before.lock().unwrap_or_else(PoisonError::into_inner);
                 *not_before = (*not_before).max(Some(until));
             }
-            ModelError::PromptTooLong(_) => {
+            ModelError::PromptTooLong => {
                 let prompt = request.prompts.render(&request.task);
                 // Counting a long prompt takes milliseconds of CPU time.
                 let count = tokio::task::spawn_blocking(move || prompt.tokens());

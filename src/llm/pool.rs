@@ -130,7 +130,7 @@ impl Llm for ModelPools {
                 });
             }
             let mut attempts = request.attempts.iter().skip(attempts_before);
-            if attempts.any(|attempt| matches!(attempt.error, ModelError::PromptTooLong(_))) {
+            if attempts.any(|attempt| matches!(attempt.error, ModelError::PromptTooLong)) {
                 too_small_limit = too_small_limit.max(input_limit);
             }
         }

@@ -87,8 +87,7 @@ impl Provider for Extractive {
             }
         };
         // The JoinError is dropped: the text of a panic may quote the conversation.
-        let text =
-            summary.await.map_err(|_| ModelError::Protocol("the built-in summariser failed".to_owned()))?;
+        let text = summary.await.map_err(|_| ModelError::Protocol("the built-in summariser failed"))?;
         Ok(Completion {
             text,
             finish_reason: FinishReason::Complete,

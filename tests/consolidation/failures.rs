@@ -175,7 +175,10 @@ async fn retry_delay_doubles_up_to_maximum(backend: Backend) {
         let (status, problem) = consolidate(&app, "s").await;
         assert_eq!(status, StatusCode::BAD_GATEWAY, "{problem}");
         let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.contains("small: status 503: busy"), "{detail}");
+        assert!(
+            detail.contains("small: status 503 (server_error): the provider failed or is overloaded"),
+            "{detail}"
+        );
         assert_eq!(model.calls().len(), failures + 1);
     }
     model.default(Behaviour::reply(covering));
@@ -201,7 +204,7 @@ async fn failed_meta_consolidation_keeps_uncompressed_summary(backend: Backend) 
         serde_json::from_str::<String>(block.lines().next().unwrap()).unwrap()
     };
     let mut cases = misbehaviours();
-    cases.push(("longer", Behaviour::echo_longer()));
+    cases.push(("longer", Behaviour::reply(|call| format!("{} And so on.", call.user()))));
     cases.push(("as-long", Behaviour::reply(as_long)));
     for (session, behaviour) in cases {
         let before = model.calls().len();

@@ -17,7 +17,6 @@ mod support {
 mod batches;
 mod commit_failures;
 mod failures;
-mod fallback;
 mod harness;
 mod hostile;
 mod input_limit;

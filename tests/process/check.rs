@@ -79,11 +79,11 @@ async fn llm_check_distinguishes_failures() {
     let options = "Unrecognized request argument supplied: stream_options";
     for (kind, _) in KINDS {
         let cases = [
-            ("wrong-key", refusal(401, &wrong_key), "yes", "refused", "Incorrect API key provided: [key]."),
-            ("forbidden", refusal(403, "no"), "yes", "refused", "status 403: no"),
+            ("wrong-key", refusal(401, &wrong_key), "yes", "refused", "the provider rejects the API key"),
+            ("forbidden", refusal(403, "no"), "yes", "refused", "status 403 ("),
             ("options", refusal(400, options), "yes", "-", "try stream_options = false for its provider"),
-            ("absent", refusal(404, "no such model"), "yes", "-", "status 404: no such model"),
-            ("busy", refusal(503, "busy"), "yes", "-", "status 503: busy"),
+            ("absent", refusal(404, "no such model"), "yes", "-", "check model and base_url"),
+            ("busy", refusal(503, "busy"), "yes", "-", "status 503 ("),
             ("garbage", Some(Behaviour::garbage()), "yes", "-", "invalid response"),
             (
                 "broken",
@@ -137,7 +137,7 @@ async fn llm_check_fails_if_a_pool_has_no_working_model() {
     };
     let (code, table) = check(precis()).await;
     assert_eq!((code, row(&table, "good")[7]), (Some(0), "works"), "{table}");
-    assert!(row(&table, "bad")[7].starts_with("status 500: down"), "{table}");
+    assert!(row(&table, "bad")[7].starts_with("status 500 (api_error): "), "{table}");
     assert!(has_line(&table, "pool default: good can answer"), "{table}");
     let (code, table) = check(precis().set("llm.pools.other.models", "bad")).await;
     assert_eq!(code, Some(1), "{table}");

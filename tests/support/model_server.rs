@@ -2,37 +2,42 @@
 //!
 //! ```ignore
 //! let model = ModelServer::start().await;
-//! model.push(Behaviour::fail(500, "down"));   // the next call
-//! model.default(Behaviour::answer("Ada flies.").with(Form::Crlf)); // all later calls
+//! model.push(Behaviour::fail(500, "down"));         // the next call
+//! model.default(Behaviour::answer("Ada flies."));   // all later calls
 //! // … calls to model.base_url() …
 //! assert_eq!(model.calls().len(), 2);
 //! ```
 //!
-//! The path of a call selects the wire format: `/v1/chat/completions` or `/v1/messages`. [`Behaviour`] is the content of
-//! the response, [`Form`] its bytes. A test that needs a running call holds it with [`Behaviour::Held`] and waits with
-//! [`ModelServer::until_calls`], so that no test sleeps.
+//! The path of a call selects the wire format: `/v1/chat/completions` or `/v1/messages`. A test that needs a running call
+//! holds it with [`Behaviour::Held`] and waits with [`ModelServer::until_calls`], so that no test sleeps.
 
-use axum::http::HeaderMap;
-use http::{End, Request, Response, closed, read_request};
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header::CONNECTION};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::net::tcp::WriteHalf;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinHandle, JoinSet};
-use wire_formats::{Completion, Event, ping};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use wire_formats::{Finish, object, stream_of};
 
-// With paths, because the test binaries include this file from different directories.
-#[path = "model_server/http.rs"]
-mod http;
+// With a path, because the test binaries include this file from different directories.
 #[path = "model_server/wire_formats.rs"]
 mod wire_formats;
 
 /// The usage of each complete response: input tokens and output tokens.
 pub(crate) const USAGE: (u64, u64) = (120, 30);
+
+/// Chunks of this size end within events and within characters.
+const CHUNK_BYTES: usize = 61;
 
 /// Returns a base URL at which every connection is refused.
 pub(crate) fn refused_base_url() -> String {
@@ -56,24 +61,14 @@ pub(crate) enum Behaviour {
     Delayed(Duration, String),
     /// Sends the text as one JSON object even if a stream is requested.
     Whole(String),
-    /// Sends reasoning in its own field, and then the text.
-    Reasoning(String, String),
-    /// Sends the pieces of a text with a pause before each.
-    Trickle(Duration, Vec<String>),
-    /// Sends comments forever.
-    CommentsOnly(Duration),
-    /// Sends events without content forever.
-    PingsOnly(Duration),
     /// Status, headers and body.
     Raw(u16, Vec<(&'static str, String)>, String),
-    /// An error object with status, message and headers.
-    Fail(u16, String, Vec<(&'static str, String)>),
+    /// Sends the parts of an event stream with a pause before each.
+    Slow(Duration, Vec<String>),
+    /// An error object with status and message.
+    Fail(u16, String),
     /// Sends the text, or an error if the user prompt has more bytes than this.
     AtMost(usize, String),
-    /// Closes the connection before the request is read; it does not count as a call.
-    CloseOnAccept,
-    /// Closes the connection without a response.
-    Close,
     /// Sends nothing.
     Hang,
     /// Sends the text and then nothing more.
@@ -82,37 +77,8 @@ pub(crate) enum Behaviour {
     BreakOff(String),
     /// Sends the text and ends the response without finish reason and end mark.
     EndEarly(String),
-    /// Sends the text and the end mark, but no finish reason.
-    MarkOnly(String),
-    /// Sends the text and the finish reason, but no end mark.
-    ReasonOnly(String),
     /// Sends the text and then an error object.
     ErrorAfter(String, &'static str),
-    Formed(Box<Behaviour>, Form),
-}
-
-/// A variation of the bytes of a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    SingleBytes,
-    /// Lines end with CR LF.
-    Crlf,
-    /// Lines end with CR.
-    Cr,
-    ByteOrderMark,
-    Comments,
-    UnknownEvents,
-    UnknownFields,
-    /// Starts with a comment of this size.
-    LargeComment(usize),
-    /// Starts with an unknown event of this size.
-    LargeEvent(usize),
-    NoUsage,
-    ContentType(&'static str),
-    /// Announces more bytes than are sent.
-    LengthOver(usize),
-    /// Announces fewer bytes than are sent.
-    LengthUnder(usize),
 }
 
 impl Behaviour {
@@ -139,34 +105,8 @@ impl Behaviour {
         Self::Raw(200, vec![("content-type", "application/json".to_owned())], body.to_string())
     }
 
-    /// A response that is longer than the prompt.
-    pub(crate) fn echo_longer() -> Self {
-        Self::reply(|call| format!("{} And so on.", call.user()))
-    }
-
-    /// Reasoning in a think block within the text.
-    pub(crate) fn reasoning_in_text(reasoning: &str, text: &str) -> Self {
-        Self::answer(format!("<think>\n{reasoning}\n</think>\n\n{text}"))
-    }
-
     pub(crate) fn fail(status: u16, message: &str) -> Self {
-        Self::fail_with(status, message, &[])
-    }
-
-    pub(crate) fn fail_with(status: u16, message: &str, headers: &[(&'static str, &str)]) -> Self {
-        let headers = headers.iter().map(|&(name, value)| (name, value.to_owned()));
-        Self::Fail(status, message.to_owned(), headers.collect())
-    }
-
-    /// The error page of a proxy.
-    pub(crate) fn web_page(status: u16) -> Self {
-        let page =
-            format!("<html>\r\n<head><title>{status}</title></head>\r\n<body>{status}</body>\r\n</html>\r\n");
-        Self::Raw(status, vec![("content-type", "text/html".to_owned())], page)
-    }
-
-    pub(crate) fn redirect(status: u16, location: impl Into<String>) -> Self {
-        Self::Raw(status, vec![("location", location.into())], String::new())
+        Self::Fail(status, message.to_owned())
     }
 
     /// An event stream with invalid JSON.
@@ -175,171 +115,116 @@ impl Behaviour {
         Self::Raw(200, headers, "data: {\"choices\": oops\n\ndata: [DONE]\n\n".to_owned())
     }
 
-    /// Adds a form; their order does not matter.
-    pub(crate) fn with(self, form: Form) -> Self {
-        Self::Formed(Box::new(self), form)
-    }
-
-    /// Returns the response, or `None` if the connection is closed without one.
-    async fn response(mut self, call: &Call) -> Option<Response> {
-        let mut forms = Vec::new();
-        while let Self::Formed(behaviour, form) = self {
-            forms.push(form);
-            self = *behaviour;
-        }
-        let mut is_stream = call.body["stream"] == true;
-        let mut end = End::Complete;
-        let mut completion = match self {
-            Self::Finish(text, reason) => {
-                Completion { finish_reason: Some(reason), ..Completion::complete(&text) }
+    async fn reply_to(self, call: &Call) -> Reply {
+        let is_stream = call.body["stream"] == true;
+        let complete = |text: &str, finish| {
+            if is_stream {
+                Reply::stream(stream_of(call, text, finish))
+            } else {
+                Reply::json(200, &object(call, text, finish))
             }
-            Self::Reply(reply) => Completion::complete(&reply(call)),
+        };
+        match self {
+            Self::Finish(text, reason) => complete(&text, Finish::Reason(reason)),
+            Self::Reply(reply) => complete(&reply(call), Finish::Reason("stop")),
             Self::Held(semaphore, text) => {
                 semaphore.acquire().await.expect("never closed").forget();
-                Completion::complete(&text)
+                complete(&text, Finish::Reason("stop"))
             }
             Self::Delayed(delay, text) => {
-                tokio::time::sleep(delay).await;
-                Completion::complete(&text)
+                sleep(delay).await;
+                complete(&text, Finish::Reason("stop"))
             }
-            Self::Whole(text) => {
-                is_stream = false;
-                Completion::complete(&text)
+            Self::Whole(text) => Reply::json(200, &object(call, &text, Finish::Reason("stop"))),
+            Self::Raw(status, headers, body) => Reply { status, headers, ..Reply::stream(body) },
+            Self::Slow(pause, parts) => {
+                let parts = parts.into_iter().map(|part| (pause, part.into())).collect();
+                Reply { parts, ..Reply::stream(String::new()) }
             }
-            Self::Reasoning(reasoning, text) => Completion { reasoning, ..Completion::complete(&text) },
-            Self::Trickle(pause, pieces) => Completion { pieces, pause, ..Completion::complete("") },
-            Self::CommentsOnly(pause) => {
-                end = End::Repeat(pause, b": still here\n\n".to_vec());
-                Completion::without_end("")
-            }
-            Self::PingsOnly(pause) => {
-                end = End::Repeat(pause, event_text(&ping(call), &forms).into_bytes());
-                Completion::without_end("")
-            }
-            Self::HangAfter(text) => {
-                end = End::Silence;
-                Completion::without_end(&text)
-            }
-            Self::BreakOff(text) => {
-                end = End::Broken;
-                Completion::without_end(&text)
-            }
-            Self::EndEarly(text) => Completion::without_end(&text),
-            Self::MarkOnly(text) => Completion { finish_reason: None, ..Completion::complete(&text) },
-            Self::ReasonOnly(text) => Completion { has_end_mark: false, ..Completion::complete(&text) },
-            Self::ErrorAfter(text, error) => {
-                Completion { error: Some(error), ..Completion::without_end(&text) }
-            }
-            Self::Raw(status, headers, body) => return Some(Response::complete(status, headers, body)),
-            Self::Fail(status, message, headers) => return Some(error(call, status, &message, headers)),
+            Self::Fail(status, message) => Reply::json(status, &call.protocol.error(status, &message)),
             Self::AtMost(bytes, _) if call.user().len() > bytes => {
                 let message = format!("prompt is too long: more than {bytes} bytes");
-                return Some(error(call, 400, &message, Vec::new()));
+                Reply::json(400, &call.protocol.error(400, &message))
             }
-            Self::AtMost(_, text) => Completion::complete(&text),
-            Self::Close | Self::CloseOnAccept => return None,
+            Self::AtMost(_, text) => complete(&text, Finish::Reason("stop")),
             Self::Hang => std::future::pending().await,
-            Self::Formed(..) => unreachable!("the forms are removed above"),
-        };
-        completion.has_usage = !forms.contains(&Form::NoUsage);
-        let response = if is_stream {
-            let parts = if matches!(end, End::Repeat(..)) {
-                Vec::new()
-            } else {
-                event_parts(&completion.events(call), &forms)
-            };
-            let headers = vec![("content-type", "text/event-stream".to_owned())];
-            Response { status: 200, headers, parts, content_length: None, end, single_bytes: false }
-        } else {
-            let mut text = completion.object(call).to_string();
-            let has_end = completion.error.is_some() || completion.finish_reason.is_some();
-            if !has_end && !completion.has_end_mark {
-                text.truncate(text.floor_char_boundary(text.len() / 2));
+            Self::HangAfter(text) => Reply { end: End::Silence, ..complete(&text, Finish::Nothing) },
+            Self::BreakOff(text) => Reply { end: End::Broken, ..complete(&text, Finish::Nothing) },
+            Self::EndEarly(text) => complete(&text, Finish::Nothing),
+            Self::ErrorAfter(text, error) => complete(&text, Finish::Error(error)),
+        }
+    }
+}
+
+enum End {
+    Complete,
+    /// The connection is closed.
+    Broken,
+    /// Nothing more is sent.
+    Silence,
+}
+
+/// The response to a call.
+struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    /// The parts of the body, and the pause before each of them.
+    parts: VecDeque<(Duration, Bytes)>,
+    end: End,
+}
+
+impl Reply {
+    fn stream(body: String) -> Self {
+        let body = Bytes::from(body);
+        let chunks = (0..body.len()).step_by(CHUNK_BYTES);
+        let chunk = |start: usize| body.slice(start..body.len().min(start + CHUNK_BYTES));
+        let parts = chunks.map(|start| (Duration::ZERO, chunk(start))).collect();
+        Self {
+            status: 200,
+            headers: vec![("content-type", "text/event-stream".to_owned())],
+            parts,
+            end: End::Complete,
+        }
+    }
+
+    fn json(status: u16, body: &Value) -> Self {
+        let headers = vec![("content-type", "application/json".to_owned())];
+        Self { status, headers, ..Self::stream(body.to_string()) }
+    }
+
+    /// Returns the next part of the body. Ends the running call before the last part of a complete response, so that the
+    /// client cannot act on the end of the response before the server has recorded it.
+    async fn next_part(
+        mut self,
+        mut running: Option<RunningCall>,
+    ) -> Option<(io::Result<Bytes>, (Self, Option<RunningCall>))> {
+        let Some((pause, part)) = self.parts.pop_front() else {
+            match self.end {
+                End::Complete => return None,
+                // The pause lets the HTTP server send the parts before.
+                End::Broken => sleep(Duration::from_millis(20)).await,
+                End::Silence => std::future::pending().await,
             }
-            let headers = vec![("content-type", "application/json".to_owned())];
-            Response { end, ..Response::complete(200, headers, text) }
+            return Some((Err(io::Error::other("broken off by the script")), (self, running)));
         };
-        Some(formed(response, &forms))
-    }
-}
-
-fn error(call: &Call, status: u16, message: &str, mut headers: Vec<(&'static str, String)>) -> Response {
-    headers.push(("content-type", "application/json".to_owned()));
-    Response::complete(status, headers, call.protocol.error(status, message).to_string())
-}
-
-fn formed(mut response: Response, forms: &[Form]) -> Response {
-    let length: usize = response.parts.iter().map(|(_, bytes)| bytes.len()).sum();
-    for form in forms {
-        match *form {
-            Form::ContentType(content_type) => {
-                response.headers.retain(|(name, _)| *name != "content-type");
-                response.headers.push(("content-type", content_type.to_owned()));
-            }
-            Form::LengthOver(more) => response.content_length = Some(length + more),
-            Form::LengthUnder(less) => response.content_length = Some(length.saturating_sub(less)),
-            Form::SingleBytes => response.single_bytes = true,
-            _ => {}
+        if !pause.is_zero() {
+            sleep(pause).await;
         }
-    }
-    response
-}
-
-/// The bytes of a stream, and the pause before each part.
-fn event_parts(events: &[Event], forms: &[Form]) -> Vec<(Duration, Vec<u8>)> {
-    let mut prefix = ": a comment first\n\n".to_owned();
-    for form in forms {
-        match *form {
-            Form::ByteOrderMark => prefix.insert(0, '\u{feff}'),
-            Form::LargeComment(bytes) => prefix.push_str(&[": ", &"x".repeat(bytes), "\n\n"].concat()),
-            Form::LargeEvent(bytes) => prefix.push_str(&unknown_event(&"x".repeat(bytes))),
-            _ => {}
+        if self.parts.is_empty() && matches!(self.end, End::Complete) {
+            running.take().into_iter().for_each(RunningCall::finish);
         }
+        Some((Ok(part), (self, running)))
     }
-    let mut parts = vec![(Duration::ZERO, prefix)];
-    for event in events {
-        if !event.pause.is_zero() {
-            parts.push((event.pause, String::new()));
+
+    fn into_response(mut self, running: RunningCall) -> Response {
+        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
+        let body = stream::unfold((self, Some(running)), |(reply, running)| reply.next_part(running));
+        let mut response = Response::builder().status(status).header(CONNECTION, "close");
+        for (name, value) in headers {
+            response = response.header(name, value);
         }
-        parts.last_mut().expect("the prefix").1.push_str(&event_text(event, forms));
+        response.body(Body::from_stream(body)).expect("a valid response")
     }
-    let line_end = match forms.iter().find(|form| matches!(form, Form::Crlf | Form::Cr)) {
-        Some(Form::Crlf) => "\r\n",
-        Some(_) => "\r",
-        None => "\n",
-    };
-    parts.into_iter().map(|(pause, text)| (pause, text.replace('\n', line_end).into_bytes())).collect()
-}
-
-fn event_text(event: &Event, forms: &[Form]) -> String {
-    let has = |form| forms.contains(&form);
-    let mut text = String::new();
-    if has(Form::Comments) {
-        text.push_str(": a comment: data: {\n:\n\n:\n");
-    }
-    if has(Form::UnknownEvents) {
-        text.push_str(&unknown_event("not a part of the response"));
-    }
-    if has(Form::UnknownFields) {
-        text.push_str("id: 7\nretry: 60000\nx-unknown: 1\nx-empty\n");
-    }
-    if let Some(name) = event.name {
-        text.push_str(&["event: ", name, "\n"].concat());
-    }
-    if has(Form::Comments) {
-        text.push_str(": within an event\n");
-    }
-    let mut data = event.data.clone();
-    if has(Form::UnknownFields) && data.is_object() {
-        data["x_unknown"] = json!({"list": [1, null, {}], "text": "not a part of the response"});
-    }
-    let data = data.as_str().map_or_else(|| data.to_string(), str::to_owned);
-    text.push_str(&["data: ", &data, "\n\n"].concat());
-    text
-}
-
-fn unknown_event(text: &str) -> String {
-    format!("event: whatever\ndata: {}\n\n", json!({"type": "whatever", "text": text}))
 }
 
 /// A wire format.
@@ -367,14 +252,14 @@ pub(crate) struct Call {
 
 impl Call {
     /// Returns `None` if the request is not a call of a model.
-    fn new(request: Request) -> Option<Self> {
-        let path = request.target.split('?').next().unwrap_or_default();
-        let protocol = match (request.method.as_str(), path) {
-            ("POST", "/v1/chat/completions") => Protocol::OpenAi,
-            ("POST", "/v1/messages") => Protocol::Anthropic,
+    async fn read(request: Request) -> Option<Self> {
+        let (head, body) = request.into_parts();
+        let protocol = match head.uri.path() {
+            "/v1/chat/completions" => Protocol::OpenAi,
+            "/v1/messages" => Protocol::Anthropic,
             _ => return None,
         };
-        let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+        let body: Value = serde_json::from_slice(&to_bytes(body, usize::MAX).await.ok()?).unwrap_or_default();
         let of_role = |role: &str| {
             let mut messages = body["messages"].as_array().into_iter().flatten();
             messages.find(|message| message["role"] == role).map(|message| text(&message["content"]))
@@ -384,8 +269,8 @@ impl Call {
             Protocol::Anthropic => text(&body["system"]),
         };
         let user = of_role("user").unwrap_or_default();
-        let (path, headers) = (request.target, request.headers);
-        Some(Self { protocol, path, headers, body, answered: false, system, user })
+        let path = head.uri.to_string();
+        Some(Self { protocol, path, headers: head.headers, body, answered: false, system, user })
     }
 
     /// Returns the system prompt, or an empty text.
@@ -413,23 +298,22 @@ fn text(content: &Value) -> String {
     }
 }
 
-/// The server. It stops and closes all connections when it is dropped.
+/// The server. It stops when it is dropped.
 pub(crate) struct ModelServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    task: JoinHandle<io::Result<()>>,
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
     /// Notifies waiting tests of each change.
     changed: watch::Sender<()>,
 }
 
-struct State {
+struct ServerState {
     script: VecDeque<Behaviour>,
     default: Behaviour,
-    connections: usize,
     calls: Vec<Call>,
     in_flight: usize,
     max_in_flight: usize,
@@ -446,16 +330,16 @@ impl ModelServer {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("a bound port");
-        let state = State {
+        let state = ServerState {
             script: VecDeque::new(),
             default: Behaviour::answer("Ada and Bo talked about the plan."),
-            connections: 0,
             calls: Vec::new(),
             in_flight: 0,
             max_in_flight: 0,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: watch::Sender::new(()) });
-        let task = tokio::spawn(serve(listener, Arc::clone(&shared)));
+        let router = Router::new().fallback(respond).with_state(Arc::clone(&shared));
+        let task = tokio::spawn(axum::serve(listener, router).into_future());
         Self { address, shared, task }
     }
 
@@ -478,11 +362,6 @@ impl ModelServer {
         self.shared.state().calls.clone()
     }
 
-    /// Returns the number of connections, including those without a call.
-    pub(crate) fn connections(&self) -> usize {
-        self.shared.state().connections
-    }
-
     /// Returns the largest number of simultaneous calls.
     pub(crate) fn max_in_flight(&self) -> usize {
         self.shared.state().max_in_flight
@@ -498,7 +377,7 @@ impl ModelServer {
         self.until(|state| state.in_flight == 0).await;
     }
 
-    async fn until(&self, condition: impl Fn(&State) -> bool) {
+    async fn until(&self, condition: impl Fn(&ServerState) -> bool) {
         let mut changed = self.shared.changed.subscribe();
         let result = changed.wait_for(|()| condition(&self.shared.state()));
         result.await.expect("the server runs");
@@ -506,51 +385,17 @@ impl ModelServer {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn serve(listener: TcpListener, shared: Arc<Shared>) {
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok((socket, _)) = listener.accept().await else {
-            continue;
-        };
-        {
-            let mut state = shared.state();
-            state.connections += 1;
-            if matches!(state.script.front().unwrap_or(&state.default), Behaviour::CloseOnAccept) {
-                state.script.pop_front();
-                continue;
-            }
-        }
-        connections.spawn(handle_connection(socket, Arc::clone(&shared)));
-        while connections.try_join_next().is_some() {}
-    }
-}
-
-async fn handle_connection(mut socket: TcpStream, shared: Arc<Shared>) {
-    let Some(request) = read_request(&mut socket).await else {
-        return;
-    };
-    let (mut reader, mut writer) = socket.split();
-    let Some(call) = Call::new(request) else {
-        Response::complete(404, Vec::new(), String::new()).send(&mut writer, || ()).await;
-        return;
+async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let Some(call) = Call::read(request).await else {
+        return StatusCode::NOT_FOUND.into_response();
     };
     let (running, behaviour) = RunningCall::start(shared, &call);
-    tokio::select! {
-        () = closed(&mut reader) => {}
-        () = respond(behaviour, &call, running, &mut writer) => {}
-    }
-}
-
-async fn respond(behaviour: Behaviour, call: &Call, running: RunningCall, writer: &mut WriteHalf<'_>) {
-    if let Some(response) = behaviour.response(call).await {
-        let mut running = Some(running);
-        response.send(writer, || running.take().into_iter().for_each(RunningCall::finish)).await;
-    }
+    behaviour.reply_to(&call).await.into_response(running)
 }
 
 /// A running call. It ends when the response is sent or the client closes the connection.

@@ -54,8 +54,7 @@ impl WireFormat for Anthropic {
             Ok(event) => handle_event(event, response),
             // The API may introduce new events at any time.
             Err(_) if !is_known => Ok(()),
-            // serde's message would quote the conversation.
-            Err(_) => Err(ModelError::Protocol("not a message of the messages API".to_owned())),
+            Err(_) => Err(ModelError::Protocol("not a message of the messages API")),
         }
     }
 }
@@ -221,7 +220,7 @@ mod tests {
 
     #[test]
     fn malformed_events_are_protocol_errors_and_unknown_events_are_ignored() {
-        let wrong = Err(ModelError::Protocol("not a message of the messages API".to_owned()));
+        let wrong = Err(ModelError::Protocol("not a message of the messages API"));
         for event in [
             "<html>",
             "",

@@ -1,4 +1,7 @@
-//! The error responses of providers: their message, their kind, and their `Retry-After`.
+//! The error responses of providers: their kind and their `Retry-After`.
+//!
+//! Providers quote keys and conversations in their messages. A message is therefore only used to classify the error; our
+//! errors contain the status, a code of [`CODES`], and a text of ours.
 
 use crate::llm::ModelError;
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
@@ -35,12 +38,41 @@ const PROMPT_TOO_LONG_PHRASES: [&str; 21] = [
 /// Means that the prompt is too long whatever the status is.
 const REQUEST_TOO_LARGE: &str = "request too large";
 
+/// The types and codes of errors that our errors repeat. A type determines the status of an error within a stream: the
+/// status with which the provider sends it before a response.
+const CODES: [(&str, Option<u16>); 25] = [
+    ("rate_limit_error", Some(429)),
+    ("rate_limit_exceeded", Some(429)),
+    ("rate_limit", Some(429)),
+    ("overloaded_error", Some(529)),
+    ("overloaded", Some(503)),
+    ("service_unavailable", Some(503)),
+    ("UNAVAILABLE", Some(503)),
+    ("api_error", Some(500)),
+    ("server_error", Some(500)),
+    ("internal_error", Some(500)),
+    ("internal_server_error", Some(500)),
+    ("timeout_error", Some(504)),
+    ("authentication_error", Some(401)),
+    ("permission_error", Some(403)),
+    ("not_found_error", Some(404)),
+    ("invalid_request_error", Some(400)),
+    ("request_too_large", Some(413)),
+    ("invalid_api_key", None),
+    ("insufficient_quota", None),
+    ("billing_error", None),
+    ("model_not_found", None),
+    ("unsupported_parameter", None),
+    ("unknown_parameter", None),
+    ("unsupported_value", None),
+    ("RESOURCE_EXHAUSTED", None),
+];
+
 /// The error of a response.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct ErrorBody {
-    /// The message of the server, not redacted.
-    pub(super) message: String,
-    /// The type and the code of the error.
+    message: String,
+    /// The type, the code and the status of the error.
     kinds: Vec<String>,
     /// A status inside the body.
     status: Option<u16>,
@@ -51,120 +83,109 @@ impl ErrorBody {
     /// `{"object": "error", "message": "…"}`, `{"message": "…"}`, `{"detail": "…"}`. Returns `None` for anything else.
     pub(super) fn parse(json: &str) -> Option<Self> {
         #[derive(Deserialize)]
+        #[serde(default)]
+        #[derive(Default)]
         struct RawBody {
-            #[serde(default)]
             error: Value,
-            #[serde(default)]
             message: Value,
-            #[serde(default)]
             detail: Value,
-            #[serde(default)]
             choices: Value,
-            #[serde(default, rename = "type")]
+            #[serde(rename = "type")]
             kind: Value,
         }
         let body: RawBody = serde_json::from_str(json).ok()?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        match &body.error {
-            Value::Null | Value::Bool(false) => {}
-            error => {
-                let field = |name: &str| error.get(name);
-                let message = text(error).or_else(|| field("message").and_then(text));
-                let kinds =
-                    ["type", "code", "status"].into_iter().filter_map(|name| field(name).and_then(text));
-                let numbers = ["code", "status"].into_iter().filter_map(field);
-                let status = numbers
-                    .filter_map(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()))
-                    .find_map(|number| {
-                        u16::try_from(number).ok().filter(|status| (400..600).contains(status))
-                    });
-                return Some(Self {
-                    message: message.unwrap_or_else(|| "an error without a message".to_owned()),
-                    kinds: kinds.collect(),
-                    status,
-                });
-            }
+        if !matches!(body.error, Value::Null | Value::Bool(false)) {
+            let fields = |names: &'static [&str]| names.iter().filter_map(|name| body.error.get(name));
+            let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
+            let status =
+                fields(&["code", "status"]).filter_map(number).find(|status| (400..600).contains(status));
+            return Some(Self {
+                message: text(&body.error).or_else(|| text(&body.error["message"])).unwrap_or_default(),
+                kinds: fields(&["type", "code", "status"]).filter_map(text).collect(),
+                status: status.and_then(|status| u16::try_from(status).ok()),
+            });
         }
         // A completion or a part of one; other fields are ignored.
         if !body.choices.is_null() || body.kind.as_str().is_some_and(|kind| kind != "error") {
             return None;
         }
-        let message = text(&body.message).or_else(|| text(&body.detail))?;
-        Some(Self { message, ..Self::default() })
+        text(&body.message).or_else(|| text(&body.detail)).map(Self::from_text)
     }
 
-    /// Uses a body that is not an error object as the message; for a web page its title, which is more informative
-    /// than its beginning.
-    pub(super) fn from_text_or_html(text: &str) -> Self {
-        let lower = text.to_ascii_lowercase();
-        let title_start = lower.find("<title>").map(|at| at + "<title>".len());
-        let title = title_start.and_then(|start| Some(start..start + lower.get(start..)?.find("</title>")?));
-        let message = title.and_then(|range| text.get(range)).unwrap_or(text);
-        Self { message: message.to_owned(), ..Self::default() }
+    /// Uses a body that is not an error object as the message.
+    pub(super) fn from_text(message: String) -> Self {
+        Self { message, ..Self::default() }
     }
 
-    /// Returns the error for a response with this error status. `message` is the redacted [`ErrorBody::message`].
-    pub(super) fn into_response_error(
-        self,
-        status: u16,
-        message: String,
-        retry_after: Option<Duration>,
-    ) -> ModelError {
+    /// Returns the error for a response with this error status.
+    pub(super) fn into_response_error(self, status: u16, retry_after: Option<Duration>) -> ModelError {
         // OpenAI responds with 429 if a single prompt exceeds the tokens per minute; retrying is pointless.
         let never_fits = status == 429 && self.message.to_lowercase().contains(REQUEST_TOO_LARGE);
         if status == 413 || never_fits || (matches!(status, 400 | 422) && self.is_prompt_too_long()) {
-            return ModelError::PromptTooLong(message);
+            return ModelError::PromptTooLong;
         }
-        ModelError::Status { status, message, retry_after }
+        // The code is more specific than the type, which precedes it.
+        let code = self.known_codes().last().map(|(code, _)| code);
+        ModelError::Status { status, code, problem: self.problem(status), retry_after }
     }
 
     /// Returns the error for an error object inside a response with a success status.
-    pub(super) fn into_stream_error(self, message: String) -> ModelError {
+    pub(super) fn into_stream_error(self) -> ModelError {
         if self.is_prompt_too_long() {
-            return ModelError::PromptTooLong(message);
+            return ModelError::PromptTooLong;
         }
-        match self.status.or_else(|| self.kinds.iter().find_map(|kind| status_of(kind))) {
-            Some(status) => self.into_response_error(status, message, None),
-            None => ModelError::Protocol(message),
+        match self.status.or_else(|| self.known_codes().find_map(|(_, status)| status)) {
+            Some(status) => self.into_response_error(status, None),
+            None => ModelError::Protocol("it contains an error of an unknown type"),
         }
+    }
+
+    fn known_codes(&self) -> impl Iterator<Item = (&'static str, Option<u16>)> {
+        self.kinds.iter().filter_map(|kind| CODES.into_iter().find(|(code, _)| kind == code))
     }
 
     fn is_prompt_too_long(&self) -> bool {
-        let matches = |text: &str| {
+        [&self.message].into_iter().chain(&self.kinds).any(|text| {
             let text = text.to_lowercase();
             PROMPT_TOO_LONG_PHRASES.iter().any(|phrase| text.contains(phrase))
-        };
-        matches(&self.message) || self.kinds.iter().any(|kind| matches(kind))
+        })
     }
-}
 
-/// Returns the status with which a provider sends this type of error before a response.
-fn status_of(kind: &str) -> Option<u16> {
-    Some(match kind {
-        "rate_limit_error" | "rate_limit_exceeded" | "rate_limit" => 429,
-        "overloaded_error" => 529,
-        "overloaded" | "service_unavailable" | "UNAVAILABLE" => 503,
-        "api_error" | "server_error" | "internal_error" | "internal_server_error" => 500,
-        "timeout_error" => 504,
-        "authentication_error" => 401,
-        "permission_error" => 403,
-        "not_found_error" => 404,
-        "invalid_request_error" => 400,
-        "request_too_large" => 413,
-        _ => return None,
-    })
+    /// Returns our explanation of a status, with the setting that helps with a server that is not fully compatible.
+    fn problem(&self, status: u16) -> &'static str {
+        let mentions = |word: &str| matches!(status, 400 | 404 | 422) && self.message.contains(word);
+        match status {
+            _ if mentions("stream_options") => {
+                "the provider rejects stream_options; try stream_options = false for its provider"
+            }
+            _ if mentions("max_completion_tokens") && mentions("max_tokens") => {
+                "the provider rejects the output limit; try the other output_limit_field for its provider"
+            }
+            _ if mentions("max_completion_tokens") => {
+                "the provider rejects the output limit; try output_limit_field = \"max_tokens\" for its provider"
+            }
+            ..400 => "the provider redirects the request; check base_url",
+            401 | 403 => "the provider rejects the API key or its permissions",
+            404 => "the provider does not have the model or the path; check model and base_url",
+            429 => "the provider limits the number of requests or tokens",
+            400..500 => "the provider rejects the request",
+            500.. => "the provider failed or is overloaded",
+        }
+    }
 }
 
 /// Returns the delay that the headers request: `Retry-After` in seconds or as a date, or the more precise
 /// `retry-after-ms` of some providers. Returns `None` without a valid header.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
-    if let Some(milliseconds) = text("retry-after-ms").and_then(non_negative) {
-        return Duration::try_from_secs_f64(milliseconds / 1000.0).ok();
+    let seconds = |text: &str, unit: f64| Duration::try_from_secs_f64(text.parse::<f64>().ok()? * unit).ok();
+    if let Some(delay) = text("retry-after-ms").and_then(|value| seconds(value, 0.001)) {
+        return Some(delay);
     }
     let value = text(RETRY_AFTER.as_str())?;
-    if let Some(seconds) = non_negative(value) {
-        return Duration::try_from_secs_f64(seconds).ok();
+    if let Some(delay) = seconds(value, 1.0) {
+        return Some(delay);
     }
     let date = httpdate::parse_http_date(value).ok()?;
     // The server computed the date with its own clock, so its `Date` is preferred to ours.
@@ -172,117 +193,109 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(date.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }
 
-fn non_negative(text: &str) -> Option<f64> {
-    text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use test_case::test_case;
 
     fn stream_error(json: &str) -> Option<ModelError> {
-        ErrorBody::parse(json).map(|error| {
-            let message = error.message.clone();
-            error.into_stream_error(message)
-        })
+        ErrorBody::parse(json).map(ErrorBody::into_stream_error)
     }
 
-    #[test]
-    fn error_objects_are_parsed_in_every_form() {
-        for (json, message) in [
-            (r#"{"error":{"message":"odd"}}"#, "odd"),
-            (r#"{"error":"odd"}"#, "odd"),
-            (r#"{"error":{"code":5}}"#, "an error without a message"),
-            (r#"{"object":"error","message":"odd"}"#, "odd"),
-            (r#"{"detail":"odd"}"#, "odd"),
-            (r#"{"type":"error","error":{"type":"new_error","message":"odd"}}"#, "odd"),
-        ] {
-            assert_eq!(stream_error(json), Some(ModelError::Protocol(message.to_owned())), "{json}");
-        }
-        for json in [
-            r#"{"choices":[],"message":"no"}"#,
-            r#"{"error":null}"#,
-            r#"{"type":"message_start","message":{"usage":{}}}"#,
-            "<html>",
-            "[]",
-        ] {
-            assert_eq!(stream_error(json), None, "{json}");
-        }
+    #[test_case(r#"{"error":{"message":"odd"}}"#, true)]
+    #[test_case(r#"{"error":"odd"}"#, true)]
+    #[test_case(r#"{"error":{"code":5}}"#, true)]
+    #[test_case(r#"{"object":"error","message":"odd"}"#, true)]
+    #[test_case(r#"{"detail":"odd"}"#, true)]
+    #[test_case(r#"{"type":"error","error":{"type":"new_error","message":"odd"}}"#, true)]
+    #[test_case(r#"{"choices":[],"message":"no"}"#, false)]
+    #[test_case(r#"{"error":null}"#, false)]
+    #[test_case(r#"{"type":"message_start","message":{"usage":{}}}"#, false)]
+    #[test_case("<html>", false)]
+    #[test_case("[]", false)]
+    fn error_objects_are_recognised_in_every_form(json: &str, is_error: bool) {
+        let expected = is_error.then_some(ModelError::Protocol("it contains an error of an unknown type"));
+        assert_eq!(stream_error(json), expected);
     }
 
-    #[test]
-    fn stream_error_has_the_status_of_its_type_or_code() {
-        for (json, status) in [
-            (r#"{"error":{"type":"overloaded_error","message":"m"}}"#, 529),
-            (r#"{"error":{"code":503,"message":"m"}}"#, 503),
-            (r#"{"error":{"code":"429","message":"m"}}"#, 429),
-            (r#"{"error":{"type":"server_error","message":"m"}}"#, 500),
-            (r#"{"error":{"type":"invalid_request_error","code":"x","message":"m"}}"#, 400),
-        ] {
-            let cause = ModelError::Status { status, message: "m".to_owned(), retry_after: None };
-            assert_eq!(stream_error(json), Some(cause), "{json}");
-        }
+    #[test_case(r#"{"error":{"type":"overloaded_error","message":"m"}}"#, 529, Some("overloaded_error"))]
+    #[test_case(r#"{"error":{"code":503,"message":"m"}}"#, 503, None)]
+    #[test_case(r#"{"error":{"code":"429","message":"m"}}"#, 429, None)]
+    #[test_case(r#"{"error":{"type":"server_error","message":"m"}}"#, 500, Some("server_error"))]
+    #[test_case(
+        r#"{"error":{"type":"invalid_request_error","code":"secret"}}"#,
+        400,
+        Some("invalid_request_error")
+    )]
+    #[test_case(
+        r#"{"error":{"type":"invalid_request_error","code":"model_not_found"}}"#,
+        400,
+        Some("model_not_found")
+    )]
+    fn stream_error_has_the_status_of_its_type_and_a_known_code(
+        json: &str,
+        expected: u16,
+        known: Option<&str>,
+    ) {
+        let error = stream_error(json);
+        let Some(ModelError::Status { status, code, .. }) = error else { panic!("{error:?}") };
+        assert_eq!((status, code), (expected, known));
     }
 
-    #[test]
-    fn prompt_too_long_is_detected_in_the_words_of_many_providers() {
-        for message in [
-            "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens.",
-            "prompt is too long: 210000 tokens > 200000 maximum",
-            "the request exceeds the available context size. try increasing it",
-            "The input token count (40000) exceeds the maximum number of tokens allowed (32000).",
-            "litellm.ContextWindowExceededError: …",
-            "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length",
-            "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
-            "The decoder prompt (length 10000) is longer than the maximum model length of 4096.",
-            "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 3000 `inputs` tokens",
-            "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000",
-            "too many tokens: total number of tokens in the prompt cannot exceed 4081",
-            "Invalid request: Your request exceeded model token limit: 8192",
-            "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
-            "prompt token count of 130000 exceeds the limit of 128000 (model_max_prompt_tokens_exceeded)",
-        ] {
-            let error = ErrorBody { message: message.to_owned(), ..ErrorBody::default() };
-            assert!(
-                matches!(
-                    error.clone().into_response_error(400, String::new(), None),
-                    ModelError::PromptTooLong(_)
-                ),
-                "{message}"
-            );
-            assert!(!matches!(
-                error.clone().into_response_error(500, String::new(), None),
-                ModelError::PromptTooLong(_)
-            ));
-        }
-        assert!(matches!(
-            stream_error(r#"{"error":{"code":"context_length_exceeded","message":"m"}}"#),
-            Some(ModelError::PromptTooLong(_))
-        ));
-        // The prompt exceeds the tokens per minute, so a retry cannot succeed.
-        let large = "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 40000.";
-        let large = ErrorBody { message: large.to_owned(), ..ErrorBody::default() };
-        assert!(matches!(large.into_response_error(429, String::new(), None), ModelError::PromptTooLong(_)));
-        let busy = "Rate limit reached for gpt-4o on tokens per min (TPM): Limit 30000, Used 29000.";
-        let busy = ErrorBody { message: busy.to_owned(), ..ErrorBody::default() };
-        assert!(!matches!(busy.into_response_error(429, String::new(), None), ModelError::PromptTooLong(_)));
-        let other = ErrorBody { message: "max_tokens is too large".to_owned(), ..ErrorBody::default() };
-        assert!(!matches!(
-            other.clone().into_response_error(400, String::new(), None),
-            ModelError::PromptTooLong(_)
-        ));
-        assert!(matches!(
-            other.clone().into_response_error(413, String::new(), None),
-            ModelError::PromptTooLong(_)
-        ));
+    #[test_case("Unrecognized request argument supplied: stream_options", "stream_options = false")]
+    #[test_case("extra_forbidden: max_completion_tokens", "output_limit_field = \"max_tokens\"")]
+    #[test_case("'max_tokens' is not supported; use 'max_completion_tokens'", "the other output_limit_field")]
+    #[test_case("no such parameter", "the provider rejects the request")]
+    fn error_of_an_incompatible_server_names_the_setting(message: &str, expected: &str) {
+        let error = ErrorBody::from_text(message.to_owned()).into_response_error(400, None).to_string();
+        assert!(error.contains(expected) && !error.contains(message), "{error}");
+    }
+
+    #[test_case("This model's maximum context length is 8192 tokens. However, you requested 9000 tokens.")]
+    #[test_case("prompt is too long: 210000 tokens > 200000 maximum")]
+    #[test_case("the request exceeds the available context size. try increasing it")]
+    #[test_case("The input token count (40000) exceeds the maximum number of tokens allowed (32000).")]
+    #[test_case("litellm.ContextWindowExceededError: …")]
+    #[test_case("input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000")]
+    #[test_case("This model's maximum prompt length is 131072 but the request contains 537812 tokens.")]
+    #[test_case("The decoder prompt (length 10000) is longer than the maximum model length of 4096.")]
+    #[test_case("`inputs` tokens + `max_new_tokens` must be <= 2048. Given: 3000 `inputs` tokens")]
+    #[test_case("Input validation error: `inputs` must have less than 1024 tokens. Given: 2000")]
+    #[test_case("too many tokens: total number of tokens in the prompt cannot exceed 4081")]
+    #[test_case("Invalid request: Your request exceeded model token limit: 8192")]
+    #[test_case("<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]")]
+    #[test_case(
+        "prompt token count of 130000 exceeds the limit of 128000 (model_max_prompt_tokens_exceeded)"
+    )]
+    fn prompt_too_long_is_recognised_in_the_words_of_many_providers(message: &str) {
+        let error = |status| ErrorBody::from_text(message.to_owned()).into_response_error(status, None);
+        assert_eq!(error(400), ModelError::PromptTooLong);
+        assert_ne!(error(500), ModelError::PromptTooLong);
+    }
+
+    // The prompt exceeds the tokens per minute, so a retry cannot succeed.
+    #[test_case(
+        429,
+        "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 40000.",
+        true
+    )]
+    #[test_case(
+        429,
+        "Rate limit reached for gpt-4o on tokens per min (TPM): Limit 30000, Used 29000.",
+        false
+    )]
+    #[test_case(400, "max_tokens is too large", false)]
+    #[test_case(413, "max_tokens is too large", true)]
+    fn prompt_too_long_depends_on_the_status(status: u16, message: &str, is_too_long: bool) {
+        let error = ErrorBody::from_text(message.to_owned()).into_response_error(status, None);
+        assert_eq!(error == ModelError::PromptTooLong, is_too_long, "{error}");
+        let code = r#"{"error":{"code":"context_length_exceeded","message":"m"}}"#;
+        assert_eq!(stream_error(code), Some(ModelError::PromptTooLong));
     }
 
     fn parsed_retry_after(headers: &[(&'static str, &str)]) -> Option<Duration> {
-        let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            map.insert(*name, value.parse().expect("a valid value"));
-        }
-        retry_after(&map)
+        let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        retry_after(&headers.collect())
     }
 
     #[test]

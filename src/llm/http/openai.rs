@@ -72,8 +72,7 @@ impl WireFormat for OpenAi {
             if !matches!(event, "message" | "error") {
                 return Ok(());
             }
-            // serde's message would quote the conversation.
-            return Err(ModelError::Protocol("not a chat completion".to_owned()));
+            return Err(ModelError::Protocol("not a chat completion"));
         };
         response.usage(&chunk.usage, "prompt_tokens", "completion_tokens");
         // One choice was requested. Further choices would not be parts of the same text.
@@ -120,7 +119,7 @@ fn read_choice(choice: Choice, response: &mut ResponseBuilder) -> Result<(), Mod
             response.finish_reason(FinishReason::Filtered);
         }
         "error" => {
-            return Err(ModelError::Protocol("the server ended the response with an error".to_owned()));
+            return Err(ModelError::Protocol("the server ended the response with an error"));
         }
         // Servers such as vLLM, SGLang, DeepSeek and GLM report an aborted completion this way.
         "abort" | "insufficient_system_resource" | "network_error" => {
@@ -266,7 +265,7 @@ mod tests {
             ("", "not a chat completion"),
             ("null", "not a chat completion"),
         ] {
-            assert_eq!(read(&[chunk]), Err(ModelError::Protocol(message.to_owned())), "{chunk}");
+            assert_eq!(read(&[chunk]), Err(ModelError::Protocol(message)), "{chunk}");
         }
         let mut response = ResponseBuilder::default();
         assert_eq!(openai().read_event("heartbeat", "tick", &mut response), Ok(()));

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 /// The first-token timeout and the idle timeout of one call.
 #[derive(Debug)]
-pub(super) struct StreamTimeouts {
+pub struct StreamTimeouts {
     started_at: Instant,
     first_token_timeout: Option<Duration>,
     idle_timeout: Duration,
@@ -16,7 +16,8 @@ pub(super) struct StreamTimeouts {
 }
 
 impl StreamTimeouts {
-    pub(super) fn new(first_token_timeout: Option<Duration>, idle_timeout: Duration) -> Self {
+    #[must_use]
+    pub fn new(first_token_timeout: Option<Duration>, idle_timeout: Duration) -> Self {
         let (first_token_at, last_token_at) = (None, None);
         Self { started_at: Instant::now(), first_token_timeout, idle_timeout, first_token_at, last_token_at }
     }

@@ -1,17 +1,16 @@
 //! The policies of pools and models, with scripted providers and a paused clock: order, retries, deadline, queue,
-//! circuit breaker and limits. `tests/pool` shows how the behaviour of a server becomes a [`ModelError`].
+//! circuit breaker and limits. `tests/providers.rs` shows how the behaviour of a server becomes a [`ModelError`].
 
 mod policies;
 mod random;
 
 use super::*;
 use crate::domain::message::Role;
-use crate::domain::tokens;
 use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
-use crate::llm::extractive;
 use crate::llm::provider::{Completion, Extractive, FinishReason, Provider, Request};
 use crate::llm::usage::Usage;
-use std::sync::Mutex;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -95,7 +94,7 @@ fn failure(error: ModelError) -> Reply {
 }
 
 fn status(status: u16, retry_after: Option<Duration>) -> Reply {
-    failure(ModelError::Status { status, message: "BAD".to_owned(), retry_after })
+    failure(ModelError::Status { status, code: None, problem: "BAD", retry_after })
 }
 
 fn silence() -> Reply {
@@ -108,14 +107,14 @@ impl Reply {
     }
 }
 
-/// A provider that plays a script and then repeats its default reply. Each call costs 7 tokens.
+/// A provider that plays a script and then repeats its default replies. Each call costs 7 tokens.
 #[derive(Clone, Debug)]
 struct Scripted(Arc<Mutex<Script>>);
 
 #[derive(Debug)]
 struct Script {
-    next: std::collections::VecDeque<Reply>,
-    default: Reply,
+    next: VecDeque<Reply>,
+    default: Vec<Reply>,
     /// Start of each call.
     calls: Vec<Instant>,
     running: usize,
@@ -124,11 +123,15 @@ struct Script {
 
 impl Scripted {
     fn new(default: Reply) -> Self {
-        let next = std::collections::VecDeque::new();
+        Self::repeating(vec![default])
+    }
+
+    fn repeating(default: Vec<Reply>) -> Self {
+        let next = VecDeque::new();
         Self(Arc::new(Mutex::new(Script { next, default, calls: Vec::new(), running: 0, max_running: 0 })))
     }
 
-    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+    fn script(&self) -> MutexGuard<'_, Script> {
         self.0.lock().expect("not poisoned")
     }
 
@@ -137,7 +140,7 @@ impl Scripted {
     }
 
     fn default(&self, reply: Reply) {
-        self.script().default = reply;
+        self.script().default = vec![reply];
     }
 
     fn calls(&self) -> Vec<Instant> {
@@ -162,7 +165,8 @@ impl Provider for Scripted {
             script.calls.push(Instant::now());
             script.running += 1;
             script.max_running = script.max_running.max(script.running);
-            script.next.pop_front().unwrap_or_else(|| script.default.clone())
+            let number = (script.calls.len() - 1) % script.default.len();
+            script.next.pop_front().unwrap_or_else(|| script.default[number].clone())
         };
         let _running = RunningCall(self);
         sleep(after).await;
@@ -185,37 +189,15 @@ fn invalid_references_of_pools_are_reported_together() {
 }
 
 #[test]
-fn batch_within_the_capacity_fits_every_model_of_the_pool() {
+fn capacity_of_a_pool_is_that_of_its_smallest_model() {
     let models = vec![built_in("large", 100_000), built_in("small", 4000), built_in("tiny", 10)];
-    let pools = pools(models, [("two", pool(&["large", "small"])), ("tiny", pool(&["large", "tiny"]))]);
-    assert_eq!(pools.capacity("tiny"), 1);
-    let capacity = pools.capacity("two");
-    assert!(capacity < 4000 - 120, "{capacity}");
-    let mut entries = Vec::new();
-    let mut used = 0;
-    loop {
-        let next = entry(&format!("Ada moves meeting {} to 3 < 4 \"May\".", entries.len()));
-        let tokens = tokens::count(&format!("{}\n", next.json));
-        if used + tokens > capacity {
-            break;
-        }
-        used += tokens;
-        entries.push(next);
-    }
-    let prompt = prompts().render(&Task::Consolidate { lines: &entries, sentences: 50 });
-    assert!((3500..4000).contains(&prompt.tokens()), "{}", prompt.tokens());
-}
-
-#[tokio::test]
-async fn built_in_model_needs_no_settings() {
-    let pools = pools(vec![built_in("extractive", 1000)], [("default", pool(&["extractive"]))]);
-    let response = consolidate(&pools, "default").await.expect("a response");
-    assert_eq!(
-        (response.model.as_str(), response.prompt_version.as_str()),
-        ("extractive", extractive::VERSION)
+    let pools = pools(
+        models,
+        [("two", pool(&["large", "small"])), ("one", pool(&["small"])), ("tiny", pool(&["large", "tiny"]))],
     );
-    assert!(response.text.contains("Berlin"));
-    assert_eq!(pools.deadline("default"), 20 * SECOND);
+    assert_eq!((pools.capacity("two"), pools.capacity("tiny")), (pools.capacity("one"), 1));
+    let rest = 4000 - prompts().overhead();
+    assert!((rest - 200..rest).contains(&pools.capacity("one")), "{}", pools.capacity("one"));
 }
 
 #[tokio::test(start_paused = true)]
