@@ -38,29 +38,23 @@ pub(super) struct CircuitBreaker {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
-enum State {
-    /// The last calls: time of the end, and `true` for a failure.
-    Closed(VecDeque<(Instant, bool)>),
-    Open {
-        until: Instant,
-        is_probing: bool,
-    },
+#[derive(Debug, Default)]
+struct State {
+    /// The last calls while closed: time of the end, and `true` for a failure.
+    calls: VecDeque<(Instant, bool)>,
+    /// Time of the next probe; `None` while closed.
+    probe_at: Option<Instant>,
+    is_probing: bool,
 }
 
 impl State {
     fn open(policy: &CircuitBreakerPolicy) -> Self {
-        Self::Open { until: Instant::now() + policy.open_for, is_probing: false }
+        Self { probe_at: Some(Instant::now() + policy.open_for), ..Self::default() }
     }
 
     fn rejects_for(&self) -> Option<Duration> {
-        match self {
-            Self::Closed(_) => None,
-            Self::Open { until, is_probing } => {
-                let wait = until.saturating_duration_since(Instant::now());
-                (*is_probing || !wait.is_zero()).then_some(wait)
-            }
-        }
+        let wait = self.probe_at?.saturating_duration_since(Instant::now());
+        (self.is_probing || !wait.is_zero()).then_some(wait)
     }
 }
 
@@ -74,7 +68,7 @@ pub(super) struct CallPermit<'a> {
 
 impl CircuitBreaker {
     pub(super) fn new(policy: CircuitBreakerPolicy) -> Self {
-        Self { policy, state: Mutex::new(State::Closed(VecDeque::new())) }
+        Self { policy, state: Mutex::default() }
     }
 
     /// Returns the permission for a call, or the time until the next probe.
@@ -83,14 +77,8 @@ impl CircuitBreaker {
         if let Some(wait) = state.rejects_for() {
             return Err(wait);
         }
-        let is_probe = match &mut *state {
-            State::Closed(_) => false,
-            State::Open { is_probing, .. } => {
-                *is_probing = true;
-                true
-            }
-        };
-        Ok(CallPermit { breaker: self, is_probe })
+        state.is_probing = state.probe_at.is_some();
+        Ok(CallPermit { breaker: self, is_probe: state.is_probing })
     }
 
     /// Returns the time until the next probe, or `None` if a call would be admitted now.
@@ -99,10 +87,10 @@ impl CircuitBreaker {
     }
 
     pub(super) fn state(&self) -> CircuitState {
-        match &*self.lock() {
-            State::Closed(_) => CircuitState::Closed,
-            State::Open { until, .. } if *until <= Instant::now() => CircuitState::HalfOpen,
-            State::Open { .. } => CircuitState::Open,
+        match self.lock().probe_at {
+            None => CircuitState::Closed,
+            Some(probe_at) if probe_at <= Instant::now() => CircuitState::HalfOpen,
+            Some(_) => CircuitState::Open,
         }
     }
 
@@ -110,72 +98,46 @@ impl CircuitBreaker {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Records the result of a call that was not a probe. Returns `true` if this failure opens the circuit breaker.
-    fn record(&self, failed: bool) -> bool {
-        let now = Instant::now();
-        let mut state = self.lock();
-        // The call started before the circuit breaker opened, so its result is outdated.
-        let State::Closed(calls) = &mut *state else {
-            return false;
-        };
-        calls.push_back((now, failed));
-        let max_calls = self.policy.min_calls.saturating_mul(2);
-        let is_outdated = |ended_at: Instant| now.saturating_duration_since(ended_at) > self.policy.window;
-        while calls.len() > max_calls || calls.front().is_some_and(|(ended_at, _)| is_outdated(*ended_at)) {
-            calls.pop_front();
-        }
-        let failures = calls.iter().filter(|(_, failed)| *failed).count();
-        let failure_percent = usize::try_from(self.policy.failure_percent).unwrap_or(usize::MAX);
-        let opens = failed
-            && calls.len() >= self.policy.min_calls
-            && failures.saturating_mul(100) >= failure_percent.saturating_mul(calls.len());
-        if opens {
-            *state = State::open(&self.policy);
-        }
-        opens
-    }
-
-    /// Ends the probe. `failed` is `None` if the call was not made or was cancelled.
-    fn finish_probe(&self, failed: Option<bool>) {
-        let mut state = self.lock();
-        match failed {
-            Some(false) => *state = State::Closed(VecDeque::new()),
-            Some(true) => *state = State::open(&self.policy),
-            None => {
-                if let State::Open { is_probing, .. } = &mut *state {
-                    *is_probing = false;
-                }
-            }
-        }
-    }
 }
 
 impl CallPermit<'_> {
-    /// Records a successful call. Returns `true` if this closes the circuit breaker.
-    pub(super) fn record_success(mut self) -> bool {
+    /// Records the result of the call. Returns `true` if it opens the circuit breaker, or closes it again. A failed probe
+    /// keeps it open.
+    pub(super) fn record(mut self, failed: bool) -> bool {
+        let policy = &self.breaker.policy;
+        let mut state = self.breaker.lock();
         if std::mem::take(&mut self.is_probe) {
-            self.breaker.finish_probe(Some(false));
-            return true;
+            *state = if failed { State::open(policy) } else { State::default() };
+            return !failed;
         }
-        self.breaker.record(false);
-        false
-    }
-
-    /// Records a failed call. Returns `true` if this opens the circuit breaker; a failed probe keeps it open.
-    pub(super) fn record_failure(mut self) -> bool {
-        if std::mem::take(&mut self.is_probe) {
-            self.breaker.finish_probe(Some(true));
+        // The call started before the circuit breaker opened, so its result is outdated.
+        if state.probe_at.is_some() {
             return false;
         }
-        self.breaker.record(true)
+        let now = Instant::now();
+        state.calls.push_back((now, failed));
+        let is_outdated = |(ended_at, _): &(Instant, bool)| now.duration_since(*ended_at) > policy.window;
+        while state.calls.len() > policy.min_calls.saturating_mul(2)
+            || state.calls.front().is_some_and(is_outdated)
+        {
+            state.calls.pop_front();
+        }
+        let failures = state.calls.iter().filter(|(_, failed)| *failed).count();
+        let failure_percent = usize::try_from(policy.failure_percent).unwrap_or(usize::MAX);
+        let opens = failed
+            && state.calls.len() >= policy.min_calls
+            && failures.saturating_mul(100) >= failure_percent.saturating_mul(state.calls.len());
+        if opens {
+            *state = State::open(policy);
+        }
+        opens
     }
 }
 
 impl Drop for CallPermit<'_> {
     fn drop(&mut self) {
         if self.is_probe {
-            self.breaker.finish_probe(None);
+            self.breaker.lock().is_probing = false;
         }
     }
 }
@@ -192,8 +154,7 @@ mod tests {
     };
 
     fn call(breaker: &CircuitBreaker, failed: bool) -> bool {
-        let permit = breaker.admit().expect("closed");
-        if failed { permit.record_failure() } else { permit.record_success() }
+        breaker.admit().expect("closed").record(failed)
     }
 
     #[tokio::test(start_paused = true)]
@@ -233,7 +194,7 @@ mod tests {
         for _ in 0..4 {
             call(&breaker, true);
         }
-        assert!(!early.record_success() && !late.record_failure());
+        assert!(!early.record(false) && !late.record(true));
         assert_eq!(breaker.state(), CircuitState::Open);
     }
 }

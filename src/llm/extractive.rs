@@ -15,12 +15,10 @@
 
 use crate::domain::message::Role;
 use crate::domain::transcript::TranscriptEntry;
-use passage::Neighbour;
-use plain_text::Statement;
-use selection::{ScoredSentence, select};
+use selection::select;
 use std::borrow::Cow;
 use std::ops::Range;
-use terms::Terms;
+use terms::{TermBag, Terms};
 use unicode_segmentation::UnicodeSegmentation;
 
 mod passage;
@@ -47,7 +45,7 @@ const LEAD_BONUS: f64 = 0.3;
 /// Decay of the lead bonus: after an eighth of the conversation, about a third of it is left.
 const LEAD_DECAY: f64 = 8.0;
 
-/// A sentence with its origin.
+/// A sentence with its origin and its terms.
 #[derive(Debug)]
 struct SourceSentence<'a> {
     /// The speaker, if known.
@@ -55,6 +53,11 @@ struct SourceSentence<'a> {
     /// Number of the message; in a summary, number of the part that begins with a speaker.
     source: usize,
     text: Cow<'a, str>,
+    bag: TermBag,
+    /// Product of the factors for position, form and role.
+    factor: f64,
+    /// `false` for code and tool calls.
+    is_prose: bool,
 }
 
 /// Returns the most informative sentences of a conversation as one paragraph with speakers: `Ada: … Assistant: …`. The
@@ -67,7 +70,7 @@ struct SourceSentence<'a> {
 pub fn consolidate(entries: &[TranscriptEntry], sentences: usize) -> String {
     let labels: Vec<String> = entries.iter().map(plain_text::label).collect();
     let mut terms = Terms::default();
-    let (mut sources, mut scored, mut neighbours) = (Vec::new(), Vec::new(), Vec::new());
+    let mut sources = Vec::new();
     for (index, (entry, label)) in entries.iter().zip(&labels).enumerate() {
         let role_factor = if entry.role == Role::Tool { MACHINE_FACTOR } else { 1.0 };
         let position_factor = 1.0 + LEAD_BONUS * (-LEAD_DECAY * ratio(index, entries.len())).exp();
@@ -79,15 +82,14 @@ pub fn consolidate(entries: &[TranscriptEntry], sentences: usize) -> String {
         for (text, is_prose) in text.chain(calls) {
             let bag = terms.read(&text);
             let form_factor = if is_prose { form_factor(&text) } else { MACHINE_FACTOR };
-            let is_question = plain_text::is_question(&text);
-            neighbours.push(Neighbour { message: index, words: bag.words, is_prose, is_question });
-            scored.push(ScoredSentence { bag, factor: role_factor * position_factor * form_factor });
-            sources.push(SourceSentence { label: Some(label), source: index, text });
+            let factor = role_factor * position_factor * form_factor;
+            sources.push(SourceSentence { label: Some(label), source: index, text, bag, factor, is_prose });
         }
     }
-    let passages = passage::candidates(&neighbours);
-    let selected =
-        select(&scored, &passages, &terms, sentences.max(1), |passage| sentence_count(&sources, passage));
+    let passages = passage::candidates(&sources);
+    let selected = select(&sources, &passages, terms.weights(), sentences.max(1), |passage| {
+        passage::sentence_count(&passage_text(&sources, passage))
+    });
     if selected.is_empty() {
         return longest_wordless_text(entries);
     }
@@ -116,7 +118,7 @@ fn longest_wordless_text(entries: &[TranscriptEntry]) -> String {
 #[must_use]
 pub fn compress(summary: &str, sentences: usize) -> String {
     let mut terms = Terms::default();
-    let (mut sources, mut scored) = (Vec::new(), Vec::new());
+    let mut sources = Vec::new();
     let (mut label, mut source) = (None, 0);
     for line in summary.lines() {
         if line.trim().is_empty() {
@@ -128,17 +130,18 @@ pub fn compress(summary: &str, sentences: usize) -> String {
             source += 1;
             for sentence in sentences::split(part) {
                 terms.begin_document(1.0);
-                let bag = terms.read(sentence.text);
-                scored.push(ScoredSentence { bag, factor: form_factor(sentence.text) });
-                sources.push(SourceSentence { label, source, text: Cow::Borrowed(sentence.text) });
+                let (text, bag) = (Cow::Borrowed(sentence.text), terms.read(sentence.text));
+                let factor = form_factor(sentence.text);
+                sources.push(SourceSentence { label, source, text, bag, factor, is_prose: true });
             }
         }
     }
     // A sentence of a summary is a passage already.
-    let passages: Vec<_> = (0..scored.len()).map(|number| number..number + 1).collect();
+    let passages: Vec<_> = (0..sources.len()).map(|number| number..number + 1).collect();
     let max_words = summary.unicode_words().count();
-    let mut selected =
-        select(&scored, &passages, &terms, sentences.max(1), |passage| sentence_count(&sources, passage));
+    let mut selected = select(&sources, &passages, terms.weights(), sentences.max(1), |passage| {
+        passage::sentence_count(&passage_text(&sources, passage))
+    });
     while selected.len() > 1 {
         let text = write(&sources, selected.clone());
         if text.unicode_words().count() < max_words {
@@ -154,27 +157,28 @@ pub fn compress(summary: &str, sentences: usize) -> String {
     shorten(&text, max_words)
 }
 
-/// Writes the passages in the order of the conversation.
+/// Writes the passages in the order of the conversation. A label precedes the first passage of each source.
 fn write(sources: &[SourceSentence<'_>], mut passages: Vec<Range<usize>>) -> String {
     passages.sort_unstable_by_key(|passage| passage.start);
-    let statements: Vec<_> = passages
-        .iter()
-        .filter_map(|passage| sources.get(passage.start).map(|first| (first, passage_text(sources, passage))))
-        .collect();
-    plain_text::join(statements.iter().map(|(first, text)| Statement {
-        label: first.label,
-        source: first.source,
-        text,
-    }))
+    let (mut out, mut last) = (String::new(), None);
+    for passage in passages {
+        let Some(first) = sources.get(passage.start) else { continue };
+        if !out.is_empty() {
+            out.push(' ');
+        }
+        if let Some(label) = first.label.filter(|_| last != Some(first.source)) {
+            out.push_str(label);
+            out.push_str(": ");
+        }
+        out.push_str(&passage_text(sources, &passage));
+        last = Some(first.source);
+    }
+    out
 }
 
 fn passage_text(sources: &[SourceSentence<'_>], passage: &Range<usize>) -> String {
     let sentences = sources.get(passage.clone()).unwrap_or_default();
     passage::write(sentences.iter().map(|sentence| sentence.text.as_ref()))
-}
-
-fn sentence_count(sources: &[SourceSentence<'_>], passage: &Range<usize>) -> usize {
-    passage::sentence_count(&passage_text(sources, passage))
 }
 
 /// Returns the first two thirds of a sentence that has `max_words` words or more.
@@ -204,8 +208,7 @@ fn is_name_or_number(word: &str) -> bool {
     let mut chars = word.chars().skip_while(|c| !c.is_alphanumeric());
     let is_name =
         chars.next().is_some_and(char::is_uppercase) && chars.next().is_some_and(char::is_alphanumeric);
-    // No ideograph is numeric. Skipping the lookup saves a tenth of the time for texts of ideographs.
-    is_name || word.chars().any(|c| !plain_text::is_wide(c) && c.is_numeric())
+    is_name || word.chars().any(char::is_numeric)
 }
 
 fn ratio(part: usize, total: usize) -> f64 {

@@ -1,7 +1,7 @@
 //! One model of the pools: concurrency limit, circuit breaker, timeouts and retries around the calls of its provider.
 //!
-//! A model is shared by all pools and sessions. So is what it has observed: the failures in its circuit breaker, the
-//! `Retry-After` of its provider, and an input limit that is smaller than the configured one.
+//! All pools and sessions share a model and its state: the recent failures in its circuit breaker, the last `Retry-After`
+//! of its provider, and an observed input limit that is smaller than the configured one.
 
 use super::circuit_breaker::{CallPermit, CircuitBreaker, CircuitBreakerPolicy};
 use super::concurrency_limit::ConcurrencyLimit;
@@ -240,19 +240,17 @@ impl Model {
         let is_too_slow = |error: &ModelError| {
             had_enough_time && matches!(error, ModelError::Timeout(TimeoutPhase::Deadline, _))
         };
+        let failed = error.is_some_and(|error| error.is_model_fault() || is_too_slow(error));
+        let changed = (failed || error.is_none()) && permit.record(failed);
         match error {
-            None => {
-                if permit.record_success() {
-                    tracing::info!(model = name, "circuit breaker closed: the model responds again");
-                }
+            None if changed => {
+                tracing::info!(model = name, "circuit breaker closed: the model responds again");
             }
-            Some(error) if error.is_model_fault() || is_too_slow(error) => {
-                if permit.record_failure() {
-                    let open_for = self.spec.settings.breaker_open_for;
-                    tracing::warn!(model = name, %error, ?open_for, "circuit breaker opened after repeated failures");
-                }
+            Some(error) if changed => {
+                let open_for = self.spec.settings.breaker_open_for;
+                tracing::warn!(model = name, %error, ?open_for, "circuit breaker opened after repeated failures");
             }
-            Some(_) => drop(permit),
+            _ => {}
         }
         self.metrics.set_circuit_state(self.breaker.state());
     }

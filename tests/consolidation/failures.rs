@@ -1,8 +1,8 @@
 //! Failing models: requests are answered, no message is lost, and none is summarised twice.
 
 use crate::harness::{
-    Answer, PATIENCE, config, consolidate, covering, is_meta, named, plain, record, revisions, seen, sent,
-    start, state, turns, until,
+    Answer, PATIENCE, config, consolidate, covering, is_meta, named, plain, record, revisions, sent, start,
+    state, turns, until,
 };
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
@@ -109,50 +109,6 @@ async fn context_is_complete_when_model_misbehaves(backend: Backend) {
         assert_eq!(model.calls().len(), calls + 1, "{session}");
         assert_eq!(revisions(&app, session).await.len(), 1, "{session}");
     }
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failed_consolidation_is_retried_and_summarises_each_message_once(backend: Backend) {
-    let model = ModelServer::start().await;
-    let set = [
-        ("llm.models.small.timeout", "500ms"),
-        ("consolidation.retry_initial", "20ms"),
-        ("consolidation.retry_max", "40ms"),
-        ("consolidation.summary_word_limit", "10000"),
-    ];
-    let app = start(&backend, &model, &set).await;
-    model.default(Behaviour::reply(covering));
-    let mut given = Vec::new();
-    let mut failures = 0;
-    for (_, behaviour) in misbehaviours() {
-        let from = given.len();
-        // Only so many messages that the session is due once.
-        given.extend(turns(from + 1..=if from == 0 { 102 } else { from + 82 }));
-        record(&app, "s", &given[from..]).await;
-        model.push(behaviour.clone());
-        model.push(behaviour);
-        let began = Instant::now();
-        loop {
-            let answer = plain(&app, "s", &given).await;
-            if answer.outcome() == "consolidated" {
-                break;
-            }
-            assert_eq!(answer.outcome(), "failed");
-            assert!(began.elapsed() < PATIENCE, "never tried again");
-        }
-        failures += 2;
-        assert_eq!(state(&app, "s").await["consolidation"]["failures"], 0);
-    }
-    let calls = model.calls();
-    assert_eq!(calls.len(), failures + misbehaviours().len(), "one call an attempt");
-    let through = given.len() - 20;
-    let successes: Vec<usize> = calls.iter().skip(2).step_by(3).flat_map(seen).collect();
-    assert_eq!(successes, (1..=through).collect::<Vec<_>>());
-    let text = state(&app, "s").await["summary"]["text"].clone();
-    assert_eq!(named(text.as_str().unwrap()), successes, "and nothing of a failed answer");
-    assert!(!text.as_str().unwrap().contains("HALF"));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

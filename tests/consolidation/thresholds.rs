@@ -1,6 +1,6 @@
 //! Limits of consolidation, each tested at the limit and one above it.
 
-use crate::harness::{consolidate, is_meta, plain, record, revisions, start, state, turns, user};
+use crate::harness::{consolidate, is_meta, plain, record, revisions, start, turns, user};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::StatusCode;
@@ -67,84 +67,4 @@ async fn summary_is_compressed_above_600_words(backend: Backend) {
         }
         assert_eq!(last["added"], json!(answers.last()));
     }
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requested_sentences_are_a_tenth_of_messages_within_5_and_50(backend: Backend) {
-    let model = ModelServer::start().await;
-    let app = start(&backend, &model, &[("consolidation.keep_recent", "2")]).await;
-    for (messages, sentences) in [(1, 5), (23, 5), (59, 5), (60, 6), (98, 9), (500, 50), (1000, 50)] {
-        let session = format!("of-{messages}");
-        let all: Vec<String> = (1..=messages + 2).map(user).collect();
-        record(&app, &session, &all).await;
-        let (_, revision) = consolidate(&app, &session).await;
-        assert_eq!(revision["to_seq"], messages);
-        let call = model.calls().pop().unwrap();
-        let asked = format!("in about {sentences} sentences.\n");
-        assert!(call.user().contains(&asked), "{messages}: {}", &call.user()[..80]);
-    }
-    assert_eq!(model.calls().len(), 7);
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn recent_messages_stay_and_split_point_is_before_user_message(backend: Backend) {
-    let model = ModelServer::start().await;
-    // `u` and `a` are messages, `C` makes a call, `r` is its result.
-    let cases = [
-        (4, "uauauau", Some(2)), // before the third user message, not within the second turn
-        (3, "uauauau", Some(4)), // exactly three messages stay
-        (1, "uaaaa", Some(4)),   // without a user message in the range: before any message
-        (2, "uCrCru", Some(3)),  // a call and its result stay together, so not at 4
-        (1, "uCrCru", Some(5)),  // before the user message, between complete calls
-        (3, "aCrCrCr", Some(3)), // without a user message: between two calls
-        (2, "uaCua", Some(2)),   // a call without a result stays, with the messages after it
-        (6, "uauauau", Some(1)), // only the first message lies before the split point
-        (7, "uauauau", None),    // nothing to summarise
-    ];
-    for (keep, script, cursor) in cases {
-        let app = start(&backend, &model, &[("consolidation.keep_recent", &keep.to_string())]).await;
-        let mut calls = 0;
-        let message = |(index, kind)| match kind {
-            'u' => user(index + 1),
-            'a' => crate::harness::assistant(index + 1),
-            'C' => {
-                calls += 1;
-                json!({"role": "assistant", "content": null, "tool_calls": [
-                    {"id": format!("c{calls}"), "type": "function", "function": {"name": "f", "arguments": "{}"}}]})
-                .to_string()
-            }
-            _ => json!({"role": "tool", "tool_call_id": format!("c{calls}"), "content": "r"}).to_string(),
-        };
-        let given: Vec<String> = script.chars().enumerate().map(message).collect();
-        let session = format!("{keep}-{script}");
-        record(&app, &session, &given).await;
-        let (status, revision) = consolidate(&app, &session).await;
-        let expected = if cursor.is_some() { StatusCode::CREATED } else { StatusCode::OK };
-        assert_eq!((status, revision["to_seq"].as_u64()), (expected, cursor), "{session}");
-        assert_eq!(state(&app, &session).await["tail_messages"], given.len() as u64 - cursor.unwrap_or(0));
-        plain(&app, &session, &given).await;
-        app.stop().await;
-    }
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn consolidation_is_due_above_max_tail_tokens(backend: Backend) {
-    let model = ModelServer::start().await;
-    let plenty = start(&backend, &model, &[]).await;
-    let given = turns(1..=30);
-    record(&plenty, "s", &given).await;
-    let tokens = state(&plenty, "s").await["tokens"]["tail"].as_u64().unwrap();
-    let most = tokens.to_string();
-    let exact = start(&backend, &model, &[("consolidation.max_tail_tokens", &most)]).await;
-    assert_eq!(plain(&exact, "s", &given).await.outcome(), "not_due");
-    let less = (tokens - 1).to_string();
-    let less = start(&backend, &model, &[("consolidation.max_tail_tokens", &less)]).await;
-    let answer = plain(&less, "s", &given).await;
-    assert_eq!((answer.outcome(), answer.coverage.summary_through), ("consolidated", 10));
 }

@@ -7,8 +7,8 @@
 //! The sentences of a passage are joined by semicolons. So no method of counting, neither a simple rule nor Unicode's,
 //! finds more sentences than requested.
 
-use super::plain_text;
 use super::sentences::is_closing;
+use super::{SourceSentence, plain_text};
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
@@ -18,28 +18,17 @@ const MAX_WORDS: u32 = 36;
 /// Maximum number of sentences of a passage; more would not read as one sentence.
 const MAX_SENTENCES: usize = 3;
 
-/// The properties of a sentence that decide with which neighbours it can form a passage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Neighbour {
-    /// Number of the message.
-    pub(super) message: usize,
-    pub(super) words: u32,
-    /// `false` for code and tool calls, which form passages of their own.
-    pub(super) is_prose: bool,
-    /// A question can only be the last sentence of a passage, because its question mark ends the passage.
-    pub(super) is_question: bool,
-}
-
 /// Returns all possible passages: each sentence alone, and together with the following sentences within the limits.
-pub(super) fn candidates(sentences: &[Neighbour]) -> Vec<Range<usize>> {
+pub(super) fn candidates(sentences: &[SourceSentence<'_>]) -> Vec<Range<usize>> {
     let mut passages = Vec::with_capacity(sentences.len() * 2);
     for (begin, first) in sentences.iter().enumerate() {
         passages.push(begin..begin + 1);
-        let (mut words, mut last) = (first.words, first);
+        let (mut words, mut last) = (first.bag.words, first);
         for (number, next) in sentences.iter().enumerate().skip(begin + 1).take(MAX_SENTENCES - 1) {
-            words = words.saturating_add(next.words);
-            let joins = next.message == first.message && last.is_prose && next.is_prose && !last.is_question;
-            if !joins || words > MAX_WORDS {
+            words = words.saturating_add(next.bag.words);
+            // Code and tool calls form passages of their own. The mark of a question ends the passage.
+            let is_joined = last.is_prose && next.is_prose && !plain_text::is_question(&last.text);
+            if next.source != first.source || !is_joined || words > MAX_WORDS {
                 break;
             }
             passages.push(begin..number + 1);
@@ -99,35 +88,32 @@ fn count_by_punctuation(text: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::terms::TermBag;
     use super::*;
 
-    fn neighbours(words: &[u32]) -> Vec<Neighbour> {
-        words
-            .iter()
-            .map(|words| Neighbour { message: 0, words: *words, is_prose: true, is_question: false })
-            .collect()
+    fn sentence(source: usize, words: u32, text: &str) -> SourceSentence<'_> {
+        let bag = TermBag { words, ..TermBag::default() };
+        SourceSentence { label: None, source, text: text.into(), bag, factor: 1.0, is_prose: true }
     }
 
     #[test]
     fn neighbours_of_one_message_form_passages() {
-        let mut sentences = neighbours(&[10, 10, 10, 10]);
-        assert_eq!(candidates(&sentences), [0..1, 0..2, 0..3, 1..2, 1..3, 1..4, 2..3, 2..4, 3..4]);
-        sentences[2].message = 1;
-        sentences[3].message = 1;
-        assert_eq!(candidates(&sentences), [0..1, 0..2, 1..2, 2..3, 2..4, 3..4]);
-        assert_eq!(
-            candidates(&neighbours(&[30, 6, 400])),
-            [0..1, 0..2, 1..2, 2..3],
-            "within the limit of words"
-        );
+        let of = |sentences: &[(usize, u32)]| {
+            let sentences: Vec<_> =
+                sentences.iter().map(|&(source, words)| sentence(source, words, "text")).collect();
+            candidates(&sentences)
+        };
+        let all = [0..1, 0..2, 0..3, 1..2, 1..3, 1..4, 2..3, 2..4, 3..4];
+        assert_eq!(of(&[(0, 10), (0, 10), (0, 10), (0, 10)]), all);
+        assert_eq!(of(&[(0, 10), (0, 10), (1, 10), (1, 10)]), [0..1, 0..2, 1..2, 2..3, 2..4, 3..4]);
+        assert_eq!(of(&[(0, 30), (0, 6), (0, 400)]), [0..1, 0..2, 1..2, 2..3], "within the limit of words");
     }
 
     #[test]
     fn question_ends_a_passage_and_code_is_a_passage_of_its_own() {
-        let mut sentences = neighbours(&[5, 5, 5]);
-        sentences[1].is_question = true;
+        let mut sentences = [sentence(0, 5, "a."), sentence(0, 5, "b?"), sentence(0, 5, "c.")];
         assert_eq!(candidates(&sentences), [0..1, 0..2, 1..2, 2..3]);
-        sentences[1] = Neighbour { is_prose: false, is_question: false, ..sentences[1] };
+        sentences[1] = SourceSentence { is_prose: false, ..sentence(0, 5, "b") };
         assert_eq!(candidates(&sentences), [0..1, 1..2, 2..3]);
     }
 

@@ -14,35 +14,6 @@ const MAX_LABEL_CHARS: usize = 64;
 /// Maximum number of words of a label. More words before a colon are part of a sentence.
 const MAX_LABEL_WORDS: usize = 5;
 
-/// A sentence of a summary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Statement<'a> {
-    /// The speaker, if known.
-    pub(super) label: Option<&'a str>,
-    /// Number of the message, or of the labelled part of a summary. Only has to differ between neighbours.
-    pub(super) source: usize,
-    /// The result of [`to_plain_sentence`].
-    pub(super) text: &'a str,
-}
-
-/// Joins statements into a paragraph.
-pub(super) fn join<'a>(statements: impl IntoIterator<Item = Statement<'a>>) -> String {
-    let mut out = String::new();
-    let mut last = None;
-    for statement in statements {
-        if !out.is_empty() {
-            out.push(' ');
-        }
-        if let Some(label) = statement.label.filter(|_| last != Some(statement.source)) {
-            out.push_str(label);
-            out.push_str(": ");
-        }
-        out.push_str(statement.text);
-        last = Some(statement.source);
-    }
-    out
-}
-
 /// Returns the label of an entry: its name or its role.
 pub(super) fn label(entry: &TranscriptEntry) -> String {
     let role = match entry.role {
@@ -213,24 +184,7 @@ fn is_format_char(c: char) -> bool {
 }
 
 pub(super) fn ends_sentence(c: char) -> bool {
-    matches!(
-        c,
-        '.' | '!'
-            | '?'
-            | '…'
-            | '。'
-            | '！'
-            | '？'
-            | '｡'
-            | '．'
-            | '؟'
-            | '۔'
-            | '।'
-            | '‼'
-            | '⁇'
-            | '⁈'
-            | '⁉'
-    )
+    ".!?…。！？｡．؟۔।‼⁇⁈⁉".contains(c)
 }
 
 /// Returns `true` if the text ends like a sentence.

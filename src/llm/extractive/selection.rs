@@ -8,7 +8,7 @@
 //! increase, and the gain of a passage is at most the sum of the gains of its sentences. So a heap with lazy
 //! updates starts with these sums and computes only few gains; most of the time is spent on reading the text.
 
-use super::terms::{TermBag, Terms, index};
+use super::SourceSentence;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -22,14 +22,6 @@ const MIN_NOVELTY: f64 = 0.15;
 const MIN_SENTENCE_SHARE: f64 = 0.3;
 /// Number of words above which a passage gains nothing by its length: about two sentences of edited English prose.
 const MAX_SCORED_WORDS: u32 = 48;
-
-/// A sentence with its terms.
-#[derive(Debug)]
-pub(super) struct ScoredSentence {
-    pub(super) bag: TermBag,
-    /// Product of the factors for position, form and role.
-    pub(super) factor: f64,
-}
 
 /// A passage in the heap.
 #[derive(Debug)]
@@ -59,17 +51,17 @@ impl PartialEq for Candidate {
 }
 impl Eq for Candidate {}
 
-/// Returns the best passages whose sizes add up to at most `budget`. Each passage is a range of `sentences`; selected
+/// Returns the best passages whose sizes add up to at most `budget`. `weights` are those of the terms. Each passage is a range of `sentences`; selected
 /// passages do not overlap. `size` is only called for passages that are about to be selected. Passages without terms
 /// are never selected. If no passage fits into the budget, the best one is returned alone.
 pub(super) fn select(
-    sentences: &[ScoredSentence],
+    sentences: &[SourceSentence<'_>],
     passages: &[Range<usize>],
-    terms: &Terms,
+    weights: Vec<f64>,
     budget: usize,
     size: impl Fn(&Range<usize>) -> usize,
 ) -> Vec<Range<usize>> {
-    let mut coverage = Coverage::new(terms);
+    let mut coverage = Coverage { discounted: weights.clone(), weights };
     let weights: Vec<f64> = sentences.iter().map(|sentence| coverage.weight(sentence)).collect();
     let upper_bound = |passage: &Range<usize>| weights.get(passage.clone()).unwrap_or_default().iter().sum();
     let mut candidates: BinaryHeap<Candidate> = passages
@@ -109,40 +101,34 @@ pub(super) fn select(
 }
 
 /// The terms that the selected passages cover.
-struct Coverage<'a> {
-    terms: &'a Terms,
+struct Coverage {
     weights: Vec<f64>,
     /// The discounted weight of each term.
     discounted: Vec<f64>,
 }
 
-impl<'a> Coverage<'a> {
-    fn new(terms: &'a Terms) -> Self {
-        let weights = terms.weights();
-        Self { terms, discounted: weights.clone(), weights }
-    }
-
+impl Coverage {
     /// Returns the gain of a sentence if nothing is covered yet.
-    fn weight(&self, sentence: &ScoredSentence) -> f64 {
-        let weight_of = |id: &u32| self.weights.get(index(*id)).copied().unwrap_or_default();
-        self.terms.of(&sentence.bag).iter().map(weight_of).sum::<f64>() * sentence.factor
+    fn weight(&self, sentence: &SourceSentence<'_>) -> f64 {
+        let weight_of = |id: &usize| self.weights.get(*id).copied().unwrap_or_default();
+        sentence.bag.terms.iter().map(weight_of).sum::<f64>() * sentence.factor
     }
 
     /// Returns the gain of a passage, or `None` if it is mostly a repetition.
-    fn gain(&mut self, passage: &[ScoredSentence]) -> Option<f64> {
+    fn gain(&mut self, passage: &[SourceSentence<'_>]) -> Option<f64> {
         let (mut gain, mut min_gain, mut total_weight, mut new_weight) = (0.0, f64::INFINITY, 0.0, 0.0);
         let (mut words, mut count) = (0, 0.0);
         // The sentences may repeat each other: the discounts of each apply to the next ones and are undone at the end.
         let mut previous = Vec::new();
         for sentence in passage {
             let mut added = 0.0;
-            for id in self.terms.of(&sentence.bag) {
-                let weight = self.weights.get(index(*id)).copied().unwrap_or_default();
-                let Some(discounted) = self.discounted.get_mut(index(*id)) else { continue };
+            for id in &sentence.bag.terms {
+                let weight = self.weights.get(*id).copied().unwrap_or_default();
+                let Some(discounted) = self.discounted.get_mut(*id) else { continue };
                 total_weight += weight;
                 added += *discounted;
                 new_weight += if *discounted < weight { 0.0 } else { weight };
-                previous.push((index(*id), *discounted));
+                previous.push((*id, *discounted));
                 *discounted *= REPEAT_DISCOUNT;
             }
             added *= sentence.factor;
@@ -163,9 +149,9 @@ impl<'a> Coverage<'a> {
     }
 
     /// Discounts the terms of a selected passage.
-    fn add(&mut self, passage: &[ScoredSentence]) {
-        for id in passage.iter().flat_map(|sentence| self.terms.of(&sentence.bag)) {
-            if let Some(discounted) = self.discounted.get_mut(index(*id)) {
+    fn add(&mut self, passage: &[SourceSentence<'_>]) {
+        for id in passage.iter().flat_map(|sentence| &sentence.bag.terms) {
+            if let Some(discounted) = self.discounted.get_mut(*id) {
                 *discounted *= REPEAT_DISCOUNT;
             }
         }

@@ -7,40 +7,26 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
-use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
 /// Length in characters above which the weight of a word does not increase.
 const MAX_WEIGHTED_CHARS: u32 = 10;
 
-/// The distinct terms of one sentence; see [`Terms::of`].
-#[derive(Clone, Debug)]
+/// The terms of one sentence.
+#[derive(Clone, Debug, Default)]
 pub(super) struct TermBag {
-    range: Range<usize>,
+    /// Numbers of the distinct terms in the order of their first occurrence.
+    pub(super) terms: Vec<usize>,
     /// Number of words, including repeated ones.
     pub(super) words: u32,
 }
-
-/// Size of the table of character pairs, as a power of two. It is small enough for the processor's cache, which makes a
-/// million characters cheap, and large enough that nine of ten pairs of a long conversation (100,000 characters) have an
-/// entry of their own. Pairs that share an entry count as one term, like homonyms.
-const PAIR_BITS: u32 = 18;
 
 /// All terms of a conversation. They are numbered in the order of their first occurrence, so that the result does not
 /// depend on the order of a hash map.
 #[derive(Debug, Default)]
 pub(super) struct Terms {
-    /// Numbers by hash. Without the strings, a million terms are cheap. In the unlikely case of a collision, two words
-    /// count as one term.
-    ids: HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>,
-    /// Has a random key, so that nobody can construct collisions. The numbers do not depend on it.
-    hasher: RandomState,
-    /// Number plus one by the hash of two characters; 0 for an unused entry. Empty before the first pair.
-    pairs: Vec<u32>,
+    ids: HashMap<String, usize>,
     entries: Vec<Term>,
-    /// The terms of all bags, one after another.
-    bag_members: Vec<u32>,
     /// Number of bags.
     bags: u32,
     /// Number of documents.
@@ -72,89 +58,37 @@ impl Terms {
     /// Reads a sentence of the current document.
     pub(super) fn read(&mut self, sentence: &str) -> TermBag {
         self.bags += 1;
-        let (start, mut words) = (self.bag_members.len(), 0);
-        // The previous character if it may start a pair, because its script has no spaces; and the last such character.
-        let (mut pair_start, mut last_char) = (None::<char>, None);
-        let mut text = String::new();
-        let mut rest = sentence;
-        while let Some(first) = rest.chars().next() {
-            if is_ideographic(first) {
-                // The most frequent case of the code below, without Unicode's tables.
-                words += 1;
-                last_char = Some(first);
-                if let Some(previous) = pair_start.replace(first) {
-                    self.count_pair(previous, first);
-                }
-                rest = rest.get(first.len_utf8()..).unwrap_or_default();
+        let mut bag = TermBag::default();
+        // The last character of a script without spaces, and the position after its word.
+        let mut last = None;
+        for (at, word) in sentence.unicode_word_indices() {
+            bag.words += 1;
+            let Some(c) = word.chars().next().filter(|c| is_script_without_spaces(*c)) else {
+                self.count(&without_clitics(word).to_lowercase(), &mut bag);
                 continue;
-            }
-            let (piece, after) = if rest.is_ascii() {
-                (rest, "")
-            } else {
-                rest.split_at(rest.find(is_ideographic).unwrap_or(rest.len()))
             };
-            rest = after;
-            let mut end = 0;
-            for (at, word) in piece.unicode_word_indices() {
-                words += 1;
-                let previous = pair_start.take().filter(|_| at == end);
-                end = at + word.len();
-                if let Some(c) = word.chars().next().filter(|c| is_script_without_spaces(*c)) {
-                    (pair_start, last_char) = (Some(c), Some(c));
-                    if let Some(previous) = previous {
-                        self.count_pair(previous, c);
-                    }
-                    continue;
-                }
-                text.clear();
-                let word = without_clitics(word);
-                if word.is_ascii() {
-                    text.push_str(word);
-                    text.make_ascii_lowercase();
-                } else {
-                    text.extend(word.chars().flat_map(char::to_lowercase));
-                }
-                self.count_word(&text);
+            if let Some((previous, end)) = last.replace((c, at + word.len()))
+                && end == at
+            {
+                self.count(&String::from_iter([previous, c]), &mut bag);
             }
-            pair_start = pair_start.filter(|_| end == piece.len());
         }
         // A sentence of a single ideograph.
-        if let (true, Some(c)) = (self.bag_members.len() == start, last_char) {
-            self.count_word(c.encode_utf8(&mut [0; 4]));
+        if let (true, Some((c, _))) = (bag.terms.is_empty(), last) {
+            self.count(&c.to_string(), &mut bag);
         }
-        TermBag { range: start..self.bag_members.len(), words }
-    }
-
-    fn count_word(&mut self, text: &str) {
-        let next = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
-        let id = *self.ids.entry(self.hasher.hash_one(text)).or_insert(next);
-        let characters = || u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
-        self.count(id, characters);
-    }
-
-    fn count_pair(&mut self, first: char, second: char) {
-        if self.pairs.is_empty() {
-            self.pairs = vec![0; 1 << PAIR_BITS];
-        }
-        // Fibonacci hashing of both code points. The key is fixed, so that collisions are deterministic.
-        let both = (u64::from(u32::from(first)) << 32) | u64::from(u32::from(second));
-        let hash = (both ^ (both >> 27)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PAIR_BITS);
-        let next = u32::try_from(self.entries.len()).unwrap_or(u32::MAX - 1);
-        let slot = usize::try_from(hash).ok().and_then(|slot| self.pairs.get_mut(slot));
-        let Some(slot) = slot else { return };
-        if *slot == 0 {
-            *slot = next + 1;
-        }
-        let id = *slot - 1;
-        self.count(id, || 2);
+        bag
     }
 
     /// Counts one occurrence of a term, which may be a new one.
-    fn count(&mut self, id: u32, characters: impl Fn() -> u32) {
-        if index(id) == self.entries.len() {
-            self.entries.push(Term { characters: characters(), ..Term::default() });
-        }
-        let Some(term) = self.entries.get_mut(index(id)) else {
+    fn count(&mut self, text: &str, bag: &mut TermBag) {
+        let id = self.ids.get(text).copied().unwrap_or_else(|| {
+            let characters = u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
+            self.entries.push(Term { characters, ..Term::default() });
+            self.ids.insert(text.to_owned(), self.entries.len() - 1);
+            self.entries.len() - 1
+        });
+        let Some(term) = self.entries.get_mut(id) else {
             return;
         };
         if term.last_document != self.documents {
@@ -163,13 +97,8 @@ impl Terms {
         }
         if term.last_bag != self.bags {
             term.last_bag = self.bags;
-            self.bag_members.push(id);
+            bag.terms.push(id);
         }
-    }
-
-    /// Returns the distinct terms of a sentence in the order of their first occurrence.
-    pub(super) fn of(&self, bag: &TermBag) -> &[u32] {
-        self.bag_members.get(bag.range.clone()).unwrap_or_default()
     }
 
     /// Returns the weight of each term by its number: `ln(1 + f) · ln(1 + N / f) · length`, with frequency `f` and total
@@ -184,25 +113,6 @@ impl Terms {
     }
 }
 
-/// A hasher for keys that are hashes already.
-#[derive(Debug, Default)]
-struct IdentityHasher(u64);
-
-impl Hasher for IdentityHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        // Not called for `u64` keys.
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-}
-
 /// Returns the longest part of a word between apostrophes: `Ada` of `Ada's`, `they` of `they're`, `eau` of `l'eau`.
 fn without_clitics(word: &str) -> &str {
     if !word.contains(['\'', '’']) {
@@ -211,15 +121,6 @@ fn without_clitics(word: &str) -> &str {
     // `max_by` returns the last of equal elements, but the first one is wanted.
     let longer = |a: &&str, b: &&str| a.len().cmp(&b.len()).then(Ordering::Greater);
     word.split(['\'', '’']).max_by(longer).unwrap_or(word)
-}
-
-pub(super) fn index(id: u32) -> usize {
-    usize::try_from(id).unwrap_or(usize::MAX)
-}
-
-/// Returns `true` for ideographs and syllables that Unicode treats as words of one character.
-fn is_ideographic(c: char) -> bool {
-    matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{3041}'..='\u{3096}' | '\u{3400}'..='\u{4dbf}')
 }
 
 /// Returns `true` for scripts without spaces between words. Unicode's default word boundaries then are between all
@@ -242,7 +143,7 @@ mod tests {
         let mut terms = Terms::default();
         terms.begin_document(1.0);
         let bag = terms.read(text);
-        (terms.of(&bag).len(), bag.words)
+        (bag.terms.len(), bag.words)
     }
 
     #[test]
@@ -261,7 +162,7 @@ mod tests {
             terms.read(text);
         }
         let weights = terms.weights();
-        let weight = |word: &str| weights[index(terms.ids[&terms.hasher.hash_one(word)])];
+        let weight = |word: &str| weights[terms.ids[word]];
         assert!(weight("river") > weight("cloud"), "{weights:?}");
         assert!(weight("river") > weight("the"), "{weights:?}");
     }

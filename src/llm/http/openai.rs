@@ -131,35 +131,28 @@ fn read_choice(choice: Choice, response: &mut ResponseBuilder) -> Result<(), Mod
 }
 
 /// A chunk of a stream, with `delta`, or a complete response, with `message`.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Chunk {
-    #[serde(default)]
     choices: Option<Vec<MapOnly<Choice>>>,
-    #[serde(default)]
     usage: Value,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Choice {
-    #[serde(default)]
     index: Value,
-    #[serde(default)]
     delta: Option<MapOnly<Delta>>,
-    #[serde(default)]
     message: Option<MapOnly<Delta>>,
-    #[serde(default)]
     finish_reason: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Delta {
-    #[serde(default)]
     content: Option<Content>,
-    #[serde(default)]
     refusal: Option<String>,
-    #[serde(default)]
     reasoning_content: Value,
-    #[serde(default)]
     reasoning: Value,
 }
 
@@ -170,11 +163,11 @@ enum Content {
     Parts(Vec<Part>),
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Part {
-    #[serde(default, rename = "type")]
+    #[serde(rename = "type")]
     kind: String,
-    #[serde(default)]
     text: Option<String>,
 }
 
