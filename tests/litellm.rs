@@ -136,14 +136,15 @@ async fn answer(models: Vec<ModelSpec>) -> PoolResponse {
 /// One call, as it comes from the provider.
 async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, ModelError> {
     let (entries, prompts) = (conversation(), prompts());
-    let request = Request {
-        model,
-        task: Task::Consolidate { lines: &entries, sentences: 5 },
-        prompts: &prompts,
+    let model = config::Model {
+        model: model.to_owned(),
         output_limit: 500,
         first_token_timeout: Some(60 * SECOND),
         idle_timeout: 60 * SECOND,
+        ..config::Model::default()
     };
+    let task = Task::Consolidate { lines: &entries, sentences: 5 };
+    let request = Request { model: &model, task, prompts: &prompts };
     provider.complete(&request).await
 }
 

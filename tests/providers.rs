@@ -88,14 +88,15 @@ async fn complete_within(provider: &HttpProvider, token_timeout: Duration) -> Re
     let prompts = Prompts::new(&config::Prompts::default()).expect("valid");
     let text = "Ada: I fly on 3 May.".to_owned();
     let lines = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()];
-    let request = Request {
-        model: "vendor/small",
-        task: Task::Consolidate { lines: &lines, sentences: 5 },
-        prompts: &prompts,
+    let model = config::Model {
+        model: "vendor/small".to_owned(),
         output_limit: 777,
         first_token_timeout: Some(token_timeout),
         idle_timeout: token_timeout,
+        ..config::Model::default()
     };
+    let task = Task::Consolidate { lines: &lines, sentences: 5 };
+    let request = Request { model: &model, task, prompts: &prompts };
     tokio::time::timeout(PATIENCE, provider.complete(&request)).await.expect("it ends")
 }
 

@@ -60,14 +60,7 @@ async fn call(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelEr
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
     let entries = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()];
     let task = Task::Consolidate { lines: &entries, sentences: 1 };
-    let request = Request {
-        model: &settings.model,
-        task,
-        prompts,
-        output_limit: settings.output_limit,
-        first_token_timeout: settings.first_token_timeout,
-        idle_timeout: settings.idle_timeout,
-    };
+    let request = Request { model: settings, task, prompts };
     let result = timeout(settings.timeout, spec.provider.complete(&request)).await;
     let completion = result.unwrap_or(Err(ModelError::Timeout(TimeoutPhase::Total, settings.timeout)))?;
     let text = reasoning::strip_reasoning(&completion.text);

@@ -187,7 +187,7 @@ impl HttpProvider {
         }
         let retry_after = error_body::retry_after(response.headers());
         // An incomplete body of a broken connection still is the best available explanation.
-        let body = response::read_prefix(response, request.idle_timeout).await;
+        let body = response::read_prefix(response, request.model.idle_timeout).await;
         let text = String::from_utf8_lossy(&body);
         let error = ErrorBody::parse(&text).unwrap_or_else(|| ErrorBody::from_text(text.into_owned()));
         Err(error.into_response_error(status.as_u16(), retry_after))
@@ -267,7 +267,7 @@ impl HttpProvider {
 impl Provider for HttpProvider {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
         let prompt = request.prompts.render(&request.task);
-        let mut timeouts = StreamTimeouts::new(request.first_token_timeout, request.idle_timeout);
+        let mut timeouts = StreamTimeouts::new(request.model.first_token_timeout, request.model.idle_timeout);
         let response = self.send(request, &prompt, &timeouts).await?;
         let ParsedResponse { text, finish_reason, usage } =
             self.read_response(response, &mut timeouts).await?;

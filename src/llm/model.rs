@@ -214,14 +214,7 @@ impl Model {
 
     async fn call(&self, request: &PoolRequest<'_>, remaining: Duration) -> Result<Completion, ModelError> {
         let settings = &self.spec.settings;
-        let provider_request = Request {
-            model: &settings.model,
-            task: request.task,
-            prompts: request.prompts,
-            output_limit: settings.output_limit,
-            first_token_timeout: settings.first_token_timeout,
-            idle_timeout: settings.idle_timeout,
-        };
+        let provider_request = Request { model: settings, task: request.task, prompts: request.prompts };
         let _in_flight = GaugeGuard::increment(&self.metrics.in_flight);
         let (limit, phase) = if remaining < settings.timeout {
             (remaining, TimeoutPhase::Deadline)

@@ -1,13 +1,13 @@
 //! The prompts for both tasks: the built-in ones or the user's, filled with a conversation or a summary.
 //!
 //! The conversation is inserted as data that cannot end its block: JSON lines between tags that no content can spell,
-//! because [`TranscriptLine::json`] escapes angle brackets. Placeholders are replaced in the templates only and never in the
-//! inserted data.
+//! because the JSON of a transcript line escapes angle brackets. Placeholders are replaced in the templates only and never
+//! in the inserted data.
 
 use super::Task;
 use crate::config;
 use crate::domain::tokens;
-use crate::domain::transcript::{TranscriptLine, encode_text};
+use crate::domain::transcript::encode_text;
 use sha2::{Digest, Sha256};
 
 /// Prompt version of the built-in prompts. Increase it with every change of their text, because revisions record it.
@@ -79,21 +79,14 @@ impl Prompt {
 }
 
 /// The prompts of both tasks with valid placeholders.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Prompts {
     consolidate_system: String,
-    consolidate_user: UserTemplate,
+    consolidate_user: String,
     meta_system: String,
-    meta_user: UserTemplate,
+    meta_user: String,
     version: String,
     overhead: usize,
-}
-
-/// A user prompt, split at the placeholder of its data.
-#[derive(Clone, Debug)]
-struct UserTemplate {
-    before: String,
-    after: String,
 }
 
 impl Prompts {
@@ -104,30 +97,33 @@ impl Prompts {
     /// error lists all problems with their paths in the settings.
     pub fn new(configured: &config::Prompts) -> Result<Self, Vec<String>> {
         let mut errors = Vec::new();
-        let text = |configured: &Option<String>, built_in: &str| {
-            configured.clone().unwrap_or_else(|| built_in.to_owned())
+        let mut valid = |name: &str, configured: &Option<String>, built_in: &str, data: Option<&str>| {
+            let template = configured.as_deref().unwrap_or(built_in);
+            check_placeholders(name, template, data, &mut errors);
+            template.to_owned()
         };
-        let consolidate_system = text(&configured.consolidate_system, CONSOLIDATE_SYSTEM);
-        let consolidate_user = text(&configured.consolidate_user, CONSOLIDATE_USER);
-        let meta_system = text(&configured.meta_system, META_SYSTEM);
-        let meta_user = text(&configured.meta_user, META_USER);
-        let version = version([&consolidate_system, &consolidate_user, &meta_system, &meta_user]);
-
-        check_placeholders("consolidate_system", &consolidate_system, None, &mut errors);
-        check_placeholders("consolidate_user", &consolidate_user, Some("{conversation}"), &mut errors);
-        check_placeholders("meta_system", &meta_system, None, &mut errors);
-        check_placeholders("meta_user", &meta_user, Some("{summary}"), &mut errors);
+        let mut prompts = Self {
+            consolidate_system: valid(
+                "consolidate_system",
+                &configured.consolidate_system,
+                CONSOLIDATE_SYSTEM,
+                None,
+            ),
+            consolidate_user: valid(
+                "consolidate_user",
+                &configured.consolidate_user,
+                CONSOLIDATE_USER,
+                Some("{conversation}"),
+            ),
+            meta_system: valid("meta_system", &configured.meta_system, META_SYSTEM, None),
+            meta_user: valid("meta_user", &configured.meta_user, META_USER, Some("{summary}")),
+            ..Self::default()
+        };
         if !errors.is_empty() {
             return Err(errors);
         }
-        let mut prompts = Self {
-            consolidate_system,
-            consolidate_user: UserTemplate::new(&consolidate_user, "{conversation}"),
-            meta_system,
-            meta_user: UserTemplate::new(&meta_user, "{summary}"),
-            version,
-            overhead: 0,
-        };
+        let Self { consolidate_system, consolidate_user, meta_system, meta_user, .. } = &prompts;
+        prompts.version = version([consolidate_system, consolidate_user, meta_system, meta_user]);
         let empty = prompts.render(&Task::Consolidate { lines: &[], sentences: MAX_SENTENCES });
         prompts.overhead = empty.tokens();
         Ok(prompts)
@@ -147,46 +143,23 @@ impl Prompts {
 
     #[must_use]
     pub fn render(&self, task: &Task<'_>) -> Prompt {
-        match *task {
-            Task::Consolidate { lines, sentences } => Prompt {
-                system: insert_sentences(&self.consolidate_system, sentences),
-                user: self.consolidate_user.render(sentences, &conversation_block(lines)),
-            },
-            Task::MetaConsolidate { summary, sentences } => Prompt {
-                system: insert_sentences(&self.meta_system, sentences),
-                user: self
-                    .meta_user
-                    .render(sentences, &format!("<summary>\n{}\n</summary>", encode_text(summary))),
-            },
-        }
+        let (system, user, placeholder, sentences, data) = match *task {
+            Task::Consolidate { lines, sentences } => {
+                let lines: String = lines.iter().flat_map(|line| [line.json.as_str(), "\n"]).collect();
+                let data = format!("<conversation>\n{lines}</conversation>");
+                (&self.consolidate_system, &self.consolidate_user, "{conversation}", sentences, data)
+            }
+            Task::MetaConsolidate { summary, sentences } => {
+                let data = format!("<summary>\n{}\n</summary>", encode_text(summary));
+                (&self.meta_system, &self.meta_user, "{summary}", sentences, data)
+            }
+        };
+        let with_sentences = |template: &str| template.replace("{sentences}", &sentences.to_string());
+        // The template is split first, because the data may contain the names of placeholders.
+        let (before, after) = user.split_once(placeholder).unwrap_or((user, ""));
+        let user = [with_sentences(before), data, with_sentences(after)].concat();
+        Prompt { system: with_sentences(system), user }
     }
-}
-
-impl UserTemplate {
-    fn new(template: &str, placeholder: &str) -> Self {
-        let (before, after) = template.split_once(placeholder).unwrap_or((template, ""));
-        Self { before: before.to_owned(), after: after.to_owned() }
-    }
-
-    fn render(&self, sentences: usize, data: &str) -> String {
-        let before = insert_sentences(&self.before, sentences);
-        let after = insert_sentences(&self.after, sentences);
-        [before.as_str(), data, after.as_str()].concat()
-    }
-}
-
-fn insert_sentences(template: &str, sentences: usize) -> String {
-    template.replace("{sentences}", &sentences.to_string())
-}
-
-fn conversation_block(lines: &[TranscriptLine]) -> String {
-    let mut block = "<conversation>\n".to_owned();
-    for line in lines {
-        block.push_str(&line.json);
-        block.push('\n');
-    }
-    block.push_str("</conversation>");
-    block
 }
 
 /// Checks that the template contains only known placeholders, and the one for the data exactly once. A second one

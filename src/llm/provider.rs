@@ -6,6 +6,7 @@
 
 use super::prompt::Prompts;
 use super::{ModelError, Task, Usage, extractive};
+use crate::config;
 use async_trait::async_trait;
 use std::fmt;
 use std::time::Duration;
@@ -13,17 +14,12 @@ use std::time::Duration;
 /// One request to a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The provider's name for the model.
-    pub model: &'a str,
+    /// The settings of the model. The provider applies the output limit, the first-token timeout and the idle timeout; the
+    /// caller applies the rest.
+    pub model: &'a config::Model,
     pub task: Task<'a>,
     /// The prompts for the task, if the provider needs any.
     pub prompts: &'a Prompts,
-    /// Maximum number of tokens of the completion.
-    pub output_limit: usize,
-    /// Time until the first token. `None`: only the caller's timeout applies.
-    pub first_token_timeout: Option<Duration>,
-    /// Time between two tokens.
-    pub idle_timeout: Duration,
 }
 
 /// The reason for which the model stopped.

@@ -108,10 +108,11 @@ pub(super) fn to_plain_sentence(sentence: &str) -> String {
 /// Replaces punctuation within a sentence that could be mistaken for its end: `Dr. Ng` becomes `Dr Ng`, and sentences
 /// that start in lower case are separated by semicolons.
 fn without_inner_ends(sentence: &str) -> String {
+    let Some((words, last)) = sentence.rsplit_once(' ') else {
+        return sentence.to_owned();
+    };
     let mut out = String::new();
-    let mut rest = sentence;
-    while let Some(space) = rest.find(' ') {
-        let (word, after) = rest.split_at(space);
+    for word in words.split(' ') {
         let core = word.trim_end_matches(is_closing);
         let stem = core.trim_end_matches(ends_sentence);
         let run = core.get(stem.len()..).unwrap_or_default();
@@ -124,10 +125,8 @@ fn without_inner_ends(sentence: &str) -> String {
         });
         out.push_str(word.get(core.len()..).unwrap_or_default());
         out.push(' ');
-        rest = after.get(1..).unwrap_or_default();
     }
-    out.push_str(rest);
-    out
+    out + last
 }
 
 /// Removes trailing separators and appends a full stop unless the sentence has an end.

@@ -9,7 +9,7 @@
 //! updates starts with these sums and computes only few gains; most of the time is spent on reading the text.
 
 use super::SourceSentence;
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
@@ -23,37 +23,16 @@ const MIN_SENTENCE_SHARE: f64 = 0.3;
 /// Number of words above which a passage gains nothing by its length: about two sentences of edited English prose.
 const MAX_SCORED_WORDS: u32 = 48;
 
-/// A passage in the heap.
-#[derive(Debug)]
-struct Candidate {
-    gain: f64,
-    passage: usize,
-    /// Number of passages that were selected when the gain was computed, or `None` for the initial sum. The gain is exact if
-    /// no passage was selected since, otherwise an upper bound.
-    round: Option<usize>,
-}
+/// A passage in the heap: its gain, its number, and the number of passages that were selected when the gain was computed, or
+/// `None` for the initial sum. The gain is exact if no passage was selected since, otherwise an upper bound. It is stored as
+/// bits, because non-negative numbers have the order of their bits. The earliest of equal passages wins, so that the result
+/// is deterministic.
+type Candidate = (u64, Reverse<usize>, Option<usize>);
 
-impl Ord for Candidate {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // The earliest of equal candidates wins, so that the result is deterministic.
-        self.gain.total_cmp(&other.gain).then(other.passage.cmp(&self.passage))
-    }
-}
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl PartialEq for Candidate {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-impl Eq for Candidate {}
-
-/// Returns the best passages whose sizes add up to at most `budget`. `weights` are those of the terms. Each passage is a range of `sentences`; selected
-/// passages do not overlap. `size` is only called for passages that are about to be selected. Passages without terms
-/// are never selected. If no passage fits into the budget, the best one is returned alone.
+/// Returns the best passages whose sizes add up to at most `budget`. `weights` are those of the terms. Each passage is a
+/// range of `sentences`; selected passages do not overlap. `size` is only called for passages that are about to be
+/// selected. Passages without terms are never selected. If no passage fits into the budget, the best one is returned
+/// alone.
 pub(super) fn select(
     sentences: &[SourceSentence<'_>],
     passages: &[Range<usize>],
@@ -63,25 +42,24 @@ pub(super) fn select(
 ) -> Vec<Range<usize>> {
     let mut coverage = Coverage { discounted: weights.clone(), weights };
     let weights: Vec<f64> = sentences.iter().map(|sentence| coverage.weight(sentence)).collect();
-    let upper_bound = |passage: &Range<usize>| weights.get(passage.clone()).unwrap_or_default().iter().sum();
-    let mut candidates: BinaryHeap<Candidate> = passages
-        .iter()
-        .enumerate()
-        .map(|(number, passage)| Candidate { gain: upper_bound(passage), passage: number, round: None })
-        .collect();
+    let upper_bound =
+        |passage: &Range<usize>| weights.get(passage.clone()).unwrap_or_default().iter().sum::<f64>();
+    let candidates = passages.iter().map(upper_bound).enumerate();
+    let mut candidates: BinaryHeap<Candidate> =
+        candidates.map(|(number, gain)| (gain.to_bits(), Reverse(number), None)).collect();
     let mut used = vec![false; sentences.len()];
     let (mut selected, mut remaining) = (Vec::new(), budget);
     let mut too_large = None;
     while remaining > 0 {
-        let Some(best) = candidates.pop() else { break };
-        let Some(passage) = passages.get(best.passage) else { continue };
+        let Some((_, Reverse(number), round)) = candidates.pop() else { break };
+        let Some(passage) = passages.get(number) else { continue };
         let Some(members) = sentences.get(passage.clone()) else { continue };
         if used.get(passage.clone()).is_some_and(|used| used.contains(&true)) {
             continue;
         }
-        if best.round != Some(selected.len()) {
+        if round != Some(selected.len()) {
             if let Some(gain) = coverage.gain(members) {
-                candidates.push(Candidate { gain, round: Some(selected.len()), ..best });
+                candidates.push((gain.to_bits(), Reverse(number), Some(selected.len())));
             }
             continue;
         }

@@ -29,8 +29,8 @@ impl WireFormat for Anthropic {
 
     fn body(&self, request: &Request<'_>, prompt: &Prompt) -> Map<String, Value> {
         let mut body = Map::new();
-        body.insert("model".to_owned(), request.model.into());
-        body.insert("max_tokens".to_owned(), request.output_limit.into());
+        body.insert("model".to_owned(), request.model.model.as_str().into());
+        body.insert("max_tokens".to_owned(), request.model.output_limit.into());
         // The API rejects an empty text.
         if !prompt.system.is_empty() {
             body.insert("system".to_owned(), prompt.system.as_str().into());

@@ -101,7 +101,9 @@ impl ErrorBody {
             let status =
                 fields(&["code", "status"]).filter_map(number).find(|status| (400..600).contains(status));
             return Some(Self {
-                message: text(&body.error).or_else(|| text(&body.error["message"])).unwrap_or_default(),
+                message: text(&body.error)
+                    .or_else(|| fields(&["message"]).find_map(text))
+                    .unwrap_or_default(),
                 kinds: fields(&["type", "code", "status"]).filter_map(text).collect(),
                 status: status.and_then(|status| u16::try_from(status).ok()),
             });

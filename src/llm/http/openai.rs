@@ -48,7 +48,7 @@ impl WireFormat for OpenAi {
         }
         messages.push(json!({"role": "user", "content": prompt.user}));
         let mut body = Map::new();
-        body.insert("model".to_owned(), request.model.into());
+        body.insert("model".to_owned(), request.model.model.as_str().into());
         body.insert("messages".to_owned(), messages.into());
         body.insert("stream".to_owned(), true.into());
         if self.stream_options {
@@ -58,7 +58,7 @@ impl WireFormat for OpenAi {
             OutputLimitField::MaxCompletionTokens => "max_completion_tokens",
             OutputLimitField::MaxTokens => "max_tokens",
         };
-        body.insert(output_limit_field.to_owned(), request.output_limit.into());
+        body.insert(output_limit_field.to_owned(), request.model.output_limit.into());
         body
     }
 

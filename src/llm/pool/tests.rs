@@ -41,6 +41,12 @@ fn model(name: &str, provider: impl Provider + 'static, settings: config::Model)
     ModelSpec { name: name.to_owned(), provider: Arc::new(provider), settings }
 }
 
+/// The models "m0", "m1", … of these providers.
+fn models(providers: &[Scripted], settings: &config::Model) -> Vec<ModelSpec> {
+    let models = providers.iter().enumerate();
+    models.map(|(index, provider)| model(&format!("m{index}"), provider.clone(), settings.clone())).collect()
+}
+
 fn built_in(name: &str, input_limit: usize) -> ModelSpec {
     model(name, Extractive, config::Model { input_limit, max_queued_calls: 100, ..settings() })
 }

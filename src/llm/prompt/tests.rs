@@ -1,7 +1,7 @@
 use super::*;
 use crate::config;
 use crate::domain::message::Role;
-use crate::domain::transcript::TranscriptEntry;
+use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
 
 fn entry(text: &str) -> TranscriptLine {
     TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }.into()

@@ -1,8 +1,8 @@
 //! One test for each policy of pools and models.
 
 use super::{
-    SECOND, Scripted, answer, built_in, consolidate, entry, failure, labels, model, pool, pool_of, pools,
-    settings, silence, status,
+    SECOND, Scripted, answer, built_in, consolidate, entry, failure, labels, model, models, pool, pool_of,
+    pools, settings, silence, status,
 };
 use crate::config;
 use crate::domain::transcript::TranscriptLine;
@@ -44,10 +44,7 @@ fn model_and_calls(response: &PoolResponse) -> (&str, u32) {
 #[tokio::test(start_paused = true)]
 async fn deadline_covers_all_models_together() {
     let providers = [Scripted::new(silence()), Scripted::new(silence()), Scripted::new(silence())];
-    let models = providers.iter().enumerate().map(|(index, provider)| {
-        model(&format!("m{index}"), provider.clone(), config::Model { timeout: 15 * SECOND, ..settings() })
-    });
-    let pools = pool_of(models.collect());
+    let pools = pool_of(models(&providers, &config::Model { timeout: 15 * SECOND, ..settings() }));
     let started_at = Instant::now();
     let error = consolidate(&pools, "p").await.expect_err("all models are silent");
     assert_eq!(started_at.elapsed(), 20 * SECOND);
@@ -65,17 +62,13 @@ async fn deadline_covers_all_models_together() {
 #[tokio::test(start_paused = true)]
 async fn round_robin_starts_each_request_with_the_next_model() {
     let providers = [answer("good"), status(401, None), answer("good")].map(Scripted::new);
-    let models = providers
-        .iter()
-        .enumerate()
-        .map(|(index, provider)| model(&format!("m{index}"), provider.clone(), settings()));
     let pool = config::Pool { strategy: Strategy::RoundRobin, ..pool(&["m0", "m1", "m2"]) };
-    let pools = pools(models.collect(), [("p", pool)]);
-    let mut models = Vec::new();
+    let pools = pools(models(&providers, &settings()), [("p", pool)]);
+    let mut used = Vec::new();
     for _ in 0..6 {
-        models.push(consolidate(&pools, "p").await.expect("a response").model);
+        used.push(consolidate(&pools, "p").await.expect("a response").model);
     }
-    assert_eq!(models, ["m0", "m2", "m2", "m0", "m2", "m2"]);
+    assert_eq!(used, ["m0", "m2", "m2", "m0", "m2", "m2"]);
     assert_eq!(providers.each_ref().map(|provider| provider.calls().len()), [2, 2, 4]);
 }
 
@@ -83,12 +76,8 @@ async fn round_robin_starts_each_request_with_the_next_model() {
 async fn error_lists_every_attempt() {
     let connection = failure(ModelError::Connection("refused".to_owned()));
     let providers = [status(503, None), connection, answer("n/a")].map(Scripted::new);
-    let settings = config::Model { retries: 1, ..settings() };
-    let models = providers
-        .iter()
-        .enumerate()
-        .map(|(index, provider)| model(&format!("m{index}"), provider.clone(), settings.clone()));
-    let error = consolidate(&pool_of(models.collect()), "p").await.expect_err("all models fail");
+    let models = models(&providers, &config::Model { retries: 1, ..settings() });
+    let error = consolidate(&pool_of(models), "p").await.expect_err("all models fail");
     let (server_error, connection) = ("server_error", "connection");
     assert_eq!(
         labels(&error),

@@ -1,7 +1,7 @@
 //! Property test with random behaviour of models and a paused clock: a rejected or failed text is never used, no call
 //! starts after the deadline or exceeds the concurrency limit, and the cost is complete.
 
-use super::{Reply, SECOND, Scripted, answer, entry, failure, model, prompts, settings, status};
+use super::{Reply, SECOND, Scripted, answer, entry, failure, models, prompts, settings, status};
 use crate::config;
 use crate::llm::error::TimeoutPhase;
 use crate::llm::pool::{ModelPools, Strategy as Order};
@@ -63,10 +63,7 @@ async fn run(scenario: Scenario) -> Result<(), TestCaseError> {
         breaker_open_for: 5 * SECOND,
         ..settings()
     };
-    let specs = providers.iter().enumerate();
-    let specs =
-        specs.map(|(index, provider)| model(&format!("m{index}"), provider.clone(), settings.clone()));
-    let specs: Vec<_> = specs.collect();
+    let specs = models(&providers, &settings);
     let models = specs.iter().map(|spec| spec.name.clone()).collect();
     let pool = config::Pool { models, strategy: scenario.order, deadline };
     let pools = ModelPools::new(specs, &[("p".to_owned(), pool)].into(), prompts()).expect("valid");
