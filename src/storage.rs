@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod api_keys;
+mod append;
+mod batch;
 mod consolidations;
 mod error;
+mod heads;
 mod import;
 mod memory;
 mod migrations;
@@ -29,7 +32,8 @@ pub use error::StoreError;
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
 pub use store::{
-    AppendOutcome, ContextSnapshot, MessageQuery, MessageRange, SessionPosition, Store, StoredMessage,
+    AppendOutcome, AppendRequest, ContextSnapshot, MemoryVersion, MessageQuery, MessageRange, SessionHead,
+    SessionPosition, Store, StoredMessage,
 };
 
 #[derive(Clone, Debug)]

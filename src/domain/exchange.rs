@@ -5,6 +5,7 @@ use super::message::Message;
 use super::tokens;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// An exchange to persist. It has at least one message.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct PersistedExchange {
     /// The `seq` of its last message.
     pub last_seq: i64,
     pub created_at: OffsetDateTime,
+    /// The incarnation of the session; `None` if an earlier request persisted the exchange.
+    pub incarnation: Option<Uuid>,
     /// `true` if an earlier request with the same key persisted the exchange.
     pub replayed: bool,
 }

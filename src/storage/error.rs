@@ -12,6 +12,9 @@ pub enum StoreError {
     /// Pending messages were not indexed within the time that a search waits for them. A retry may succeed.
     #[error("pending messages were not indexed within {0:?}")]
     IndexLagging(Duration),
+    /// A bug ended the batch that the request was part of, or the service is shutting down. The request may have run.
+    #[error("the batch of the request ended without a result")]
+    BatchFailed,
     /// A statement failed, or its result could not be decoded.
     #[error("a statement or the decoding of its result failed")]
     Statement(#[source] sqlx::Error),

@@ -52,9 +52,10 @@ impl Store {
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
             sqlite:
                 "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
-                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour)
+                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour,
+                    incarnation)
                 VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, coalesce($12, $14),
-                    coalesce($13, $14), coalesce($13, $14) / 3600000000)
+                    coalesce($13, $14), coalesce($13, $14) / 3600000000, randomblob(16))
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
         };
         /// Sets the token count of the messages up to the cursor, which an export does not contain.

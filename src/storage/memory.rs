@@ -59,8 +59,9 @@ impl Store {
                 SELECT $1, $2, version, content, words, tokens, created_at
                 FROM (TABLE updated UNION ALL TABLE upserted) AS current
                 RETURNING version, content, words, tokens, created_at",
-            sqlite: "INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at)
-                SELECT $1, $2, 1, $3, $4, $5, $7 WHERE coalesce($6, 0) = 0
+            sqlite: "INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at,
+                    incarnation)
+                SELECT $1, $2, 1, $3, $4, $5, $7, randomblob(16) WHERE coalesce($6, 0) = 0
                     OR EXISTS (SELECT 1 FROM memories WHERE tenant_id = $1 AND user_id = $2)
                 ON CONFLICT (tenant_id, user_id) DO UPDATE SET version = m.version + 1, content = $3, words = $4,
                     tokens = $5, created_at = max($7, m.created_at)

@@ -9,9 +9,15 @@ use std::borrow::Cow;
 /// Number, name and SQL of a migration.
 type Source = (i64, &'static str, &'static str);
 
-const POSTGRES: &[Source] = &[(1, "initial", include_str!("../../migrations/postgres/0001_initial.sql"))];
+const POSTGRES: &[Source] = &[
+    (1, "initial", include_str!("../../migrations/postgres/0001_initial.sql")),
+    (2, "batches", include_str!("../../migrations/postgres/0002_batches.sql")),
+];
 
-const SQLITE: &[Source] = &[(1, "initial", include_str!("../../migrations/sqlite/0001_initial.sql"))];
+const SQLITE: &[Source] = &[
+    (1, "initial", include_str!("../../migrations/sqlite/0001_initial.sql")),
+    (2, "batches", include_str!("../../migrations/sqlite/0002_batches.sql")),
+];
 
 pub(super) fn postgres() -> Migrator {
     migrator(POSTGRES)

@@ -5,6 +5,7 @@
 //! method depends on the state of a connection after its transaction, so a transaction pooler works if it supports prepared
 //! statements (`PgBouncer` 1.21 or later).
 
+use super::heads::HeadBatcher;
 use super::pool::Connections;
 use super::{StoreError, StoreOptions, migrations};
 use crate::domain::id::TenantId;
@@ -17,6 +18,7 @@ use std::io;
 use std::str::FromStr as _;
 
 mod exchanges;
+mod heads;
 mod search;
 mod search_index;
 mod transactions;
@@ -27,6 +29,8 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
 pub struct Postgres {
     pool: Connections,
     search: Option<Analyzer>,
+    appends: exchanges::AppendBatcher,
+    heads: HeadBatcher,
 }
 
 impl Postgres {
@@ -45,7 +49,9 @@ impl Postgres {
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout);
         let pool = Connections::new(pool, connect, options.statement_timeout);
-        Ok(Self { pool, search: options.search })
+        let appends = exchanges::batcher(&pool, options.search);
+        let heads = heads::batcher(&pool);
+        Ok(Self { pool, search: options.search, appends, heads })
     }
 
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {

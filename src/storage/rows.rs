@@ -3,7 +3,7 @@
 use super::search::MessageRef;
 use super::search_index::{PendingMessage, PendingRange, ReindexRange};
 use super::statement::DbRow;
-use super::{StoreError, StoredMessage};
+use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
 use crate::domain::api_key::{KeyId, KeyRecord, Scope};
 use crate::domain::id::{KeyName, SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
@@ -13,6 +13,8 @@ use crate::domain::revision::{Revision, RevisionKind};
 use crate::domain::session::{ConsolidationState, Session, Summary};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// The columns that [`api_key`] decodes.
 macro_rules! api_key_columns {
@@ -63,15 +65,41 @@ pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
         cursor_tokens: row.field("cursor_tokens")?,
         summary: summary(row)?,
         revision: row.field("revision")?,
-        consolidation: ConsolidationState {
-            lease_until: row.optional_time("lease_until")?,
-            failures: row.field("failures")?,
-            retry_at: row.optional_time("retry_at")?,
-            last_failure: row.field("last_failure")?,
-        },
+        consolidation: consolidation_state(row)?,
         created_at: row.time("created_at")?,
         updated_at: row.time("updated_at")?,
     })
+}
+
+fn consolidation_state(row: &impl DbRow) -> Result<ConsolidationState, StoreError> {
+    Ok(ConsolidationState {
+        lease_until: row.optional_time("lease_until")?,
+        failures: row.field("failures")?,
+        retry_at: row.optional_time("retry_at")?,
+        last_failure: row.field("last_failure")?,
+    })
+}
+
+/// Decodes the head of a session that was read at `now`.
+pub(super) fn session_head(row: &impl DbRow, now: OffsetDateTime) -> Result<SessionHead, StoreError> {
+    Ok(SessionHead {
+        now,
+        incarnation: row.field("incarnation")?,
+        last_seq: row.field("last_seq")?,
+        tokens: row.field("tokens")?,
+        cursor: row.field("cursor_seq")?,
+        cursor_tokens: row.field("cursor_tokens")?,
+        revision: row.field("revision")?,
+        consolidation: consolidation_state(row)?,
+        updated_at: row.time("updated_at")?,
+        memory: memory_version(row)?,
+    })
+}
+
+pub(super) fn memory_version(row: &impl DbRow) -> Result<Option<MemoryVersion>, StoreError> {
+    let incarnation: Option<Uuid> = row.field("memory_incarnation")?;
+    let version: Option<i64> = row.field("memory_version")?;
+    Ok(incarnation.zip(version).map(|(incarnation, version)| MemoryVersion { incarnation, version }))
 }
 
 pub(super) fn revision(row: &impl DbRow) -> Result<Revision, StoreError> {

@@ -3,6 +3,7 @@
 //! One connection writes and several read. SQLite permits only one writer anyway; queueing for a single connection is fair
 //! and never fails with "database is locked". Write transactions start with `BEGIN IMMEDIATE`.
 
+use super::heads::HeadBatcher;
 use super::values::DbTime;
 use super::{StoreError, StoreOptions, migrations};
 use crate::domain::search::analyzer::Analyzer;
@@ -18,6 +19,7 @@ use time::OffsetDateTime;
 use tokio::sync::Mutex;
 
 mod exchanges;
+mod heads;
 mod search;
 mod search_index;
 mod transactions;
@@ -30,6 +32,8 @@ pub struct Sqlite {
     readers: SqlitePool,
     search: Option<Analyzer>,
     indexing: Mutex<()>,
+    appends: exchanges::AppendBatcher,
+    heads: HeadBatcher,
 }
 
 impl Sqlite {
@@ -73,7 +77,9 @@ impl Sqlite {
         // The writer connects first: it creates the file and enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
-        Ok(Self { writer, readers, search: options.search, indexing: Mutex::default() })
+        let appends = exchanges::batcher(&writer, options.search);
+        let heads = heads::batcher(&readers);
+        Ok(Self { writer, readers, search: options.search, indexing: Mutex::default(), appends, heads })
     }
 
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {

@@ -21,9 +21,11 @@ use crate::domain::memory::MemoryDocument;
 use crate::domain::message::Message;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::lexemes::TermQuery;
-use crate::domain::session::Session;
+use crate::domain::session::{ConsolidationState, Session};
+use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// The database behind the service.
 #[derive(Debug)]
@@ -95,14 +97,11 @@ impl Store {
     /// Appends the messages of an exchange, and creates the session if it does not exist. `seq` is allocated in the
     /// same transaction, without gaps or duplicates under concurrent writes. Idempotency keys are kept for at least 24
     /// hours.
-    pub async fn append_exchange(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        exchange: &Exchange,
-        key: Option<&IdempotencyKey>,
-    ) -> Result<AppendOutcome, StoreError> {
-        dispatch!(self, append_exchange(tenant, session, exchange, key))
+    ///
+    /// Exchanges that are stored at the same time share a transaction. The exchange is stored even if the caller stops
+    /// waiting.
+    pub async fn append_exchange(&self, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
+        dispatch!(self, append_exchange(request))
     }
 
     /// Returns a page of the history, or `None` if the session does not exist.
@@ -303,6 +302,38 @@ impl Store {
         }
     }
 
+    /// Returns the state of a session that decides whether a copy of its context is current, or `None` if the session does
+    /// not exist. Sessions that are read at the same time share a statement.
+    pub async fn session_head(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<Option<SessionHead>, StoreError> {
+        dispatch!(self, session_head(tenant, session))
+    }
+
+    /// Returns the messages after `after_seq` up to `through_seq` of an incarnation of a session, oldest first. The result is
+    /// empty if the session has another incarnation.
+    pub async fn context_messages(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        incarnation: Uuid,
+        after_seq: i64,
+        through_seq: i64,
+    ) -> Result<Vec<ContextMessage>, StoreError> {
+        const SELECT_CONTEXT_MESSAGES: &str = "\
+            SELECT seq, tokens AS message_tokens, message, role, tool_call_ids, tool_result_of FROM messages
+            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4
+                AND EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND incarnation = $5)
+            ORDER BY seq";
+        let rows = retry_on_disconnect(async || {
+            let statement = self.statement(tenant, SELECT_CONTEXT_MESSAGES).bind(session.as_str());
+            statement.bind(after_seq).bind(through_seq).bind(incarnation).read_all().await
+        });
+        rows.await?.iter().map(rows::context_message).collect()
+    }
+
     /// Reads the session, the memory document and the newest `limit` messages of the tail in one round trip and as of
     /// one moment. `user` applies only if the session does not exist.
     pub async fn load_context(
@@ -322,9 +353,9 @@ impl Store {
                 "WITH session AS MATERIALIZED (
                     SELECT ",
                 session_columns!(),
-                " FROM sessions WHERE tenant_id = $1 AND session_id = $2
+                ", incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2
                 )
-                SELECT now() AS now, session.*, d.version AS memory_version, d.content AS memory_content,
+                SELECT now() AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version, d.content AS memory_content,
                     d.words AS memory_words, d.tokens AS memory_tokens, d.created_at AS memory_created_at,
                     0::bigint AS seq, 0::bigint AS message_tokens, '' AS message, '' AS role,
                     NULL::text AS tool_call_ids, NULL::text AS tool_result_of
@@ -333,7 +364,7 @@ impl Store {
                         ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT user_id FROM session), $3))
                 UNION ALL
                 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                     m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of
                 FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
                     AND m.seq > (SELECT greatest(cursor_seq, last_seq - $4) FROM session)
@@ -343,9 +374,9 @@ impl Store {
                 "WITH session AS MATERIALIZED (
                     SELECT ",
                 session_columns!(),
-                " FROM sessions WHERE tenant_id = $1 AND session_id = $2
+                ", incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2
                 )
-                SELECT $5 AS now, session.*, d.version AS memory_version, d.content AS memory_content,
+                SELECT $5 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version, d.content AS memory_content,
                     d.words AS memory_words, d.tokens AS memory_tokens, d.created_at AS memory_created_at,
                     0 AS seq, 0 AS message_tokens, '' AS message, '' AS role,
                     NULL AS tool_call_ids, NULL AS tool_result_of
@@ -353,7 +384,7 @@ impl Store {
                     LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(session.user_id, $3)
                 UNION ALL
                 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                     m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of
                 FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
                     AND m.seq > (SELECT max(cursor_seq, last_seq - $4) FROM session)"
@@ -380,6 +411,8 @@ impl Store {
         Ok(ContextSnapshot {
             now: row.time("now")?,
             session: has_session.then(|| rows::session(row)).transpose()?,
+            incarnation: row.field("incarnation")?,
+            memory_version: rows::memory_version(row)?,
             memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?,
             tail,
         })
@@ -495,6 +528,27 @@ impl Store {
     }
 }
 
+/// An exchange to append to a session.
+#[derive(Clone, Debug)]
+pub struct AppendRequest {
+    pub tenant: TenantId,
+    pub session: SessionId,
+    pub exchange: Arc<Exchange>,
+    pub key: Option<IdempotencyKey>,
+}
+
+impl AppendRequest {
+    #[must_use]
+    pub fn new(
+        tenant: &TenantId,
+        session: &SessionId,
+        exchange: Exchange,
+        key: Option<IdempotencyKey>,
+    ) -> Self {
+        Self { tenant: tenant.clone(), session: session.clone(), exchange: Arc::new(exchange), key }
+    }
+}
+
 /// The result of [`Store::append_exchange`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AppendOutcome {
@@ -547,6 +601,33 @@ pub struct SessionPosition {
     pub session_id: SessionId,
 }
 
+/// The version of a memory document. Documents with the same version have the same content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryVersion {
+    /// Changes if the document is erased and written again.
+    pub incarnation: Uuid,
+    pub version: i64,
+}
+
+/// The part of a session that changes. Texts and messages do not change as long as incarnation, revision and memory
+/// version are the same, except that messages are appended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionHead {
+    /// The moment of the read, by the clock of the store.
+    pub now: OffsetDateTime,
+    /// Changes if the session is erased and created again.
+    pub incarnation: Uuid,
+    pub last_seq: i64,
+    pub tokens: i64,
+    pub cursor: i64,
+    pub cursor_tokens: i64,
+    pub revision: i64,
+    pub consolidation: ConsolidationState,
+    pub updated_at: OffsetDateTime,
+    /// The memory document of the owner; `None` if there is none.
+    pub memory: Option<MemoryVersion>,
+}
+
 /// The inputs of a context, as of one moment.
 #[derive(Clone, Debug)]
 pub struct ContextSnapshot {
@@ -554,8 +635,11 @@ pub struct ContextSnapshot {
     pub now: OffsetDateTime,
     /// `None` before the first exchange.
     pub session: Option<Session>,
+    /// The incarnation of the session; `None` if there is no session.
+    pub incarnation: Option<Uuid>,
     /// The memory document of the owner of the session, or of the requesting user if there is no session.
     pub memory: Option<MemoryDocument>,
+    pub memory_version: Option<MemoryVersion>,
     /// The newest messages of the tail, oldest first.
     pub tail: Vec<ContextMessage>,
 }

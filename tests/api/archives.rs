@@ -9,6 +9,7 @@ use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
 use precis::service::Error;
 use precis::service::export::Export;
+use precis::storage::AppendRequest;
 use reqwest::{Body, Method};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -330,7 +331,8 @@ async fn failing_export_closes_the_connection() {
     for _ in 0..5 {
         let messages = vec![(Message::text(Role::User, &long), 1)];
         let exchange = Exchange { messages, user_id: None, metadata: None };
-        store.append_exchange(&TenantId::default(), &session, &exchange, None).await.expect("stored");
+        let request = AppendRequest::new(&TenantId::default(), &session, exchange, None);
+        store.append_exchange(request).await.expect("stored");
     }
     let response = app.request(Method::GET, "/sessions/s/export").send().await.expect("an answer");
     let mut body = response.bytes_stream();

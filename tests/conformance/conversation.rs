@@ -6,9 +6,9 @@ use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::message::{Message, Role};
 use precis::domain::revision::Revision;
 use precis::domain::session::{Session, Summary};
-use precis::storage::AppendOutcome;
 use precis::storage::NewMemoryDocument;
 use precis::storage::Store;
+use precis::storage::{AppendOutcome, AppendRequest};
 use precis::storage::{LeaseCondition, NewRevision};
 use precis::storage::{MessageQuery, StoredMessage};
 use serde_json::value::RawValue;
@@ -47,7 +47,8 @@ impl Conversation {
     }
 
     pub(crate) async fn append(&self, exchange: &Exchange, key: Option<&IdempotencyKey>) -> AppendOutcome {
-        self.store.append_exchange(&self.tenant, &self.session, exchange, key).await.unwrap()
+        let request = AppendRequest::new(&self.tenant, &self.session, exchange.clone(), key.cloned());
+        self.store.append_exchange(request).await.unwrap()
     }
 
     pub(crate) async fn record(&self, exchange: &Exchange) -> PersistedExchange {

@@ -8,7 +8,7 @@ use precis::domain::id::UserId;
 use precis::domain::message::Message;
 use precis::domain::session::{ConsolidationState, Session, Summary};
 use precis::storage::AppendOutcome;
-use precis::storage::StoreError;
+use precis::storage::{AppendRequest, StoreError};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -142,8 +142,8 @@ async fn exchange_with_rejected_message_is_not_stored(backend: Backend) {
             demo.record(&before).await;
         }
         let rows = sql.rows().await;
-        let error =
-            demo.store.append_exchange(&demo.tenant, &demo.session, &unlucky, Some(&key)).await.unwrap_err();
+        let request = AppendRequest::new(&demo.tenant, &demo.session, unlucky.clone(), Some(key.clone()));
+        let error = demo.store.append_exchange(request).await.unwrap_err();
         assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
         assert_eq!(sql.rows().await, rows);
     }

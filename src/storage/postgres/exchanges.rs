@@ -1,132 +1,322 @@
 //! Appending exchanges on Postgres.
+//!
+//! The function `append_exchanges` (migration 2) appends a batch in one statement, which is one round trip and one commit.
+//! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
-use super::Postgres;
-use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
-use crate::domain::id::{SessionId, TenantId, UserId};
+use super::{Connections, Postgres};
+use crate::domain::exchange::PersistedExchange;
+use crate::domain::id::UserId;
+use crate::domain::search::analyzer::Analyzer;
+use crate::storage::append::{self, SessionGroup, group, is_rolled_back};
+use crate::storage::batch::{BatchResults, Batcher};
 use crate::storage::pool::retry_on_disconnect;
 use crate::storage::rows::tool_columns;
 use crate::storage::search_index::pending_spans;
 use crate::storage::values::to_i64;
-use crate::storage::{AppendOutcome, StoreError};
+use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
+use std::io;
 
-/// A single statement appends everything in one round trip, or nothing. `known` finds an earlier request with the key.
-/// `session` locks the row of the session, which keeps `seq` free of gaps and duplicates. The clock is read once: if it
-/// were read twice around a full hour, the time and the hour of a session could differ, and the list would omit it. Messages
-/// become pending for the search index; if search is disabled, there are no spans. Expired keys of the session are deleted
-/// about every 64th message, so that they need no background job.
-const APPEND_EXCHANGE: &str = "\
-    WITH known AS (
-        SELECT fingerprint, first_seq, last_seq, created_at FROM idempotency_keys
-        WHERE tenant_id = $1 AND session_id = $2 AND key = $6
-    ), session AS (
-        INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
-            activity_hour)
-        SELECT $1, $2, coalesce($3, $13), coalesce($4, '{}'), $5, $8, t.now, t.now,
-            floor(extract(epoch FROM t.now) / 3600)
-        FROM (SELECT clock_timestamp() AS now) AS t
-        WHERE NOT EXISTS (SELECT FROM known)
-        ON CONFLICT (tenant_id, session_id) DO UPDATE SET
-            last_seq = s.last_seq + excluded.last_seq,
-            tokens = s.tokens + excluded.tokens,
-            metadata = coalesce($4, s.metadata),
-            updated_at = greatest(excluded.updated_at, s.updated_at),
-            activity_hour = greatest(excluded.activity_hour, s.activity_hour)
-        WHERE $3 IS NULL OR s.user_id = $3
-        RETURNING s.last_seq, s.updated_at
-    ), inserted_messages AS (
-        INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
-        SELECT $1, $2, session.last_seq - $5 + m.position, m.role, m.tool_call_ids, m.tool_result_of, m.tokens, m.message,
-            session.updated_at
-        FROM session, unnest($9::text[], $10::text[], $11::text[], $12::bigint[], $14::text[]) WITH ORDINALITY
-            AS m (role, tool_call_ids, tool_result_of, tokens, message, position)
-    ), pending AS (
-        INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-        SELECT $1, $2, session.last_seq - $5 + 1 + run.first, session.last_seq - $5 + 1 + run.last, run.bytes,
-            session.updated_at
-        FROM session, unnest($15::bigint[], $16::bigint[], $17::bigint[]) AS run (first, last, bytes)
-    ), inserted_key AS (
-        INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
-        SELECT $1, $2, $6, $7, last_seq - $5 + 1, last_seq, updated_at FROM session WHERE $6 IS NOT NULL
-    ), deleted_keys AS (
-        DELETE FROM idempotency_keys
-        WHERE tenant_id = $1 AND session_id = $2 AND created_at < now() - interval '24 hours' AND key <> $6
-            AND (SELECT last_seq % 64 < $5 FROM session)
+pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
+
+const APPEND_EXCHANGES: &str = "\
+    SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation
+    FROM append_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+        $22, $23, $24, $25, $26, $27, $28, $29)";
+
+/// Longest wait of a batch for the lock of a session. Then its exchanges are appended one by one, so that a long transaction
+/// on one session, such as its erasure, does not hold up the others.
+const BATCH_LOCK_TIMEOUT: &str = "100ms";
+/// An exchange by itself waits until the statement timeout.
+const NO_LOCK_TIMEOUT: &str = "0";
+
+/// Returns the batcher of a pool.
+pub(super) fn batcher(pool: &Connections, search: Option<Analyzer>) -> AppendBatcher {
+    let (batch_pool, single_pool) = (pool.clone(), pool.clone());
+    Batcher::new(
+        append::MAX_BATCH,
+        move |requests| append_batch(batch_pool.clone(), search, requests),
+        move |request| append_alone(single_pool.clone(), search, request),
     )
-    SELECT NULL::bytea AS fingerprint, last_seq - $5 + 1 AS first_seq, last_seq, updated_at AS created_at FROM session
-    UNION ALL
-    SELECT fingerprint, first_seq, last_seq, created_at FROM known";
+}
 
 impl Postgres {
     pub(in crate::storage) async fn append_exchange(
         &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        exchange: &Exchange,
-        key: Option<&IdempotencyKey>,
+        request: AppendRequest,
     ) -> Result<AppendOutcome, StoreError> {
-        let once = async || match self.append_once(tenant, session, exchange, key).await {
-            // A concurrent request with the same key was faster: the second attempt finds its result.
-            Err(StoreError::Statement(sqlx::Error::Database(error)))
-                if error.is_unique_violation() && error.table() == Some("idempotency_keys") =>
-            {
-                self.append_once(tenant, session, exchange, key).await
-            }
-            other => other,
-        };
-        // With a key a retry is safe, even if the lost connection had committed.
-        if key.is_some() { retry_on_disconnect(once).await } else { once().await }
+        if append::can_be_batched(&request) {
+            return self.appends.run(request).await;
+        }
+        let task = tokio::spawn(append_alone(self.pool.clone(), self.search, request));
+        task.await.map_err(|_| StoreError::BatchFailed)?
     }
 }
 
-impl Postgres {
-    async fn append_once(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        exchange: &Exchange,
-        key: Option<&IdempotencyKey>,
-    ) -> Result<AppendOutcome, StoreError> {
-        let messages = &exchange.messages;
-        let runs = pending_spans(self.search, exchange);
-        let (tool_call_ids, tool_result_of): (Vec<_>, Vec<_>) =
-            messages.iter().map(|(message, _)| tool_columns(message)).unzip();
-        let row = self
-            .write_returning(
-                tenant,
-                sqlx::query(APPEND_EXCHANGE)
-                    .bind(tenant.as_str())
-                    .bind(session.as_str())
-                    .bind(exchange.user_id.as_ref().map(UserId::as_str))
-                    .bind(exchange.metadata.as_deref())
-                    .bind(to_i64(messages.len()))
-                    .bind(key.map(|key| key.key.as_str()))
-                    .bind(key.map(|key| key.fingerprint.as_slice()))
-                    .bind(exchange.tokens())
-                    .bind(messages.iter().map(|(message, _)| message.role().as_str()).collect::<Vec<_>>())
-                    .bind(tool_call_ids)
-                    .bind(tool_result_of)
-                    .bind(messages.iter().map(|(_, tokens)| *tokens).collect::<Vec<_>>())
-                    .bind(UserId::default().as_str())
-                    .bind(messages.iter().map(|(message, _)| message.json()).collect::<Vec<_>>())
-                    .bind(runs.iter().map(|run| run.first).collect::<Vec<_>>())
-                    .bind(runs.iter().map(|run| run.last).collect::<Vec<_>>())
-                    .bind(runs.iter().map(|run| run.bytes).collect::<Vec<_>>()),
-            )
-            .await?;
-        let Some(row) = row else {
-            return Ok(AppendOutcome::UserMismatch);
-        };
-        let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
-        let replayed = fingerprint.is_some();
-        if replayed && fingerprint.as_ref() != key.map(|key| &key.fingerprint) {
-            return Ok(AppendOutcome::KeyReused);
+async fn append_alone(
+    pool: Connections,
+    search: Option<Analyzer>,
+    request: AppendRequest,
+) -> Result<AppendOutcome, StoreError> {
+    let once = async || {
+        let mut outcomes = [None];
+        append(&pool, search, NO_LOCK_TIMEOUT, std::slice::from_ref(&request), &mut outcomes).await?;
+        let [outcome] = outcomes;
+        outcome.ok_or(StoreError::BatchFailed)
+    };
+    let once = async || match once().await {
+        // A concurrent request with the same key was faster: the second attempt finds its result.
+        Err(StoreError::Statement(sqlx::Error::Database(error)))
+            if error.is_unique_violation() && error.table() == Some("idempotency_keys") =>
+        {
+            once().await
         }
-        Ok(AppendOutcome::Appended(PersistedExchange {
+        other => other,
+    };
+    // With a key a retry is safe, even if the lost connection had committed.
+    if request.key.is_some() { retry_on_disconnect(once).await } else { once().await }
+}
+
+async fn append_batch(
+    pool: Connections,
+    search: Option<Analyzer>,
+    requests: Vec<AppendRequest>,
+) -> BatchResults<AppendRequest, AppendOutcome> {
+    let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
+    let error = append(&pool, search, BATCH_LOCK_TIMEOUT, &requests, &mut outcomes).await.err();
+    let results = requests.into_iter().zip(outcomes).map(|(request, outcome)| {
+        let result = match (outcome, &error) {
+            (Some(outcome), _) => Some(Ok(outcome)),
+            // The transaction may have committed, and without a key the exchange could be appended twice.
+            (None, Some(error)) if !is_rolled_back(error) && request.key.is_none() => {
+                let error =
+                    io::Error::other(format!("the connection of a batch of exchanges failed: {error}"));
+                Some(Err(StoreError::Unavailable(error.into())))
+            }
+            (None, _) => None,
+        };
+        (request, result)
+    });
+    results.collect()
+}
+
+/// Appends the exchanges and fills in their outcomes. After an error, exchanges without an outcome were not appended, except
+/// if the connection failed.
+async fn append(
+    pool: &Connections,
+    search: Option<Analyzer>,
+    lock_timeout: &str,
+    requests: &[AppendRequest],
+    outcomes: &mut [Option<AppendOutcome>],
+) -> Result<(), StoreError> {
+    loop {
+        let open = requests.iter().zip(outcomes.iter()).enumerate();
+        let open =
+            open.filter_map(|(index, (request, outcome))| outcome.is_none().then_some((index, request)));
+        let (groups, _) = group(open);
+        if groups.is_empty() {
+            return Ok(());
+        }
+        append_groups(pool, search, lock_timeout, requests, &groups, outcomes).await?;
+    }
+}
+
+/// The arguments of `append_exchanges` that have a value per tenant, group, message, key or span.
+#[derive(Default)]
+struct Arguments<'r> {
+    tenants: Vec<&'r str>,
+    tenant_groups: Vec<i64>,
+    tenant_messages: Vec<i64>,
+    tenant_keys: Vec<i64>,
+    tenant_spans: Vec<i64>,
+    sessions: Vec<&'r str>,
+    users: Vec<Option<&'r str>>,
+    metadata: Vec<Option<&'r str>>,
+    counts: Vec<i64>,
+    tokens: Vec<i64>,
+    message_groups: Vec<i64>,
+    message_offsets: Vec<i64>,
+    message_roles: Vec<&'static str>,
+    message_call_ids: Vec<Option<String>>,
+    message_result_of: Vec<Option<String>>,
+    message_tokens: Vec<i64>,
+    message_json: Vec<&'r str>,
+    key_groups: Vec<i64>,
+    key_sessions: Vec<&'r str>,
+    keys: Vec<&'r str>,
+    key_fingerprints: Vec<&'r [u8]>,
+    key_firsts: Vec<i64>,
+    key_lasts: Vec<i64>,
+    /// Indexes of the requests with these keys.
+    key_requests: Vec<usize>,
+    span_groups: Vec<i64>,
+    span_firsts: Vec<i64>,
+    span_lasts: Vec<i64>,
+    span_bytes: Vec<i64>,
+}
+
+impl<'r> Arguments<'r> {
+    fn new(search: Option<Analyzer>, requests: &'r [AppendRequest], groups: &[SessionGroup<'r>]) -> Self {
+        let mut arguments = Self::default();
+        for (place, group) in (1..).zip(groups) {
+            if arguments.tenants.last() != Some(&group.tenant) {
+                arguments.end_tenant();
+                arguments.tenants.push(group.tenant);
+            }
+            let exchanges = || {
+                let exchanges = group.exchanges.iter();
+                exchanges.filter_map(|&(index, offset)| Some((index, requests.get(index)?, offset)))
+            };
+            let user = exchanges().find_map(|(_, request, _)| request.exchange.user_id.as_ref());
+            let metadata =
+                exchanges().filter_map(|(_, request, _)| request.exchange.metadata.as_deref()).last();
+            arguments.sessions.push(group.session);
+            arguments.users.push(user.map(UserId::as_str));
+            arguments.metadata.push(metadata);
+            arguments.counts.push(group.messages);
+            arguments.tokens.push(group.tokens);
+            for (index, request, offset) in exchanges() {
+                arguments.push_exchange(search, place, index, request, offset);
+            }
+        }
+        arguments.end_tenant();
+        arguments
+    }
+
+    fn push_exchange(
+        &mut self,
+        search: Option<Analyzer>,
+        group: i64,
+        index: usize,
+        request: &'r AppendRequest,
+        offset: i64,
+    ) {
+        for (position, (message, tokens)) in (offset + 1..).zip(&request.exchange.messages) {
+            let (call_ids, result_of) = tool_columns(message);
+            self.message_groups.push(group);
+            self.message_offsets.push(position);
+            self.message_roles.push(message.role().as_str());
+            self.message_call_ids.push(call_ids);
+            self.message_result_of.push(result_of);
+            self.message_tokens.push(*tokens);
+            self.message_json.push(message.json());
+        }
+        if let Some(key) = &request.key {
+            self.key_groups.push(group);
+            self.key_sessions.push(request.session.as_str());
+            self.keys.push(&key.key);
+            self.key_fingerprints.push(&key.fingerprint);
+            self.key_firsts.push(offset + 1);
+            self.key_lasts.push(offset + to_i64(request.exchange.messages.len()));
+            self.key_requests.push(index);
+        }
+        for span in pending_spans(search, &request.exchange) {
+            self.span_groups.push(group);
+            self.span_firsts.push(offset + 1 + span.first);
+            self.span_lasts.push(offset + 1 + span.last);
+            self.span_bytes.push(span.bytes);
+        }
+    }
+
+    fn end_tenant(&mut self) {
+        if !self.tenants.is_empty() {
+            self.tenant_groups.push(to_i64(self.sessions.len()));
+            self.tenant_messages.push(to_i64(self.message_json.len()));
+            self.tenant_keys.push(to_i64(self.keys.len()));
+            self.tenant_spans.push(to_i64(self.span_groups.len()));
+        }
+    }
+}
+
+/// Appends groups of exchanges in one transaction. If an idempotency key is known, fills in the outcomes of the known
+/// exchanges only.
+async fn append_groups(
+    pool: &Connections,
+    search: Option<Analyzer>,
+    lock_timeout: &str,
+    requests: &[AppendRequest],
+    groups: &[SessionGroup<'_>],
+    outcomes: &mut [Option<AppendOutcome>],
+) -> Result<(), StoreError> {
+    let arguments = Arguments::new(search, requests, groups);
+    let query = sqlx::query(APPEND_EXCHANGES)
+        .bind(&arguments.tenants)
+        .bind(&arguments.tenant_groups)
+        .bind(&arguments.tenant_messages)
+        .bind(&arguments.tenant_keys)
+        .bind(&arguments.tenant_spans)
+        .bind(&arguments.sessions)
+        .bind(&arguments.users)
+        .bind(&arguments.metadata)
+        .bind(&arguments.counts)
+        .bind(&arguments.tokens)
+        .bind(UserId::default().as_str().to_owned())
+        .bind(&arguments.message_groups)
+        .bind(&arguments.message_offsets)
+        .bind(&arguments.message_roles)
+        .bind(&arguments.message_call_ids)
+        .bind(&arguments.message_result_of)
+        .bind(&arguments.message_tokens)
+        .bind(&arguments.message_json)
+        .bind(&arguments.key_groups)
+        .bind(&arguments.key_sessions)
+        .bind(&arguments.keys)
+        .bind(&arguments.key_fingerprints)
+        .bind(&arguments.key_firsts)
+        .bind(&arguments.key_lasts)
+        .bind(&arguments.span_groups)
+        .bind(&arguments.span_firsts)
+        .bind(&arguments.span_lasts)
+        .bind(&arguments.span_bytes)
+        .bind(lock_timeout);
+    let rows = query.fetch_all(pool).await?;
+    let mut appended = vec![None; groups.len()];
+    let mut found_known_key = false;
+    for row in &rows {
+        let place =
+            usize::try_from(row.try_get::<i64, _>("place")?).ok().and_then(|place| place.checked_sub(1));
+        let place = place.ok_or(sqlx::Error::RowNotFound)?;
+        let exchange = PersistedExchange {
             first_seq: row.try_get("first_seq")?,
             last_seq: row.try_get("last_seq")?,
             created_at: row.try_get("created_at")?,
-            replayed,
-        }))
+            incarnation: row.try_get("incarnation")?,
+            replayed: false,
+        };
+        let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
+        if let Some(fingerprint) = fingerprint {
+            found_known_key = true;
+            let index = arguments.key_requests.get(place).copied().unwrap_or(usize::MAX);
+            let is_same = arguments.key_fingerprints.get(place).is_some_and(|key| **key == fingerprint);
+            let outcome = if is_same {
+                AppendOutcome::Appended(PersistedExchange { replayed: true, ..exchange })
+            } else {
+                AppendOutcome::KeyReused
+            };
+            if let Some(slot) = outcomes.get_mut(index) {
+                *slot = Some(outcome);
+            }
+        } else if let Some(slot) = appended.get_mut(place) {
+            *slot = Some(exchange);
+        }
     }
+    if found_known_key {
+        return Ok(());
+    }
+    for (group, appended) in groups.iter().zip(appended) {
+        for &(index, offset) in &group.exchanges {
+            let (Some(request), Some(slot)) = (requests.get(index), outcomes.get_mut(index)) else {
+                continue;
+            };
+            *slot = Some(match &appended {
+                Some(group) => {
+                    let first_seq = group.first_seq + offset;
+                    let last_seq = first_seq + to_i64(request.exchange.messages.len()) - 1;
+                    AppendOutcome::Appended(PersistedExchange { first_seq, last_seq, ..group.clone() })
+                }
+                None => AppendOutcome::UserMismatch,
+            });
+        }
+    }
+    Ok(())
 }

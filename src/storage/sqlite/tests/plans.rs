@@ -8,7 +8,7 @@ use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
 use crate::storage::search::{MessageRef, SearchFilter};
-use crate::storage::{MessageQuery, SessionPosition, Store, StoreOptions};
+use crate::storage::{AppendRequest, MessageQuery, SessionPosition, Store, StoreOptions};
 use sqlx::{AssertSqlSafe, SqlitePool};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -166,7 +166,7 @@ impl Filled {
             }
             "index_pending_for" => {
                 let exchange = Exchange::new(vec![Message::text(Role::User, "a"); 2], None, None);
-                store.append_exchange(tenant, session, &exchange, None).await.unwrap();
+                store.append_exchange(AppendRequest::new(tenant, session, exchange, None)).await.unwrap();
                 store.index_pending_for(tenant, None).await.unwrap();
                 (self.pending_ranges().await, 0)
             }
