@@ -57,12 +57,11 @@ where
                 let Ok(results) = tokio::spawn(run(batch)).await else { continue };
                 for ((request, result), channel) in results.into_iter().zip(channels) {
                     // A client that has disconnected needs no result.
-                    match result {
-                        Some(result) => drop(channel.send(result)),
-                        None => {
-                            let run_alone = Arc::clone(&run_alone);
-                            tokio::spawn(async move { channel.send(run_alone(request).await) });
-                        }
+                    if let Some(result) = result {
+                        let _ = channel.send(result);
+                    } else {
+                        let run_alone = Arc::clone(&run_alone);
+                        tokio::spawn(async move { channel.send(run_alone(request).await) });
                     }
                 }
             }

@@ -169,7 +169,7 @@ impl<'r> Arguments<'r> {
             };
             let user = exchanges().find_map(|(_, request, _)| request.exchange.user_id.as_ref());
             let metadata =
-                exchanges().filter_map(|(_, request, _)| request.exchange.metadata.as_deref()).last();
+                exchanges().filter_map(|(_, request, _)| request.exchange.metadata.as_deref()).next_back();
             arguments.sessions.push(group.session);
             arguments.users.push(user.map(UserId::as_str));
             arguments.metadata.push(metadata);
