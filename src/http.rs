@@ -115,7 +115,7 @@ pub fn router(
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::acquire_permit))
         .route_layer(from_fn_with_state(Arc::clone(&body_memory), body_limits::buffer_body))
         .route_layer(from_fn_with_state(Arc::clone(&admission), admission::limit_time))
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::shed_if_overloaded));
+        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::reject_hopeless));
     let streaming = streaming.into_router().route_layer(Extension(body_memory));
     let router = buffered
         .merge(streaming)

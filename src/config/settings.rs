@@ -87,11 +87,11 @@ section! {
         /// Applies to the system prompt and to the skills, separately.
         max_system_prompt_bytes: usize = 1024 * 1024,
         /// Per API key, or for all requests together if there are no keys; 0 means no limit.
-        requests_per_second: u32 = 1000,
-        request_burst: u32 = 2000,
+        requests_per_second: u32 = 0,
+        request_burst: u32 = 0,
         max_requests_in_flight: usize = 512,
-        /// Does not count requests whose body is incomplete or that wait for a model.
-        max_concurrent_requests: usize = 4,
+        /// Does not count requests whose body is incomplete or that wait for a model. 0 means 64 per core.
+        max_concurrent_requests: usize = 0,
         #[serde(with = "duration")]
         queue_timeout: Duration = Duration::from_secs(1),
     }

@@ -63,15 +63,16 @@ impl Violations {
         for (path, value) in entries(settings) {
             let (min, max, hint) = match *path.parts() {
                 ["llm", "providers", _, "body", ..] => continue,
-                ["llm", "models", _, "retries" | "max_queued_calls"] | ["limits", "requests_per_second"] => {
-                    (0, u64::MAX, "")
-                }
+                ["llm", "models", _, "retries" | "max_queued_calls"]
+                | ["limits", "requests_per_second" | "request_burst"] => (0, u64::MAX, ""),
+                ["limits", "max_concurrent_requests"] => (0, MAX_COUNT, ""),
                 ["consolidation", "max_tail_tokens" | "daily_token_limit"] => {
                     (1, u64::MAX, ": leave it out for no limit")
                 }
                 ["llm", "models", _, "breaker_failure_percent"] => (1, 100, ""),
-                ["llm", "models", _, "max_concurrent_calls"]
-                | ["limits", "max_requests_in_flight" | "max_concurrent_requests"] => (1, MAX_COUNT, ""),
+                ["llm", "models", _, "max_concurrent_calls"] | ["limits", "max_requests_in_flight"] => {
+                    (1, MAX_COUNT, "")
+                }
                 ["limits", "max_json_depth"] => (1, MAX_JSON_DEPTH as u64, ""),
                 _ => (1, u64::MAX, ""),
             };

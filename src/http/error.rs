@@ -278,11 +278,11 @@ impl Problem {
 
     /// Returns the error for a request that got no work permit in time.
     pub(crate) fn no_permit(limits: &Limits) -> Self {
-        let (max, exceeded) = (limits.max_concurrent_requests, &ExceededLimit::CONCURRENT);
+        let (max, exceeded) = (limits.concurrent_requests(), &ExceededLimit::CONCURRENT);
         let queue_timeout = humantime::format_duration(limits.queue_timeout);
         let problem = format!(
-            "{max} requests are running, the maximum ({}), and the queue is full or the request waited too long. The queue \
-             timeout is {queue_timeout} (limits.queue_timeout), and much shorter under sustained overload",
+            "{max} requests are running, the maximum ({}), and this one could not start within {queue_timeout} \
+             (limits.queue_timeout)",
             exceeded.limit
         );
         Self::overloaded(exceeded, &problem)

@@ -6,7 +6,18 @@ use crate::domain::message::{Message, minify_json};
 use crate::domain::validation::FieldError;
 use serde_json::value::RawValue;
 
+/// Running requests per core. More of them share statements better; each holds at most its body and its response.
+const CONCURRENT_REQUESTS_PER_CORE: usize = 64;
+
 impl Limits {
+    /// Returns `max_concurrent_requests`, or the default for this machine.
+    pub(crate) fn concurrent_requests(&self) -> usize {
+        if self.max_concurrent_requests > 0 {
+            return self.max_concurrent_requests;
+        }
+        std::thread::available_parallelism().map_or(1, usize::from) * CONCURRENT_REQUESTS_PER_CORE
+    }
+
     pub(crate) fn sizes(&self) -> SizeLimits {
         SizeLimits { max_message_bytes: self.max_message_bytes, max_metadata_bytes: self.max_metadata_bytes }
     }

@@ -1,16 +1,18 @@
-//! Admission control. Requests are rejected early under overload, so that accepted requests keep their normal latency.
+//! Admission control: a request is rejected only if it could not be served within the permitted wait
+//! (`limits.queue_timeout`), and then at once.
 //!
 //! The layers, from the outside in:
-//! 1. [`limit_in_flight`] bounds the memory of all requests.
-//! 2. [`limit_rate`] bounds the share of one API key.
-//! 3. [`shed_if_overloaded`] rejects requests that would probably wait in vain, before their body is read.
+//! 1. [`limit_in_flight`] bounds the number of requests in the service.
+//! 2. [`limit_rate`] bounds the share of one API key, if a rate is configured.
+//! 3. [`reject_hopeless`] rejects requests whose predicted wait is too long, before their body is read.
 //! 4. [`limit_time`] ends requests that hang.
-//! 5. [`acquire_permit`] keeps the queue in front of the database short.
+//! 5. [`acquire_permit`] bounds the number of requests that run.
 //!
-//! The queue follows "controlled delay" (`CoDel`; Maurer, "Fail at Scale", ACM Queue 13/8, 2015): a queue that becomes
-//! empty from time to time is a burst, and waiting helps. A standing queue is overload, and waiting only delays every
-//! response; the queue timeout is short then. The layers of `tower` do not replace this: `ConcurrencyLimit` and
-//! `LoadShed` have neither a queue timeout nor a permit that a request can release while it waits for a model.
+//! The prediction follows Little's law: a request waits for as many grants of permits as requests are in the queue, and the
+//! time of a grant is measured. Clients that wait for each response never build a queue that is longer than their number,
+//! so they are rejected only if the service is slower than their number divided by the permitted wait. The layers of
+//! `tower` do not replace this: `ConcurrencyLimit` and `LoadShed` have neither a queue timeout nor a permit that a request
+//! can release while it waits for a model.
 
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
@@ -26,24 +28,17 @@ use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::convert::Infallible;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-/// The queue timeout under overload: long enough for the scheduling jitter of a busy machine.
-const OVERLOADED_QUEUE_TIMEOUT: Duration = Duration::from_millis(5);
+/// Weight of the newest sample in the average time of a grant: the average follows a change within about 16 grants.
+const SAMPLE_WEIGHT: f64 = 1.0 / 16.0;
 
-/// The times that distinguish a burst from overload.
-#[derive(Clone, Copy, Debug)]
-struct CodelState {
-    /// The last time at which a request found a free permit.
-    last_free_permit: Instant,
-    /// The last queue timeout. A free permit alone does not end the overload state, because short queue timeouts can
-    /// empty the queue.
-    last_queue_timeout: Option<Instant>,
-}
+/// Part of the permitted wait that a prediction may use. The rest is for its error and for serving the request.
+const PREDICTION_MARGIN: f64 = 0.75;
 
 /// The limits and the current load.
 #[derive(Debug)]
@@ -52,12 +47,61 @@ pub(crate) struct Admission {
     request_timeout: Duration,
     in_flight: Arc<Semaphore>,
     permits: Arc<Semaphore>,
-    /// Requests that wait for a permit.
-    waiting: AtomicUsize,
-    codel: Mutex<CodelState>,
+    queue: Queue,
     /// One limiter per API key in use, and one for requests without a key. Entries are never removed: their number is
     /// bounded by that of the keys.
     rate_limiter: Option<DefaultKeyedRateLimiter<Option<KeyId>>>,
+}
+
+/// The queue of requests that wait for a permit.
+#[derive(Debug, Default)]
+struct Queue {
+    length: AtomicUsize,
+    /// Average time in which one waiting request gets its permit, in seconds, as the bits of an `f64`; 0 before the first
+    /// one has waited.
+    time_per_grant: AtomicU64,
+}
+
+impl Queue {
+    /// Returns the time that a new request would wait. An empty queue means no wait, so that an outdated average of a slow
+    /// time can't reject requests for ever: the next one that waits corrects it.
+    fn predicted_wait(&self) -> Duration {
+        let length = self.length.load(Ordering::Relaxed);
+        let seconds = f64::from_bits(self.time_per_grant.load(Ordering::Relaxed));
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        Duration::try_from_secs_f64(seconds * length as f64).unwrap_or(Duration::MAX)
+    }
+
+    /// Records that a request at `position` of the queue got its permit after `wait`.
+    fn record_grant(&self, position: usize, wait: Duration) {
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let sample = wait.as_secs_f64() / position.max(1) as f64;
+        // A lost update between two grants loses one sample, which does not matter.
+        let average = f64::from_bits(self.time_per_grant.load(Ordering::Relaxed));
+        let average = if average > 0.0 { average + (sample - average) * SAMPLE_WEIGHT } else { sample };
+        self.time_per_grant.store(average.to_bits(), Ordering::Relaxed);
+    }
+}
+
+/// Counts one waiting request while it exists.
+struct QueuePosition<'a> {
+    queue: &'a Queue,
+    /// 1 for the first request of the queue.
+    position: usize,
+    since: Instant,
+}
+
+impl<'a> QueuePosition<'a> {
+    fn enter(queue: &'a Queue) -> Self {
+        let position = queue.length.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { queue, position, since: Instant::now() }
+    }
+}
+
+impl Drop for QueuePosition<'_> {
+    fn drop(&mut self) {
+        self.queue.length.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Admission {
@@ -69,66 +113,31 @@ impl Admission {
             limits: Arc::clone(limits),
             request_timeout,
             in_flight: Arc::new(Semaphore::new(limits.max_requests_in_flight)),
-            permits: Arc::new(Semaphore::new(limits.max_concurrent_requests)),
-            waiting: AtomicUsize::new(0),
-            codel: Mutex::new(CodelState { last_free_permit: Instant::now(), last_queue_timeout: None }),
+            permits: Arc::new(Semaphore::new(limits.concurrent_requests())),
+            queue: Queue::default(),
             rate_limiter: quota.map(RateLimiter::keyed),
         }
     }
 
-    /// Waits for a permit. Returns `None` after the queue timeout.
+    /// Waits for a permit. Returns `None` at once if the wait would be too long, or after `limits.queue_timeout`.
     async fn permit(&self) -> Option<WorkPermit> {
-        // A released permit goes to a waiting request first, so a free permit means that the queue is empty.
+        // A released permit goes to the queue first, so a free permit means that the queue is empty.
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
-            self.codel().last_free_permit = Instant::now();
             return Some(WorkPermit::new(permit));
         }
-        let max = self.limits.queue_timeout;
-        let queue_timeout = if self.is_overloaded() { max.min(OVERLOADED_QUEUE_TIMEOUT) } else { max };
-        let _waiting = WaitingGuard::new(&self.waiting);
-        if let Ok(Ok(permit)) = timeout(queue_timeout, Arc::clone(&self.permits).acquire_owned()).await {
-            return Some(WorkPermit::new(permit));
+        if self.is_hopeless() {
+            return None;
         }
-        self.codel().last_queue_timeout = Some(Instant::now());
-        None
+        let place = QueuePosition::enter(&self.queue);
+        let permit = timeout(self.limits.queue_timeout, Arc::clone(&self.permits).acquire_owned()).await;
+        // A request that timed out has waited at least this long, which the average has to know.
+        self.queue.record_grant(place.position, place.since.elapsed());
+        Some(WorkPermit::new(permit.ok()?.ok()?))
     }
 
-    /// Returns `true` if no permit was free, or a request timed out in the queue, within the last `queue_timeout`.
-    fn is_overloaded(&self) -> bool {
-        let (codel, now) = (*self.codel(), Instant::now());
-        let is_recent = |time: Instant| now.duration_since(time) < self.limits.queue_timeout;
-        !is_recent(codel.last_free_permit) || codel.last_queue_timeout.is_some_and(is_recent)
-    }
-
-    /// Returns `true` if one more request may wait for a permit. Under overload only few may: the next request is
-    /// always near, so a short queue keeps all permits in use. A rejection counts as a queue timeout.
-    fn accepts_waiter(&self) -> bool {
-        let max_waiting = (self.limits.max_concurrent_requests / 4).max(1);
-        let accepts = self.waiting.load(Ordering::Relaxed) < max_waiting || !self.is_overloaded();
-        if !accepts {
-            self.codel().last_queue_timeout = Some(Instant::now());
-        }
-        accepts
-    }
-
-    fn codel(&self) -> MutexGuard<'_, CodelState> {
-        self.codel.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Counts one waiting request while it exists.
-struct WaitingGuard<'a>(&'a AtomicUsize);
-
-impl<'a> WaitingGuard<'a> {
-    fn new(counter: &'a AtomicUsize) -> Self {
-        counter.fetch_add(1, Ordering::Relaxed);
-        Self(counter)
-    }
-}
-
-impl Drop for WaitingGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+    /// Returns `true` if a request would wait longer than permitted.
+    fn is_hopeless(&self) -> bool {
+        self.queue.predicted_wait() > self.limits.queue_timeout.mul_f64(PREDICTION_MARGIN)
     }
 }
 
@@ -145,13 +154,13 @@ pub(crate) async fn limit_in_flight(
     body_limits::close_if_body_pending(&request, problem).into_response()
 }
 
-/// Rejects requests that would probably wait for a permit in vain, before their body is read.
-pub(crate) async fn shed_if_overloaded(
+/// Rejects requests that would wait longer than permitted, before their body is read.
+pub(crate) async fn reject_hopeless(
     State(admission): State<Arc<Admission>>,
     request: Request,
     next: Next,
 ) -> Response {
-    if admission.accepts_waiter() {
+    if !admission.is_hopeless() {
         return next.run(request).await;
     }
     body_limits::close_if_body_pending(&request, Problem::no_permit(&admission.limits)).into_response()
@@ -262,61 +271,90 @@ mod tests {
         }
     }
 
-    /// In a burst all requests wait; under overload at most a quarter of the number of permits, and at least one.
-    #[tokio::test(start_paused = true)]
-    async fn queue_is_short_under_overload() {
-        let admission = admission(|_| ());
+    /// Holds the only permit, lets `waiting` requests wait for 100 ms each, and returns how many were served.
+    async fn serve(admission: &Arc<Admission>, waiting: usize) -> usize {
         let held = admission.permit().await.expect("free");
-        let waits = || {
-            let admission = Arc::clone(&admission);
-            tokio::spawn(async move { admission.permit().await.is_some() })
-        };
-        let all = [waits(), waits(), waits()];
-        tokio::task::yield_now().await;
-        assert!(admission.accepts_waiter(), "a burst");
-        for waited in all {
-            assert!(!waited.await.expect("no panic"));
-        }
-        assert!(admission.accepts_waiter(), "empty queue");
-        let one = waits();
-        tokio::task::yield_now().await;
-        assert!(!admission.accepts_waiter(), "one request waits for the only permit");
-        assert!(!one.await.expect("no panic"));
-        assert!(admission.accepts_waiter());
+        let requests: Vec<_> = (0..waiting)
+            .map(|_| {
+                let admission = Arc::clone(admission);
+                tokio::spawn(async move {
+                    let permit = admission.permit().await;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    permit.is_some()
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(100)).await;
         drop(held);
-        assert!(admission.permit().await.is_some());
+        let mut served = 0;
+        for request in requests {
+            served += usize::from(request.await.expect("no panic"));
+        }
+        served
     }
 
     #[tokio::test(start_paused = true)]
-    async fn queue_timeout_is_long_in_a_burst_and_short_under_overload() {
+    async fn request_is_rejected_at_once_if_the_queue_is_too_long_for_the_permitted_wait() {
         let admission = admission(|_| ());
-        let waited = async || {
-            let began = Instant::now();
-            let permit = admission.permit().await;
-            (permit, began.elapsed())
-        };
-        let (first, none) = waited().await;
-        assert!(first.is_some() && none.is_zero());
-        let (second, long) = waited().await;
-        assert!(second.is_none() && long >= Duration::from_secs(1), "{long:?}");
-        // No permit has been free for a second.
-        let (third, short) = waited().await;
-        assert!(third.is_none() && short < Duration::from_millis(10), "{short:?}");
-        drop(first);
-        let (fourth, none) = waited().await;
-        assert!(fourth.is_some() && none.is_zero());
-        // A free permit alone does not end the overload state.
-        let (fifth, short) = waited().await;
-        assert!(fifth.is_none() && short < Duration::from_millis(10), "{short:?}");
-        // A second without a rejection does: requests may wait again until a permit is released.
-        drop(fourth);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let (sixth, _) = waited().await;
-        let released = async {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            drop(sixth);
-        };
-        let ((seventh, long), ()) = tokio::join!(waited(), released);
-        assert!(seventh.is_some() && long >= Duration::from_millis(500), "{long:?}");
+        // 100 ms per grant: ten requests are served within the permitted second, more are not.
+        assert_eq!(serve(&admission, 5).await, 5);
+        let held = admission.permit().await.expect("free");
+        let waiting: Vec<_> = (0..12)
+            .map(|_| {
+                let admission = Arc::clone(&admission);
+                tokio::spawn(async move { admission.permit().await.is_some() })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        let began = Instant::now();
+        assert!(admission.is_hopeless());
+        assert!(admission.permit().await.is_none());
+        assert!(began.elapsed().is_zero(), "the rejection does not wait");
+        drop(held);
+        let mut served = 0;
+        for request in waiting {
+            served += usize::from(request.await.expect("no panic"));
+        }
+        assert!((7..=8).contains(&served), "{served} of 12 had a predicted wait below 750 ms");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_wait_for_each_response_are_never_rejected() {
+        let admission = admission(|limits| limits.max_concurrent_requests = 4);
+        let clients: Vec<_> = (0..64)
+            .map(|_| {
+                let admission = Arc::clone(&admission);
+                tokio::spawn(async move {
+                    for _ in 0..100 {
+                        let permit = admission.permit().await.expect("64 clients × 10 ms / 4 permits < 1 s");
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                        drop(permit);
+                    }
+                })
+            })
+            .collect();
+        for client in clients {
+            client.await.expect("no request was rejected");
+        }
+    }
+
+    /// After a slow time, the first requests that wait correct the average.
+    #[tokio::test(start_paused = true)]
+    async fn slow_time_does_not_reject_requests_of_a_fast_time() {
+        let admission = admission(|_| ());
+        let held = admission.permit().await.expect("free");
+        assert!(admission.permit().await.is_none(), "waited a second in vain");
+        drop(held);
+        for _ in 0..100 {
+            let held = admission.permit().await.expect("free");
+            let next = {
+                let admission = Arc::clone(&admission);
+                tokio::spawn(async move { admission.permit().await.is_some() })
+            };
+            tokio::task::yield_now().await;
+            drop(held);
+            assert!(next.await.expect("no panic"), "an empty queue accepts a request");
+        }
+        assert!(f64::from_bits(admission.queue.time_per_grant.load(Ordering::Relaxed)) < 0.01);
     }
 }
