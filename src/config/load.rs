@@ -115,19 +115,20 @@ impl Sources {
     /// Puts the values of the environment and of the flags over those of the file.
     fn override_values(&self, values: &mut Values) {
         let mut variables: Vec<_> = self.environment.iter().collect();
+        // `PRECIS__DATABASE__URL` comes after `DATABASE_URL` and so replaces it.
         variables.sort();
-        let database = variables.iter().filter(|(name, url)| name == "DATABASE_URL" && !url.is_empty());
-        let database = database
-            .map(|(name, url)| (SettingPath::from("database.url"), url, format!("environment {name}")));
-        let prefixed = variables.iter().filter_map(|(name, value)| {
-            let path = name.strip_prefix(PREFIX)?.to_lowercase();
-            let path = SettingPath(path.split(SEPARATOR).map(str::to_owned).collect());
+        let variables = variables.into_iter().filter_map(|(name, value)| {
+            let path = match name.strip_prefix(PREFIX) {
+                Some(path) => SettingPath(path.to_lowercase().split(SEPARATOR).map(str::to_owned).collect()),
+                None if name == "DATABASE_URL" && !value.is_empty() => SettingPath::from("database.url"),
+                None => return None,
+            };
             Some((path, value, format!("environment {name}")))
         });
         let flags = self.flags.iter();
         let flags =
             flags.map(|flag| (SettingPath::from(flag.path), &flag.value, format!("flag {}", flag.name)));
-        for (path, value, origin) in database.chain(prefixed).chain(flags) {
+        for (path, value, origin) in variables.chain(flags) {
             let path = with_case_of_names(&path, values);
             // A secret or a field of a body replaces the whole one in the file, whatever forms the two have.
             if let Some(secret) = schema::secret(&path) {

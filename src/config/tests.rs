@@ -75,7 +75,9 @@ fn assert_one_error(errors: &[String], expected: &str) {
 #[track_caller]
 fn assert_errors(sources: &TestSources, expected: &[&str]) {
     let errors = sources.errors();
-    expected.iter().for_each(|expected| assert_one_error(&errors, expected));
+    for expected in expected {
+        assert_one_error(&errors, expected);
+    }
     assert_eq!(errors.len(), expected.len(), "{errors:#?}");
     assert!(!format!("{errors:?}").contains("hunter2"), "{errors:#?}");
 }

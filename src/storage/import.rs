@@ -119,12 +119,14 @@ async fn insert_messages(
     session: &SessionId,
     rows: &[ImportedMessage],
 ) -> Result<(), StoreError> {
-    /// All rows are one JSON parameter: a statement per row would take three times as long, while other writers wait.
+    /// All rows are one JSON parameter: a statement per row would take three times as long, while other writers wait. Seconds
+    /// and microseconds are added separately, because Postgres multiplies an interval in floating point.
     const INSERT_MESSAGES: Sql = Sql {
         postgres: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
                 created_at)
             SELECT $1, $2, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                coalesce(timestamptz 'epoch' + micros * interval '1 microsecond', now())
+                coalesce(timestamptz 'epoch' + micros / 1000000 * interval '1 second'
+                    + micros % 1000000 * interval '1 microsecond', now())
             FROM json_to_recordset($3::json) AS m (seq bigint, role text, tool_call_ids text, tool_result_of text,
                 tokens bigint, message text, micros bigint)",
         sqlite: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,

@@ -16,6 +16,8 @@ use time::macros::datetime;
 use tokio::sync::mpsc;
 
 const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
+/// The last time that can be exported.
+const LAST_TIME: OffsetDateTime = datetime!(9999-12-31 23:59:59.999999 UTC);
 
 async fn part(demo: &Conversation, part: MessageRange) -> Vec<i64> {
     let read = demo.store.message_range(&demo.tenant, &demo.session, part).await.unwrap();
@@ -54,7 +56,8 @@ fn archive() -> (ImportedSession, Vec<RowBatch>) {
     ];
     let messages = (1..).zip(texts).map(|(seq, text)| {
         let (message, tokens) = counted(message(text));
-        ImportedMessage { seq, created_at: Some(BEGAN + time::Duration::seconds(seq)), message, tokens }
+        let created_at = if seq == 3 { LAST_TIME } else { BEGAN + time::Duration::seconds(seq) };
+        ImportedMessage { seq, created_at: Some(created_at), message, tokens }
     });
     let messages: Vec<_> = messages.collect();
     let revision = |revision, kind, seq, cursor, text: &str| Revision {
