@@ -100,6 +100,7 @@ impl Revision {
 
 impl Provenance {
     /// Adds the cost of an earlier call whose text is part of the same summary.
+    #[must_use]
     pub fn after(mut self, earlier: &Self) -> Self {
         let sum = |earlier: Option<i64>, later: Option<i64>| match (earlier, later) {
             (Some(earlier), Some(later)) => Some(earlier.saturating_add(later)),

@@ -19,6 +19,7 @@ impl FieldError {
     }
 
     /// Prepends the path of the value that contains the field: `role` in `messages[2]` becomes `messages[2].role`.
+    #[must_use]
     pub fn in_value(self, path: &str) -> Self {
         let is_joined = path.is_empty() || self.field.is_empty() || self.field.starts_with('[');
         let separator = if is_joined { "" } else { "." };
