@@ -2,8 +2,9 @@
 //!
 //! Each error names the setting and its value.
 
-use super::message::Message;
+use super::message::{Message, minify_json};
 use super::validation::FieldError;
+use serde_json::value::RawValue;
 
 /// The settings `limits.*` that bound single values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +21,14 @@ impl SizeLimits {
         check_size(path, message.json().len(), self.max_message_bytes, "limits.max_message_bytes")
     }
 
-    /// Checks the size of the metadata at `path`.
-    pub fn check_metadata(&self, path: &str, json: &str) -> Result<(), FieldError> {
-        check_size(path, json.len(), self.max_metadata_bytes, "limits.max_metadata_bytes")
+    /// Returns the metadata at `path` without white space. It must be a JSON object.
+    pub fn metadata(&self, path: &str, metadata: &RawValue) -> Result<String, FieldError> {
+        let json = minify_json(metadata.get());
+        if !json.starts_with('{') {
+            return Err(FieldError::new(path, "must be a JSON object"));
+        }
+        check_size(path, json.len(), self.max_metadata_bytes, "limits.max_metadata_bytes")?;
+        Ok(json)
     }
 }
 

@@ -196,8 +196,9 @@ impl ToolError {
     }
 }
 
-/// The arguments that have not been read yet, and the errors of those that have.
+/// A reader of the arguments of a call.
 struct Arguments {
+    /// Arguments that were not read yet. After reading, they are the unknown ones.
     remaining: Map<String, Value>,
     errors: Vec<String>,
 }
@@ -234,6 +235,7 @@ impl Arguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use test_case::test_case;
 
     fn search(query: &str, days: Option<i64>, max_results: i64) -> ToolCall {
         ToolCall::SearchHistory { query: query.to_owned(), days, max_results }
@@ -254,29 +256,18 @@ mod tests {
         }
     }
 
-    #[test]
-    fn error_names_all_invalid_arguments() {
-        for (tool, arguments, named) in [
-            (Tool::MemoryRead, r#"{"user":"ada"}"#, &["`user`", "no arguments"][..]),
-            (Tool::MemoryWrite, "{}", &["`content` is missing"]),
-            (Tool::MemoryWrite, r#"{"content":["a"],"mode":"append"}"#, &["`content`", "`mode`"]),
-            (Tool::MemoryWrite, r#"{"content":"a\u0000"}"#, &["NUL"]),
-            (Tool::MemoryWrite, r#"{"content":"a"#, &["not JSON"]),
-            (Tool::MemoryWrite, r#""a""#, &["one JSON object"]),
-            (Tool::SearchHistory, r#"{"query":" "}"#, &["`query` is empty"]),
-            (
-                Tool::SearchHistory,
-                r#"{"query":7,"days":0,"max_results":51}"#,
-                &["`query`", "`days`", "to 50"],
-            ),
-            (Tool::SearchHistory, r#"{"query":"a","days":1.5}"#, &["`days`"]),
-            (Tool::SearchHistory, r#"{"query":"a","days":"7"}"#, &["`days`"]),
-            (Tool::SearchHistory, r#"{"query":"a","max_results":1e300}"#, &["`max_results`"]),
-        ] {
-            let ToolError(text) = ToolCall::parse(tool, arguments).expect_err(arguments);
-            assert!(named.iter().all(|named| text.contains(named)), "{arguments}: {text}");
-            assert!(text.contains("Nothing was done") && text.contains(tool.name()), "{text}");
-        }
+    /// `tests/api/tools.rs` has more cases.
+    #[test_case(Tool::MemoryWrite, r#"{"content":["a"],"mode":"append"}"#, &["`content`", "`mode`"]; "several")]
+    #[test_case(Tool::MemoryWrite, r#""a""#, &["one JSON object"]; "text")]
+    #[test_case(Tool::SearchHistory, r#"{"query":" "}"#, &["`query` is empty"]; "empty")]
+    #[test_case(Tool::SearchHistory, r#"{"query":7,"days":0,"max_results":51}"#, &["`query`", "`days`", "to 50"]; "range")]
+    #[test_case(Tool::SearchHistory, r#"{"query":"a","days":1.5}"#, &["`days`"]; "fraction")]
+    #[test_case(Tool::SearchHistory, r#"{"query":"a","days":"7"}"#, &["`days`"]; "text instead of a number")]
+    #[test_case(Tool::SearchHistory, r#"{"query":"a","max_results":1e300}"#, &["`max_results`"]; "large")]
+    fn error_names_all_invalid_arguments(tool: Tool, arguments: &str, named: &[&str]) {
+        let ToolError(text) = ToolCall::parse(tool, arguments).expect_err(arguments);
+        assert!(named.iter().all(|named| text.contains(named)), "{arguments}: {text}");
+        assert!(text.contains("Nothing was done") && text.contains(tool.name()), "{text}");
     }
 
     #[test]

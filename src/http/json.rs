@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_ignored::Path;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 /// Returns stored JSON to be sent without another encoding.
 pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
@@ -31,7 +31,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], max_depth: usize) -> Resu
         match (value, failed_field) {
             (Some(value), _) if errors.is_empty() => return Ok(value),
             // serde stops at the first invalid field. The body without that field shows the next error.
-            (None, Some(field)) => match remove_field(text, &field) {
+            (None, Some(field)) => match json::remove_field(text, json::top_level_key(&field)) {
                 Some(shorter) => remainder = Some(shorter),
                 None => return Err(Problem::invalid(errors)),
             },
@@ -73,13 +73,6 @@ fn path_string(path: &Path<'_>) -> String {
             path_string(parent)
         }
     }
-}
-
-/// Returns the object without the top-level field of the path, or `None` if it has no such field.
-fn remove_field(text: &str, path: &str) -> Option<String> {
-    let mut fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(text).ok()?;
-    fields.remove(path.split(['.', '[']).next()?)?;
-    serde_json::to_string(&fields).ok()
 }
 
 /// Returns the text of a body if it is a JSON object that every client can parse. Raw JSON values are checked only here:

@@ -1,4 +1,5 @@
-//! Pagination of lists by opaque cursors.
+//! Pagination of lists. The API calls the opaque position at which a page begins `next` in a response, and `cursor` in a
+//! request.
 
 use super::error::Problem;
 use super::extract::Bounded;
@@ -50,14 +51,14 @@ pub(super) fn page_size(limit: Option<Limit>) -> i64 {
 }
 
 /// Returns the position in the parameter `cursor`, which an earlier page returned as `next`.
-pub(super) fn decode_cursor<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<T>, Problem> {
+pub(super) fn decode_position<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<T>, Problem> {
     let Some(cursor) = cursor else { return Ok(None) };
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok();
     let position = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    position.map(Some).ok_or_else(invalid_cursor)
+    position.map(Some).ok_or_else(invalid_position)
 }
 
-pub(super) fn invalid_cursor() -> Problem {
+pub(super) fn invalid_position() -> Problem {
     Problem::invalid_field("cursor", "must be the value of next of an earlier page")
 }
 
@@ -76,7 +77,7 @@ pub(super) struct PageParams {
 impl PageParams {
     /// Returns the number of items, and the number before which the page begins.
     pub(super) fn read(&self) -> Result<(i64, i64), Problem> {
-        let before = decode_cursor(self.cursor.as_deref())?;
+        let before = decode_position(self.cursor.as_deref())?;
         Ok((page_size(self.limit), before.unwrap_or(i64::MAX)))
     }
 }

@@ -5,7 +5,7 @@
 use super::super::id::{InvalidId, SessionId, UserId};
 use super::super::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use super::super::limits::SizeLimits;
-use super::super::message::{Message, minify_json};
+use super::super::message::Message;
 use super::super::revision::{Revision, RevisionKind};
 use super::super::session::Summary;
 use super::super::tokens;
@@ -273,11 +273,8 @@ impl ExportReader {
         let id_error = |field: &str, error: InvalidId| vec![FieldError::new(field, error.to_string())];
         SessionId::new(session.session_id).map_err(|error| id_error("session.session_id", error))?;
         let user_id = UserId::new(session.user_id).map_err(|error| id_error("session.user_id", error))?;
-        let metadata = minify_json(session.metadata.get());
-        if !metadata.starts_with('{') {
-            return invalid("session.metadata", "must be a JSON object");
-        }
-        self.sizes.check_metadata("session.metadata", &metadata).map_err(|error| vec![error])?;
+        let metadata = self.sizes.metadata("session.metadata", &session.metadata);
+        let metadata = metadata.map_err(|error| vec![error])?;
         let created_at = to_stored_time(session.created_at, "session.created_at")?;
         let updated_at = to_stored_time(session.updated_at, "session.updated_at")?;
         if updated_at < created_at {

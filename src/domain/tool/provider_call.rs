@@ -102,61 +102,26 @@ fn arguments_text(arguments: Option<Value>) -> String {
     }
 }
 
+/// `tests/api/tools.rs` has more cases.
 #[cfg(test)]
 mod tests {
     use super::*;
+    use test_case::test_case;
 
-    #[test]
-    fn calls_of_both_formats_and_bare_arguments_are_parsed() {
-        let id = |format| Some((format, "a".to_owned()));
-        for (body, name, arguments, id) in [
-            (
-                r#"{"id":"a","type":"function","index":0,"function":{"name":"f","arguments":"{\"x\": 1}"}}"#,
-                Some(("function.name", "f".to_owned())),
-                r#"{"x": 1}"#,
-                id(Format::OpenAi),
-            ),
-            (
-                r#"{"id":"a","function":{"name":"f","arguments":{"x":1}}}"#,
-                Some(("function.name", "f".to_owned())),
-                r#"{"x":1}"#,
-                id(Format::OpenAi),
-            ),
-            (
-                r#"{"type":"tool_use","id":"a","name":"f","input":{"x":1},"caller":{"type":"direct"}}"#,
-                Some(("name", "f".to_owned())),
-                r#"{"x":1}"#,
-                id(Format::Anthropic),
-            ),
-            (
-                r#"{"type":"tool_use","id":"a","name":"f"}"#,
-                Some(("name", "f".to_owned())),
-                "",
-                id(Format::Anthropic),
-            ),
-            (r#"{"type":null,"x":1,"function":null}"#, None, r#"{"x":1}"#, None),
-            (r#"{"x": 1}"#, None, r#"{"x": 1}"#, None),
-            ("{}", None, "{}", None),
-        ] {
-            let expected = ProviderToolCall { name, arguments: arguments.to_owned(), id };
-            assert_eq!(ProviderToolCall::parse(body), Ok(expected), "{body}");
-        }
+    #[test_case(r#"{"id":"a","index":0,"function":{"name":"f","arguments":"{\"x\": 1}"}}"# => r#"{"x": 1}"#; "text")]
+    #[test_case(r#"{"id":"a","function":{"name":"f","arguments":{"x":1}}}"# => r#"{"x":1}"#; "object instead of text")]
+    #[test_case(r#"{"type":"tool_use","id":"a","name":"f","input":{"x":1},"caller":{"type":"direct"}}"# => r#"{"x":1}"#; "block")]
+    #[test_case(r#"{"type":null,"x":1,"function":null}"# => r#"{"x":1}"#; "nulls and arguments")]
+    #[test_case(r#"{"x": 1}"# => r#"{"x": 1}"#; "arguments alone keep their spelling")]
+    fn arguments_of_every_form_are_read(body: &str) -> String {
+        ProviderToolCall::parse(body).expect("valid").arguments
     }
 
-    #[test]
-    fn invalid_call_is_rejected_with_its_fields() {
-        for (body, fields) in [
-            (r#"{"type":"function"}"#, &["function"][..]),
-            (r#"{"type":"function","function":"f"}"#, &["function"]),
-            (r#"{"type":"function","function":{"arguments":"{}"}}"#, &["id", "function.name"]),
-            (r#"{"type":"tool_use","id":7,"input":{}}"#, &["id", "name"]),
-            (r#"{"type":"function_call","name":"f"}"#, &["type"]),
-            (r#"{"type":7}"#, &["type"]),
-            ("[]", &[""]),
-        ] {
-            let errors = ProviderToolCall::parse(body).expect_err(body);
-            let named: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
-            assert_eq!(named, fields, "{body}");
-        }
+    #[test_case(r#"{"type":"function"}"# => vec!["function"]; "call without function")]
+    #[test_case(r#"{"type":"function","function":"f"}"# => vec!["function"]; "function of another type")]
+    #[test_case(r#"{"type":"function","function":{"arguments":"{}"}}"# => vec!["id", "function.name"]; "several")]
+    #[test_case(r#"{"type":7}"# => vec!["type"]; "type of another type")]
+    fn invalid_fields_are_reported(body: &str) -> Vec<String> {
+        ProviderToolCall::parse(body).expect_err("invalid").into_iter().map(|error| error.field).collect()
     }
 }

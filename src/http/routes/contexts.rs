@@ -8,14 +8,13 @@ use crate::domain::format::{Format, StablePrefix};
 use crate::domain::id::UserId;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
-use crate::domain::skill;
+use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
 use crate::http::chat::ContentBody;
 use crate::http::error::Problem;
 use crate::http::extract::{OptionalJsonBody, PathParams, SessionPath, TenantFromKey, user_id};
 use crate::http::json::stored;
 use crate::http::openapi::responses::SessionUserMismatch;
-use crate::http::routes::skills::{SkillBody, skills};
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::work_permit::WorkPermit;
@@ -42,7 +41,7 @@ pub(crate) struct ContextRequest {
     /// Adds the memory guide (`GET /skills/memory`) to the system message.
     include_memory_skill: Option<bool>,
     /// The skills of the agent: the system message contains a list of all, and the bodies that are given.
-    skills: Option<Vec<SkillBody>>,
+    skills: Option<Vec<Skill>>,
     /// The mode of consolidation; by default as configured.
     mode: Option<Mode>,
     /// Largest number of tokens of the whole list, counted by `tokens.tokenizer`. Older messages that do not fit are
@@ -151,7 +150,7 @@ pub(crate) async fn build(
 impl ContextRequest {
     /// Returns the number of bytes that have to be validated.
     fn bytes(&self) -> usize {
-        let skills = self.skills.iter().flatten().map(SkillBody::bytes);
+        let skills = self.skills.iter().flatten().map(Skill::bytes);
         self.user_message.as_ref().map_or(0, |content| content.get().len()) + skills.sum::<usize>()
     }
 
@@ -163,12 +162,15 @@ impl ContextRequest {
                 .map_err(|found| errors.extend(found.into_iter().map(|error| error.in_value("user_message"))))
                 .ok()
         });
-        errors
-            .extend(user_message.as_ref().and_then(|message| limits.message("user_message", message).err()));
-        errors.extend(self.system_prompt.as_deref().and_then(|text| limits.system_prompt(text).err()));
-        let skills = skills(self.skills.unwrap_or_default(), &mut errors);
+        let size_error = |message: &Message| limits.sizes().check_message("user_message", message).err();
+        errors.extend(user_message.as_ref().and_then(size_error));
+        errors.extend(
+            self.system_prompt.as_deref().and_then(|text| limits.system_text("system_prompt", text).err()),
+        );
+        let skills = self.skills.unwrap_or_default();
+        errors.extend(skill::check(&skills));
         let skills = skill::section(memory_guide, &skills);
-        errors.extend(limits.skills(&skills).err());
+        errors.extend(limits.system_text("skills", &skills).err());
         let user_id = user_id(self.user_id, &mut errors);
         let format = self.format.unwrap_or_default();
         let cache_control = self.cache_control.unwrap_or_default();

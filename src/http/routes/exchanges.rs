@@ -113,7 +113,7 @@ impl ExchangeRequest {
         let mut messages = Vec::new();
         let mut add_message = |path: &str, parsed: Result<Message, Vec<FieldError>>| match parsed {
             Ok(message) => {
-                errors.extend(limits.message(path, &message).err());
+                errors.extend(limits.sizes().check_message(path, &message).err());
                 messages.push(message);
             }
             Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(path))),
@@ -154,8 +154,9 @@ impl ExchangeRequest {
         errors
             .extend(form_errors.into_iter().map(|(field, detail)| FieldError::new(field, detail.to_owned())));
         let user_id = user_id(self.user_id, &mut errors);
-        let metadata =
-            self.metadata.and_then(|given| limits.metadata(&given).map_err(|error| errors.push(error)).ok());
+        let metadata = self.metadata.and_then(|given| {
+            limits.sizes().metadata("metadata", &given).map_err(|error| errors.push(error)).ok()
+        });
         if errors.is_empty() {
             Ok(Exchange::new(messages, user_id, metadata))
         } else {

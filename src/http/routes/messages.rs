@@ -78,7 +78,7 @@ pub(crate) async fn list(
     let descending = params.order == Some(Order::Desc);
     let (mut after_seq, mut before_seq) =
         (params.after_seq.unwrap_or(0), params.before_seq.unwrap_or(i64::MAX));
-    if let Some(last) = pagination::decode_cursor::<i64>(params.cursor.as_deref())? {
+    if let Some(last) = pagination::decode_position::<i64>(params.cursor.as_deref())? {
         if descending {
             before_seq = before_seq.min(last);
         } else {

@@ -139,9 +139,9 @@ pub(crate) async fn list(
     QueryParams(params): QueryParams<ListParams>,
 ) -> Result<axum::Json<Page<SessionBody>>, Problem> {
     let limit = pagination::page_size(params.limit);
-    let after = match pagination::decode_cursor::<(i64, String)>(params.cursor.as_deref())? {
+    let after = match pagination::decode_position::<(i64, String)>(params.cursor.as_deref())? {
         None => None,
-        Some((micros, id)) => Some(list_position(micros, id).ok_or_else(pagination::invalid_cursor)?),
+        Some((micros, id)) => Some(list_position(micros, id).ok_or_else(pagination::invalid_position)?),
     };
     let sessions = service.sessions(&tenant, params.user_id.as_ref(), after.as_ref(), limit + 1).await?;
     let position = |session: &session::Session| {
@@ -201,7 +201,7 @@ pub(crate) async fn patch(
     Extension(limits): Extension<Arc<Limits>>,
     JsonBody(patch): JsonBody<SessionPatch>,
 ) -> Result<axum::Json<SessionBody>, Problem> {
-    let metadata = limits.metadata(&patch.metadata)?;
+    let metadata = limits.sizes().metadata("metadata", &patch.metadata)?;
     let session = service.set_metadata(&tenant, &session, &metadata).await?;
     Ok(axum::Json(SessionBody::new(session, &service)))
 }
