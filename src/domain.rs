@@ -17,6 +17,40 @@
 //! | the export format of a session | [`export_format`] |
 //! | size limits of stored values | [`limits`] |
 
+/// Implements the names of the variants of an enum.
+macro_rules! named_variants {
+    ($type:ident { $($variant:ident = $name:literal),+ }) => {
+        impl $type {
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            pub fn parse(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|variant| variant.as_str() == name)
+            }
+        }
+
+        /// For deserialization: a derived implementation would also accept an object such as `{"name": null}`.
+        impl TryFrom<String> for $type {
+            type Error = String;
+
+            fn try_from(name: String) -> Result<Self, String> {
+                Self::parse(&name).ok_or_else(|| format!("must be one of {}", [$($name),+].join(", ")))
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
 pub mod api_key;
 pub mod batching;
 pub mod budget;

@@ -23,8 +23,8 @@ use middleware::origin_guard::OriginGuard;
 use middleware::{metrics, request_id, security_headers};
 use openapi::responses::RouteKind;
 use routes::{
-    archives, consolidations, contexts, exchanges, health, mcp, memory, messages, revisions, search,
-    sessions, skills, tools, users,
+    consolidations, contexts, exchanges, exports, health, mcp, memory, messages, revisions, search, sessions,
+    skills, tools, users,
 };
 use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -82,8 +82,8 @@ fn buffered_routes() -> ApiRoutes {
 /// Returns the routes whose bodies are streams of any length. They are neither buffered nor limited in time.
 fn streaming_routes() -> ApiRoutes {
     ApiRoutes::new(RouteKind::Streaming)
-        .route(READ, routes!(archives::export))
-        .route(WRITE, routes!(archives::import))
+        .route(READ, routes!(exports::export))
+        .route(WRITE, routes!(exports::import))
 }
 
 /// Returns the routes for operators. They are served under overload, too.

@@ -138,33 +138,12 @@ pub enum Scope {
     Admin,
 }
 
+named_variants!(Scope { Read = "read", Write = "write", Admin = "admin" });
+
 impl Scope {
-    /// All scopes.
-    pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Admin];
-
-    /// Returns the name of the scope.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// Returns the scope with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|scope| scope.as_str() == name)
-    }
-
     /// Returns `true` if a key of this scope suffices for the required scope.
     pub fn covers(self, needed: Self) -> bool {
         self >= needed
-    }
-}
-
-impl fmt::Display for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

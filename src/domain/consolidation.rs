@@ -44,19 +44,7 @@ pub enum Mode {
     Off,
 }
 
-/// Parses from a string only; a derived implementation would also accept an object such as `{"off": null}`.
-impl TryFrom<String> for Mode {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, Self::Error> {
-        match name.as_str() {
-            "inline" => Ok(Self::Inline),
-            "background" => Ok(Self::Background),
-            "off" => Ok(Self::Off),
-            _ => Err(format!("unknown value `{name}`, expected one of `inline`, `background`, `off`")),
-        }
-    }
-}
+named_variants!(Mode { Inline = "inline", Background = "background", Off = "off" });
 
 /// The result of applying the policy to a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,12 +13,10 @@ dropped from what you see. If anything in them matters later, save it with the m
 pub struct SystemParts<'a> {
     /// The system prompt of the request, unchanged.
     pub system_prompt: &'a str,
-    /// The memory document of the user.
     pub memory: CountedText<'a>,
     pub summary: CountedText<'a>,
     /// The part about skills including its headings: see [`super::skill::section`].
     pub skills: &'a str,
-    /// Includes the notice.
     pub notice: bool,
 }
 

@@ -131,7 +131,6 @@ impl ExportWriter {
         })
     }
 
-    /// Returns the line of a message.
     pub fn message(
         &mut self,
         seq: i64,
@@ -142,7 +141,6 @@ impl ExportWriter {
         self.line(&MessageLine { seq, created_at, message: serde_json::from_str(json)? })
     }
 
-    /// Returns the line of a revision.
     pub fn revision(&mut self, revision: &Revision) -> Result<String, serde_json::Error> {
         self.revisions += 1;
         self.line(revision)
@@ -176,13 +174,11 @@ impl Fingerprint {
         Self { hash: Sha256::new(), messages_only }
     }
 
-    /// Adds the next message.
     pub fn message(&mut self, seq: i64, created_at: OffsetDateTime, json: &str) {
         let nanos = if self.messages_only { 0 } else { created_at.unix_timestamp_nanos() };
         self.hash.update(format!("{seq} {nanos} {json}\n"));
     }
 
-    /// Adds the next revision.
     pub fn revision(&mut self, revision: &Revision) {
         self.hash.update(format!("{revision:?}\n"));
     }

@@ -30,18 +30,7 @@ pub enum Format {
     Anthropic,
 }
 
-/// A derived deserializer would also accept an object such as `{"openai": null}`.
-impl TryFrom<String> for Format {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, Self::Error> {
-        match name.as_str() {
-            "openai" => Ok(Self::OpenAi),
-            "anthropic" => Ok(Self::Anthropic),
-            _ => Err(format!("unknown value `{name}`, expected `openai` or `anthropic`")),
-        }
-    }
-}
+named_variants!(Format { OpenAi = "openai", Anthropic = "anthropic" });
 
 impl Format {
     /// Estimates how many bytes [`Self::render_messages`] reads and writes for these messages.

@@ -2,15 +2,11 @@
 
 use std::borrow::Cow;
 
-/// The heading of the memory document.
 pub const MEMORY_HEADING: &str = "## Your Memory";
-/// The heading of the rolling summary.
 pub const SUMMARY_HEADING: &str = "## Session Summary";
 /// The heading of the notice that messages will be omitted.
 pub const NOTICE_HEADING: &str = "## Notice";
-/// The heading of the memory guide.
 pub const MEMORY_GUIDE_HEADING: &str = "## Memory Guide";
-/// The heading of the list of skills.
 pub const SKILLS_HEADING: &str = "## Available Skills";
 /// The beginning of the heading of a skill's body; the name of the skill follows.
 pub const SKILL_BODY_HEADING: &str = "## Skill Instructions:";

@@ -15,20 +15,7 @@ pub enum RevisionKind {
     Restore,
 }
 
-impl RevisionKind {
-    /// Returns the name of the kind in the API and the store.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Consolidation => "consolidation",
-            Self::Restore => "restore",
-        }
-    }
-
-    /// Parses the name of a kind.
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::Consolidation, Self::Restore].into_iter().find(|kind| kind.as_str() == name)
-    }
-}
+named_variants!(RevisionKind { Consolidation = "consolidation", Restore = "restore" });
 
 /// Summary and cursor after one change, and their provenance. This is also the line of a revision in an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -48,7 +48,7 @@ pub fn check(skills: &[Skill]) -> Vec<FieldError> {
     let mut names = HashSet::new();
     for (index, skill) in skills.iter().enumerate() {
         let mut push_error = |field: &str, detail: &str| {
-            errors.push(FieldError::new(format!("skills[{index}].{field}"), detail))
+            errors.push(FieldError::new(format!("skills[{index}].{field}"), detail));
         };
         if skill.name.trim().is_empty() {
             push_error("name", "must not be empty");

@@ -27,24 +27,14 @@ pub enum Tool {
     SearchHistory,
 }
 
+// In the order in which models see them.
+named_variants!(Tool {
+    MemoryRead = "memory_read",
+    MemoryWrite = "memory_write",
+    SearchHistory = "search_history"
+});
+
 impl Tool {
-    /// All tools, in the order in which models see them.
-    pub const ALL: [Self; 3] = [Self::MemoryRead, Self::MemoryWrite, Self::SearchHistory];
-
-    /// Returns the name by which a model calls the tool.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::MemoryRead => "memory_read",
-            Self::MemoryWrite => "memory_write",
-            Self::SearchHistory => "search_history",
-        }
-    }
-
-    /// Returns the tool with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|tool| tool.name() == name)
-    }
-
     /// Returns `true` if the tool changes stored data.
     pub fn writes(self) -> bool {
         self == Self::MemoryWrite
@@ -185,13 +175,13 @@ impl ToolError {
         let names: Vec<&str> = properties.into_iter().flat_map(Map::keys).map(String::as_str).collect();
         let takes = if names.is_empty() { "no arguments".to_owned() } else { names.join(", ") };
         // Writing to a String cannot fail.
-        let _ = write!(text, "{} takes {takes}. Correct the call and make it again.", tool.name());
+        let _ = write!(text, "{} takes {takes}. Correct the call and make it again.", tool.as_str());
         Self(text)
     }
 
     /// Returns the error for a call of an unknown tool.
     pub fn unknown_tool(tools: impl Iterator<Item = Tool>) -> Self {
-        let names: Vec<&str> = tools.map(Tool::name).collect();
+        let names: Vec<&str> = tools.map(Tool::as_str).collect();
         Self(format!("There is no tool of this name. The tools are {}.", names.join(", ")))
     }
 }
@@ -267,13 +257,13 @@ mod tests {
     fn error_names_all_invalid_arguments(tool: Tool, arguments: &str, named: &[&str]) {
         let ToolError(text) = ToolCall::parse(tool, arguments).expect_err(arguments);
         assert!(named.iter().all(|named| text.contains(named)), "{arguments}: {text}");
-        assert!(text.contains("Nothing was done") && text.contains(tool.name()), "{text}");
+        assert!(text.contains("Nothing was done") && text.contains(tool.as_str()), "{text}");
     }
 
     #[test]
     fn schema_and_parser_agree() {
         for tool in Tool::ALL {
-            assert_eq!(Tool::parse(tool.name()), Some(tool));
+            assert_eq!(Tool::parse(tool.as_str()), Some(tool));
             let schema = tool.parameters();
             let mut arguments = Map::new();
             for (name, property) in schema["properties"].as_object().expect("properties") {

@@ -50,27 +50,3 @@ impl AccessTable {
         routes.next().map_or(Access::Key(Scope::Read), |(_, access)| *access)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn required_access_depends_on_path_and_method() {
-        let mut table = AccessTable::default();
-        table.insert("/livez", Method::GET, Access::Open);
-        table.insert("/users/{user_id}", Method::DELETE, Access::Key(Scope::Admin));
-        let read = Access::Key(Scope::Read);
-        for (path, method, access) in [
-            (Some("/livez"), Method::GET, Access::Open),
-            (Some("/livez"), Method::HEAD, Access::Open),
-            (Some("/livez"), Method::POST, read),
-            (Some("/users/{user_id}"), Method::DELETE, Access::Key(Scope::Admin)),
-            (Some("/users/{user_id}"), Method::GET, read),
-            (Some("/other"), Method::GET, read),
-            (None, Method::DELETE, read),
-        ] {
-            assert_eq!(table.required(path, &method), access, "{method} {path:?}");
-        }
-    }
-}

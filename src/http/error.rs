@@ -21,7 +21,6 @@ use std::any::Any;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// The prefix of problem types.
 const TYPE_PREFIX: &str = "urn:precis:problem:";
 /// The largest number of fields that a response lists: a request can have a million invalid ones.
 const MAX_ERRORS: usize = 100;

@@ -25,7 +25,6 @@ impl Limits {
         check_size(field, text.len(), self.max_system_prompt_bytes, "limits.max_system_prompt_bytes")
     }
 
-    /// Checks the number of messages of an exchange.
     pub(super) fn messages(&self, count: usize) -> Result<(), FieldError> {
         let max = self.max_messages_per_exchange;
         if count <= max {

@@ -1,9 +1,9 @@
 //! The handlers, one file per resource.
 
-pub(super) mod archives;
 pub(super) mod consolidations;
 pub(super) mod contexts;
 pub(super) mod exchanges;
+pub(super) mod exports;
 pub(super) mod health;
 pub(super) mod mcp;
 pub(super) mod memory;

@@ -27,7 +27,7 @@ pub enum ImportOutcome {
     Imported,
     /// A session with this id exists. Nothing was written.
     Exists,
-    /// The number of rows differs from that in the header of the archive. Nothing was written.
+    /// The number of rows differs from that in the header of the export. Nothing was written.
     Incomplete,
 }
 
@@ -40,7 +40,7 @@ impl Store {
         tenant: &TenantId,
         session: &SessionId,
         user: &UserId,
-        archive: &ImportedSession,
+        imported: &ImportedSession,
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
         const INSERT_SESSION: Sql = Sql {
@@ -72,16 +72,16 @@ impl Store {
             .bind(tenant.as_str())
             .bind(session.as_str())
             .bind(user.as_str())
-            .bind(archive.metadata.as_deref())
-            .bind(archive.last_seq)
-            .bind(archive.tokens)
-            .bind(archive.cursor)
-            .bind(archive.summary.text.as_str())
-            .bind(archive.summary.words)
-            .bind(archive.summary.tokens)
-            .bind(archive.revision)
-            .bind(archive.times.map(|(created_at, _)| DbTime(created_at)))
-            .bind(archive.times.map(|(_, updated_at)| DbTime(updated_at)))
+            .bind(imported.metadata.as_deref())
+            .bind(imported.last_seq)
+            .bind(imported.tokens)
+            .bind(imported.cursor)
+            .bind(imported.summary.text.as_str())
+            .bind(imported.summary.words)
+            .bind(imported.summary.tokens)
+            .bind(imported.revision)
+            .bind(imported.times.map(|(created_at, _)| DbTime(created_at)))
+            .bind(imported.times.map(|(_, updated_at)| DbTime(updated_at)))
             .bind_now()
             .execute()
             .await?;
@@ -103,7 +103,7 @@ impl Store {
             transaction.insert_index_entries(entries).await?;
             insert_revisions(&mut transaction, tenant, session, &revisions).await?;
         }
-        if row_counts != (archive.last_seq, archive.revision) {
+        if row_counts != (imported.last_seq, imported.revision) {
             return Ok(ImportOutcome::Incomplete);
         }
         let statement = transaction.statement(UPDATE_CURSOR_TOKENS).bind(tenant.as_str());

@@ -7,12 +7,12 @@
 
 mod admission;
 mod answer;
-mod archives;
 mod bodies;
 mod consolidations;
 mod contexts;
 mod errors;
 mod exchanges;
+mod exports;
 mod health;
 mod ids;
 mod isolation;

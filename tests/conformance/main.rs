@@ -8,11 +8,11 @@
 #![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 
 mod api_keys;
-mod archives;
 mod consolidations;
 mod conversation;
 mod erasure;
 mod exchanges;
+mod exports;
 mod idempotency;
 mod memory;
 mod messages;

@@ -44,15 +44,10 @@ pub struct ImportedSession {
     pub metadata: Option<String>,
     /// Creation and last activity; `None` if the file has no header.
     pub times: Option<(OffsetDateTime, OffsetDateTime)>,
-    /// Number of messages.
     pub last_seq: i64,
-    /// Tokens of all messages.
     pub tokens: i64,
-    /// Number of revisions.
     pub revision: i64,
-    /// Cursor after the last revision.
     pub cursor: i64,
-    /// Summary after the last revision.
     pub summary: Summary,
     /// The [`Fingerprint`] of the file.
     pub fingerprint: String,

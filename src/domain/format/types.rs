@@ -71,7 +71,6 @@ pub struct RenderInput {
     pub is_prefix_stable: bool,
     /// Marks the stable prefix for the provider's cache, if the format supports it.
     pub cache_control: bool,
-    /// Scales token counts.
     pub tokenizer: Tokenizer,
 }
 
@@ -96,7 +95,6 @@ impl RenderInput {
 pub struct RenderedContext {
     /// JSON of the system text, if the format has a field for it outside of the list.
     pub system: Option<String>,
-    /// JSON of each message.
     pub messages: Vec<String>,
     pub stable: StablePrefix,
     /// Number of calls and results in the list that are not part of the history.
@@ -106,7 +104,6 @@ pub struct RenderedContext {
 /// The beginning of a list that will also be the beginning of the next list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StablePrefix {
-    /// Number of messages.
     pub messages: usize,
     /// Number of stable content blocks of the last message, in formats with content blocks.
     pub blocks: Option<usize>,

@@ -1,7 +1,6 @@
 //! The fields of a message that the rules read.
 
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use utoipa::ToSchema;
 
 /// The author of a message. A history holds no system messages: the system prompt comes with each context request.
@@ -14,26 +13,7 @@ pub enum Role {
     Tool,
 }
 
-impl Role {
-    /// Returns the name of the role in the OpenAI chat format.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::User, Self::Assistant, Self::Tool].into_iter().find(|role| role.as_str() == name)
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+named_variants!(Role { User = "user", Assistant = "assistant", Tool = "tool" });
 
 /// A tool call of an assistant message.
 #[derive(Clone, Debug, PartialEq, Eq)]

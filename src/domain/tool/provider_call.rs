@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 impl Tool {
     /// Returns the definition of the tool: an entry of `tools` in a request to a model.
     pub fn definition(self, format: Format) -> Value {
-        let (name, description, parameters) = (self.name(), self.description(), self.parameters());
+        let (name, description, parameters) = (self.as_str(), self.description(), self.parameters());
         match format {
             Format::OpenAi => json!({
                 "type": "function",

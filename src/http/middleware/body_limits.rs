@@ -6,17 +6,14 @@
 
 use crate::config::Limits;
 use crate::http::error::Problem;
-use axum::body::{Body, HttpBody};
+use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
-use hyper::body::{Frame, SizeHint};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -46,7 +43,6 @@ impl BodyMemoryBudget {
         Self { limits: Arc::clone(limits), read_timeout, reserved: AtomicUsize::new(0) }
     }
 
-    /// Returns an empty reservation.
     pub(crate) fn reservation(self: Arc<Self>) -> Reservation {
         Reservation { budget: self, bytes: 0 }
     }
@@ -116,40 +112,17 @@ async fn collect_body(
     Ok(collected.freeze())
 }
 
-/// A response body that holds a guard until it is sent or dropped.
-#[derive(Debug)]
-struct GuardedBody<T> {
-    body: Body,
-    _guard: T,
-}
-
-/// Holds the guard until the response is sent. A response that is completely in memory releases it at once, because the
-/// connection takes over such a body immediately.
-pub(crate) fn hold_until_sent<T: Unpin + Send + 'static>(guard: T, response: Response) -> Response {
+/// Holds the guard until the response is sent or dropped. A response that is completely in memory releases it at once,
+/// because the connection takes over such a body immediately.
+pub(crate) fn hold_until_sent<T: Send + 'static>(guard: T, response: Response) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
     }
-    response.map(|body| Body::new(GuardedBody { body, _guard: guard }))
-}
-
-impl<T: Unpin> HttpBody for GuardedBody<T> {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    response.map(|body| {
+        Body::from_stream(body.into_data_stream().inspect(move |_| {
+            let _held = &guard;
+        }))
+    })
 }
 
 /// Makes the response close the connection if the unread body of the rejected request is large.

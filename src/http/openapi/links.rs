@@ -41,7 +41,6 @@ const LINKS: &[LinkSpec] = &[
     ("list_memory_revisions", "200", "list_memory_revisions", &[USER, NEXT]),
 ];
 
-/// Adds the links of an operation.
 pub(super) fn add(operation: &mut Operation) {
     let Some(id) = operation.operation_id.as_deref() else { return };
     for (_, status, target, parameters) in LINKS.iter().filter(|(from, ..)| *from == id) {

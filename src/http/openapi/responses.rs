@@ -11,7 +11,6 @@ use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::SecurityRequirement;
 use utoipa::openapi::{Content, HeaderBuilder, Object, Ref, RefOr, Response, ResponseBuilder, Type};
 
-/// The name of the security scheme.
 pub(super) const SECURITY_SCHEME: &str = "key";
 
 /// The layers around a route, which determine its error responses.

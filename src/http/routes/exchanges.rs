@@ -109,54 +109,46 @@ impl ExchangeRequest {
     }
 
     fn into_exchange(self, limits: &Limits) -> Result<Exchange, Problem> {
-        let mut errors = Vec::new();
-        let mut messages = Vec::new();
-        let mut add_message = |path: &str, parsed: Result<Message, Vec<FieldError>>| match parsed {
+        // Checked first: with too many messages, checking each of them would be wasted work.
+        limits.messages(self.messages.as_ref().map_or(0, Vec::len))?;
+        let (mut messages, mut errors) = (Vec::new(), Vec::new());
+        let mut add = |path: &str, parsed: Result<Message, Vec<FieldError>>| match parsed {
             Ok(message) => {
                 errors.extend(limits.sizes().check_message(path, &message).err());
                 messages.push(message);
             }
             Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(path))),
         };
-        let mut form_errors = Vec::new();
-        // Checked first: with too many messages, checking each of them would be wasted work.
-        limits.messages(self.messages.as_ref().map_or(0, Vec::len))?;
+        let invalid = |detail: &str| Err(vec![FieldError::new("", detail)]);
         match (self.user_message, self.assistant_reply, self.messages) {
+            (None, None, Some(given)) if given.is_empty() => {
+                add("messages", invalid("must hold at least one message"));
+            }
             (None, None, Some(given)) => {
-                if given.is_empty() {
-                    form_errors.push(("messages", "must hold at least one message"));
-                }
                 for (index, message) in given.iter().enumerate() {
-                    add_message(&format!("messages[{index}]"), Message::parse(message));
+                    add(&format!("messages[{index}]"), Message::parse(message));
                 }
             }
             (user_message, assistant_reply, None) => {
                 let missing =
                     "missing: send user_message and assistant_reply, or messages for any other turn";
-                match user_message {
-                    Some(content) => add_message("user_message", Message::from_content(Role::User, &content)),
-                    None => form_errors.push(("user_message", missing)),
-                }
-                match assistant_reply {
-                    Some(content) => {
-                        add_message("assistant_reply", Message::from_content(Role::Assistant, &content));
-                    }
-                    None => form_errors.push(("assistant_reply", missing)),
+                for (path, role, content) in [
+                    ("user_message", Role::User, user_message),
+                    ("assistant_reply", Role::Assistant, assistant_reply),
+                ] {
+                    let parse = |content: Box<RawValue>| Message::from_content(role, &content);
+                    add(path, content.map_or_else(|| invalid(missing), parse));
                 }
             }
             (_, _, Some(_)) => {
-                form_errors.push((
-                    "messages",
-                    "cannot be combined with user_message or assistant_reply: send one form or the other",
-                ));
+                let detail =
+                    "cannot be combined with user_message or assistant_reply: send one form or the other";
+                add("messages", invalid(detail));
             }
         }
-        errors
-            .extend(form_errors.into_iter().map(|(field, detail)| FieldError::new(field, detail.to_owned())));
         let user_id = user_id(self.user_id, &mut errors);
-        let metadata = self.metadata.and_then(|given| {
-            limits.sizes().metadata("metadata", &given).map_err(|error| errors.push(error)).ok()
-        });
+        let metadata = self.metadata.map(|given| limits.sizes().metadata("metadata", &given)).transpose();
+        let metadata = metadata.map_err(|error| errors.push(error)).unwrap_or_default();
         if errors.is_empty() {
             Ok(Exchange::new(messages, user_id, metadata))
         } else {

@@ -6,7 +6,7 @@
 
 use crate::blocking;
 use crate::config::Limits;
-use crate::domain::id::{InvalidId, SessionId, UserId};
+use crate::domain::id::InvalidId;
 use crate::domain::json::read;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
@@ -96,10 +96,9 @@ async fn problem_from_plain_text(answer: Response) -> Problem {
 
 /// Reads session and user from the headers.
 fn context_from_headers(headers: &HeaderMap) -> Result<ToolContext, Problem> {
-    fn id<T>(
+    fn id<T: TryFrom<String, Error = InvalidId>>(
         headers: &HeaderMap,
         name: &HeaderName,
-        new: impl Fn(String) -> Result<T, InvalidId>,
     ) -> Result<Option<T>, FieldError> {
         let error = |detail: String| FieldError { field: name.to_string(), detail };
         let mut values = headers.get_all(name).iter();
@@ -111,12 +110,9 @@ fn context_from_headers(headers: &HeaderMap) -> Result<ToolContext, Problem> {
         }
         let text = std::str::from_utf8(value.as_bytes()).ok().and_then(percent_decode);
         let text = text.ok_or_else(|| error("must be percent-encoded UTF-8, as in a path".to_owned()))?;
-        new(text).map(Some).map_err(|invalid| error(invalid.to_string()))
+        T::try_from(text).map(Some).map_err(|invalid| error(invalid.to_string()))
     }
-    Ok(ToolContext {
-        session: id(headers, &MCP_SESSION, SessionId::new)?,
-        user: id(headers, &MCP_USER, UserId::new)?,
-    })
+    Ok(ToolContext { session: id(headers, &MCP_SESSION)?, user: id(headers, &MCP_USER)? })
 }
 
 /// The MCP server for one request.
@@ -203,8 +199,8 @@ impl McpServer {
             self.context.clone()
         } else {
             ToolContext {
-                session: take_id(&mut arguments, SESSION_ID, SessionId::new)?,
-                user: take_id(&mut arguments, USER_ID, UserId::new)?,
+                session: take_id(&mut arguments, SESSION_ID)?,
+                user: take_id(&mut arguments, USER_ID)?,
             }
         };
         let call = ToolCall::from_arguments(tool, arguments)?;
@@ -231,7 +227,7 @@ impl McpServer {
         let hints = ToolAnnotations::new().read_only(!tool.writes()).destructive(tool.writes());
         // Every write creates a new version, even with unchanged text.
         let hints = hints.idempotent(!tool.writes()).open_world(false);
-        rmcp::model::Tool::new(tool.name(), tool.description(), Arc::new(schema)).with_annotations(hints)
+        rmcp::model::Tool::new(tool.as_str(), tool.description(), Arc::new(schema)).with_annotations(hints)
     }
 }
 
@@ -239,10 +235,9 @@ const SESSION_ID: &str = "session_id";
 const USER_ID: &str = "user_id";
 
 /// Removes an id from the arguments of a call.
-fn take_id<T>(
+fn take_id<T: TryFrom<String, Error = InvalidId>>(
     arguments: &mut Map<String, Value>,
     name: &str,
-    new: impl Fn(String) -> Result<T, InvalidId>,
 ) -> Result<Option<T>, ToolError> {
     match arguments.remove(name) {
         None | Some(Value::Null) => Ok(None),
@@ -250,7 +245,7 @@ fn take_id<T>(
             let tool_error = |error| {
                 ToolError(format!("Nothing was done: `{name}` {error}. Correct it, or leave it out."))
             };
-            new(text).map(Some).map_err(tool_error)
+            T::try_from(text).map(Some).map_err(tool_error)
         }
         Some(_) => Err(ToolError(format!(
             "Nothing was done: `{name}` must be a string. Correct it, or leave it out."

@@ -116,9 +116,9 @@ pub(crate) async fn call(
         };
         Problem::invalid(errors.into_iter().map(with_path).collect())
     })?;
-    if let Some((field, name)) = provider_call.name.as_ref().filter(|(_, name)| name != tool.name()) {
+    if let Some((field, name)) = provider_call.name.as_ref().filter(|(_, name)| name != tool.as_str()) {
         let detail =
-            format!("is {name:?}, but the path names {}: POST to the path of the call's tool", tool.name());
+            format!("is {name:?}, but the path names {}: POST to the path of the call's tool", tool.as_str());
         return Err(Problem::invalid_field(field, detail));
     }
     let context = ToolContext { session: Some(session), user: params.user_id };
@@ -128,7 +128,7 @@ pub(crate) async fn call(
     };
     let ToolOutcome { is_error, content, data } = outcome;
     let result = provider_call.result(&content, is_error);
-    Ok(axum::Json(ToolResult { tool: tool.name(), is_error, content, data, result }))
+    Ok(axum::Json(ToolResult { tool: tool.as_str(), is_error, content, data, result }))
 }
 
 /// Returns the tools that the API key permits. Models should not be offered others.

@@ -48,7 +48,7 @@ async fn message_range_is_bounded_in_rows_and_bytes(backend: Backend) {
 }
 
 /// Rows of three messages and two revisions, and what names them.
-fn archive() -> (ImportedSession, Vec<RowBatch>) {
+fn imported() -> (ImportedSession, Vec<RowBatch>) {
     let texts = [
         r#"{"role":"user","content":"\u0000 ' \" $1 é","x":1.0}"#,
         r#"{"role":"assistant","tool_calls":[{"id":"a\u0000","function":{"name":"f","arguments":"{}"}}]}"#,
@@ -76,7 +76,7 @@ fn archive() -> (ImportedSession, Vec<RowBatch>) {
         revision(1, RevisionKind::Consolidation, 1, 1, "one"),
         revision(2, RevisionKind::Consolidation, 2, 2, "one, two"),
     ];
-    let archive = ImportedSession {
+    let imported = ImportedSession {
         user_id: Some(user_id("ada")),
         metadata: Some(r#"{"z":1.0}"#.to_owned()),
         times: Some((BEGAN, BEGAN + time::Duration::HOUR)),
@@ -93,7 +93,7 @@ fn archive() -> (ImportedSession, Vec<RowBatch>) {
         RowBatch { messages: first.to_vec(), revisions: Vec::new() },
         RowBatch { messages: second.to_vec(), revisions },
     ];
-    (archive, batches)
+    (imported, batches)
 }
 
 /// All batches, ready to be taken.
@@ -107,10 +107,10 @@ fn ready(batches: Vec<RowBatch>) -> RowBatches {
 
 async fn import(
     demo: &Conversation,
-    archive: &ImportedSession,
+    imported: &ImportedSession,
     batches: Vec<RowBatch>,
 ) -> Result<ImportOutcome, StoreError> {
-    demo.store.import_session(&demo.tenant, &demo.session, &user_id("ada"), archive, ready(batches)).await
+    demo.store.import_session(&demo.tenant, &demo.session, &user_id("ada"), imported, ready(batches)).await
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -118,8 +118,8 @@ async fn import(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn imported_session_equals_an_appended_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let (archive, batches) = archive();
-    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), ImportOutcome::Imported);
+    let (imported, batches) = imported();
+    assert_eq!(import(&demo, &imported, batches.clone()).await.unwrap(), ImportOutcome::Imported);
     let (mut messages, mut revisions) = (Vec::new(), Vec::new());
     for batch in batches {
         messages.extend(batch.messages);
@@ -130,7 +130,7 @@ async fn imported_session_equals_an_appended_session(backend: Backend) {
         user_id: user_id("ada"),
         metadata: r#"{"z":1.0}"#.to_owned(),
         last_seq: 3,
-        tokens: archive.tokens,
+        tokens: imported.tokens,
         cursor: 2,
         cursor_tokens: messages[..2].iter().map(|message| message.tokens).sum(),
         summary: summary("one, two"),
@@ -171,7 +171,7 @@ async fn imported_rows_without_time_get_the_store_time(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let first = counted(message(r#"{"role":"user","content":"a"}"#));
     let row = ImportedMessage { seq: 1, created_at: None, message: first.0, tokens: first.1 };
-    let archive = ImportedSession {
+    let imported = ImportedSession {
         user_id: None,
         metadata: None,
         times: None,
@@ -181,10 +181,12 @@ async fn imported_rows_without_time_get_the_store_time(backend: Backend) {
         cursor: 0,
         summary: summary(""),
         messages_only: true,
-        ..archive().0
+        ..imported().0
     };
     assert_eq!(
-        import(&demo, &archive, vec![RowBatch { messages: vec![row], revisions: Vec::new() }]).await.unwrap(),
+        import(&demo, &imported, vec![RowBatch { messages: vec![row], revisions: Vec::new() }])
+            .await
+            .unwrap(),
         ImportOutcome::Imported
     );
     let (state, history) = (demo.state().await, demo.history().await);
@@ -202,12 +204,12 @@ async fn import_into_an_existing_session_writes_nothing(backend: Backend) {
     demo.say(&["mine"]).await;
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
-    let (archive, batches) = archive();
-    assert_eq!(import(&demo, &archive, batches.clone()).await.unwrap(), ImportOutcome::Exists);
+    let (imported, batches) = imported();
+    assert_eq!(import(&demo, &imported, batches.clone()).await.unwrap(), ImportOutcome::Exists);
     assert_eq!(sql.rows().await, rows);
     // Of many at once one makes it.
     let other = demo.session("other");
-    let all = (0..8).map(|_| import(&other, &archive, batches.clone()));
+    let all = (0..8).map(|_| import(&other, &imported, batches.clone()));
     let outcomes = futures_util::future::join_all(all).await;
     let made = outcomes.iter().filter(|outcome| matches!(outcome, Ok(ImportOutcome::Imported))).count();
     let found = outcomes.iter().filter(|outcome| matches!(outcome, Ok(ImportOutcome::Exists))).count();
@@ -222,15 +224,15 @@ async fn import_into_an_existing_session_writes_nothing(backend: Backend) {
 async fn incomplete_import_writes_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    let (archive, batches) = archive();
+    let (imported, batches) = imported();
     for short in 0..batches.len() {
-        let outcome = import(&demo, &archive, batches[..short].to_vec()).await.unwrap();
+        let outcome = import(&demo, &imported, batches[..short].to_vec()).await.unwrap();
         assert_eq!(outcome, ImportOutcome::Incomplete);
         assert_eq!((sql.rows().await, demo.find().await), (Vec::new(), None));
     }
     let mut double = batches.clone();
     double.insert(1, batches[0].clone());
-    let error = import(&demo, &archive, double).await.unwrap_err();
+    let error = import(&demo, &imported, double).await.unwrap_err();
     assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
     let refuse = match backend {
         Backend::Sqlite(_) => {
@@ -240,7 +242,7 @@ async fn incomplete_import_writes_nothing(backend: Backend) {
         Backend::Postgres(_) => "ALTER TABLE revisions ADD CONSTRAINT refuse CHECK (revision <> 2)",
     };
     sql.run(refuse).await;
-    let error = import(&demo, &archive, batches.clone()).await.unwrap_err();
+    let error = import(&demo, &imported, batches.clone()).await.unwrap_err();
     assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
     assert_eq!((sql.rows().await, demo.find().await), (Vec::new(), None));
     let allow = match backend {
@@ -248,7 +250,7 @@ async fn incomplete_import_writes_nothing(backend: Backend) {
         Backend::Postgres(_) => "ALTER TABLE revisions DROP CONSTRAINT refuse",
     };
     sql.run(allow).await;
-    assert_eq!(import(&demo, &archive, batches).await.unwrap(), ImportOutcome::Imported);
+    assert_eq!(import(&demo, &imported, batches).await.unwrap(), ImportOutcome::Imported);
 }
 
 /// As it happens when a task is aborted: at every point at which the call waits.
@@ -257,11 +259,11 @@ async fn incomplete_import_writes_nothing(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_import_is_complete_or_absent(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let (archive, batches) = archive();
+    let (imported, batches) = imported();
     let mut given_up = 0;
     for polls in 0..40 {
         let one = demo.session(&format!("{polls}"));
-        given_up += usize::from(polled(polls, import(&one, &archive, batches.clone())).await.is_none());
+        given_up += usize::from(polled(polls, import(&one, &imported, batches.clone())).await.is_none());
     }
     assert!(given_up > 3);
     // The store is none the worse for it: what was given up is gone, or whole.
