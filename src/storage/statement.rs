@@ -115,14 +115,15 @@ impl<P, S> Statement<'_, P, S> {
     }
 }
 
+// The futures of a database have several KiB, which would add up in the futures that await them. So they are boxed.
 impl StoreStatement<'_> {
     /// Reads at most one row.
     pub(super) async fn read(self) -> Result<Option<AnyRow>, StoreError> {
         Ok(match self {
             Self::Postgres { on: (database, tenant), query } => {
-                database.read(tenant, query).await?.map(AnyRow::Postgres)
+                Box::pin(database.read(tenant, query)).await?.map(AnyRow::Postgres)
             }
-            Self::Sqlite { on, query, .. } => on.read(query).await?.map(AnyRow::Sqlite),
+            Self::Sqlite { on, query, .. } => Box::pin(on.read(query)).await?.map(AnyRow::Sqlite),
         })
     }
 
@@ -130,10 +131,10 @@ impl StoreStatement<'_> {
     pub(super) async fn read_all(self) -> Result<Vec<AnyRow>, StoreError> {
         Ok(match self {
             Self::Postgres { on: (database, tenant), query } => {
-                database.read_all(tenant, query).await?.into_iter().map(AnyRow::Postgres).collect()
+                Box::pin(database.read_all(tenant, query)).await?.into_iter().map(AnyRow::Postgres).collect()
             }
             Self::Sqlite { on, query, .. } => {
-                on.read_all(query).await?.into_iter().map(AnyRow::Sqlite).collect()
+                Box::pin(on.read_all(query)).await?.into_iter().map(AnyRow::Sqlite).collect()
             }
         })
     }
@@ -142,9 +143,9 @@ impl StoreStatement<'_> {
     pub(super) async fn write_returning(self) -> Result<Option<AnyRow>, StoreError> {
         Ok(match self {
             Self::Postgres { on: (database, tenant), query } => {
-                database.write_returning(tenant, query).await?.map(AnyRow::Postgres)
+                Box::pin(database.write_returning(tenant, query)).await?.map(AnyRow::Postgres)
             }
-            Self::Sqlite { on, query, .. } => on.write_returning(query).await?.map(AnyRow::Sqlite),
+            Self::Sqlite { on, query, .. } => Box::pin(on.write_returning(query)).await?.map(AnyRow::Sqlite),
         })
     }
 
@@ -152,7 +153,9 @@ impl StoreStatement<'_> {
     /// statement on SQLite can refer to the success of the one before it by `changes()`.
     pub(super) async fn write_together(self) -> Result<Option<AnyRow>, StoreError> {
         match self {
-            Self::Sqlite { on, query, .. } => Ok(on.write_together(query).await?.map(AnyRow::Sqlite)),
+            Self::Sqlite { on, query, .. } => {
+                Ok(Box::pin(on.write_together(query)).await?.map(AnyRow::Sqlite))
+            }
             postgres @ Self::Postgres { .. } => postgres.write_returning().await,
         }
     }
@@ -160,8 +163,10 @@ impl StoreStatement<'_> {
     /// Runs a statement, commits, and returns the number of rows that it changed.
     pub(super) async fn execute(self) -> Result<u64, StoreError> {
         Ok(match self {
-            Self::Postgres { on: (database, tenant), query } => database.execute(tenant, query).await?,
-            Self::Sqlite { on, query, .. } => on.execute(query).await?,
+            Self::Postgres { on: (database, tenant), query } => {
+                Box::pin(database.execute(tenant, query)).await?
+            }
+            Self::Sqlite { on, query, .. } => Box::pin(on.execute(query)).await?,
         })
     }
 }

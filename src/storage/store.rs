@@ -55,12 +55,12 @@ impl Store {
     }
 }
 
-/// Calls the method of the database, for methods whose statements differ.
+/// Calls the method of the database, for methods whose statements differ. The futures are boxed because they are large.
 macro_rules! dispatch {
     ($self:ident, $method:ident($($argument:ident),*)) => {
         match $self {
-            Self::Postgres(database) => database.$method($($argument),*).await,
-            Self::Sqlite(database) => database.$method($($argument),*).await,
+            Self::Postgres(database) => Box::pin(database.$method($($argument),*)).await,
+            Self::Sqlite(database) => Box::pin(database.$method($($argument),*)).await,
         }
     };
 }
