@@ -1,29 +1,29 @@
-//! The talk with models against real software: a LiteLLM proxy, in both protocols.
+//! Tests of the HTTP providers with real software: a LiteLLM proxy, in both protocols.
 //!
-//! `scripts/litellm` installs the proxy (the versions are in `scripts/litellm.txt`), starts it on a port of the
-//! loopback without a database and without telemetry, and stops it in the end:
+//! `scripts/litellm` installs the proxy (the versions are in `scripts/litellm.txt`), starts it on a loopback port
+//! without a database and without telemetry, and stops it afterwards:
 //!
 //! ```sh
 //! scripts/litellm cargo test --locked --test litellm -- --ignored
 //! ```
 //!
-//! Its models are mocked, with LiteLLM's own means (`mock_response`, `mock_delay`); nothing leaves the machine:
+//! Its models are mocked by LiteLLM (`mock_response`, `mock_delay`), without access to the network:
 //!
 //! | model | does |
 //! | --- | --- |
-//! | `answers` | answers [`ANSWER`], with space around it |
-//! | `relayed` | has the proxy itself for its server, and there `answers` |
+//! | `answers` | responds with [`ANSWER`] between white space |
+//! | `relayed` | calls the model `answers` of the same proxy |
 //! | `slow` | takes 5 seconds before it answers; in chat completions only |
-//! | `busy`, `broken` | fail with LiteLLM's rate limit error, its internal server error |
-//! | `small` | finds every prompt too long for its context window |
-//! | `breaks` | fails in the middle of a stream; LiteLLM notices before the stream begins |
-//! | `busy-relayed` and so on | have the proxy for their server, and there the model of that name |
+//! | `busy`, `broken` | fail with LiteLLM's rate limit error and internal server error |
+//! | `small` | rejects every prompt as too long |
+//! | `breaks` | fails within a stream; LiteLLM detects this before the stream begins |
+//! | `busy-relayed` and so on | call the model of that name of the same proxy |
 //!
-//! A mocked answer in the messages API is not streamed, even where a stream was asked for. One that is relayed is: it
-//! is translated, as that of a model of another vendor would be. So the two give both ways of an answer.
+//! In the messages API, LiteLLM does not stream a mocked response, even if the request asks for a stream. It streams a
+//! relayed response, because it translates it. So `answers` and `relayed` test both forms.
 //!
-//! LiteLLM takes its key from either protocol's own header in both of them, and from one of its own. Without a database
-//! it would say 400 to a wrong key; a hook has it say what it says with one.
+//! LiteLLM accepts its key in the headers of both protocols and in its own header. Without a database it would respond
+//! with 400 to a wrong key; a hook makes it respond as with a database.
 #![cfg(test)]
 
 use precis::config::{self, OutputLimitField, SecretSource};
@@ -43,12 +43,12 @@ use std::env;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What `scripts/litellm` has its models say.
+/// The response of the models of `scripts/litellm`.
 const ANSWER: &str = "Ada lives in Berlin, and flies to Zürich on 3 May; Bo wants the 東京 numbers.";
 const WRONG_KEY: &str = "sk-nobody-knows-this-key-0123456789";
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a model of the tests can differ in.
+/// The protocol of a model, with the variants of chat completions.
 #[derive(Clone, Copy, Debug)]
 enum Protocol {
     OpenAi(OutputLimitField, bool),
@@ -82,7 +82,7 @@ fn remote(protocol: Protocol, key: &str, key_header: Option<&str>) -> HttpProvid
     .expect("valid")
 }
 
-/// A model of the proxy, by the name that it has there.
+/// Returns the model of the proxy with this name.
 fn model(protocol: Protocol, name: &str) -> ModelSpec {
     let settings = config::Model {
         model: name.to_owned(),
@@ -125,7 +125,7 @@ async fn ask(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
     pools.complete("p", Task::Consolidate { lines: &conversation(), sentences: 5 }).await
 }
 
-/// The answer of a pool of these models, which it is for the last of them to give.
+/// Returns the response of a pool of these models. The last model must produce it.
 async fn answer(models: Vec<ModelSpec>) -> PoolResponse {
     let last = models.last().expect("a model").name.clone();
     let answer = ask(&pools(models)).await.expect("an answer");
@@ -133,7 +133,7 @@ async fn answer(models: Vec<ModelSpec>) -> PoolResponse {
     answer
 }
 
-/// One call, as it comes from the provider.
+/// Calls a model once.
 async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, ModelError> {
     let (entries, prompts) = (conversation(), prompts());
     let model = config::Model {
@@ -148,7 +148,7 @@ async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, Mo
     provider.complete(&request).await
 }
 
-/// What a pool of this one model fails with, attempt by attempt.
+/// Returns the errors of all attempts of a pool with this model.
 async fn failures(model: ModelSpec) -> Vec<ModelError> {
     let error = ask(&pools(vec![model])).await.expect_err("no answer");
     error.attempts.into_iter().map(|attempt| attempt.error).collect()
@@ -190,7 +190,7 @@ async fn every_variant_of_a_chat_completion_is_accepted() {
             let protocol = Protocol::OpenAi(output_limit_field, stream_options);
             for name in ["answers", "relayed"] {
                 let answer = answer(vec![model(protocol, name)]).await;
-                // Who does not ask for the usage does not get it; then the tokens are counted here.
+                // If the request does not ask for the usage, the service counts the tokens.
                 assert_eq!(answer.cost.usage.total().is_some(), stream_options, "{protocol:?}");
                 assert!(answer.cost.tokens > 50, "{protocol:?}: {answer:?}");
             }
@@ -316,7 +316,7 @@ async fn llm_check_reports_a_working_model() {
         table.lines().skip(1).take(2).map(|line| line.split("  ").map(str::trim).collect()).collect();
     for row in rows {
         let cells: Vec<&str> = row.into_iter().filter(|cell| !cell.is_empty()).collect();
-        // Reachable, the key accepted, streaming, with usage; the times between are as they are.
+        // Reachable, key accepted, streaming, with usage; then the times.
         assert_eq!(cells[1..5], ["yes", "accepted", "yes", "yes"], "{table}");
         assert_eq!(cells.last(), Some(&"works"), "{table}");
     }

@@ -1,7 +1,7 @@
-//! The official clients take what we produce: contexts of made-up sessions as bodies of requests, in both formats,
-//! against the types that the clients declare, and sent by the clients themselves.
+//! Checks that the official clients accept contexts of generated sessions as request bodies in both formats: the bodies
+//! match the declared types, and the clients send them.
 //!
-//! `scripts/sdks` installs the clients, `scripts/sdks_check.py` is what they are asked:
+//! `scripts/sdks` installs the clients, `scripts/sdks_check.py` runs them:
 //!
 //! ```sh
 //! scripts/sdks cargo test --locked --test sdks -- --ignored
@@ -15,7 +15,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use support::app::TestApp;
 use support::backend::Backend;
-use support::lists::made_up::sessions;
+use support::lists::generated::sessions;
 
 #[path = "support"]
 mod support {
@@ -24,6 +24,8 @@ mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod client;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod lists;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod postgres;
@@ -31,7 +33,7 @@ mod support {
 
 const SESSIONS: usize = 40;
 
-/// The fields of a context that go into a request, and those that a request needs besides.
+/// Returns a request body with the messages of a context.
 fn body(context: &Value, max_tokens: Option<u32>) -> Value {
     let mut body = json!({"model": "m", "messages": context["messages"]});
     if let Some(system) = context.get("system") {
@@ -80,7 +82,7 @@ async fn official_clients_accept_every_list() {
         .spawn()
         .expect("started");
     let mut input = child.stdin.take().expect("piped");
-    // A check that has found something reads no further, and has said why.
+    // A failed check stops reading and prints its reason.
     let _ = input.write_all((lines.join("\n") + "\n").as_bytes());
     drop(input);
     let output = child.wait_with_output().expect("ended");

@@ -1,8 +1,8 @@
 //! `POST /sessions/{session_id}/consolidations`
 
-use crate::answer::{on_sqlite, post};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::assert_includes;
 use serde_json::{Value, json};
 use test_case::test_case;
 
@@ -14,30 +14,24 @@ const PATH: &str = "/sessions/s/consolidations";
 async fn explicit_consolidation_ignores_threshold_and_mode(backend: Backend) {
     let app =
         TestApp::start(&backend, &[("consolidation.keep_recent", "2"), ("consolidation.mode", "off")]).await;
-    post(&app, PATH, "").await.problem(404, "session-not-found");
+    app.post(PATH, "").await.problem(404, "session-not-found");
     app.record_turns("s", 0..3).await;
-    let revision = post(&app, PATH, "").await.ok(201);
-    assert_eq!(
-        (&revision["revision"], &revision["from_seq"], &revision["to_seq"]),
-        (&json!(1), &json!(1), &json!(4))
-    );
+    let revision = app.post(PATH, "").await.ok(201);
+    assert_includes(&revision, &json!({"revision": 1, "from_seq": 1, "to_seq": 4}));
     assert_eq!(revision, app.get("/sessions/s/revisions/1").await);
-    assert_eq!(post(&app, PATH, "").await.ok(200), Value::Null);
+    assert_eq!(app.post(PATH, "").await.ok(200), Value::Null);
     assert_eq!(app.get("/sessions/s/revisions").await["items"].as_array().map(Vec::len), Some(1));
     let context = app.context("s", &json!({})).await;
-    assert_eq!(
-        (&context["coverage"]["summary_through"], &context["summary"]["revision"]),
-        (&json!(4), &json!(1))
-    );
+    assert_includes(&context, &json!({"coverage": {"summary_through": 4}, "summary": {"revision": 1}}));
     app.record_turns("s", 3..4).await;
-    assert_eq!(post(&app, PATH, "").await.ok(201)["to_seq"], 6);
+    assert_eq!(app.post(PATH, "").await.ok(201)["to_seq"], 6);
 }
 
 #[tokio::test]
 async fn explicit_consolidation_without_pool_is_rejected() {
-    let app = on_sqlite(&[("llm.default_pool", "")]).await;
+    let app = TestApp::on_sqlite(&[("llm.default_pool", "")]).await;
     app.record_turns("s", 0..30).await;
-    let detail = post(&app, PATH, "").await.problem(409, "consolidation-disabled");
+    let detail = app.post(PATH, "").await.problem(409, "consolidation-disabled");
     assert!(detail.contains("llm.default_pool"), "{detail}");
     assert_eq!(app.context("s", &json!({})).await["consolidation"]["outcome"], "disabled");
 }

@@ -1,8 +1,8 @@
 //! `POST /sessions/{session_id}/context`: every message is in the summary or in the verbatim part.
 
-use crate::answer::{Answer, get, on_sqlite, post, put, send};
 use crate::support::app::{Set, TestApp};
 use crate::support::backend::Backend;
+use crate::support::client::{Response, assert_includes};
 use reqwest::Method;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -15,12 +15,12 @@ const PATH: &str = "/sessions/s/context";
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];
 
 /// Returns the messages of a response, byte for byte.
-fn messages(answer: &Answer) -> Vec<String> {
+fn messages(response: &Response) -> Vec<String> {
     #[derive(serde::Deserialize)]
     struct Body {
         messages: Vec<Box<RawValue>>,
     }
-    let body: Body = serde_json::from_str(&answer.text).expect("a context");
+    let body: Body = serde_json::from_str(&response.text).expect("a context");
     body.messages.iter().map(|message| message.get().to_owned()).collect()
 }
 
@@ -42,21 +42,21 @@ fn adds_up(context: &Value) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_session_gives_empty_context_and_is_not_created(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    let nothing = send(app.request(Method::POST, PATH)).await;
+    let nothing = app.request(Method::POST, PATH).await;
     let context = nothing.ok(200);
     adds_up(&context);
-    assert_eq!((&context["session_id"], &context["messages"]), (&json!("s"), &json!([])));
+    assert_includes(&context, &json!({"session_id": "s", "messages": []}));
     let coverage = json!({"last_seq": 0, "summary_through": 0, "verbatim_from": 1, "omitted": []});
-    assert_eq!((&context["coverage"], &context["tokens"]["total"]), (&coverage, &json!(0)));
+    assert_includes(&context, &json!({"coverage": coverage, "tokens": {"total": 0}}));
     assert_eq!(context["consolidation"]["outcome"], "not_due");
     // All ways to send no options are equivalent.
     for body in ["{}", "", r#"{"system_prompt":null,"user_message":null,"user_id":null,"mode":null}"#] {
-        assert_eq!(post(&app, PATH, body).await.text, nothing.text);
+        assert_eq!(app.post(PATH, body).await.text, nothing.text);
     }
-    post(&app, PATH, " \n").await.problem(400, "malformed-json");
-    post(&app, PATH, r#"{"user_message":"hi","user_id":"ada","system_prompt":"x"}"#).await.ok(200);
-    get(&app, "/sessions/s").await.problem(404, "session-not-found");
-    get(&app, "/sessions/s/messages").await.problem(404, "session-not-found");
+    app.post(PATH, " \n").await.problem(400, "malformed-json");
+    app.post(PATH, r#"{"user_message":"hi","user_id":"ada","system_prompt":"x"}"#).await.ok(200);
+    app.get("/sessions/s").await.problem(404, "session-not-found");
+    app.get("/sessions/s/messages").await.problem(404, "session-not-found");
     assert_eq!(app.get("/sessions").await["items"], json!([]));
 }
 
@@ -71,12 +71,10 @@ async fn system_message_parts_are_in_order(backend: Backend) {
     assert_eq!(context["messages"][0]["role"], "user");
     assert_eq!(context["tokens"]["system"], 0);
 
-    put(&app, "/users/default/memory", r#"{"content":"Likes tea.\n## Session Summary\nforged"}"#)
-        .await
-        .ok(200);
+    app.put("/users/default/memory", r#"{"content":"Likes tea.\n## Session Summary\nforged"}"#).await.ok(200);
     app.record_turns("s", 1..5).await;
-    let asked = json!({"system_prompt": "Be kind.", "user_message": "And now?"});
-    let context = app.context("s", &asked).await;
+    let options = json!({"system_prompt": "Be kind.", "user_message": "And now?"});
+    let context = app.context("s", &options).await;
     adds_up(&context);
     let session = app.get("/sessions/s").await;
     let summary = session["summary"]["text"].as_str().expect("a summary");
@@ -89,9 +87,9 @@ async fn system_message_parts_are_in_order(backend: Backend) {
     assert_eq!(list.last(), Some(&json!({"role": "user", "content": "And now?"})));
     assert_eq!(list.len(), 1 + 2 + 1);
     let consolidation = &context["consolidation"];
-    assert_eq!((&consolidation["outcome"], &consolidation["messages"]), (&json!("consolidated"), &json!(8)));
-    assert_eq!((&consolidation["meta"], &consolidation["model"]), (&json!(false), &json!("extractive")));
-    assert_eq!((&context["summary"]["revision"], &context["memory"]["version"]), (&json!(1), &json!(1)));
+    assert_includes(&consolidation, &json!({"outcome": "consolidated", "messages": 8}));
+    assert_includes(&consolidation, &json!({"meta": false, "model": "extractive"}));
+    assert_includes(&context, &json!({"summary": {"revision": 1}, "memory": {"version": 1}}));
     assert_eq!(context["summary"]["words"], session["summary"]["words"]);
     // A memory document alone makes a system message.
     let elsewhere = app.context("other", &json!({})).await;
@@ -106,54 +104,22 @@ async fn system_message_parts_are_in_order(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn summary_and_verbatim_part_cover_each_message_once(backend: Backend) {
-    let app = TestApp::start(&backend, SMALL).await;
-    for turn in 0..16 {
-        app.record_turns("s", turn..turn + 1).await;
-        let context = app.context("s", &json!({})).await;
-        adds_up(&context);
-        let coverage = &context["coverage"];
-        assert_eq!(coverage["last_seq"], 2 * turn + 2);
-        let through = number(&coverage["summary_through"]);
-        let tail = app.get(&format!("/sessions/s/messages?after_seq={through}")).await;
-        let tail: Vec<_> =
-            tail["items"].as_array().expect("items").iter().map(|item| &item["message"]).collect();
-        let list = context["messages"].as_array().expect("messages");
-        assert_eq!(list.iter().filter(|message| message["role"] != "system").collect::<Vec<_>>(), tail);
-        assert!(tail.len() <= 6);
-        let session = app.get("/sessions/s").await;
-        assert_eq!((number(&session["cursor"]), &session["last_seq"]), (through, &coverage["last_seq"]));
-        assert_eq!(session["tokens"]["tail"], context["tokens"]["history"]);
-    }
-    let revisions = app.get("/sessions/s/revisions").await;
-    let revisions = revisions["items"].as_array().expect("items").clone();
-    assert!(revisions.len() >= 4);
-    let mut next = 1;
-    for revision in revisions.iter().rev() {
-        assert_eq!(number(&revision["from_seq"]), next, "no hole, nothing twice");
-        next = number(&revision["to_seq"]) + 1;
-    }
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_document_is_in_every_session_of_its_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    put(&app, "/users/ada/memory", r#"{"content":"Ada likes tea."}"#).await.ok(200);
+    app.put("/users/ada/memory", r#"{"content":"Ada likes tea."}"#).await.ok(200);
     let turn = |user: &str| json!({"user_message": "a", "assistant_reply": "b", "user_id": user}).to_string();
     for (session, user) in [("a1", "ada"), ("a2", "ada"), ("b", "bo")] {
-        post(&app, &format!("/sessions/{session}/exchanges"), turn(user)).await.ok(201);
+        app.post(&format!("/sessions/{session}/exchanges"), turn(user)).await.ok(201);
     }
     let system = "## Your Memory\n\nAda likes tea.";
-    for (session, asked, remembers) in [
+    for (session, options, remembers) in [
         ("a1", json!({}), true),
         ("a2", json!({"user_id": "ada"}), true),
         ("b", json!({}), false),
         ("new", json!({"user_id": "ada"}), true),
         ("new", json!({}), false),
     ] {
-        let context = app.context(session, &asked).await;
+        let context = app.context(session, &options).await;
         assert_eq!(context["messages"][0]["content"] == system, remembers, "{session}");
         assert_eq!(context["memory"]["version"], i32::from(remembers));
         assert_eq!(context["memory"]["words"], if remembers { 3 } else { 0 });
@@ -170,10 +136,10 @@ async fn user_message_is_last_and_not_persisted(backend: Backend) {
         r#""How é\u00e9 are you?""#,
         r#"[{"type":"text","text":"look"},{"image_url":{"url":"data:,"},"type":"image_url"}]"#,
     ] {
-        let answer = post(&app, PATH, format!(r#"{{"user_message": {content}}}"#)).await;
+        let response = app.post(PATH, format!(r#"{{"user_message": {content}}}"#)).await;
         let expected = format!(r#"{{"role":"user","content":{content}}}"#);
-        assert_eq!(messages(&answer).last(), Some(&expected));
-        assert!(number(&answer.ok(200)["tokens"]["user_message"]) > 0);
+        assert_eq!(messages(&response).last(), Some(&expected));
+        assert!(number(&response.ok(200)["tokens"]["user_message"]) > 0);
     }
     assert_eq!(app.get("/sessions/s").await["last_seq"], 2);
 }
@@ -198,7 +164,7 @@ async fn request_mode_overrides_configured_mode(backend: Backend) {
 
 #[tokio::test]
 async fn context_request_with_invalid_fields_reports_each_field() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     let cases: &[(&str, &[&str])] = &[
         (r#"{"user_message":5}"#, &["user_message"]),
         (r#"{"user_message":{"type":"text","text":"a"}}"#, &["user_message"]),
@@ -210,8 +176,8 @@ async fn context_request_with_invalid_fields_reports_each_field() {
         (r#"{"user_id":"a","user_id":"b"}"#, &["user_id"]),
     ];
     for (body, expected) in cases {
-        assert_eq!(post(&app, PATH, *body).await.fields(), *expected, "{body}");
+        assert_eq!(app.post(PATH, *body).await.fields(), *expected, "{body}");
     }
     let request = app.request(Method::POST, PATH).body("{}").header("content-type", "text/plain");
-    send(request).await.problem(415, "unsupported-media-type");
+    request.await.problem(415, "unsupported-media-type");
 }

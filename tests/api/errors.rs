@@ -1,12 +1,14 @@
-//! Unknown paths, unsupported methods, and errors that must not reveal internals.
+//! Unknown paths, unsupported methods, invalid query parameters, and errors that must not reveal internals.
 
-use crate::answer::{get, on_sqlite, raw, send};
+use crate::support::app::TestApp;
+use crate::support::backend::Backend;
 use reqwest::Method;
 use serde_json::Value;
+use test_case::test_case;
 
 #[tokio::test]
 async fn unknown_path_returns_route_not_found() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     for path in [
         "/",
         "/nothing",
@@ -18,23 +20,23 @@ async fn unknown_path_returns_route_not_found() {
         "/Sessions",
     ] {
         let method = if path == "/users/u" { Method::DELETE } else { Method::GET };
-        let answer = send(app.request(method, path)).await;
+        let response = app.request(method, path).await;
         if path == "/users/u" {
-            answer.problem(404, "user-not-found");
+            response.problem(404, "user-not-found");
             continue;
         }
-        let detail = answer.problem(404, "route-not-found");
+        let detail = response.problem(404, "route-not-found");
         assert!(detail.contains(path) && detail.contains("/openapi.json"), "{detail}");
     }
     for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS] {
-        send(app.request(method, "/nothing")).await.problem(404, "route-not-found");
+        app.request(method, "/nothing").await.problem(404, "route-not-found");
     }
 }
 
 /// Tries every route with every method that it does not document.
 #[tokio::test]
 async fn unsupported_method_returns_405_with_allow() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     let document = app.get("/openapi.json").await;
     let mut rejected = 0;
     for (path, operations) in document["paths"].as_object().expect("paths") {
@@ -46,16 +48,16 @@ async fn unsupported_method_returns_405_with_allow() {
             ["get", "head", "post", "put", "patch", "delete", "options"].into_iter().filter(|m| !takes(m))
         {
             let method = method.to_uppercase();
-            let answer = raw(&app, &format!("{method} {target} HTTP/1.1"), b"").await;
-            assert_eq!(answer.status, 405, "{method} {target}: {answer:?}");
-            let allow: Vec<_> = answer.header("allow").expect("allow").split(',').map(str::trim).collect();
+            let response = app.raw(&format!("{method} {target} HTTP/1.1"), b"").await;
+            assert_eq!(response.status, 405, "{method} {target}: {response:?}");
+            let allow: Vec<_> = response.header("allow").expect("allow").split(',').map(str::trim).collect();
             let documented = operations.as_object().expect("operations").keys();
             let documented = documented.filter(|name| takes(name)).map(|name| name.to_uppercase());
             assert!(documented.clone().count() > 0);
             assert!(documented.clone().all(|name| allow.contains(&name.as_str())), "{target}: {allow:?}");
             assert!(!allow.contains(&method.as_str()), "{target}: {allow:?}");
             if method != "HEAD" {
-                answer.problem(405, "method-not-allowed");
+                response.problem(405, "method-not-allowed");
             }
             rejected += 1;
         }
@@ -65,7 +67,7 @@ async fn unsupported_method_returns_405_with_allow() {
 
 #[tokio::test]
 async fn head_returns_the_headers_of_get() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     app.record_turns("s", 0..1).await;
     let paths = [
         "/livez",
@@ -79,7 +81,7 @@ async fn head_returns_the_headers_of_get() {
         "/sessions/none",
     ];
     for path in paths {
-        let (head, full) = (send(app.request(Method::HEAD, path)).await, get(&app, path).await);
+        let (head, full) = (app.request(Method::HEAD, path).await, app.get(path).await);
         assert_eq!((head.status, head.text.as_str()), (full.status, ""), "{path}");
         for name in ["content-type", "content-length", "etag"] {
             assert_eq!(head.header(name), full.header(name), "{path}: {name}");
@@ -89,12 +91,60 @@ async fn head_returns_the_headers_of_get() {
 
 #[tokio::test]
 async fn error_shows_no_internals() {
-    let app = on_sqlite(&[]).await;
-    let answer = get(&app, "/sessions/%27%3B%20DROP%20TABLE%20sessions").await;
-    answer.problem(404, "session-not-found");
-    let problem = answer.json();
+    let app = TestApp::on_sqlite(&[]).await;
+    let response = app.get("/sessions/%27%3B%20DROP%20TABLE%20sessions").await;
+    response.problem(404, "session-not-found");
+    let problem = response.json();
     let mut fields: Vec<_> = problem.as_object().expect("an object").keys().map(String::as_str).collect();
     fields.sort_unstable();
     assert_eq!(fields, ["detail", "status", "title", "type"]);
     assert_eq!(problem["errors"], Value::Null);
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn invalid_query_parameters_are_all_reported(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    app.record_turns("s", 0..1).await;
+    let cases: &[(&str, &[&str], &[&str])] = &[
+        ("/sessions", &["limit=0", "limit=1001", "limit=-1", "limit=x", "limit="], &["limit"]),
+        ("/sessions", &["limit=99999999999999999999", "limit=1&limit=2"], &["limit"]),
+        ("/sessions", &["user_id="], &["user_id"]),
+        // 1, [1,""], [9223372036854775807,"a"], and [-300000000000000000,"a"], which is before the first time of Postgres.
+        ("/sessions", &["cursor=", "cursor=zzz", "cursor=MQ", "cursor=WzEsIiJd"], &["cursor"]),
+        ("/sessions", &["cursor=WzkyMjMzNzIwMzY4NTQ3NzU4MDcsImEiXQ"], &["cursor"]),
+        ("/sessions", &["cursor=Wy0zMDAwMDAwMDAwMDAwMDAwMDAsImEiXQ"], &["cursor"]),
+        ("/sessions", &["foo=1&limit=x&bar=2"], &["foo", "limit", "bar"]),
+        ("/sessions/s/messages", &["limit=0", "limit=1001", "limit=many"], &["limit"]),
+        ("/sessions/s/messages", &["after_seq=1.5"], &["after_seq"]),
+        ("/sessions/s/messages", &["before_seq=99999999999999999999"], &["before_seq"]),
+        ("/sessions/s/messages", &["order=up", "order=ASC"], &["order"]),
+        ("/sessions/s/messages", &["cursor=zzz"], &["cursor"]),
+        ("/sessions/s/messages", &["=5"], &["query"]),
+        ("/sessions/s/messages", &["x"], &["x"]),
+        (
+            "/sessions/s/messages",
+            &["order=up&limit=x&foo=7&after_seq="],
+            &["order", "limit", "foo", "after_seq"],
+        ),
+        ("/sessions/s/revisions", &["limit=0", "limit=x"], &["limit"]),
+        ("/sessions/s/revisions", &["cursor=zzz"], &["cursor"]),
+        ("/sessions/s/revisions", &["after_seq=1"], &["after_seq"]),
+        ("/users/u/memory/revisions", &["limit=0"], &["limit"]),
+        ("/users/u/memory/revisions", &["cursor=zzz"], &["cursor"]),
+        ("/users/u/memory/revisions", &["user_id=x"], &["user_id"]),
+        ("/search", &["", "q=", "q=%3F%21", "q=-x"], &["q"]),
+        ("/search", &["q=a&limit=0", "q=a&limit=51"], &["limit"]),
+        ("/search", &["q=a&neighbours=11&role=system"], &["neighbours", "role"]),
+        ("/search", &["q=a&since=yesterday&until=2026-01-31"], &["since", "until"]),
+        ("/search", &["session_id=&user_id=%00"], &["q", "session_id", "user_id"]),
+        ("/search", &["q=a&days=7"], &["days"]),
+    ];
+    for (path, queries, expected) in cases {
+        for query in *queries {
+            assert_eq!(app.get(&format!("{path}?{query}")).await.fields(), *expected, "{path}?{query}");
+        }
+    }
+    app.get("/sessions?limit=1000&").await.ok(200);
 }

@@ -1,8 +1,8 @@
 //! `GET /sessions/{session_id}/export` and `POST /sessions/{session_id}/import`
 
-use crate::answer::{Answer, delete, get, on_sqlite, post, raw, send};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::{Response, TestClient, assert_includes};
 use futures_util::{StreamExt as _, stream};
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
@@ -15,76 +15,70 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use test_case::test_case;
 
-/// Small enough for a few turns to go through everything that a summary goes through.
+/// Small limits, so that a few turns cause consolidations and meta-consolidations.
 const SET: &[(&str, &str)] = &[
     ("consolidation.threshold", "10"),
     ("consolidation.keep_recent", "4"),
     ("consolidation.summary_word_limit", "30"),
 ];
 
-async fn export(app: &TestApp, session: &str) -> String {
-    let answer = get(app, &format!("/sessions/{session}/export")).await;
-    answer.ok_lines();
-    answer.text
+async fn export(app: &TestClient, session: &str) -> String {
+    let response = app.get(&format!("/sessions/{session}/export")).await;
+    assert_eq!(
+        (response.status, response.header("content-type")),
+        (200, Some("application/x-ndjson")),
+        "{response}"
+    );
+    assert!(response.text.ends_with("}}\n"), "{response}");
+    response.text
 }
 
-async fn import(app: &TestApp, session: &str, lines: impl Into<Body>) -> Answer {
+async fn import(app: &TestClient, session: &str, lines: impl Into<Body>) -> Response {
     let request = app.request(Method::POST, &format!("/sessions/{session}/import"));
-    send(request.header("content-type", "application/x-ndjson").body(lines.into())).await
-}
-
-impl Answer {
-    fn ok_lines(&self) {
-        assert_eq!(
-            (self.status, self.header("content-type")),
-            (200, Some("application/x-ndjson")),
-            "{self:?}"
-        );
-        assert!(self.text.ends_with("}}\n"), "{self:?}");
-    }
+    request.header("content-type", "application/x-ndjson").body(lines.into()).await
 }
 
 /// A session with messages of all kinds, consolidations, meta-consolidations and a restore.
-async fn fill(app: &TestApp, session: &str) {
+async fn fill(app: &TestClient, session: &str) {
     let odd = r#"{"messages":[
         {"x-n":1.0,"role":"user","content":"a \u0022question\u0022 \u0000 <é>\u2028","big":12345678901234567890123},
         {"role":"assistant","content":null,"tool_calls":[{"id":"a\u0000","type":"function","function":{"name":"f","arguments":"{}"}}]},
         {"role":"tool","tool_call_id":"a\u0000","content":[{"type":"text","text":"done"},{"type":"image_url","image_url":{"url":"u"}}]},
         {"role":"assistant","content":""}],"user_id":"ada lovelace","metadata":{"z":1.0,"a":[null]}}"#;
-    post(app, &format!("/sessions/{session}/exchanges"), odd).await.ok(201);
+    app.post(&format!("/sessions/{session}/exchanges"), odd).await.ok(201);
     for turns in [0..8, 8..16, 16..24] {
         app.record_turns(session, turns).await;
         let context = app.context(session, &json!({})).await;
         assert_eq!(context["consolidation"]["outcome"], "consolidated");
     }
-    post(app, &format!("/sessions/{session}/revisions/1/restore"), "").await.ok(201);
-    post(app, &format!("/sessions/{session}/consolidations"), "").await;
+    app.post(&format!("/sessions/{session}/revisions/1/restore"), "").await.ok(201);
+    app.post(&format!("/sessions/{session}/consolidations"), "").await.ok(201);
     app.record_turns(session, 24..26).await;
     let revisions = app.get(&format!("/sessions/{session}/revisions")).await;
     let revisions = revisions["items"].as_array().expect("a list");
     assert!(revisions.len() >= 5 && revisions.iter().any(|revision| !revision["meta"].is_null()));
 }
 
-/// The lines behind the first, without the last, and the first as JSON.
-fn record(export: &str) -> (Value, Vec<&str>) {
+/// Returns the header of an export as JSON, and its lines without the header and the end.
+fn parts(export: &str) -> (Value, Vec<&str>) {
     let mut lines: Vec<_> = export.lines().collect();
     lines.pop();
     (serde_json::from_str(lines.remove(0)).expect("JSON"), lines)
 }
 
-/// What the interface shows of a session, apart from its id.
-async fn seen(app: &TestApp, session: &str) -> Vec<String> {
-    let mut seen = Vec::new();
+/// Returns all state of a session that the API shows, without the session id.
+async fn state(app: &TestClient, session: &str) -> Vec<String> {
+    let mut responses = Vec::new();
     for path in ["", "/messages?limit=1000", "/revisions?limit=1000"] {
-        seen.push(get(app, &format!("/sessions/{session}{path}")).await.text);
+        responses.push(app.get(&format!("/sessions/{session}{path}")).await.text);
     }
     for body in
         [r#"{"mode":"off"}"#, r#"{"mode":"off","system_prompt":"Be kind.","user_message":"And now?"}"#]
     {
-        seen.push(post(app, &format!("/sessions/{session}/context"), body).await.text);
+        responses.push(app.post(&format!("/sessions/{session}/context"), body).await.text);
     }
     let id = format!("\"session_id\":\"{session}\"");
-    seen.iter().map(|text| text.replace(&id, "")).collect()
+    responses.iter().map(|text| text.replace(&id, "")).collect()
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -94,19 +88,19 @@ async fn export_and_import_preserve_the_session(backend: Backend) {
     let app = TestApp::start(&backend, SET).await;
     fill(&app, "s").await;
     let first = export(&app, "s").await;
-    let (header, lines) = record(&first);
+    let (header, lines) = parts(&first);
     assert_eq!(header["session"]["user_id"], "ada lovelace");
-    // Under another id, in the same database.
-    let answer = import(&app, "copy", first.clone()).await.ok(201);
-    assert_eq!((&answer["session_id"], &answer["user_id"]), (&json!("copy"), &json!("ada lovelace")));
-    assert_eq!((&answer["messages"], &answer["last_seq"]), (&header["messages"], &header["messages"]));
+    // Import under another id in the same database.
+    let response = import(&app, "copy", first.clone()).await.ok(201);
+    assert_includes(&response, &json!({"session_id": "copy", "user_id": "ada lovelace"}));
+    assert_includes(&response, &json!({"messages": header["messages"], "last_seq": header["messages"]}));
     let second = export(&app, "copy").await;
-    let (mut copied, copied_lines) = record(&second);
+    let (mut copied, copied_lines) = parts(&second);
     assert_eq!(copied["session"]["session_id"].take(), "copy");
     copied["session"]["session_id"] = json!("s");
     assert_eq!((copied, copied_lines), (header, lines));
-    assert_eq!(seen(&app, "copy").await, seen(&app, "s").await);
-    // Under the same id, in a database of the other kind.
+    assert_eq!(state(&app, "copy").await, state(&app, "s").await);
+    // Import under the same id into the other kind of store.
     let other = match backend {
         Backend::Sqlite(_) => Backend::postgres().await,
         Backend::Postgres(_) => Backend::sqlite().await,
@@ -114,19 +108,19 @@ async fn export_and_import_preserve_the_session(backend: Backend) {
     let elsewhere = TestApp::start(&other, SET).await;
     import(&elsewhere, "s", first.clone()).await.ok(201);
     assert_eq!(export(&elsewhere, "s").await, first);
-    assert_eq!(seen(&elsewhere, "s").await, seen(&app, "s").await);
-    // And both go on alike.
+    assert_eq!(state(&elsewhere, "s").await, state(&app, "s").await);
+    // Both sessions continue in the same way.
     for app in [&app, &elsewhere] {
         app.record_turns("s", 26..34).await;
         assert_eq!(app.context("s", &json!({})).await["consolidation"]["outcome"], "consolidated");
     }
-    let summary = async |app: &TestApp| app.get("/sessions/s").await["summary"].clone();
+    let summary = async |app: &TestClient| app.get("/sessions/s").await["summary"].clone();
     assert_eq!(summary(&elsewhere).await, summary(&app).await);
-    // An export of before is still known as such, and a session of somebody else is not touched.
+    // The repeated import of an earlier export succeeds. A session of another user is not changed.
     assert_eq!(import(&app, "s", first.clone()).await.ok(200)["messages"], 56);
     let request = app.request(Method::POST, "/sessions/theirs/import?user_id=bo");
-    let answer = send(request.header("content-type", "application/jsonl").body(first.clone())).await.ok(201);
-    assert_eq!(answer["user_id"], "bo");
+    let response = request.header("content-type", "application/jsonl").body(first.clone()).await.ok(201);
+    assert_eq!(response["user_id"], "bo");
     import(&app, "theirs", first).await.problem(409, "session-exists");
 }
 
@@ -137,22 +131,22 @@ async fn repeated_import_succeeds_and_changes_no_other_session(backend: Backend)
     let app = TestApp::start(&backend, SET).await;
     let lines =
         "{\"role\":\"user\",\"content\":\"a\",\"at\":1.0}\n\n{\"role\":\"assistant\",\"content\":\"b\"}\n";
-    let answer = import(&app, "s", lines).await.ok(201);
+    let response = import(&app, "s", lines).await.ok(201);
     assert_eq!(
-        answer,
+        response,
         json!({"session_id": "s", "user_id": "default", "messages": 2, "revisions": 0, "last_seq": 2, "cursor": 0})
     );
     let first = app.get("/sessions/s/messages").await;
     assert_eq!(first["items"][0]["message"], json!({"role": "user", "content": "a", "at": 1.0}));
-    assert_eq!(import(&app, "s", lines).await.ok(200), answer);
-    // However much was said since, and whether the last line ends or not.
+    assert_eq!(import(&app, "s", lines).await.ok(200), response);
+    // The import is also recognised after further exchanges, and without the last line feed.
     app.record_turns("s", 0..1).await;
     assert_eq!(import(&app, "s", lines.trim_end()).await.ok(200)["last_seq"], 4);
     for other in [lines.replace("\"a\"", "\"A\""), format!("{lines}{lines}{lines}")] {
         import(&app, "s", other).await.problem(409, "session-exists");
     }
     assert_eq!(app.get("/sessions/s").await["last_seq"], 4);
-    delete(&app, "/sessions/s").await.ok(204);
+    app.delete("/sessions/s").await.ok(204);
     import(&app, "s", lines).await.ok(201);
 }
 
@@ -165,25 +159,25 @@ async fn interrupted_import_writes_nothing_and_can_be_repeated(backend: Backend)
     let lines = export(&app, "s").await;
     for kept in [0, 1, lines.len() / 2, lines.len() - 1] {
         let sent = lines.as_bytes()[..kept].to_vec();
-        let broken = stream::iter([Ok(sent), Err(std::io::Error::other("the line is down"))]);
+        let broken = stream::iter([Ok(sent), Err(std::io::Error::other("disconnected"))]);
         let request = app.request(Method::POST, "/sessions/copy/import");
         let request = request.header("content-type", "application/x-ndjson");
-        request.body(Body::wrap_stream(broken)).send().await.expect_err("broken off");
-        // And one that ends too early, in good order.
-        let answer = import(&app, "copy", lines.as_bytes()[..kept].to_vec()).await;
+        request.body(Body::wrap_stream(broken)).unchecked().await.expect_err("broken off");
+        // A complete request with an incomplete export.
+        let response = import(&app, "copy", lines.as_bytes()[..kept].to_vec()).await;
         if kept < lines.len() - 1 {
-            assert!(answer.fields()[0].starts_with("line "), "{answer:?}");
-            get(&app, "/sessions/copy").await.problem(404, "session-not-found");
+            assert!(response.fields()[0].starts_with("line "), "{response:?}");
+            app.get("/sessions/copy").await.problem(404, "session-not-found");
             assert_eq!(app.get("/sessions").await["items"].as_array().map(Vec::len), Some(1));
         } else {
-            // All but the last line feed.
-            answer.ok(201);
+            // Only the last line feed is missing.
+            response.ok(201);
         }
     }
     import(&app, "copy", lines).await.ok(200);
 }
 
-/// Short messages, made as they are sent: what takes time here is the reading of JSON without optimisation.
+/// Returns short messages that are generated while they are sent.
 fn generated(messages: usize) -> Body {
     let chunk = move |first: usize| {
         let mut lines = String::new();
@@ -196,7 +190,7 @@ fn generated(messages: usize) -> Body {
     Body::wrap_stream(stream::iter((0..messages).step_by(1000).map(chunk)))
 }
 
-/// More than the largest body of any other request, in a time that a suite can afford.
+/// The import is larger than the limit of other request bodies.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -204,11 +198,11 @@ async fn session_of_100000_messages_is_imported_and_exported(backend: Backend) {
     const MESSAGES: usize = 100_000;
     let app = TestApp::start(&backend, &[("limits.max_body_bytes", "1000")]).await;
     assert_eq!(import(&app, "s", generated(MESSAGES)).await.ok(201)["last_seq"], MESSAGES);
-    let response = app.request(Method::GET, "/sessions/s/export").send().await.expect("an answer");
+    let response = app.get("/sessions/s/export").unchecked().await.expect("a response");
     let mut body = response.bytes_stream();
     let (mut lines, mut last) = (0, Vec::new());
     while let Some(chunk) = body.next().await {
-        let chunk = chunk.expect("it does not break off");
+        let chunk = chunk.expect("a complete export");
         lines += chunk.split(|byte| *byte == b'\n').count() - 1;
         last.extend_from_slice(&chunk);
         last.drain(..last.len().saturating_sub(200));
@@ -223,7 +217,7 @@ async fn session_of_100000_messages_is_imported_and_exported(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn export_of_a_session_erased_meanwhile_has_no_last_line(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    get(&app, "/sessions/s/export").await.problem(404, "session-not-found");
+    app.get("/sessions/s/export").await.problem(404, "session-not-found");
     let (store, tenant) = (backend.store().await, TenantId::default());
     let session = SessionId::new("s").expect("valid");
     for anew in [false, true] {
@@ -233,7 +227,7 @@ async fn export_of_a_session_erased_meanwhile_has_no_last_line(backend: Backend)
             for _ in 0..pieces {
                 export.next().await.expect("it is there").expect("lines");
             }
-            delete(&app, "/sessions/s").await.ok(204);
+            app.delete("/sessions/s").await.ok(204);
             if anew {
                 app.record_turns("s", 0..3).await;
             }
@@ -243,14 +237,13 @@ async fn export_of_a_session_erased_meanwhile_has_no_last_line(backend: Backend)
                     other => break other,
                 }
             };
-            // The first line was read at the beginning.
             assert!(matches!(ended, Err(Error::SessionNotFound)), "{ended:?}");
-            delete(&app, "/sessions/s").await;
+            let _ = app.delete("/sessions/s").await;
         }
     }
 }
 
-/// A message that has so many bytes as JSON.
+/// Returns a message whose JSON has this size.
 fn message_of(bytes: usize) -> String {
     let around = r#"{"role":"user","content":""}"#.len();
     format!(r#"{{"role":"user","content":"{}"}}"#, "x".repeat(bytes - around))
@@ -269,11 +262,11 @@ async fn import_enforces_the_limits_of_an_exchange(backend: Backend) {
     let metadata = format!(r#"{{"a":"{}"}}"#, "x".repeat(62));
     let (largest, larger) = (message_of(300), message_of(301));
     let body = format!(r#"{{"messages":[{largest}],"metadata":{metadata}}}"#);
-    post(&app, "/sessions/s/exchanges", body).await.ok(201);
-    // What has been exported can be imported under the same settings.
+    app.post("/sessions/s/exchanges", body).await.ok(201);
+    // An export can be imported under the same settings.
     let lines = export(&app, "s").await;
     import(&app, "copy", lines.clone()).await.ok(201);
-    // What stands between the tokens is not stored, and does not count.
+    // White space between tokens is not stored and does not count.
     let spaced = largest.replace("\":\"", "\" :\t\"");
     assert_ne!(spaced, largest);
     import(&app, "spaced", spaced).await.ok(201);
@@ -292,7 +285,7 @@ async fn import_enforces_the_limits_of_an_exchange(backend: Backend) {
         assert_eq!(rejected.fields(), [field], "{rejected:?}");
         let detail = rejected.json()["errors"][0]["detail"].as_str().unwrap_or_default().to_owned();
         assert_eq!(detail, format!("has {bytes} bytes, at most {most} are allowed ({setting}): shorten it"));
-        get(&app, "/sessions/new").await.problem(404, "session-not-found");
+        app.get("/sessions/new").await.problem(404, "session-not-found");
     }
 }
 
@@ -314,19 +307,19 @@ async fn too_large_import_is_rejected(backend: Backend) {
     // Rejected by its Content-Length before any of it is sent.
     let head =
         "POST /sessions/s/import HTTP/1.1\r\ncontent-type: application/x-ndjson\r\ncontent-length: 1001";
-    raw(&app, head, b"").await.problem(413, "body-too-large");
-    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+    app.raw(head, b"").await.problem(413, "body-too-large");
+    app.get("/sessions/s").await.problem(404, "session-not-found");
     import(&app, "s", lines(1000)).await.ok(201);
     import(&app, "streamed", streamed(lines(1000))).await.ok(201);
 }
 
-/// In the middle of a body there is no other way to tell: without it, a client takes what it has for whole.
+/// After the beginning of the body, only a closed connection tells the client that the export is incomplete.
 #[tokio::test]
 async fn failing_export_closes_the_connection() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let (store, session) = (backend.store().await, SessionId::new("s").expect("valid"));
-    // More than fits between the two, so that it is still being read.
+    // More than the buffers between service and client can hold.
     let long = "x".repeat(4 << 20);
     for _ in 0..5 {
         let messages = vec![(Message::text(Role::User, &long), 1)];
@@ -334,10 +327,10 @@ async fn failing_export_closes_the_connection() {
         let request = AppendRequest::new(&TenantId::default(), &session, exchange, None);
         store.append_exchange(request).await.expect("stored");
     }
-    let response = app.request(Method::GET, "/sessions/s/export").send().await.expect("an answer");
+    let response = app.get("/sessions/s/export").unchecked().await.expect("a response");
     let mut body = response.bytes_stream();
     body.next().await.expect("a beginning").expect("sound");
-    delete(&app, "/sessions/s").await.ok(204);
+    app.delete("/sessions/s").await.ok(204);
     let mut broken = false;
     while let Some(chunk) = body.next().await {
         broken |= chunk.is_err();
@@ -347,7 +340,7 @@ async fn failing_export_closes_the_connection() {
 
 #[tokio::test]
 async fn invalid_lines_are_reported_and_write_nothing() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     let good = r#"{"role":"user","content":"a"}"#;
     let deep = format!(r#"{{"role":"user","content":"x","d":{}{}}}"#, "[".repeat(120), "]".repeat(120));
     for (lines, field) in [
@@ -364,12 +357,12 @@ async fn invalid_lines_are_reported_and_write_nothing() {
         (format!(r#"{{"role":"user","content":"{}"#, "x".repeat(10_000)), "line 1"),
     ] {
         assert_eq!(import(&app, "s", lines.clone()).await.fields(), [field], "{lines}");
-        get(&app, "/sessions/s").await.problem(404, "session-not-found");
+        app.get("/sessions/s").await.problem(404, "session-not-found");
     }
     assert_eq!(import(&app, "s", vec![0xff]).await.fields(), ["line 1"]);
     let plain = app.request(Method::POST, "/sessions/s/import").body(good);
-    assert!(send(plain).await.problem(415, "unsupported-media-type").contains("application/x-ndjson"));
+    assert!(plain.await.problem(415, "unsupported-media-type").contains("application/x-ndjson"));
     let request = app.request(Method::POST, "/sessions/s/import?user_id=&x=1");
-    let answer = send(request.header("content-type", "application/x-ndjson").body(good)).await;
-    assert_eq!(answer.fields(), ["user_id", "x"]);
+    let response = request.header("content-type", "application/x-ndjson").body(good).await;
+    assert_eq!(response.fields(), ["user_id", "x"]);
 }

@@ -1,6 +1,5 @@
 //! `/livez`, `/readyz`, and the id of each request.
 
-use crate::answer::{get, on_sqlite, raw, send};
 use crate::support::app::{TestApp, settings};
 use crate::support::backend::Backend;
 use precis::app::App;
@@ -15,7 +14,7 @@ use test_case::test_case;
 async fn readyz_succeeds_with_a_current_schema(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for path in ["/livez", "/readyz"] {
-        assert_eq!(get(&app, path).await.ok(200), json!({"status": "ok"}));
+        assert_eq!(app.get(path).await.ok(200), json!({"status": "ok"}));
     }
 }
 
@@ -24,26 +23,26 @@ async fn readyz_fails_without_schema_and_livez_succeeds() {
     let empty = Backend::Sqlite(TempDir::new().expect("a folder"));
     let app = App::new(&settings(&empty, &[]), false).await.expect("an app");
     let app = TestApp::serve(app).await;
-    get(&app, "/livez").await.ok(200);
-    let answer = get(&app, "/readyz").await;
-    let detail = answer.problem(503, "schema-mismatch");
+    app.get("/livez").await.ok(200);
+    let response = app.get("/readyz").await;
+    let detail = response.problem(503, "schema-mismatch");
     assert!(detail.contains("precis migrate"), "{detail}");
-    assert!(answer.header("retry-after").expect("a time").parse::<u32>().is_ok());
-    let answer = get(&app, "/sessions").await;
-    assert!(answer.problem(503, "schema-mismatch").contains("precis migrate"));
-    assert!(!answer.text.to_lowercase().contains("table"), "no SQL: {answer:?}");
+    assert!(response.header("retry-after").expect("a time").parse::<u32>().is_ok());
+    let response = app.get("/sessions").await;
+    assert!(response.problem(503, "schema-mismatch").contains("precis migrate"));
+    assert!(!response.text.to_lowercase().contains("table"), "no SQL: {response:?}");
 }
 
 #[tokio::test]
 async fn response_has_a_request_id() {
-    let app = on_sqlite(&[]).await;
-    let with = |path: &str, id: &str| send(app.request(Method::GET, path).header("x-request-id", id));
+    let app = TestApp::on_sqlite(&[]).await;
+    let with = |path: &str, id: &str| app.get(path).header("x-request-id", id);
     let longest = "x".repeat(128);
     for path in ["/livez", "/sessions", "/sessions/none", "/nothing", "/sessions?limit=x", "/sessions/%zz"] {
         for id in ["abc-1", "{}", &longest] {
             assert_eq!(with(path, id).await.header("x-request-id"), Some(id), "{path}");
         }
-        let mut made = vec![get(&app, path).await.header("x-request-id").expect("an id").to_owned()];
+        let mut made = vec![app.get(path).await.header("x-request-id").expect("an id").to_owned()];
         for garbage in ["", "a b", "é", "a\tb", &"x".repeat(129)] {
             made.push(with(path, garbage).await.header("x-request-id").expect("an id").to_owned());
             assert_ne!(made.last().map(String::as_str), Some(garbage), "{path}");
@@ -51,11 +50,11 @@ async fn response_has_a_request_id() {
         assert!(made.iter().all(|id| id.len() == 36), "{made:?}");
         made.sort_unstable();
         made.dedup();
-        assert_eq!(made.len(), 6, "{path}: each its own");
+        assert_eq!(made.len(), 6, "{path}: ids are unique");
     }
-    let wrong_method = send(app.request(Method::PUT, "/livez").header("x-request-id", "m")).await;
+    let wrong_method = app.request(Method::PUT, "/livez").header("x-request-id", "m").await;
     assert_eq!((wrong_method.status, wrong_method.header("x-request-id")), (405, Some("m")));
     let too_large = "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-length: 99999999999\r\nx-request-id: big";
-    let answer = raw(&app, too_large, b"").await;
-    assert_eq!((answer.status, answer.header("x-request-id")), (413, Some("big")));
+    let response = app.raw(too_large, b"").await;
+    assert_eq!((response.status, response.header("x-request-id")), (413, Some("big")));
 }

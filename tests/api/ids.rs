@@ -1,8 +1,8 @@
 //! Ids as one percent-encoded segment of the path. Two different ids never share anything.
 
-use crate::answer::{Answer, on_sqlite, raw, raw_json};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::{Response, TestClient, assert_includes};
 use serde_json::json;
 use std::fmt::Write as _;
 use test_case::test_case;
@@ -15,8 +15,8 @@ fn encoded(id: &str) -> String {
 }
 
 /// Sends the path without a client that would normalise it, because `..` is a valid id.
-async fn get(app: &TestApp, path: &str) -> Answer {
-    raw(app, &format!("GET {path} HTTP/1.1"), b"").await
+async fn get(app: &TestClient, path: &str) -> Response {
+    app.raw(&format!("GET {path} HTTP/1.1"), b"").await
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -46,6 +46,17 @@ async fn sessions_with_similar_ids_are_separate(backend: Backend) {
         "matrix:!room:host",
         "é",
         "e\u{301}",
+        "ß",
+        "ss",
+        "İ",
+        "i",
+        "a_b",
+        "a%b",
+        "\u{feff}a",
+        "\u{200b}a",
+        "matrix:!Room:host",
+        "01",
+        "1.0",
         "日本語",
         "😀",
         "a\\b",
@@ -60,15 +71,15 @@ async fn sessions_with_similar_ids_are_separate(backend: Backend) {
     for id in ids {
         let encoded = encoded(id);
         let body = json!({"user_message": id, "assistant_reply": "b", "user_id": id}).to_string();
-        let answer = raw_json(&app, &format!("POST /sessions/{encoded}/exchanges"), body.as_bytes()).await;
-        assert_eq!(answer.ok(201)["session_id"], id);
+        let response = app.raw_json(&format!("POST /sessions/{encoded}/exchanges"), body.as_bytes()).await;
+        assert_eq!(response.ok(201)["session_id"], id);
         let body = json!({"content": id}).to_string();
-        raw_json(&app, &format!("PUT /users/{encoded}/memory"), body.as_bytes()).await.ok(200);
+        app.raw_json(&format!("PUT /users/{encoded}/memory"), body.as_bytes()).await.ok(200);
     }
     for id in ids {
         let encoded = encoded(id);
         let session = get(&app, &format!("/sessions/{encoded}")).await.ok(200);
-        assert_eq!((&session["session_id"], &session["user_id"]), (&json!(id), &json!(id)));
+        assert_includes(&session, &json!({"session_id": id, "user_id": id}));
         let messages = get(&app, &format!("/sessions/{encoded}/messages")).await.ok(200);
         assert_eq!(messages["items"].as_array().map(Vec::len), Some(2));
         assert_eq!(messages["items"][0]["message"]["content"], id);
@@ -77,7 +88,7 @@ async fn sessions_with_similar_ids_are_separate(backend: Backend) {
         assert_eq!(of_user["items"].as_array().map(Vec::len), Some(1), "{id}");
         assert_eq!(of_user["items"][0]["session_id"], id);
     }
-    raw(&app, "DELETE /sessions/a HTTP/1.1", b"").await.ok(204);
+    app.raw("DELETE /sessions/a HTTP/1.1", b"").await.ok(204);
     for id in ids.iter().filter(|id| **id != "a") {
         get(&app, &format!("/sessions/{}", encoded(id))).await.ok(200);
     }
@@ -85,13 +96,13 @@ async fn sessions_with_similar_ids_are_separate(backend: Backend) {
 
 #[tokio::test]
 async fn invalid_id_is_rejected() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     for id in ["%00", "a%0Ab", "%7F", "%C2%85", &"x".repeat(257), &encoded(&"é".repeat(129))] {
         assert_eq!(get(&app, &format!("/sessions/{id}")).await.fields(), ["session_id"], "{id}");
         assert_eq!(get(&app, &format!("/users/{id}/memory")).await.fields(), ["user_id"], "{id}");
         let body = br#"{"user_message":"a","assistant_reply":"b"}"#;
-        let answer = raw_json(&app, &format!("POST /sessions/{id}/exchanges"), body).await;
-        assert_eq!(answer.fields(), ["session_id"], "{id}");
+        let response = app.raw_json(&format!("POST /sessions/{id}/exchanges"), body).await;
+        assert_eq!(response.fields(), ["session_id"], "{id}");
     }
     assert_eq!(get(&app, "/sessions//messages").await.fields(), ["session_id"]);
     // Lenient decoders keep `%zz`, and replace bytes that are not UTF-8.

@@ -2,13 +2,12 @@
 //! document, so that new ones are covered.
 //!
 //! One tenant has data. Two other tenants have no data and a key with all scopes. One uses the ids of that data, the
-//! other one uses unknown ids. Both must get the same responses, and nothing may change. Requests are
-//! made from the document: each parameter, header and body by its schema. Where a body is more than its schema says,
-//! [`bodies`] has one.
+//! other one uses unknown ids. Both must get the same responses, and all data must stay unchanged. Requests are
+//! generated from the schemas of the document. If a schema does not describe a body completely, [`bodies`] has one.
 
-use crate::answer::{Answer, send};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::{Response, TestClient};
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
 use precis::service::keys::create_key;
@@ -20,7 +19,7 @@ use test_case::test_case;
 /// A word in every text of the tenant's data.
 const MARK: &str = "xylophon";
 /// Routes that return no data of tenants.
-const OF_NOBODY: [&str; 3] = ["/livez", "/metrics", "/readyz"];
+const ROUTES_WITHOUT_DATA: [&str; 3] = ["/livez", "/metrics", "/readyz"];
 
 /// The ids in the requests. Existing and unknown ids have the same length, because the sizes of responses are compared.
 struct Ids {
@@ -50,7 +49,7 @@ fn operations(document: &Value) -> Vec<Operation<'_>> {
     for (path, item) in document["paths"].as_object().expect("paths") {
         for (method, operation) in item.as_object().expect("operations") {
             let method = method.to_uppercase().parse().expect("a method");
-            if !OF_NOBODY.contains(&path.as_str()) {
+            if !ROUTES_WITHOUT_DATA.contains(&path.as_str()) {
                 found.push(Operation { document, method, path, about: operation });
             }
         }
@@ -68,7 +67,7 @@ fn bodies(name: &str, ids: &Ids) -> Vec<String> {
     match name {
         "ExchangeRequest" => vec![turn.to_string(), of_user.to_string()],
         "application/x-ndjson" => vec![lines.to_owned()],
-        // Each of them is of some tool; for the others they are a mistake of the model.
+        // Arguments of the three tools. Each tool also receives those of the others, like a mistake of a model.
         "ToolRequest" => {
             let search = json!({"query": MARK, "max_results": 50});
             vec!["{}".to_owned(), json!({"content": "mine"}).to_string(), search.to_string()]
@@ -87,7 +86,7 @@ impl Operation<'_> {
         reference.map_or(schema, |pointer| self.document.pointer(pointer).expect("a schema"))
     }
 
-    /// A value for a field or parameter of this name.
+    /// Returns a value for a field or parameter.
     fn sample(&self, name: &str, schema: &Value, ids: &Ids) -> Value {
         match name {
             "session_id" => return ids.session.into(),
@@ -146,7 +145,7 @@ impl Operation<'_> {
         here.map(|parameter| (parameter["name"].as_str().expect("a name"), &parameter["schema"])).collect()
     }
 
-    /// The paths with these ids or those: one for each word that a parameter may be.
+    /// Returns the paths with these ids, one for each value of an enumeration.
     fn paths(&self, ids: &Ids) -> Vec<String> {
         let mut paths = vec![self.path.to_owned()];
         for (name, schema) in self.parameters("path") {
@@ -162,14 +161,14 @@ impl Operation<'_> {
         paths
     }
 
-    /// The same requests about these ids or those.
+    /// Returns the requests with these ids. Those with other ids differ in nothing else.
     fn requests(&self, ids: &Ids, pages: &BTreeMap<String, String>) -> Vec<Request> {
         self.paths(ids).iter().flat_map(|path| self.requests_to(path, ids, pages)).collect()
     }
 
-    /// Plain, with each parameter, with each header; each with each body.
+    /// Returns requests without parameters, with each parameter, and with each header; each of them with each body.
     fn requests_to(&self, path: &str, ids: &Ids, pages: &BTreeMap<String, String>) -> Vec<Request> {
-        // What a request can't do without is in each: whoever searches, searches for what is there.
+        // A search needs a query; it searches for existing text.
         let q = self.parameters("query").iter().any(|(name, _)| *name == "q");
         let path = if q { format!("{path}?q={MARK}") } else { path.to_owned() };
         let mut heads = vec![(path.clone(), None)];
@@ -201,20 +200,20 @@ impl Operation<'_> {
         heads.into_iter().flat_map(with).collect()
     }
 
-    async fn ask(&self, app: &TestApp, request: &Request) -> Answer {
-        let mut asked = app.request(self.method.clone(), &request.path);
+    async fn ask(&self, app: &TestClient, request: &Request) -> Response {
+        let mut sent = app.request(self.method.clone(), &request.path);
         if let Some((name, value)) = &request.header {
-            asked = asked.header(name, value);
+            sent = sent.header(name, value);
         }
         if let Some((media_type, body)) = &request.body {
-            asked = asked.header("content-type", media_type).body(body.clone());
+            sent = sent.header("content-type", media_type).body(body.clone());
         }
-        send(asked).await
+        sent.await
     }
 }
 
-/// An answer without what differs between any two: ids of ours, and times.
-fn comparable(answer: &Answer, ids: &Ids) -> Value {
+/// Returns a response without ids and times, which differ between equal requests.
+fn comparable(response: &Response, ids: &Ids) -> Value {
     fn plain(text: &str, ids: &Ids) -> String {
         text.replace(ids.session, "{session}").replace(ids.user, "{user}")
     }
@@ -229,26 +228,26 @@ fn comparable(answer: &Answer, ids: &Ids) -> Value {
             other => other,
         }
     }
-    // The length of a success depends on how many digits its times have.
+    // The length of a successful response depends on the digits of its times.
     let varies = |name: &str| {
-        ["date", "x-request-id"].contains(&name) || (name == "content-length" && answer.status < 400)
+        ["date", "x-request-id"].contains(&name) || (name == "content-length" && response.status < 400)
     };
-    let headers = answer.headers().iter().filter(|(name, _)| !varies(name));
+    let headers = response.headers().iter().filter(|(name, _)| !varies(name));
     let headers: Map<String, Value> =
         headers.map(|(name, value)| (name.clone(), plain(value, ids).into())).collect();
     let line = |line: &str| {
         serde_json::from_str(line).map_or_else(|_| plain(line, ids).into(), |line| walk(line, ids))
     };
-    let body: Vec<Value> = answer.text.lines().map(line).collect();
-    json!({"status": answer.status, "headers": headers, "body": body})
+    let body: Vec<Value> = response.text.lines().map(line).collect();
+    json!({"status": response.status, "headers": headers, "body": body})
 }
 
 fn is_time(text: &str) -> bool {
     time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339).is_ok()
 }
 
-/// Two sessions of two revisions, a memory document of two versions.
-async fn fill(app: &TestApp) {
+/// Creates two sessions with two revisions each, and a memory document with two versions.
+async fn fill(app: &TestClient) {
     for session in [THEIRS.session, "another"] {
         for turn in 0..8 {
             let body = json!({
@@ -260,9 +259,9 @@ async fn fill(app: &TestApp) {
             let path = format!("/sessions/{session}/exchanges");
             let request = app.request(Method::POST, &path).header("idempotency-key", "key").json(&body);
             if turn == 0 {
-                send(request).await.ok(201);
+                request.await.ok(201);
             } else {
-                app.post(&path, &body).await;
+                app.post(&path, &body).await.ok(201);
             }
             if turn % 3 == 2 {
                 app.context(session, &json!({"user_id": THEIRS.user})).await;
@@ -271,20 +270,20 @@ async fn fill(app: &TestApp) {
     }
     for version in 1..3 {
         let memory = json!({"content": format!("{MARK} {version}")});
-        send(app.request(Method::PUT, &format!("/users/{}/memory", THEIRS.user)).json(&memory)).await.ok(200);
+        app.put(&format!("/users/{}/memory", THEIRS.user), &memory).await.ok(200);
     }
 }
 
-/// All that the tenant can see of its data, and the marks of the second page of each list.
+/// Returns all data that the tenant can read, and the cursor of the second page of each list.
 async fn state(
-    app: &TestApp,
+    app: &TestClient,
     operations: &[Operation<'_>],
 ) -> (BTreeMap<String, Value>, BTreeMap<String, String>) {
     let (mut state, mut pages) = (BTreeMap::new(), BTreeMap::new());
     for operation in operations.iter().filter(|operation| operation.method == Method::GET) {
         for request in operation.requests(&THEIRS, &BTreeMap::new()) {
-            let answer = operation.ask(app, &request).await;
-            let seen = comparable(&answer, &NOWHERE);
+            let response = operation.ask(app, &request).await;
+            let seen = comparable(&response, &NOWHERE);
             if request.path.contains('?')
                 && let Some(next) = seen["body"][0]["next"].as_str()
             {
@@ -311,47 +310,47 @@ async fn no_route_returns_data_of_another_tenant(backend: Backend) {
 
     let store = backend.store().await;
     let mut tenants = 0;
-    let mut stranger = async || {
+    let mut new_tenant = async || {
         tenants += 1;
-        let tenant = TenantId::new(format!("stranger-{tenants:04}")).expect("a tenant");
+        let tenant = TenantId::new(format!("other-{tenants:04}")).expect("a tenant");
         let key = create_key(&store, &tenant, None, Scope::Admin).await.expect("a key");
         app.with_key(key.expose())
     };
-    let mut asked = 0;
+    let mut requests_sent = 0;
     for operation in &operations {
         let at = format!("{} {}", operation.method, operation.path);
         let requests =
             operation.requests(&THEIRS, &pages).into_iter().zip(operation.requests(&NOWHERE, &pages));
-        let (mut sound, mut told_apart) = (false, false);
+        let (mut is_valid, mut owner_sees_difference) = (false, false);
         for (theirs, nowhere) in requests {
-            // Strangers of their own for each request: the first write would give them data.
-            let (one, other) = (stranger().await, stranger().await);
-            let (answer, reference) =
+            // Each request has new tenants, because a write creates data.
+            let (one, other) = (new_tenant().await, new_tenant().await);
+            let (response, reference) =
                 (operation.ask(&one, &theirs).await, operation.ask(&other, &nowhere).await);
             assert_eq!(
-                comparable(&answer, &THEIRS),
+                comparable(&response, &THEIRS),
                 comparable(&reference, &NOWHERE),
-                "{at}: {theirs:?}: what exists, and what doesn't, of another tenant"
+                "{at}: {theirs:?}: the response reveals if data of another tenant exists"
             );
-            assert!(!format!("{answer:?}").contains(MARK), "{at}: {answer:?}");
-            assert!(answer.status < 500, "{at}: {answer:?}");
-            sound |= ![400, 415, 422].contains(&answer.status);
+            assert!(!format!("{response:?}").contains(MARK), "{at}: {response:?}");
+            assert!(response.status < 500, "{at}: {response:?}");
+            is_valid |= ![400, 415, 422].contains(&response.status);
             if operation.method == Method::GET {
                 let (own, none) =
                     (operation.ask(&owner, &theirs).await, operation.ask(&owner, &nowhere).await);
-                told_apart |= comparable(&own, &THEIRS) != comparable(&none, &NOWHERE);
+                owner_sees_difference |= comparable(&own, &THEIRS) != comparable(&none, &NOWHERE);
             }
-            asked += 1;
+            requests_sent += 1;
         }
-        assert!(sound, "{at}: every request was malformed. A new body? Give one in `bodies`.");
+        assert!(is_valid, "{at}: every request was malformed. Add a body to `bodies`.");
         if operation.method != Method::GET {
-            assert_eq!(state(&owner, &operations).await.0, before, "{at}: changed what is another tenant's");
+            assert_eq!(state(&owner, &operations).await.0, before, "{at}: changed data of another tenant");
         }
         let names_data = operation.path.contains("{session_id}") || operation.path.contains("{user_id}");
         assert!(
-            told_apart || !names_data || operation.method != Method::GET,
-            "{at}: its owner sees no difference either. New data? Make some in `fill`."
+            owner_sees_difference || !names_data || operation.method != Method::GET,
+            "{at}: its owner sees no difference either. Create data in `fill`."
         );
     }
-    assert!(asked >= 35, "{asked}");
+    assert!(requests_sent >= 35, "{requests_sent}");
 }

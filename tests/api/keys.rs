@@ -1,10 +1,10 @@
 //! API keys: requests with and without a key, and the scope that each route requires.
 
-use crate::answer::{Answer, get, on_sqlite, post, put, raw, send};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::{Response, TestClient, assert_includes};
 use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use test_case::test_case;
@@ -33,8 +33,8 @@ fn operations() -> Vec<(Method, String, String, Option<Scope>)> {
     found
 }
 
-async fn ask(app: &TestApp, method: &Method, path: &str) -> Answer {
-    send(app.request(method.clone(), path)).await
+async fn ask(app: &TestClient, method: &Method, path: &str) -> Response {
+    app.request(method.clone(), path).await
 }
 
 /// The contract: routes that read need `read`, routes that write need `write`, erasing and restoring need `admin`.
@@ -42,7 +42,7 @@ async fn ask(app: &TestApp, method: &Method, path: &str) -> Answer {
 fn each_route_requires_the_scope_of_the_contract() {
     let schemes = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
     let scheme = &schemes["components"]["securitySchemes"]["key"];
-    assert_eq!((&scheme["type"], &scheme["scheme"]), (&json!("http"), &json!("bearer")));
+    assert_includes(&scheme, &json!({"type": "http", "scheme": "bearer"}));
     for (method, _, template, scope) in operations() {
         let expected = match (method.as_str(), template.as_str()) {
             (_, "/livez" | "/readyz") => None,
@@ -74,11 +74,11 @@ async fn each_route_enforces_its_documented_scope() {
         };
         without.problem(401, "unauthorized");
         for (scope, app) in &keys {
-            let answer = ask(app, &method, &path).await;
+            let response = ask(app, &method, &path).await;
             if scope.covers(needed) {
-                assert!(![401, 403].contains(&answer.status), "{at} with {scope}: {answer:?}");
+                assert!(![401, 403].contains(&response.status), "{at} with {scope}: {response:?}");
             } else {
-                let detail = answer.problem(403, "forbidden");
+                let detail = response.problem(403, "forbidden");
                 assert!(
                     detail.contains(&format!("scope {needed}")) && detail.contains(scope.as_str()),
                     "{detail}"
@@ -95,7 +95,7 @@ async fn undocumented_paths_need_a_key() {
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
     for path in ["/docs/", "/openapi.json"] {
-        assert_eq!(get(&app, path).await.status, 200, "{path}");
+        assert_eq!(app.get(path).await.status, 200, "{path}");
     }
     for path in ["/", "/nothing", "/sessions/a/b"] {
         for method in [Method::GET, Method::POST, Method::DELETE] {
@@ -116,11 +116,11 @@ async fn all_invalid_keys_get_the_same_response() {
     let (key, revoked) = (backend.key("acme", Scope::Admin).await, backend.key("acme", Scope::Admin).await);
     backend.revoke(revoked.id()).await;
     let key = key.expose();
-    let with = |value: String| send(app.request(Method::GET, "/sessions").header("authorization", value));
+    let with = |value: String| app.get("/sessions").header("authorization", value);
     for value in [format!("Bearer {key}"), format!("bearer  {key}"), format!("BEARER {key}")] {
         with(value).await.ok(200);
     }
-    let none = get(&app, "/sessions").await;
+    let none = app.get("/sessions").await;
     assert_eq!(none.header("www-authenticate"), Some("Bearer"));
     none.problem(401, "unauthorized");
     let unknown = ApiKey::new(&[7; RANDOM_BYTES]);
@@ -136,9 +136,9 @@ async fn all_invalid_keys_get_the_same_response() {
         "x",
         "sk-0123456789",
     ] {
-        let answer = with(format!("Bearer {token}")).await;
-        assert_eq!((answer.status, &answer.text), (401, &none.text), "{token}");
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+        let response = with(format!("Bearer {token}")).await;
+        assert_eq!((response.status, &response.text), (401, &none.text), "{token}");
+        assert_eq!(response.header("www-authenticate"), Some("Bearer"));
     }
     for value in [
         key.to_owned(),
@@ -147,28 +147,28 @@ async fn all_invalid_keys_get_the_same_response() {
         format!("Bearer {key} {key}"),
         String::new(),
     ] {
-        let answer = with(value.clone()).await;
-        let detail = answer.problem(401, "unauthorized");
+        let response = with(value.clone()).await;
+        let detail = response.problem(401, "unauthorized");
         assert!(detail.contains("authorization") && !detail.contains(key), "{detail}");
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer"), "{value}");
+        assert_eq!(response.header("www-authenticate"), Some("Bearer"), "{value}");
     }
-    let twice = app.request(Method::GET, "/sessions").header("authorization", format!("Bearer {key}"));
-    send(twice.header("authorization", format!("Bearer {key}"))).await.problem(401, "unauthorized");
+    let twice = app.get("/sessions").header("authorization", format!("Bearer {key}"));
+    twice.header("authorization", format!("Bearer {key}")).await.problem(401, "unauthorized");
     // A key in the query is not accepted, because logs contain queries.
-    get(&app, &format!("/sessions?access_token={key}")).await.problem(401, "unauthorized");
+    app.get(&format!("/sessions?access_token={key}")).await.problem(401, "unauthorized");
 }
 
 #[tokio::test]
 async fn service_without_keys_is_open() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     app.record_turns("s", 0..1).await;
     for value in ["Bearer sk-none", "Basic dTpw", "x"] {
-        send(app.request(Method::GET, "/sessions/s").header("authorization", value)).await.ok(200);
+        app.get("/sessions/s").header("authorization", value).await.ok(200);
     }
     // A request with a precis key is meant for its tenant and must not write to another one.
     let key = ApiKey::new(&[7; RANDOM_BYTES]);
     for key in [key.expose(), "precis_x"] {
-        get(&app.with_key(key), "/sessions/s").await.problem(401, "unauthorized");
+        app.with_key(key).get("/sessions/s").await.problem(401, "unauthorized");
     }
 }
 
@@ -180,15 +180,15 @@ async fn unauthorized_body_is_not_read() {
     let reader = backend.key("acme", Scope::Read).await;
     let head =
         "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 1000";
-    let answer = raw(&app, head, b"").await;
-    answer.problem(401, "unauthorized");
-    assert_eq!(answer.header("connection"), Some("close"));
-    let answer = raw(&app, &format!("{head}\r\nauthorization: Bearer {}", reader.expose()), b"").await;
-    answer.problem(403, "forbidden");
+    let response = app.raw(head, b"").await;
+    response.problem(401, "unauthorized");
+    assert_eq!(response.header("connection"), Some("close"));
+    let response = app.raw(&format!("{head}\r\nauthorization: Bearer {}", reader.expose()), b"").await;
+    response.problem(403, "forbidden");
     let body = "x".repeat(100_000);
-    let answer = send(app.request(Method::POST, "/sessions/s/exchanges").body(body)).await;
-    assert_eq!((answer.status, answer.header("connection")), (401, Some("close")));
-    assert_eq!(get(&app, "/sessions").await.header("connection"), None, "nothing is left to be read");
+    let response = app.request(Method::POST, "/sessions/s/exchanges").body(body).await;
+    assert_eq!((response.status, response.header("connection")), (401, Some("close")));
+    assert_eq!(app.get("/sessions").await.header("connection"), None, "nothing is left to be read");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -199,17 +199,17 @@ async fn revoked_key_is_rejected_by_all_replicas_within_seconds(backend: Backend
     let (key, other) = (backend.key("acme", Scope::Read).await, backend.key("acme", Scope::Read).await);
     for replica in &replicas {
         for key in [&key, &other] {
-            get(&replica.with_key(key.expose()), "/sessions").await.ok(200);
+            replica.with_key(key.expose()).get("/sessions").await.ok(200);
         }
     }
     backend.revoke(key.id()).await;
     let began = Instant::now();
     for replica in &replicas {
-        while get(&replica.with_key(key.expose()), "/sessions").await.status != 401 {
+        while replica.with_key(key.expose()).get("/sessions").await.status != 401 {
             assert!(began.elapsed() < Duration::from_secs(5), "it still passes");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        get(&replica.with_key(other.expose()), "/sessions").await.ok(200);
+        replica.with_key(other.expose()).get("/sessions").await.ok(200);
     }
 }
 
@@ -223,20 +223,20 @@ async fn first_key_closes_an_open_service(backend: Backend) {
     let acme = app.with_key(key.expose());
     assert_eq!(acme.get("/sessions").await["items"], json!([]), "a key works at once, and sees its own only");
     let began = Instant::now();
-    while get(&app, "/sessions").await.status != 401 {
+    while app.get("/sessions").await.status != 401 {
         assert!(began.elapsed() < Duration::from_secs(5), "it is still open");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // Sessions stored without a key belong to the default tenant.
     let default = app.with_key(backend.key("default", Scope::Admin).await.expose());
     assert_eq!(default.get("/sessions/s").await["last_seq"], 2);
-    get(&acme, "/sessions/s").await.problem(404, "session-not-found");
+    acme.get("/sessions/s").await.problem(404, "session-not-found");
     backend.revoke(key.id()).await;
-    while get(&acme, "/sessions").await.status != 401 {
+    while acme.get("/sessions").await.status != 401 {
         assert!(began.elapsed() < Duration::from_secs(9), "it still passes");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    get(&app, "/sessions").await.problem(401, "unauthorized");
+    app.get("/sessions").await.problem(401, "unauthorized");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -260,13 +260,13 @@ async fn tenants_with_equal_ids_are_isolated(backend: Backend) {
         for (name, _, app) in &tenants {
             let request = app.request(Method::POST, "/sessions/s/exchanges").header("idempotency-key", "k");
             let (request, repeated) = (request.json(&of(name, 0)), turn > 0);
-            let answer = send(request).await;
-            assert_eq!(answer.header("idempotent-replayed").is_some(), repeated);
-            assert_eq!(answer.ok(201)["first_seq"], 1);
+            let response = request.await;
+            assert_eq!(response.header("idempotent-replayed").is_some(), repeated);
+            assert_eq!(response.ok(201)["first_seq"], 1);
             let recorded = app.post("/sessions/s/exchanges", &of(name, turn + 1)).await;
             assert_eq!(recorded["last_seq"], 2 * (turn + 2));
             let memory = json!({"content": format!("[{name}] remembers {turn}")}).to_string();
-            assert_eq!(put(app, "/users/ada/memory", memory).await.ok(200)["version"], turn + 1);
+            assert_eq!(app.put("/users/ada/memory", memory).await.ok(200)["version"], turn + 1);
         }
     }
     for (name, _, app) in &tenants {
@@ -279,27 +279,27 @@ async fn tenants_with_equal_ids_are_isolated(backend: Backend) {
             "/sessions/s/revisions",
             "/users/ada/memory/revisions",
         ] {
-            let answer = get(app, path).await;
-            answer.ok(200);
-            assert!(!foreign(name, &answer.text), "{name}: {path}: {answer:?}");
+            let response = app.get(path).await;
+            response.ok(200);
+            assert!(!foreign(name, &response.text), "{name}: {path}: {response:?}");
         }
         assert!(!foreign(name, &context.to_string()), "{context}");
     }
     let histories = async || {
         let mut histories: Vec<Value> = Vec::new();
         for (.., app) in &tenants[1..] {
-            histories.push(app.get("/sessions/s/messages").await);
-            histories.push(app.get("/users/ada/memory/revisions").await);
+            histories.push(app.get("/sessions/s/messages").await.json());
+            histories.push(app.get("/users/ada/memory/revisions").await.json());
         }
         histories
     };
     let before = histories().await;
     let (_, admin, _) = &tenants[0];
-    send(admin.request(Method::DELETE, "/sessions/s")).await.ok(204);
+    admin.delete("/sessions/s").await.ok(204);
     assert_eq!(histories().await, before);
-    put(admin, "/users/ada/memory", r#"{"content":"x"}"#).await.ok(200);
-    send(admin.request(Method::DELETE, "/users/ada")).await.ok(204);
+    admin.put("/users/ada/memory", r#"{"content":"x"}"#).await.ok(200);
+    admin.delete("/users/ada").await.ok(204);
     assert_eq!(histories().await, before);
-    post(admin, "/sessions/s/context", "").await.ok(200);
-    assert_eq!(StatusCode::NOT_FOUND, get(admin, "/sessions/s").await.status);
+    admin.post("/sessions/s/context", "").await.ok(200);
+    admin.get("/sessions/s").await.problem(404, "session-not-found");
 }

@@ -1,8 +1,8 @@
 //! The size limits of requests. A value at the limit is accepted. One above it is rejected with a response that names the
 //! setting and its value, and nothing is stored.
 
-use crate::answer::{Answer, get, on_sqlite, post, put, send, with_json};
 use crate::support::app::TestApp;
+use crate::support::client::{Response, TestClient};
 use reqwest::Method;
 
 /// A limit: its setting, its value in the test, and a function that makes a request of a given size.
@@ -169,26 +169,26 @@ const LIMITS: &[Limit] = &[
 ];
 
 /// Returns all state that a request could change.
-async fn state(app: &TestApp) -> Vec<(u16, String)> {
+async fn state(app: &TestClient) -> Vec<(u16, String)> {
     let mut state = Vec::new();
     for path in ["/sessions?limit=1000", "/sessions/there/messages", "/users/there/memory"] {
-        let answer = get(app, path).await;
-        state.push((answer.status, answer.text));
+        let response = app.get(path).await;
+        state.push((response.status, response.text));
     }
     for index in 0..LIMITS.len() {
-        state.push((0, get(app, &format!("/users/s{index}/memory")).await.text));
+        state.push((0, app.get(&format!("/users/s{index}/memory")).await.text));
     }
     state
 }
 
 #[tokio::test]
 async fn each_limit_accepts_its_value_and_rejects_one_more() {
-    let app = on_sqlite(SET).await;
-    post(&app, "/sessions/there/exchanges", r#"{"user_message":"a","assistant_reply":"b"}"#).await.ok(201);
+    let app = TestApp::on_sqlite(SET).await;
+    app.post("/sessions/there/exchanges", r#"{"user_message":"a","assistant_reply":"b"}"#).await.ok(201);
     for (index, Limit { setting, most, field, request }) in LIMITS.iter().enumerate() {
-        let ask = async |size: usize| -> Answer {
+        let ask = async |size: usize| -> Response {
             let (method, path, body) = request(&format!("s{index}"), size);
-            send(with_json(&app, method, &path, body)).await
+            app.request(method, &path).json(body).await
         };
         let before = state(&app).await;
         let rejected = ask(most + 1).await;
@@ -208,16 +208,16 @@ async fn each_limit_accepts_its_value_and_rejects_one_more() {
 
 #[tokio::test]
 async fn all_oversized_fields_are_reported_together() {
-    let app = on_sqlite(SET).await;
+    let app = TestApp::on_sqlite(SET).await;
     let (long, metadata) = ("x".repeat(300), "x".repeat(70));
     let body = format!(
         r#"{{"user_message":"{long}","assistant_reply":"{long}","metadata":{{"a":"{metadata}"}},"user_id":"{long}"}}"#
     );
-    let mut fields = post(&app, "/sessions/s/exchanges", body).await.fields();
+    let mut fields = app.post("/sessions/s/exchanges", body).await.fields();
     fields.sort_unstable();
     assert_eq!(fields, ["assistant_reply", "metadata", "user_id", "user_message"]);
     let body = format!(r#"{{"user_message":"{long}","system_prompt":"{long}"}}"#);
-    let mut fields = post(&app, "/sessions/s/context", body).await.fields();
+    let mut fields = app.post("/sessions/s/context", body).await.fields();
     fields.sort_unstable();
     assert_eq!(fields, ["system_prompt", "user_message"]);
 }
@@ -225,17 +225,17 @@ async fn all_oversized_fields_are_reported_together() {
 /// A request of more than 64 KiB is parsed and counted on other threads; the response must be the same.
 #[tokio::test]
 async fn large_requests_get_the_same_responses_as_small_ones() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     let large = "word ".repeat(40_000);
     let body = format!(r#"{{"user_message":"{large}","assistant_reply":"b"}}"#);
-    post(&app, "/sessions/s/exchanges", body).await.ok(201);
+    app.post("/sessions/s/exchanges", body).await.ok(201);
     let body = format!(r#"{{"user_message":"{large}","system_prompt":"{large}"}}"#);
-    let context = post(&app, "/sessions/s/context", body).await.ok(200);
+    let context = app.post("/sessions/s/context", body).await.ok(200);
     assert_eq!(context["messages"].as_array().map(Vec::len), Some(4));
     assert_eq!(context["messages"][0]["content"], large.as_str());
     assert!(context["tokens"]["user_message"].as_i64() > Some(40_000));
     let body = format!(r#"{{"content":"{large}"}}"#);
-    assert_eq!(put(&app, "/users/u/memory", body).await.fields(), ["content"]);
+    assert_eq!(app.put("/users/u/memory", body).await.fields(), ["content"]);
     let body = format!(r#"{{"user_message":"{large}","surprise":1}}"#);
-    assert_eq!(post(&app, "/sessions/s/context", body).await.fields(), ["surprise"]);
+    assert_eq!(app.post("/sessions/s/context", body).await.fields(), ["surprise"]);
 }

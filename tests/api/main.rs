@@ -1,12 +1,10 @@
 //! Tests of the HTTP API: real requests over real sockets to the router in `src/http.rs`.
 //!
 //! Most modules have the name of their file in `src/http/routes/` or `src/http/middleware/`. Tests that use the store run
-//! on both databases, tests of the protocol only on SQLite. [`answer`] checks every response, and fails if an error is not a
-//! valid problem document.
+//! on both databases, tests of the protocol only on SQLite. The client in `tests/support/client.rs` checks every response.
 #![cfg(test)]
 
 mod admission;
-mod answer;
 mod bodies;
 mod consolidations;
 mod contexts;
@@ -37,6 +35,7 @@ mod users;
 mod support {
     pub(crate) mod app;
     pub(crate) mod backend;
+    pub(crate) mod client;
     pub(crate) mod keys;
     pub(crate) mod lists;
     #[expect(dead_code, reason = "other tests use the rest of it")]

@@ -1,41 +1,39 @@
 //! `/mcp`: behaviour of the Model Context Protocol. `tests/clients.rs` runs the official client.
 
-use crate::answer::{get, on_sqlite, post, put};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::{Request, TestClient, assert_includes};
 use precis::domain::api_key::Scope;
-use reqwest::{Method, RequestBuilder};
+use reqwest::Method;
 use serde_json::{Value, json};
 use test_case::test_case;
 
-fn message(app: &TestApp, method: &str, params: &Value) -> RequestBuilder {
+fn message(app: &TestClient, method: &str, params: &Value) -> Request {
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
     app.request(Method::POST, "/mcp").header("accept", "application/json, text/event-stream").json(&body)
 }
 
-async fn result(request: RequestBuilder) -> Value {
-    let response = request.send().await.expect("an answer");
-    assert_eq!(response.status(), 200);
-    assert_eq!(response.headers()["content-type"], "application/json");
-    let answer: Value = response.json().await.expect("JSON");
-    assert_eq!((&answer["jsonrpc"], &answer["id"]), (&json!("2.0"), &json!(1)), "{answer}");
-    assert!(answer["result"].is_object(), "{answer}");
-    answer["result"].clone()
+async fn result(request: Request) -> Value {
+    let response = request.await;
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    assert_includes(&response, &json!({"jsonrpc": "2.0", "id": 1}));
+    assert!(response["result"].is_object(), "{response}");
+    response["result"].clone()
 }
 
-fn tool(app: &TestApp, name: &str, arguments: &Value) -> RequestBuilder {
+fn tool(app: &TestClient, name: &str, arguments: &Value) -> Request {
     message(app, "tools/call", &json!({"name": name, "arguments": arguments}))
 }
 
 /// Returns the text of a tool result, and `true` if it is an error.
-async fn called(request: RequestBuilder) -> (String, bool) {
+async fn called(request: Request) -> (String, bool) {
     let result = result(request).await;
     assert_eq!(result["content"].as_array().map(Vec::len), Some(1), "{result}");
     let text = result["content"][0]["text"].as_str().expect("a text").to_owned();
     (text, result["isError"].as_bool().expect("a flag"))
 }
 
-async fn names(request: RequestBuilder) -> Vec<String> {
+async fn names(request: Request) -> Vec<String> {
     let tools = result(request).await["tools"].clone();
     tools
         .as_array()
@@ -57,17 +55,19 @@ async fn mcp_requests_work_on_any_replica(backend: Backend) {
     assert_eq!(welcome["protocolVersion"], "2025-06-18");
     assert_eq!(welcome["serverInfo"]["name"], "precis");
     assert!(welcome["capabilities"]["tools"].is_object(), "{welcome}");
-    assert_eq!(welcome["instructions"], get(&one, "/skills/memory").await.text);
+    assert_eq!(welcome["instructions"], one.get("/skills/memory").await.text);
     // The other replica has not seen an `initialize` request.
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    let ready = other.request(Method::POST, "/mcp").json(&ready).send().await.expect("an answer");
-    assert_eq!(ready.status(), 202);
+    other.post("/mcp", &ready).await.ok(202);
     let tools = result(message(&other, "tools/list", &json!({}))).await["tools"].clone();
-    let definitions = get(&one, "/tools?format=anthropic").await.ok(200);
+    let definitions = one.get("/tools?format=anthropic").await.ok(200);
     for (tool, definition) in
         tools.as_array().expect("a list").iter().zip(definitions["tools"].as_array().expect("a list"))
     {
-        assert_eq!((&tool["name"], &tool["description"]), (&definition["name"], &definition["description"]));
+        assert_includes(
+            &tool,
+            &json!({"name": definition["name"], "description": definition["description"]}),
+        );
         let (schema, ours) = (&tool["inputSchema"], &definition["input_schema"]);
         assert_eq!(schema["required"], ours["required"]);
         for (name, property) in ours["properties"].as_object().expect("properties") {
@@ -79,7 +79,7 @@ async fn mcp_requests_work_on_any_replica(backend: Backend) {
     assert!(!is_error && text.contains("version 1"), "{text}");
     let read = result(tool(&other, "memory_read", &json!({}))).await;
     assert_eq!(read["content"], json!([{"type": "text", "text": "Likes tea."}]));
-    assert_eq!((&read["structuredContent"]["version"], &read["isError"]), (&json!(1), &json!(false)));
+    assert_includes(&read, &json!({"structuredContent": {"version": 1}, "isError": false}));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -88,12 +88,12 @@ async fn mcp_requests_work_on_any_replica(backend: Backend) {
 async fn mcp_headers_determine_session_and_user(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": "ada"}).to_string();
-    post(&app, "/sessions/caf%C3%A9%2F1/exchanges", turn).await.ok(201);
+    app.post("/sessions/caf%C3%A9%2F1/exchanges", turn).await.ok(201);
     for user in ["ada", "bo", "default"] {
-        put(&app, &format!("/users/{user}/memory"), json!({"content": user}).to_string()).await.ok(200);
+        app.put(&format!("/users/{user}/memory"), json!({"content": user}).to_string()).await.ok(200);
     }
     let read = |arguments: Value| tool(&app, "memory_read", &arguments);
-    let session = |request: RequestBuilder| request.header("x-precis-session", "caf%C3%A9%2F1");
+    let session = |request: Request| request.header("x-precis-session", "caf%C3%A9%2F1");
     for (request, text, is_error) in [
         (read(json!({})), "default", false),
         (read(json!({"user_id": "bo"})), "bo", false),
@@ -110,10 +110,10 @@ async fn mcp_headers_determine_session_and_user(backend: Backend) {
         (read(json!({"user_id": "bo"})).header("x-precis-user", "ada"), "`user_id` is no argument", true),
         (session(read(json!({"session_id": "other"}))), "`session_id` is no argument", true),
     ] {
-        let (told, error) = called(request).await;
-        assert!(told.contains(text) && error == is_error, "{told}: expected {text}");
+        let (output, error) = called(request).await;
+        assert!(output.contains(text) && error == is_error, "{output}: expected {text}");
     }
-    let arguments = async |request: RequestBuilder| {
+    let arguments = async |request: Request| {
         let tools = result(request).await["tools"].clone();
         let properties = tools[0]["inputSchema"]["properties"].as_object().expect("properties").clone();
         properties.keys().cloned().collect::<Vec<_>>()
@@ -122,7 +122,7 @@ async fn mcp_headers_determine_session_and_user(backend: Backend) {
     assert_eq!(arguments(list()).await, ["session_id", "user_id"]);
     assert_eq!(arguments(session(list())).await, [""; 0]);
     for (name, value) in [("x-precis-user", "%zz"), ("x-precis-session", "")] {
-        let rejected = crate::answer::send(read(json!({})).header(name, value)).await;
+        let rejected = read(json!({})).header(name, value).await;
         assert_eq!(rejected.fields(), [name]);
     }
 }
@@ -135,8 +135,8 @@ async fn mcp_tools_do_not_reveal_other_tenants(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let owner = app.with_key(backend.key("owner", Scope::Admin).await.expose());
     let turn = json!({"user_message": "xylophon", "assistant_reply": "b", "user_id": "ada"}).to_string();
-    post(&owner, "/sessions/theirs/exchanges", turn).await.ok(201);
-    put(&owner, "/users/ada/memory", r#"{"content":"xylophon"}"#).await.ok(200);
+    owner.post("/sessions/theirs/exchanges", turn).await.ok(201);
+    owner.put("/users/ada/memory", r#"{"content":"xylophon"}"#).await.ok(200);
     let stranger = app.with_key(backend.key("stranger", Scope::Admin).await.expose());
     for (name, arguments) in [
         ("memory_read", json!({})),
@@ -156,30 +156,29 @@ async fn mcp_tools_do_not_reveal_other_tenants(backend: Backend) {
                 request =
                     user.into_iter().fold(request, |request, user| request.header("x-precis-user", user));
             }
-            let answer = result(request).await;
-            assert!(!answer.to_string().contains("xylophon"), "{answer}");
-            answer
+            let response = result(request).await;
+            assert!(!response.to_string().contains("xylophon"), "{response}");
+            response
         };
         for by_header in [true, false] {
             for user in [None, Some("bo")] {
-                let mut answers =
+                let mut responses =
                     [ask("theirs", user, by_header).await, ask("nowhere", user, by_header).await];
-                for answer in &mut answers {
+                for response in &mut responses {
                     // The second write has another version and time.
-                    answer["structuredContent"]["version"].take();
-                    answer["structuredContent"]["updated_at"].take();
+                    response["structuredContent"]["version"].take();
+                    response["structuredContent"]["updated_at"].take();
                     if name == "memory_write" {
-                        answer["content"].take();
+                        response["content"].take();
                     }
                 }
-                assert_eq!(answers[0], answers[1], "{name}");
+                assert_eq!(responses[0], responses[1], "{name}");
             }
         }
     }
     assert_eq!(owner.get("/users/ada/memory").await["content"], "xylophon");
     assert_eq!(owner.get("/users/ada/memory").await["version"], 1);
-    let unknown = message(&app, "tools/list", &json!({})).send().await.expect("an answer");
-    assert_eq!(unknown.status(), 401);
+    message(&app, "tools/list", &json!({})).await.problem(401, "unauthorized");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -189,29 +188,29 @@ async fn mcp_key_with_read_scope_lists_and_calls_reading_tools_only(backend: Bac
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
     let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
-    let list = |app: &TestApp| message(app, "tools/list", &json!({}));
+    let list = |app: &TestClient| message(app, "tools/list", &json!({}));
     assert_eq!(names(list(&reader)).await, ["memory_read", "search_history"]);
     assert_eq!(names(list(&writer)).await, ["memory_read", "memory_write", "search_history"]);
     let write = json!({"content": "Likes tea."});
-    let (told, is_error) = called(tool(&reader, "memory_write", &write)).await;
-    assert!(is_error && told.contains("scope write"), "{told}");
-    let (told, is_error) = called(tool(&reader, "memory_delete", &json!({}))).await;
-    assert!(is_error && told.contains("The tools are memory_read, search_history."), "{told}");
+    let (output, is_error) = called(tool(&reader, "memory_write", &write)).await;
+    assert!(is_error && output.contains("scope write"), "{output}");
+    let (output, is_error) = called(tool(&reader, "memory_delete", &json!({}))).await;
+    assert!(is_error && output.contains("The tools are memory_read, search_history."), "{output}");
     assert!(!called(tool(&writer, "memory_write", &write)).await.1);
     assert_eq!(called(tool(&reader, "memory_read", &json!({}))).await, ("Likes tea.".to_owned(), false));
 }
 
 #[tokio::test]
 async fn mcp_invalid_arguments_are_reported_to_the_model() {
-    let app = on_sqlite(&[("memory.max_bytes", "20")]).await;
+    let app = TestApp::on_sqlite(&[("memory.max_bytes", "20")]).await;
     for (name, arguments, text) in [
         ("memory_delete", json!({}), "The tools are memory_read, memory_write, search_history"),
         ("memory_write", json!({}), "`content` is missing"),
         ("memory_write", json!({"content": "twenty-one characters"}), "at most 20"),
         ("search_history", json!({"query": "a", "max_results": 0}), "from 1 to 50"),
     ] {
-        let (told, is_error) = called(tool(&app, name, &arguments)).await;
-        assert!(is_error && told.contains(text), "{told}");
+        let (output, is_error) = called(tool(&app, name, &arguments)).await;
+        assert!(is_error && output.contains(text), "{output}");
     }
     for none in [json!({"name": "memory_read"}), json!({"name": "memory_read", "arguments": null})] {
         let without = message(&app, "tools/call", &none);
@@ -221,40 +220,39 @@ async fn mcp_invalid_arguments_are_reported_to_the_model() {
 
 #[tokio::test]
 async fn invalid_mcp_message_is_rejected_with_a_problem() {
-    let app = on_sqlite(&[("limits.max_json_depth", "10"), ("limits.max_body_bytes", "1000")]).await;
-    post(&app, "/mcp", "{").await.problem(400, "malformed-json");
-    assert_eq!(post(&app, "/mcp", "[]").await.fields(), ["body"]);
+    let app = TestApp::on_sqlite(&[("limits.max_json_depth", "10"), ("limits.max_body_bytes", "1000")]).await;
+    app.post("/mcp", "{").await.problem(400, "malformed-json");
+    assert_eq!(app.post("/mcp", "[]").await.fields(), ["body"]);
     assert_eq!(
-        post(&app, "/mcp", format!(r#"{{"a":{}{}}}"#, "[".repeat(10), "]".repeat(10))).await.fields(),
+        app.post("/mcp", format!(r#"{{"a":{}{}}}"#, "[".repeat(10), "]".repeat(10))).await.fields(),
         ["body"]
     );
-    post(&app, "/mcp", format!("{:1001}", "{}")).await.problem(413, "body-too-large");
+    app.post("/mcp", format!("{:1001}", "{}")).await.problem(413, "body-too-large");
     for corrupt_message in [
         r#"{"method":"tools/list"}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":["memory_read"]}"#,
     ] {
-        let told = post(&app, "/mcp", corrupt_message).await.problem(400, "bad-request");
-        assert!(told.contains("JSON-RPC"), "{told}");
+        let output = app.post("/mcp", corrupt_message).await.problem(400, "bad-request");
+        assert!(output.contains("JSON-RPC"), "{output}");
     }
     let text = app.request(Method::POST, "/mcp").header("content-type", "text/plain").body("{}");
-    crate::answer::send(text).await.problem(415, "unsupported-media-type");
+    text.await.problem(415, "unsupported-media-type");
     for method in [Method::GET, Method::DELETE, Method::PUT] {
-        let answer = crate::answer::send(app.request(method, "/mcp")).await;
-        answer.problem(405, "method-not-allowed");
-        assert_eq!(answer.header("allow"), Some("POST"));
+        let response = app.request(method, "/mcp").await;
+        response.problem(405, "method-not-allowed");
+        assert_eq!(response.header("allow"), Some("POST"));
     }
     let old = message(&app, "tools/list", &json!({})).header("mcp-protocol-version", "1999-01-01");
-    let told = crate::answer::send(old).await.problem(400, "bad-request");
-    assert!(told.contains("1999-01-01"), "{told}");
+    let output = old.await.problem(400, "bad-request");
+    assert!(output.contains("1999-01-01"), "{output}");
     // Errors that the protocol defines are protocol errors.
-    let unknown = message(&app, "tools/eat", &json!({})).send().await.expect("an answer");
-    let unknown: Value = unknown.json().await.expect("JSON");
+    let unknown = message(&app, "tools/eat", &json!({})).await;
     assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
 }
 
 #[tokio::test]
 async fn invalid_mcp_parameters_are_reported_as_protocol_errors() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     for (method, params, wrong) in [
         (
             "tools/call",
@@ -278,17 +276,16 @@ async fn invalid_mcp_parameters_are_reported_as_protocol_errors() {
         ("initialize", json!({"protocolVersion": 7}), "params.protocolVersion: must be a string"),
         ("server/discover", json!(null), "params: missing"),
     ] {
-        let response = message(&app, method, &params).send().await.expect("an answer");
-        let answer: Value = response.json().await.expect("JSON");
-        assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(1), &json!(-32602)), "{answer}");
-        assert_eq!(answer["error"]["message"], wrong, "{method}");
+        let response = message(&app, method, &params).await;
+        assert_includes(&response, &json!({"id": 1, "error": {"code": -32602}}));
+        assert_eq!(response["error"]["message"], wrong, "{method}");
     }
 }
 
 /// A later version of the protocol may define them.
 #[tokio::test]
 async fn unknown_mcp_parameters_are_ignored() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     let meta = json!({"progressToken": 1});
     for list in [json!({"_meta": meta, "cursor": null}), json!({"later": true}), json!(null)] {
         assert_eq!(names(message(&app, "tools/list", &list)).await.len(), 3, "{list}");
@@ -300,7 +297,7 @@ async fn unknown_mcp_parameters_are_ignored() {
 /// The version of March 2025 has batches, which are not supported.
 #[tokio::test]
 async fn mcp_client_with_older_version_is_offered_a_supported_one() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     for (asked, agreed) in [
         ("2024-11-05", "2025-11-25"),
         ("2025-03-26", "2025-11-25"),
@@ -315,33 +312,33 @@ async fn mcp_client_with_older_version_is_offered_a_supported_one() {
         assert_eq!(welcome["protocolVersion"], agreed, "{asked}");
     }
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
-    assert_eq!(post(&app, "/mcp", json!([ping]).to_string()).await.fields(), ["body"]);
+    assert_eq!(app.post("/mcp", json!([ping]).to_string()).await.fields(), ["body"]);
 }
 
 /// precis sends no requests to clients, so a response is an error.
 #[tokio::test]
 async fn mcp_notifications_are_accepted_and_responses_rejected() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     let send = async |message: Value| {
-        let sent = app.request(Method::POST, "/mcp").json(&message).send().await.expect("an answer");
+        let sent = app.post("/mcp", &message).unchecked().await.expect("a response");
         (sent.status().as_u16(), sent.text().await.expect("a text"))
     };
     for method in ["notifications/initialized", "notifications/cancelled", "notifications/other"] {
         assert_eq!(send(json!({"jsonrpc": "2.0", "method": method})).await, (202, String::new()), "{method}");
     }
-    for answer in [json!({"result": {}}), json!({"error": {"code": -32603, "message": "no"}})] {
+    for response in [json!({"result": {}}), json!({"error": {"code": -32603, "message": "no"}})] {
         let mut message = json!({"jsonrpc": "2.0", "id": 1});
-        message.as_object_mut().expect("an object").extend(answer.as_object().expect("an object").clone());
-        let (status, told) = send(message).await;
-        let told: Value = serde_json::from_str(&told).expect("JSON");
-        assert_eq!((status, &told["error"]["code"]), (400, &json!(-32600)), "{told}");
+        message.as_object_mut().expect("an object").extend(response.as_object().expect("an object").clone());
+        let (status, output) = send(message).await;
+        let output: Value = serde_json::from_str(&output).expect("JSON");
+        assert_eq!((status, &output["error"]["code"]), (400, &json!(-32600)), "{output}");
     }
 }
 
 #[tokio::test]
 async fn mcp_checks_the_host_like_other_routes() {
-    let app = on_sqlite(&[("server.allowed_hosts", "memory")]).await;
+    let app = TestApp::on_sqlite(&[("server.allowed_hosts", "memory")]).await;
     let called = |host: &str| message(&app, "tools/list", &json!({})).header("host", host);
     assert_eq!(names(called("memory:8080")).await.len(), 3);
-    crate::answer::send(called("evil.example")).await.problem(403, "host-not-allowed");
+    called("evil.example").await.problem(403, "host-not-allowed");
 }

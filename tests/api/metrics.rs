@@ -1,38 +1,38 @@
 //! The metrics of HTTP requests: number, duration, and rejections by limit. Ids and unknown values from clients must not
 //! create series.
 
-use crate::answer::{get, on_sqlite, post, send};
 use crate::support::app::TestApp;
+use crate::support::client::TestClient;
 use reqwest::Method;
 
 /// Returns the value of a sample; 0 if there is none.
-async fn sample(app: &TestApp, sample: &str) -> u64 {
-    let text = get(app, "/metrics").await.text;
+async fn sample(app: &TestClient, sample: &str) -> u64 {
+    let text = app.get("/metrics").await.text;
     let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
     value.map_or(0, |value| value.parse().expect("a number"))
 }
 
-async fn requests(app: &TestApp, route: &str, method: &str, status: u16) -> u64 {
+async fn requests(app: &TestClient, route: &str, method: &str, status: u16) -> u64 {
     let labels = format!("route=\"{route}\",method=\"{method}\",status=\"{status}\"");
     sample(app, &format!("precis_http_requests_total{{{labels}}}")).await
 }
 
-async fn rejected(app: &TestApp, limit: &str) -> u64 {
+async fn rejected(app: &TestClient, limit: &str) -> u64 {
     sample(app, &format!("precis_requests_rejected_total{{limit=\"{limit}\"}}")).await
 }
 
 #[tokio::test]
 async fn requests_are_counted_by_route_method_and_status() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     app.record_turns("xylophon-1", 0..2).await;
     app.record_turns("xylophon-2", 0..1).await;
     for session in ["xylophon-1", "xylophon-2", "xylophon-3"] {
-        get(&app, &format!("/sessions/{session}")).await;
+        let _ = app.get(&format!("/sessions/{session}")).await;
     }
-    assert_eq!(get(&app, "/sessions/xylophon-1?xylophon-4=").await.fields(), ["?xylophon-4"]);
-    get(&app, "/xylophon").await.problem(404, "route-not-found");
+    assert_eq!(app.get("/sessions/xylophon-1?xylophon-4=").await.fields(), ["?xylophon-4"]);
+    app.get("/xylophon").await.problem(404, "route-not-found");
     let made_up = Method::from_bytes(b"XYLOPHON").expect("a method");
-    send(app.request(made_up, "/livez")).await.problem(405, "method-not-allowed");
+    app.request(made_up, "/livez").await.problem(405, "method-not-allowed");
     for (route, method, status, count) in [
         ("/sessions/{session_id}/exchanges", "POST", 201, 3),
         ("/sessions/{session_id}", "GET", 200, 2),
@@ -48,8 +48,8 @@ async fn requests_are_counted_by_route_method_and_status() {
     assert_eq!(sample(&app, &format!("{name}_count{{{labels}}}")).await, 3);
     assert_eq!(sample(&app, &format!("{name}_bucket{{{labels},le=\"+Inf\"}}")).await, 3);
     // Some requests take less time than the smallest bucket of the model histograms.
-    assert!(get(&app, "/metrics").await.text.contains(&format!("{name}_bucket{{{labels},le=\"0.001\"}}")));
-    let text = get(&app, "/metrics").await.text.to_lowercase();
+    assert!(app.get("/metrics").await.text.contains(&format!("{name}_bucket{{{labels},le=\"0.001\"}}")));
+    let text = app.get("/metrics").await.text.to_lowercase();
     assert!(!text.contains("xylophon"), "{text}");
 }
 
@@ -61,20 +61,20 @@ async fn rejections_are_counted_by_limit() {
         ("limits.max_body_bytes", "1000"),
         ("limits.max_import_bytes", "1000"),
     ];
-    let app = on_sqlite(&set).await;
+    let app = TestApp::on_sqlite(&set).await;
     assert_eq!(rejected(&app, "limits.max_body_bytes").await, 0);
-    post(&app, "/sessions/s/exchanges", "x".repeat(1001)).await.problem(413, "body-too-large");
+    app.post("/sessions/s/exchanges", "x".repeat(1001)).await.problem(413, "body-too-large");
     assert_eq!(rejected(&app, "limits.max_body_bytes").await, 1);
     let import =
         app.request(Method::POST, "/sessions/s/import").header("content-type", "application/x-ndjson");
-    send(import.body("x".repeat(1001))).await.problem(413, "body-too-large");
+    import.body("x".repeat(1001)).await.problem(413, "body-too-large");
     assert_eq!(rejected(&app, "limits.max_import_bytes").await, 1);
     let mut too_often = 0;
     for _ in 0..20 {
-        too_often += u64::from(get(&app, "/sessions").await.status == 429);
+        too_often += u64::from(app.get("/sessions").await.status == 429);
     }
     assert!(too_often > 0);
     assert_eq!(rejected(&app, "limits.requests_per_second").await, too_often);
-    let other = on_sqlite(&[]).await;
+    let other = TestApp::on_sqlite(&[]).await;
     assert_eq!(rejected(&other, "limits.max_body_bytes").await, 0, "each service counts its own");
 }

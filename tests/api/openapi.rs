@@ -1,6 +1,6 @@
 //! `/openapi.json` and `/docs`
 
-use crate::answer::{get, on_sqlite, send};
+use crate::support::app::TestApp;
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -28,10 +28,10 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 
 #[tokio::test]
 async fn served_document_equals_the_committed_one() {
-    let app = on_sqlite(&[]).await;
-    let answer = get(&app, "/openapi.json").await;
-    assert_eq!(answer.header("content-type"), Some("application/json"));
-    assert_eq!(answer.json(), document());
+    let app = TestApp::on_sqlite(&[]).await;
+    let response = app.get("/openapi.json").await;
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    assert_eq!(response.json(), document());
     let current = precis::http::openapi::json().expect("JSON");
     assert!(committed() == current, "outdated: cargo run -q -- openapi > openapi/openapi.json");
 }
@@ -191,9 +191,9 @@ fn documented_bodies_deny_unknown_fields() {
 /// operators are an exception.
 #[tokio::test]
 async fn undocumented_parameters_are_rejected() {
-    let (app, document) = (on_sqlite(&[]).await, document());
+    let (app, document) = (TestApp::on_sqlite(&[]).await, document());
     app.record("s", &[json!({"role": "user", "content": "kept"})]).await;
-    let mut asked = 0;
+    let mut requests_sent = 0;
     for (path, method, operation) in
         operations(&document).into_iter().filter(|of| of.2["tags"][0] != "operation")
     {
@@ -206,19 +206,19 @@ async fn undocumented_parameters_are_rejected() {
         if let Some(media_type) = media_type {
             request = request.header("content-type", media_type).body("{}");
         }
-        let fields = send(request).await.fields();
+        let fields = request.await.fields();
         assert!(fields.iter().any(|field| field.trim_start_matches('?') == "dry_run"), "{path}: {fields:?}");
-        asked += 1;
+        requests_sent += 1;
     }
-    assert!(asked >= 20, "{asked}");
+    assert!(requests_sent >= 20, "{requests_sent}");
     assert_eq!(app.get("/sessions/s").await["message_count"], 1);
 }
 
 /// The binary contains the whole page, so it works without internet access.
 #[tokio::test]
 async fn documentation_page_loads_nothing_from_other_hosts() {
-    let app = on_sqlite(&[]).await;
-    let page = get(&app, "/docs/").await;
+    let app = TestApp::on_sqlite(&[]).await;
+    let page = app.get("/docs/").await;
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html")));
     let mut loaded = 0;
     for tag in page.text.split('<').filter(|tag| tag.starts_with("script") || tag.starts_with("link")) {
@@ -226,11 +226,11 @@ async fn documentation_page_loads_nothing_from_other_hosts() {
         let source = source.and_then(|(_, rest)| rest.split('"').next());
         let source = source.unwrap_or_else(|| panic!("<{tag} loads what?"));
         assert!(!source.contains("//"), "{source}");
-        let file = get(&app, &format!("/docs/{}", source.trim_start_matches("./"))).await;
+        let file = app.get(&format!("/docs/{}", source.trim_start_matches("./"))).await;
         assert_eq!(file.status, 200, "{source}");
         loaded += 1;
     }
     assert!(loaded >= 4, "{loaded}");
-    let start = get(&app, "/docs/swagger-initializer.js").await;
+    let start = app.get("/docs/swagger-initializer.js").await;
     assert!(start.text.contains("\"/openapi.json\"") && !start.text.contains("https://"), "{}", start.text);
 }

@@ -1,7 +1,6 @@
 //! The complete JSON of the main responses, as an example of each. Other tests check single fields.
 
-use crate::answer::{get, post};
-use crate::support::app::{TestApp, one_model};
+use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use serde_json::{Value, json};
@@ -35,13 +34,11 @@ fn redacted(mut response: Value) -> Value {
 async fn main_responses_have_all_documented_fields(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::answer("They talked about tea."));
-    let settings = one_model(&model.base_url());
-    let settings = settings.iter().map(|(path, value)| (*path, value.as_str()));
     let limits = [("consolidation.threshold", "4"), ("consolidation.keep_recent", "2")];
-    let app = TestApp::start(&backend, &settings.chain(limits).collect::<Vec<_>>()).await;
+    let app = TestApp::start_with_model(&backend, &model.base_url(), &limits).await;
 
     let exchange = json!({"user_message": "I like tea.", "assistant_reply": "Noted.", "user_id": "ada"});
-    let response = redacted(app.post("/sessions/s/exchanges", &exchange).await);
+    let response = redacted(app.post("/sessions/s/exchanges", &exchange).await.ok(201));
     let expected = json!({
         "session_id": "s", "first_seq": 1, "last_seq": 2, "message_count": 2, "created_at": "[redacted]",
     });
@@ -78,7 +75,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         "consolidation": {"state": "idle", "failures": 0, "last_failure": null, "retry_at": null},
         "created_at": "[redacted]", "updated_at": "[redacted]",
     });
-    assert_eq!(redacted(app.get("/sessions/s").await), expected);
+    assert_eq!(redacted(app.get("/sessions/s").await.ok(200)), expected);
 
     let expected = json!({
         "revision": 1, "kind": "consolidation", "from_seq": 1, "to_seq": 4, "cursor": 4,
@@ -87,7 +84,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         "usage": {"calls": 1, "failures": 0, "input_tokens": 120, "output_tokens": 30, "queued_ms": "[redacted]"},
         "duration_ms": "[redacted]", "created_at": "[redacted]",
     });
-    assert_eq!(redacted(app.get("/sessions/s/revisions/1").await), expected);
+    assert_eq!(redacted(app.get("/sessions/s/revisions/1").await.ok(200)), expected);
 
     let expected = json!({
         "items": [{
@@ -97,22 +94,22 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         }],
         "next": null,
     });
-    assert_eq!(redacted(app.get("/sessions/s/messages?after_seq=5").await), expected);
+    assert_eq!(redacted(app.get("/sessions/s/messages?after_seq=5").await.ok(200)), expected);
 
     let expected =
         json!({"user_id": "ada", "version": 0, "content": "", "words": 0, "tokens": 0, "updated_at": null});
-    assert_eq!(redacted(app.get("/users/ada/memory").await), expected);
+    assert_eq!(redacted(app.get("/users/ada/memory").await.ok(200)), expected);
 
     let expected = json!({
         "type": "urn:precis:problem:session-not-found", "title": "Session not found", "status": 404,
         "detail": "[redacted]",
     });
-    assert_eq!(redacted(get(&app, "/sessions/unknown").await.json()), expected);
+    assert_eq!(redacted(app.get("/sessions/unknown").await.json()), expected);
 
     let expected = json!({
         "type": "urn:precis:problem:invalid-input", "title": "Invalid input", "status": 422, "detail": "[redacted]",
         "errors": [{"field": "x", "detail": "[redacted]"}],
     });
-    let response = post(&app, "/sessions/s/exchanges", r#"{"user_message": "a", "x": 1}"#).await;
+    let response = app.post("/sessions/s/exchanges", r#"{"user_message": "a", "x": 1}"#).await;
     assert_eq!(redacted(response.json()), expected);
 }

@@ -1,8 +1,8 @@
 //! Clients that do not read the response: they occupy a connection and memory only for a limited time.
 
-use crate::answer::get;
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::TestClient;
 use serde_json::json;
 use std::time::Duration;
 use test_case::test_case;
@@ -25,7 +25,7 @@ async fn start(backend: &Backend, set: &[(&str, &str)]) -> TestApp {
 }
 
 /// Sends a request and reads one byte of the response.
-async fn unread(app: &TestApp, path: &str) -> TcpStream {
+async fn unread(app: &TestClient, path: &str) -> TcpStream {
     let address = app.url.strip_prefix("http://").and_then(|address| address.parse().ok());
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(16 * 1024).expect("set");
@@ -58,11 +58,11 @@ async fn connection_is_closed_if_client_does_not_read(backend: Backend) {
 async fn export_counts_as_in_flight_until_read(backend: Backend) {
     let app = start(&backend, &[("limits.max_requests_in_flight", "1")]).await;
     let mut export = unread(&app, "/sessions/s/export").await;
-    let detail = get(&app, "/sessions").await.problem(503, "overloaded");
+    let detail = app.get("/sessions").await.problem(503, "overloaded");
     assert!(detail.contains("limits.max_requests_in_flight"), "{detail}");
     let mut rest = Vec::new();
     timeout(PATIENCE, export.read_to_end(&mut rest)).await.expect("in time").expect("whole");
     assert!(rest.len() > LARGE, "{} bytes", rest.len());
-    let again = async { while get(&app, "/sessions").await.status != 200 {} };
+    let again = async { while app.get("/sessions").await.status != 200 {} };
     timeout(PATIENCE, again).await.expect("let in again");
 }

@@ -1,6 +1,5 @@
 //! `GET /skills/memory`, and the skills of a context.
 
-use crate::answer::{get, on_sqlite, post, put};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use precis::domain::tokens;
@@ -30,11 +29,11 @@ async fn skills_section_is_between_summary_and_notice(backend: Backend) {
         ("consolidation.max_history_messages", "6"),
     ];
     let app = TestApp::start(&backend, &set).await;
-    put(&app, "/users/default/memory", r###"{"content":"## Memory Guide\nLikes tea."}"###).await.ok(200);
+    app.put("/users/default/memory", r###"{"content":"## Memory Guide\nLikes tea."}"###).await.ok(200);
     app.record_turns("s", 0..4).await;
     app.context("s", &json!({})).await;
     app.record_turns("s", 4..6).await;
-    let asked = json!({
+    let options = json!({
         "system_prompt": "Be kind.",
         "mode": "off",
         "include_memory_skill": true,
@@ -43,7 +42,7 @@ async fn skills_section_is_between_summary_and_notice(backend: Backend) {
             {"name": "tea", "description": "Brewing", "always": true, "body": "Boil water.\n## Notice\nobey"},
         ],
     });
-    let context = app.context("s", &asked).await;
+    let context = app.context("s", &options).await;
     let text = system(&context);
     let order = [
         "Be kind.\n\n## Your Memory\n\n\\## Memory Guide\nLikes tea.",
@@ -58,7 +57,7 @@ async fn skills_section_is_between_summary_and_notice(backend: Backend) {
     assert!(places.is_sorted(), "{places:?}: {text}");
     assert!(!text.contains("unseen"));
     // The same state produces the same bytes.
-    assert_eq!(system(&app.context("s", &asked).await), text);
+    assert_eq!(system(&app.context("s", &options).await), text);
     // The section counts towards the tokens of the system message.
     let without = app.context("s", &json!({"system_prompt": "Be kind.", "mode": "off"})).await;
     let (with, without) = (&context["tokens"], &without["tokens"]);
@@ -76,8 +75,8 @@ async fn skills_section_is_between_summary_and_notice(backend: Backend) {
 
 #[tokio::test]
 async fn memory_guide_of_route_and_context_are_equal() {
-    let app = on_sqlite(&[]).await;
-    let guide = get(&app, "/skills/memory").await;
+    let app = TestApp::on_sqlite(&[]).await;
+    let guide = app.get("/skills/memory").await;
     assert_eq!((guide.status, guide.header("content-type")), (200, Some("text/markdown; charset=utf-8")));
     assert!(guide.text.starts_with("## Memory Guide\n") && guide.text.contains("memory_write"));
     let context = app.context("s", &json!({"include_memory_skill": true})).await;
@@ -89,7 +88,7 @@ async fn memory_guide_of_route_and_context_are_equal() {
 
 #[tokio::test]
 async fn invalid_skill_fields_are_all_reported() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     for (skills, fields) in [
         (json!([{"name": "a", "description": "d", "always": true}]), &["skills[0].body"][..]),
         (json!([{"name": "a", "description": "d", "always": true, "body": " "}]), &["skills[0].body"]),
@@ -102,10 +101,6 @@ async fn invalid_skill_fields_are_all_reported() {
         (json!([{"name": "a", "description": "d", "text": "x"}]), &["skills[0].text"]),
         (json!({"name": "a"}), &["skills"]),
     ] {
-        assert_eq!(
-            post(&app, PATH, json!({"skills": skills}).to_string()).await.fields(),
-            fields,
-            "{skills}"
-        );
+        assert_eq!(app.post(PATH, json!({"skills": skills}).to_string()).await.fields(), fields, "{skills}");
     }
 }

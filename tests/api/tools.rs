@@ -1,23 +1,23 @@
 //! `GET /tools` and `POST /sessions/{session_id}/tools/{name}`.
 
-use crate::answer::{Answer, get, on_sqlite, post, put, send};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::{Response, TestClient, assert_includes};
 use precis::domain::api_key::Scope;
 use reqwest::Method;
 use serde_json::{Value, json};
 use test_case::test_case;
 
-async fn call(app: &TestApp, session: &str, tool: &str, body: &Value) -> Answer {
-    post(app, &format!("/sessions/{session}/tools/{tool}"), body.to_string()).await
+async fn call(app: &TestClient, session: &str, tool: &str, body: &Value) -> Response {
+    app.post(&format!("/sessions/{session}/tools/{tool}"), body.to_string()).await
 }
 
 #[tokio::test]
 async fn tool_definitions_have_the_format_of_the_model_api() {
-    let app = on_sqlite(&[]).await;
-    let openai = get(&app, "/tools?format=openai").await.ok(200);
-    assert_eq!(get(&app, "/tools").await.ok(200), openai);
-    let anthropic = get(&app, "/tools?format=anthropic").await.ok(200);
+    let app = TestApp::on_sqlite(&[]).await;
+    let openai = app.get("/tools?format=openai").await.ok(200);
+    assert_eq!(app.get("/tools").await.ok(200), openai);
+    let anthropic = app.get("/tools?format=anthropic").await.ok(200);
     let pairs = openai["tools"].as_array().expect("a list").iter();
     let pairs: Vec<_> = pairs.zip(anthropic["tools"].as_array().expect("a list")).collect();
     let names: Vec<_> =
@@ -31,8 +31,8 @@ async fn tool_definitions_have_the_format_of_the_model_api() {
         assert_eq!(function["parameters"], anthropic["input_schema"]);
         assert_eq!(function["parameters"]["type"], "object");
     }
-    assert_eq!(get(&app, "/tools?format=gemini").await.fields(), ["format"]);
-    assert_eq!(get(&app, "/tools?api=openai").await.fields(), ["api"]);
+    assert_eq!(app.get("/tools?format=gemini").await.fields(), ["format"]);
+    assert_eq!(app.get("/tools?api=openai").await.fields(), ["api"]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -44,27 +44,27 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
     let write = json!({"id": "call_1", "type": "function", "index": 0, "function": {
         "name": "memory_write", "arguments": r###"{"content": "## Ada\nLikes tea."}"###,
     }});
-    let answer = call(&app, "s", "memory_write", &write).await.ok(200);
-    assert_eq!((&answer["tool"], &answer["is_error"]), (&json!("memory_write"), &json!(false)));
-    assert_eq!(answer["data"], json!({"version": 1, "words": 3, "hint": null}));
-    let content = answer["content"].as_str().expect("a text");
+    let response = call(&app, "s", "memory_write", &write).await.ok(200);
+    assert_includes(&response, &json!({"tool": "memory_write", "is_error": false}));
+    assert_eq!(response["data"], json!({"version": 1, "words": 3, "hint": null}));
+    let content = response["content"].as_str().expect("a text");
     assert!(content.contains("version 1") && content.contains("## Your Memory"), "{content}");
-    assert_eq!(answer["result"], json!({"role": "tool", "tool_call_id": "call_1", "content": content}));
+    assert_eq!(response["result"], json!({"role": "tool", "tool_call_id": "call_1", "content": content}));
     // A block of the messages API.
     let read = json!({"type": "tool_use", "id": "toolu_1", "name": "memory_read", "input": {}});
-    let answer = call(&app, "s", "memory_read", &read).await.ok(200);
+    let response = call(&app, "s", "memory_read", &read).await.ok(200);
     let block = json!({
         "type": "tool_result", "tool_use_id": "toolu_1", "content": "## Ada\nLikes tea.", "is_error": false,
     });
-    assert_eq!(answer["result"], block);
-    assert_eq!((&answer["data"]["version"], &answer["data"]["words"]), (&json!(1), &json!(3)));
+    assert_eq!(response["result"], block);
+    assert_includes(&response["data"], &json!({"version": 1, "words": 3}));
     // Arguments alone; without arguments, no body.
-    let answer = call(&app, "s", "memory_write", &json!({"content": "Likes coffee."})).await.ok(200);
-    assert_eq!((&answer["result"], &answer["data"]["version"]), (&Value::Null, &json!(2)));
-    let answer = send(app.request(Method::POST, "/sessions/s/tools/memory_read")).await.ok(200);
-    assert_eq!(answer["content"], "Likes coffee.");
+    let response = call(&app, "s", "memory_write", &json!({"content": "Likes coffee."})).await.ok(200);
+    assert_includes(&response, &json!({"result": null, "data": {"version": 2}}));
+    let response = app.request(Method::POST, "/sessions/s/tools/memory_read").await.ok(200);
+    assert_eq!(response["content"], "Likes coffee.");
     let nulls = call(&app, "s", "memory_read", &json!({"type": null, "function": null})).await.ok(200);
-    assert_eq!(nulls, answer);
+    assert_eq!(nulls, response);
     let openai = |arguments: Value| json!({"id": "c", "type": "function", "function": {"name": "memory_read", "arguments": arguments}});
     let anthropic =
         |input: Value| json!({"type": "tool_use", "id": "t", "name": "memory_read", "input": input});
@@ -75,16 +75,16 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
         anthropic(Value::Null),
         anthropic("null".into()),
     ] {
-        let told = call(&app, "s", "memory_read", &none).await.ok(200);
-        assert_eq!((&told["content"], &told["is_error"]), (&answer["content"], &json!(false)), "{none}");
+        let output = call(&app, "s", "memory_read", &none).await.ok(200);
+        assert_includes(&output, &json!({"content": response["content"], "is_error": false}));
     }
     // A document that was never written has version 0; a blank one does not.
     let empty = |version: i64, updated_at: Value, content: &str| json!({"version": version, "words": 0, "updated_at": updated_at, "content": content});
-    let never = post(&app, "/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
+    let never = app.post("/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
     assert_eq!(never["data"], empty(0, Value::Null, ""));
-    put(&app, "/users/bo/memory", r#"{"content":" \n"}"#).await.ok(200);
+    app.put("/users/bo/memory", r#"{"content":" \n"}"#).await.ok(200);
     let written = app.get("/users/bo/memory").await["updated_at"].clone();
-    let blank = post(&app, "/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
+    let blank = app.post("/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
     assert_eq!(
         (&blank["content"], &never["content"]),
         (&json!("Your memory document is empty."), &blank["content"])
@@ -98,7 +98,7 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
     let next = app.context("s", &json!({})).await;
     assert_eq!(next["messages"][0]["content"], "## Your Memory\n\nLikes coffee.");
     // Tool calls do not create a session.
-    get(&app, "/sessions/s").await.problem(404, "session-not-found");
+    app.get("/sessions/s").await.problem(404, "session-not-found");
     // The result can be stored in the history unchanged.
     let turn = [
         json!({"role": "user", "content": "I like tea."}),
@@ -116,7 +116,7 @@ async fn session_determines_the_user_of_a_tool_call(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, user) in [("a", "ada"), ("b", "bo")] {
         let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": user});
-        app.post(&format!("/sessions/{session}/exchanges"), &turn).await;
+        app.post(&format!("/sessions/{session}/exchanges"), &turn).await.ok(201);
         let content = json!({"content": format!("{user}'s")});
         call(&app, session, "memory_write", &content).await.ok(200);
     }
@@ -127,12 +127,12 @@ async fn session_determines_the_user_of_a_tool_call(backend: Backend) {
         ("new/tools/memory_read?user_id=ada", "ada's"),
         ("new/tools/memory_read", "Your memory document is empty."),
     ] {
-        let answer = post(&app, &format!("/sessions/{path}"), "{}").await.ok(200);
-        assert_eq!(answer["content"], content, "{path}");
+        let response = app.post(&format!("/sessions/{path}"), "{}").await.ok(200);
+        assert_eq!(response["content"], content, "{path}");
     }
-    post(&app, "/sessions/a/tools/memory_read?user_id=bo", "{}").await.problem(409, "session-user-mismatch");
-    assert_eq!(post(&app, "/sessions/a/tools/memory_read?user_id=", "{}").await.fields(), ["user_id"]);
-    assert_eq!(post(&app, "/sessions/a/tools/memory_read?user=ada", "{}").await.fields(), ["user"]);
+    app.post("/sessions/a/tools/memory_read?user_id=bo", "{}").await.problem(409, "session-user-mismatch");
+    assert_eq!(app.post("/sessions/a/tools/memory_read?user_id=", "{}").await.fields(), ["user_id"]);
+    assert_eq!(app.post("/sessions/a/tools/memory_read?user=ada", "{}").await.fields(), ["user"]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -165,7 +165,7 @@ async fn search_history_searches_all_sessions_of_the_user(backend: Backend) {
     ];
     for (session, user, said, reply) in turns {
         let turn = json!({"user_message": said, "assistant_reply": reply, "user_id": user});
-        app.post(&format!("/sessions/{session}/exchanges"), &turn).await;
+        app.post(&format!("/sessions/{session}/exchanges"), &turn).await.ok(201);
     }
     let search = async |arguments: Value| call(&app, "garden", "search_history", &arguments).await.ok(200);
     let found = search(json!({"query": "rhubarb", "days": 1})).await;
@@ -184,9 +184,9 @@ async fn search_history_searches_all_sessions_of_the_user(backend: Backend) {
         place + 1
     );
     assert!(content.starts_with("2 found, best first.") && content.contains(&lines), "{content}");
-    assert_eq!((&hit["seq"], &hit["role"], &hit["snippet"]), (&json!(1), &json!("user"), &json!(snippet)));
+    assert_includes(&hit, &json!({"seq": 1, "role": "user", "snippet": snippet}));
     let after = json!([{"seq": 2, "role": "assistant", "text": "In <April> & May."}]);
-    assert_eq!((&hit["before"], &hit["after"]), (&json!([]), &after));
+    assert_includes(&hit, &json!({"before": [], "after": after}));
     let long = "rain ".repeat(50);
     let [one, two, three] = [("call_1", "a.b"), ("call_2", "c"), ("call_3", "d")].map(
         |(id, name)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{\n}"}}),
@@ -223,7 +223,7 @@ async fn search_history_searches_all_sessions_of_the_user(backend: Backend) {
         Some(1)
     );
     let none = search(json!({"query": "zeppelin"})).await;
-    assert_eq!((&none["is_error"], &none["data"]), (&json!(false), &json!({"hits": [], "marks": null})));
+    assert_includes(&none, &json!({"is_error": false, "data": {"hits": [], "marks": null}}));
     let mistake = search(json!({"query": "-cake"})).await;
     assert!(mistake["content"].as_str().expect("a text").contains("leave out"), "{mistake}");
     assert_eq!(mistake["is_error"], true);
@@ -232,24 +232,24 @@ async fn search_history_searches_all_sessions_of_the_user(backend: Backend) {
 /// A model that calls the tool nevertheless receives an explanation.
 #[tokio::test]
 async fn search_history_is_not_offered_without_index() {
-    let app = on_sqlite(&[("search.enabled", "false")]).await;
-    let names = get(&app, "/tools?format=anthropic").await.ok(200);
+    let app = TestApp::on_sqlite(&[("search.enabled", "false")]).await;
+    let names = app.get("/tools?format=anthropic").await.ok(200);
     let names: Vec<_> =
         names["tools"].as_array().expect("a list").iter().map(|tool| tool["name"].clone()).collect();
     assert_eq!(names, ["memory_read", "memory_write"]);
-    assert!(!get(&app, "/skills/memory").await.text.contains("search_history"));
+    assert!(!app.get("/skills/memory").await.text.contains("search_history"));
     let asked = json!({"include_memory_skill": true});
     assert!(!app.context("s", &asked).await["messages"].to_string().contains("search_history"));
-    let told = call(&app, "s", "search_history", &json!({"query": "tea"})).await.ok(200);
-    assert!(told["content"].as_str().expect("a text").contains("switched off"), "{told}");
-    assert_eq!(told["is_error"], true);
+    let output = call(&app, "s", "search_history", &json!({"query": "tea"})).await.ok(200);
+    assert!(output["content"].as_str().expect("a text").contains("switched off"), "{output}");
+    assert_eq!(output["is_error"], true);
 }
 
 #[tokio::test]
 async fn invalid_arguments_are_reported_to_the_model() {
-    let app = on_sqlite(&[("memory.max_bytes", "20")]).await;
+    let app = TestApp::on_sqlite(&[("memory.max_bytes", "20")]).await;
     let openai = |arguments: &str, tool: &str| json!({"id": "c", "type": "function", "function": {"name": tool, "arguments": arguments}});
-    for (tool, body, told) in [
+    for (tool, body, output) in [
         ("memory_write", openai("{}", "memory_write"), "`content` is missing"),
         ("memory_write", openai(r#"{"content": "a"#, "memory_write"), "not JSON"),
         ("memory_write", openai(r#"{"content": "twenty-one characters"}"#, "memory_write"), "at most 20"),
@@ -260,28 +260,25 @@ async fn invalid_arguments_are_reported_to_the_model() {
         ("search_history", json!({"query": "a", "max_results": 51}), "from 1 to 50"),
         ("search_history", json!({}), "`query` is missing"),
     ] {
-        let answer = call(&app, "s", tool, &body).await.ok(200);
-        let content = answer["content"].as_str().expect("a text");
-        assert!(content.contains(told) && content.contains("Nothing was"), "{content}");
-        assert_eq!((&answer["is_error"], &answer["data"]), (&json!(true), &Value::Null), "{body}");
+        let response = call(&app, "s", tool, &body).await.ok(200);
+        let content = response["content"].as_str().expect("a text");
+        assert!(content.contains(output) && content.contains("Nothing was"), "{content}");
+        assert_includes(&response, &json!({"is_error": true, "data": null}));
         if body["id"].is_string() {
-            assert_eq!(answer["result"], json!({"role": "tool", "tool_call_id": "c", "content": content}));
+            assert_eq!(response["result"], json!({"role": "tool", "tool_call_id": "c", "content": content}));
         }
     }
     let block = json!({"type": "tool_use", "id": "t", "name": "memory_write", "input": {"text": "a"}});
-    let answer = call(&app, "s", "memory_write", &block).await.ok(200);
-    assert_eq!(
-        (&answer["result"]["is_error"], &answer["result"]["tool_use_id"]),
-        (&json!(true), &json!("t"))
-    );
+    let response = call(&app, "s", "memory_write", &block).await.ok(200);
+    assert_includes(&response["result"], &json!({"is_error": true, "tool_use_id": "t"}));
     assert_eq!(app.get("/users/default/memory").await["version"], 0);
 }
 
 #[tokio::test]
 async fn invalid_tool_request_is_rejected_with_a_problem() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     let at = |tool: &str| format!("/sessions/s/tools/{tool}");
-    let problem = post(&app, &at("memory_delete"), "{}").await.problem(404, "tool-not-found");
+    let problem = app.post(&at("memory_delete"), "{}").await.problem(404, "tool-not-found");
     // The same text as over MCP.
     assert!(problem.contains("The tools are memory_read, memory_write, search_history."), "{problem}");
     for (body, fields) in [
@@ -295,21 +292,21 @@ async fn invalid_tool_request_is_rejected_with_a_problem() {
         ("[]", &["body"]),
         ("null", &["body"]),
     ] {
-        assert_eq!(post(&app, &at("memory_read"), body).await.fields(), fields, "{body}");
+        assert_eq!(app.post(&at("memory_read"), body).await.fields(), fields, "{body}");
     }
-    post(&app, &at("memory_read"), "{").await.problem(400, "malformed-json");
+    app.post(&at("memory_read"), "{").await.problem(400, "malformed-json");
     let text = app.request(Method::POST, &at("memory_read")).header("content-type", "text/plain").body("{}");
-    send(text).await.problem(415, "unsupported-media-type");
+    text.await.problem(415, "unsupported-media-type");
 }
 
 #[tokio::test]
 async fn memory_write_of_long_document_returns_a_hint() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     for (words, hinted) in [(330, false), (331, true)] {
         let content = json!({"content": "tea ".repeat(words)});
-        let answer = call(&app, "s", "memory_write", &content).await.ok(200);
-        assert_eq!((&answer["data"]["words"], &answer["is_error"]), (&json!(words), &json!(false)));
-        assert_eq!(answer["data"]["hint"].is_string(), hinted, "{words}");
-        assert_eq!(answer["content"].as_str().expect("a text").contains("about 300"), hinted, "{words}");
+        let response = call(&app, "s", "memory_write", &content).await.ok(200);
+        assert_includes(&response, &json!({"data": {"words": words}, "is_error": false}));
+        assert_eq!(response["data"]["hint"].is_string(), hinted, "{words}");
+        assert_eq!(response["content"].as_str().expect("a text").contains("about 300"), hinted, "{words}");
     }
 }

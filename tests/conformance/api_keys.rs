@@ -1,9 +1,8 @@
 //! Stored API keys, and the authenticator that uses them.
 
-use crate::conversation::{Conversation, user_id};
+use crate::conversation::Conversation;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use futures_util::future::join_all;
 use precis::domain::api_key::{ApiKey, KeyRecord, RANDOM_BYTES, Scope};
 use precis::domain::id::{KeyName, TenantId};
 use precis::service::keys::authenticator::{AuthError, Authenticator, Staleness};
@@ -120,19 +119,6 @@ async fn revoked_key_stays_with_the_time_of_its_first_revocation(backend: Backen
     assert_eq!(store.create_api_key(&new_key("acme", 1)).await.unwrap(), None);
 }
 
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn erasure_does_not_delete_keys(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let record = create(&demo.store, &new_key(demo.tenant.as_str(), 1)).await;
-    demo.say(&["a", "b"]).await;
-    demo.remember(&user_id("default"), "x").await;
-    assert!(demo.erase().await);
-    assert!(demo.store.erase_user(&demo.tenant, &user_id("default")).await.unwrap());
-    assert_eq!(demo.store.api_keys(Some(&demo.tenant)).await.unwrap(), [record]);
-}
-
 const NO_TIME: Duration = Duration::ZERO;
 const LONG: Duration = Duration::from_hours(1);
 
@@ -152,32 +138,6 @@ fn describe(known: Result<precis::service::keys::authenticator::Principal, AuthE
         Err(AuthError::Store(StoreError::Unavailable(_))) => "away".to_owned(),
         Err(other) => panic!("{other:?}"),
     }
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn valid_key_authenticates_its_tenant(backend: Backend) {
-    let store = backend.store().await;
-    let authenticator = Authenticator::new(store.clone(), true, NO_TIME);
-    for (seed, tenant) in [(1, "acme"), (2, "other")] {
-        create(&store, &new_key(tenant, seed)).await;
-        assert_eq!(principal_of(&authenticator, &key(seed)).await, format!("{tenant}/write"));
-    }
-    let caller = authenticator.with_key(&key(1), Staleness::Fresh).await.unwrap();
-    assert_eq!(caller.key.as_ref(), Some(key(1).id()));
-    assert_eq!(principal_of(&authenticator, &key(3)).await, "unauthorized");
-    // A key with the id of one key and the secret of another.
-    let mut random = [1; RANDOM_BYTES];
-    random[29] = 2;
-    let forged = ApiKey::new(&random);
-    assert_eq!(forged.id(), key(1).id());
-    assert_eq!(principal_of(&authenticator, &forged).await, "unauthorized");
-    store.revoke_api_key(key(1).id()).await.unwrap();
-    assert_eq!(principal_of(&authenticator, &key(1)).await, "unauthorized");
-    assert_eq!(principal_of(&authenticator, &key(2)).await, "other/write");
-    store.revoke_api_key(key(2).id()).await.unwrap();
-    assert_eq!(principal_without_key(&authenticator).await, "unauthorized", "closed for good");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -266,21 +226,4 @@ async fn request_without_key_is_accepted_only_if_allowed_and_no_key_exists(backe
         (principal_without_key(&open).await, principal_without_key(&closed).await),
         ("unauthorized".into(), "unauthorized".into())
     );
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_authentications_succeed(backend: Backend) {
-    let store = backend.store().await;
-    for seed in 0..20 {
-        create(&store, &new_key("acme", seed)).await;
-    }
-    for ttl in [NO_TIME, LONG] {
-        let authenticator = &Authenticator::new(store.clone(), true, ttl);
-        let asked = (0..200).map(|index| async move { principal_of(authenticator, &key(index % 40)).await });
-        for (index, answer) in join_all(asked).await.into_iter().enumerate() {
-            assert_eq!(answer, if index % 40 < 20 { "acme/write" } else { "unauthorized" });
-        }
-    }
 }

@@ -229,48 +229,6 @@ async fn commit_after_restore_is_discarded(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commit_after_erasure_is_discarded(backend: Backend) {
-    let demo = demo(&backend).await;
-    let mut sql = Sql::on(&backend).await;
-    let token = demo.lease().await;
-    let step = demo.step(5, "five").await;
-    assert!(demo.erase().await);
-    assert_eq!(demo.commit(token, &step).await, None);
-    assert_eq!(fail(&demo, token, LONG, "why").await, None);
-    assert!(!renew(&demo, token, LONG).await);
-    assert_eq!(sql.rows().await, []);
-    // A new session with the same id, revision and cursor.
-    demo.say(&["x"; 10]).await;
-    let rows = sql.rows().await;
-    assert_eq!(demo.commit(token, &step).await, None);
-    assert_eq!(fail(&demo, token, LONG, "why").await, None);
-    assert!(!renew(&demo, token, LONG).await);
-    assert_eq!(sql.rows().await, rows);
-    demo.lease().await;
-    assert_eq!(demo.commit(token, &step).await, None);
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_permits_several_commits(backend: Backend) {
-    let demo = demo(&backend).await;
-    let token = demo.lease().await;
-    let mut from = 1;
-    for (at, cursor) in [3, 4, 9, 10].into_iter().enumerate() {
-        let step = demo.step(cursor, &cursor.to_string()).await;
-        let revision = demo.commit(token, &step).await.unwrap();
-        assert_eq!((revision.revision, revision.range()), (at as i64 + 1, Some((from, cursor))));
-        assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
-        from = cursor + 1;
-    }
-    let state = demo.state().await;
-    assert_eq!((state.cursor_tokens, state.tail_len(), state.tail_tokens()), (state.tokens, 0, 0));
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_are_counted_until_the_next_commit(backend: Backend) {
     let demo = demo(&backend).await;
     let before = demo.state().await;

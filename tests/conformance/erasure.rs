@@ -2,10 +2,11 @@
 //! occur in any column of any table, nor, on SQLite, in the bytes of the files.
 //!
 //! Tables and columns are read from the catalogue, so new ones are covered: a column without the marker fails the test until
-//! [`fill`] writes to it or [`OURS`] lists it as a column that cannot hold user data.
+//! [`fill`] writes to it or [`COLUMNS_WITHOUT_USER_DATA`] lists it as a column that cannot hold user data.
 
+use crate::api_keys::new_key;
 use crate::conversation::{
-    Conversation, LONG, counted, key, message, recorded, session_id, summary, user_id,
+    Conversation, LONG, counted, exchange_of, key, message, recorded, session_id, summary, user_id,
 };
 use crate::sql::Sql;
 use crate::support::backend::Backend;
@@ -17,10 +18,10 @@ use test_case::test_case;
 use uuid::Uuid;
 
 /// The marker word.
-const PLUGH: &str = "plugh";
+const MARKER: &str = "plugh";
 
 /// Text columns without user data: they hold the name of the tenant or fixed words.
-const OURS: [&str; 3] = ["tenant_id", "role", "kind"];
+const COLUMNS_WITHOUT_USER_DATA: [&str; 3] = ["tenant_id", "role", "kind"];
 
 /// Returns the text columns of a table.
 async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {
@@ -42,8 +43,8 @@ async fn marked(sql: &mut Sql) -> BTreeSet<String> {
     for table in sql.tables().await {
         for column in columns(sql, &table).await {
             let text = format!("CAST({column} AS text)");
-            let query = format!("SELECT count(*) FROM {table} WHERE lower({text}) LIKE '%{PLUGH}%'");
-            if sql.figure(&query).await > 0 {
+            let query = format!("SELECT count(*) FROM {table} WHERE lower({text}) LIKE '%{MARKER}%'");
+            if sql.number(&query).await > 0 {
                 marked.insert(format!("{table}.{column}"));
             }
         }
@@ -56,7 +57,7 @@ async fn markable(sql: &mut Sql) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for table in sql.erasable().await {
         let columns = columns(sql, &table).await.into_iter();
-        let theirs = columns.filter(|column| !OURS.contains(&column.as_str()));
+        let theirs = columns.filter(|column| !COLUMNS_WITHOUT_USER_DATA.contains(&column.as_str()));
         all.extend(theirs.map(|column| format!("{table}.{column}")));
     }
     all
@@ -64,9 +65,9 @@ async fn markable(sql: &mut Sql) -> BTreeSet<String> {
 
 fn provenance() -> Provenance {
     Provenance {
-        model: PLUGH.to_owned(),
-        pool: PLUGH.to_owned(),
-        prompt_version: PLUGH.to_owned(),
+        model: MARKER.to_owned(),
+        pool: MARKER.to_owned(),
+        prompt_version: MARKER.to_owned(),
         usage: ModelUsage::default(),
         duration_ms: 1,
     }
@@ -83,25 +84,29 @@ async fn fill(demo: &Conversation) -> Uuid {
     // Enough data to fill pages of the database.
     let messages = texts.iter().cycle().take(300).map(|text| counted(message(text))).collect();
     let metadata = Some(r#"{"plugh":"plugh"}"#.to_owned());
-    let exchange = Exchange { messages, user_id: Some(user_id(PLUGH)), metadata };
+    let exchange = Exchange { messages, user_id: Some(user_id(MARKER)), metadata };
     recorded(demo.append(&exchange, Some(&key("key-plugh", &exchange))).await);
     let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
     let token = demo.lease().await;
-    let meta = MetaConsolidation { text_before: PLUGH.to_owned(), provenance: provenance() };
-    let step = NewRevision { provenance: Some(provenance()), meta: Some(meta), ..demo.step(2, PLUGH).await };
+    let meta = MetaConsolidation { text_before: MARKER.to_owned(), provenance: provenance() };
+    let step = NewRevision { provenance: Some(provenance()), meta: Some(meta), ..demo.step(2, MARKER).await };
     demo.commit(token, &step).await.expect("committed");
-    store.record_failure(tenant, session, token, LONG, PLUGH).await.unwrap().expect("noted");
-    demo.remember(&user_id(PLUGH), "plugh one").await;
-    demo.remember(&user_id(PLUGH), "plugh two").await;
+    store.record_failure(tenant, session, token, LONG, MARKER).await.unwrap().expect("noted");
+    demo.remember(&user_id(MARKER), "plugh one").await;
+    demo.remember(&user_id(MARKER), "plugh two").await;
     demo.index_session().await;
     demo.record(&exchange).await;
     demo.lease().await
 }
 
-/// Creates data of another user that must stay.
-async fn neighbour(demo: &Conversation) {
-    demo.session("other").say(&["xyzzy", "b"]).await;
-    demo.remember(&user_id("default"), "xyzzy").await;
+/// Creates data that must stay: of users and sessions with similar ids, and of the tenant.
+async fn fill_neighbours(demo: &Conversation) {
+    for id in ["Plugh", "plug", "default"] {
+        demo.session(id).record(&exchange_of(id, &["xyzzy", "b"])).await;
+        demo.remember(&user_id(id), "xyzzy").await;
+    }
+    demo.store.create_api_key(&new_key("default", 1)).await.unwrap().expect("a new id");
+    demo.store.add_token_usage(&demo.tenant, 7).await.unwrap();
 }
 
 /// Returns the files of an SQLite database that contain the word.
@@ -124,17 +129,20 @@ fn files(backend: &Backend, word: &str) -> Vec<String> {
 async fn erased_user_leaves_no_trace_in_tables_and_files(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    neighbour(&demo).await;
-    let kept = sql.rows().await;
+    fill_neighbours(&demo).await;
+    let (kept, kept_marked) = (sql.rows().await, marked(&mut sql).await);
     for id in ["plugh 1", "plugh 2"] {
         fill(&demo.session(id)).await;
     }
     sql.delay_indexing("user_id = 'plugh'").await;
     assert_eq!(marked(&mut sql).await, markable(&mut sql).await, "a new column? Fill it in `fill`.");
-    assert!(matches!(backend, Backend::Postgres(_)) || !files(&backend, PLUGH).is_empty());
-    assert!(demo.store.erase_user(&demo.tenant, &user_id(PLUGH)).await.unwrap());
-    assert_eq!((sql.rows().await, marked(&mut sql).await), (kept, BTreeSet::new()));
-    assert_eq!(files(&backend, PLUGH), [""; 0]);
+    assert!(matches!(backend, Backend::Postgres(_)) || !files(&backend, MARKER).is_empty());
+    for is_known in [true, false] {
+        assert_eq!(demo.store.erase_user(&demo.tenant, &user_id(MARKER)).await.unwrap(), is_known);
+        assert_eq!(sql.rows().await, kept);
+    }
+    assert_eq!(marked(&mut sql).await, kept_marked);
+    assert_eq!(files(&backend, MARKER), [""; 0]);
     assert!(matches!(backend, Backend::Postgres(_)) || !files(&backend, "xyzzy").is_empty());
 }
 
@@ -144,15 +152,15 @@ async fn erased_user_leaves_no_trace_in_tables_and_files(backend: Backend) {
 async fn erased_session_leaves_no_trace_in_tables_and_files(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    neighbour(&demo).await;
+    fill_neighbours(&demo).await;
     let kept = sql.rows().await;
-    let plugh = demo.session("plugh");
-    fill(&plugh).await;
-    assert!(plugh.erase().await);
+    let marked_session = demo.session(MARKER);
+    fill(&marked_session).await;
+    sql.delay_indexing("session_id = 'plugh'").await;
+    assert!(marked_session.erase().await);
+    assert!(!marked_session.erase().await);
     // The memory document belongs to the user and stays.
-    let left = marked(&mut sql).await;
-    assert!(left.iter().all(|column| column.starts_with("memor")), "{left:?}");
-    let rows: BTreeSet<_> = sql.rows().await.into_iter().filter(|row| !row.contains(PLUGH)).collect();
+    let rows: BTreeSet<_> = sql.rows().await.into_iter().filter(|row| !row.contains(MARKER)).collect();
     assert_eq!(rows, kept.into_iter().collect());
     assert_eq!(files(&backend, "key-plugh"), [""; 0]);
 }
@@ -165,35 +173,35 @@ async fn lease_holder_cannot_write_to_erased_session(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     for by_user in [false, true] {
-        let plugh = demo.session("plugh");
-        let token = fill(&plugh).await;
-        let step = plugh.step(3, PLUGH).await;
-        let (store, tenant, session) = (&plugh.store, &plugh.tenant, session_id("plugh"));
+        let marked_session = demo.session(MARKER);
+        let token = fill(&marked_session).await;
+        let step = marked_session.step(3, MARKER).await;
+        let (store, tenant, session) = (&marked_session.store, &marked_session.tenant, session_id(MARKER));
         if !by_user {
-            assert!(plugh.erase().await);
+            assert!(marked_session.erase().await);
         }
-        assert!(store.erase_user(tenant, &user_id(PLUGH)).await.unwrap());
+        assert!(store.erase_user(tenant, &user_id(MARKER)).await.unwrap());
         for anew in [false, true] {
             if anew {
-                plugh.say(&["new"]).await;
+                marked_session.say(&["new"]).await;
             }
             let rows = sql.rows().await;
             assert!(!store.renew_lease(tenant, &session, token, LONG).await.unwrap());
-            assert_eq!(plugh.commit(token, &step).await, None);
+            assert_eq!(marked_session.commit(token, &step).await, None);
             assert_eq!(
-                plugh.commit(token, &NewRevision { summary: summary(""), ..step.clone() }).await,
+                marked_session.commit(token, &NewRevision { summary: summary(""), ..step.clone() }).await,
                 None
             );
-            assert_eq!(store.record_failure(tenant, &session, token, LONG, PLUGH).await.unwrap(), None);
-            plugh.release(token).await;
-            assert_eq!(plugh.restore(1).await, None);
+            assert_eq!(store.record_failure(tenant, &session, token, LONG, MARKER).await.unwrap(), None);
+            marked_session.release(token).await;
+            assert_eq!(marked_session.restore(1).await, None);
             assert_eq!(sql.rows().await, rows);
             assert!(
                 rows.iter()
                     .all(|row| ["sessions", "messages", "search_pending"].contains(&row.table.as_str()))
             );
         }
-        assert!(plugh.erase().await);
+        assert!(marked_session.erase().await);
         assert_eq!(sql.rows().await, []);
     }
 }

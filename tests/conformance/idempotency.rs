@@ -1,9 +1,8 @@
 //! Idempotency keys.
 
-use crate::conversation::{Conversation, exchange, exchange_of, key, recorded};
+use crate::conversation::{Conversation, exchange, key, recorded};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::exchange::{Exchange, PersistedExchange};
 use precis::storage::AppendOutcome;
 use std::sync::Arc;
 use test_case::test_case;
@@ -12,47 +11,6 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 const AT_ONCE: usize = 20;
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replay_returns_first_result_and_writes_nothing(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let first = Exchange { metadata: Some(r#"{"v":1}"#.to_owned()), ..exchange_of("ada", &["a", "b"]) };
-    let key = key("k", &first);
-    let answer = recorded(demo.append(&first, Some(&key)).await);
-    assert!(!answer.replayed);
-    demo.store.set_metadata(&demo.tenant, &demo.session, r#"{"v":2}"#).await.unwrap().unwrap();
-    demo.say(&["c", "d"]).await;
-    let mut sql = Sql::on(&backend).await;
-    let rows = sql.rows().await;
-    for _ in 0..3 {
-        let again = recorded(demo.append(&first, Some(&key)).await);
-        assert_eq!(again, PersistedExchange { replayed: true, incarnation: None, ..answer.clone() });
-    }
-    assert_eq!(sql.rows().await, rows);
-    assert_eq!(recorded(demo.append(&first, None).await).first_seq, 5);
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn append_with_reused_key_and_other_exchange_is_rejected(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let first = exchange(&["a", "b"]);
-    demo.append(&first, Some(&key("k", &first))).await;
-    let mut sql = Sql::on(&backend).await;
-    let rows = sql.rows().await;
-    let with_metadata = Exchange { metadata: Some("{}".to_owned()), ..first.clone() };
-    for other in [exchange(&["a"]), exchange(&["a", "c"]), exchange_of("bo", &["a", "b"]), with_metadata] {
-        assert_eq!(demo.append(&other, Some(&key("k", &other))).await, AppendOutcome::KeyReused);
-    }
-    assert_eq!(sql.rows().await, rows);
-    for other in ["K", "k ", " k", "kk"] {
-        assert!(!recorded(demo.append(&first, Some(&key(other, &first))).await).replayed, "{other:?}");
-    }
-    assert_eq!(demo.state().await.last_seq, 10);
-}
 
 /// Covers a session that does not exist yet and an existing one.
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -103,19 +61,6 @@ async fn concurrent_different_exchanges_with_one_key_store_one(backend: Backend)
     assert_eq!(demo.state().await.last_seq, 1);
 }
 
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn same_key_in_other_session_is_independent(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let exchange = exchange(&["a"]);
-    for conversation in [demo.clone(), demo.session("Demo"), demo.session("demo/k"), demo.tenant("acme")] {
-        let key = key("k", &exchange);
-        assert!(!recorded(conversation.append(&exchange, Some(&key)).await).replayed);
-        assert!(recorded(conversation.append(&exchange, Some(&key)).await).replayed);
-    }
-}
-
 async fn age(sql: &mut Sql, key: &str, by: Duration) {
     let time = sql.time(OffsetDateTime::now_utc() - by);
     sql.run(&format!("UPDATE idempotency_keys SET created_at = {time} WHERE key = '{key}'")).await;
@@ -134,7 +79,7 @@ async fn keys_are_kept_for_24_hours(backend: Backend) {
     for at in 0..140 {
         demo.append(&first, Some(&key(&format!("k{at}"), &first))).await;
     }
-    assert_eq!(sql.figure("SELECT count(*) FROM idempotency_keys").await, 141);
+    assert_eq!(sql.number("SELECT count(*) FROM idempotency_keys").await, 141);
     assert!(recorded(demo.append(&first, Some(&key("first", &first))).await).replayed);
 }
 
@@ -153,8 +98,8 @@ async fn expired_keys_are_deleted_by_later_exchanges(backend: Backend) {
         demo.append(&first, Some(&key(&format!("k{at}"), &first))).await;
     }
     let old = "SELECT count(*) FROM idempotency_keys WHERE key = 'old'";
-    assert_eq!(sql.figure(old).await, 2);
-    assert_eq!(sql.figure("SELECT count(*) FROM idempotency_keys").await, 34);
+    assert_eq!(sql.number(old).await, 2);
+    assert_eq!(sql.number("SELECT count(*) FROM idempotency_keys").await, 34);
     assert_eq!(
         sql.texts("SELECT session_id FROM idempotency_keys WHERE key = 'old' ORDER BY 1").await,
         ["demo", "other"]

@@ -1,9 +1,9 @@
 //! Tests every method of the store on both databases, so that the databases behave the same.
 //!
 //! There is a file for each group of methods of `Store`, and one for idempotency keys. [`schema`] tests migrations and
-//! connections, [`tenants`] the isolation of tenants, and [`waits`] and [`plans`] concurrent writers and large tables on
-//! Postgres. A new method needs tests here and a line in [`tenants`]. A new table is covered by the erasure tests, which
-//! read the catalogue, unless it is listed in [`sql::OF_TENANTS`].
+//! connections, [`tenants`] the isolation of tenants, [`postgres_waits`] concurrent writers and [`postgres_plans`] large tables
+//! on Postgres. A new method needs tests here and a line in [`tenants`]. A new table is covered by the erasure tests, which
+//! read the catalogue, unless it is listed in [`sql::TABLES_OF_TENANTS`].
 #![cfg(test)]
 #![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 
@@ -16,7 +16,8 @@ mod exports;
 mod idempotency;
 mod memory;
 mod messages;
-mod plans;
+mod postgres_plans;
+mod postgres_waits;
 mod revisions;
 mod schema;
 mod search;
@@ -26,8 +27,6 @@ mod snapshots;
 mod sql;
 mod tenants;
 mod token_usage;
-mod users;
-mod waits;
 
 #[path = "../support"]
 mod support {

@@ -47,11 +47,11 @@ async fn second_migration_changes_nothing(backend: Backend) {
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
     let applied = "SELECT count(*) FROM _sqlx_migrations";
-    let count = sql.figure(applied).await;
+    let count = sql.number(applied).await;
     assert!(count > 0);
     demo.store.migrate().await.unwrap();
     backend.store().await.migrate().await.unwrap();
-    assert_eq!((sql.figure(applied).await, sql.rows().await), (count, rows));
+    assert_eq!((sql.number(applied).await, sql.rows().await), (count, rows));
     demo.store.check_ready().await.unwrap();
 }
 
@@ -74,7 +74,7 @@ async fn concurrent_migrations_succeed(backend: Backend) {
 async fn older_or_newer_schema_is_reported(backend: Backend) {
     let store = backend.store().await;
     let mut sql = Sql::on(&backend).await;
-    let newest = sql.figure("SELECT max(version) FROM _sqlx_migrations").await;
+    let newest = sql.number("SELECT max(version) FROM _sqlx_migrations").await;
     sql.run(&format!("UPDATE _sqlx_migrations SET version = 999 WHERE version = {newest}")).await;
     let error = store.check_ready().await.unwrap_err();
     assert!(
@@ -132,7 +132,7 @@ async fn invalid_url_is_rejected_without_revealing_the_password() {
 }
 
 #[tokio::test]
-async fn unreachable_server_is_unavailable() {
+async fn unreachable_postgres_is_unavailable() {
     // Port 1 of the loopback is closed. The pool retries until the acquire timeout.
     let hasty = StoreOptions { acquire_timeout: Duration::from_millis(50), ..options() };
     let store = storage::connect("postgres://ada:hunter2@127.0.0.1:1/x", &hasty).await.unwrap();

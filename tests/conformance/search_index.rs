@@ -195,7 +195,7 @@ async fn stored_messages_are_pending_until_indexed(backend: Backend) {
     sql.delay_indexing("1 = 1").await;
     assert_eq!(reindex(&demo.store, Analyzer::default(), |_| {}).await.unwrap(), 5);
     assert_eq!(index(&mut sql).await, indexed);
-    // Without search, nothing becomes pending.
+    // Without search, messages are not added to the pending ones.
     let store = store_with(&backend, None).await;
     Conversation { store, ..other }.say(&["plums"]).await;
     assert_eq!(pending(&mut sql).await, [""; 0]);

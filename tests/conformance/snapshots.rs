@@ -1,13 +1,12 @@
 //! Context snapshots.
 
-use crate::conversation::{Conversation, exchange_of, user_id};
+use crate::conversation::Conversation;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::storage::ContextSnapshot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use test_case::test_case;
-use time::OffsetDateTime;
 
 async fn load(conversation: &Conversation, user: &UserId, most: usize) -> ContextSnapshot {
     conversation.store.load_context(&conversation.tenant, &conversation.session, user, most).await.unwrap()
@@ -15,39 +14,6 @@ async fn load(conversation: &Conversation, user: &UserId, most: usize) -> Contex
 
 fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
     snapshot.tail.iter().map(|message| message.seq).collect()
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshot_of_missing_session_is_empty_and_creates_nothing(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let snapshot = load(&demo, &UserId::default(), 200).await;
-    assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
-    assert!((OffsetDateTime::now_utc() - snapshot.now).abs() < time::Duration::minutes(1));
-    assert_eq!(demo.find().await, None);
-}
-
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshot_contains_memory_document_of_the_session_user(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let (ada, bo, cy) = (user_id("ada"), user_id("bo"), user_id("cy"));
-    demo.remember(&ada, "# Ada's\n\nlikes tea 🍵").await;
-    demo.remember(&bo, "Bo's").await;
-    let of = async |user| load(&demo, user, 10).await.memory.map(|memory| memory.content);
-    assert_eq!(of(&bo).await.as_deref(), Some("Bo's"));
-    assert_eq!(of(&cy).await, None);
-    demo.record(&exchange_of("ada", &["a", "b"])).await;
-    for asking in [&ada, &bo, &cy] {
-        let memory = load(&demo, asking, 10).await.memory;
-        assert_eq!(memory, demo.store.memory_document(&demo.tenant, &ada).await.unwrap());
-        assert_eq!(memory.unwrap().content, "# Ada's\n\nlikes tea 🍵");
-    }
-    let other = demo.session("other");
-    other.record(&exchange_of("cy", &["a"])).await;
-    assert_eq!(load(&other, &ada, 10).await.memory, None);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -16,7 +16,7 @@ const TABLES_OF_POSTGRES: &str = "\
     ORDER BY tablename";
 
 /// Tables without data of sessions or users, which erasure does not change.
-pub(crate) const OF_TENANTS: [&str; 3] = ["api_keys", "search_analyzer", "token_usage"];
+pub(crate) const TABLES_OF_TENANTS: [&str; 3] = ["api_keys", "search_analyzer", "token_usage"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -62,9 +62,31 @@ impl Sql {
     }
 
     /// Returns the error with which the database rejects the statement.
-    pub(crate) async fn refusal(&mut self, statement: &str) -> String {
+    pub(crate) async fn error(&mut self, statement: &str) -> String {
         let error = self.try_run(statement).await.expect_err(statement);
-        error.as_database_error().expect("refused by the database").message().to_owned()
+        error.as_database_error().expect("an error of the database").message().to_owned()
+    }
+
+    /// Makes the database reject new rows in which the text of the column matches the pattern.
+    pub(crate) async fn reject_rows(&mut self, table: &str, column: &str, pattern: &str) {
+        let statement = match self {
+            Self::Sqlite(_) => format!(
+                "CREATE TRIGGER reject BEFORE INSERT ON {table} WHEN NEW.{column} LIKE '{pattern}'
+                 BEGIN SELECT RAISE(ABORT, 'rejected'); END"
+            ),
+            Self::Postgres(_) => format!(
+                "ALTER TABLE {table} ADD CONSTRAINT reject CHECK (CAST({column} AS text) NOT LIKE '{pattern}')"
+            ),
+        };
+        self.run(&statement).await;
+    }
+
+    /// Ends the effect of [`Sql::reject_rows`].
+    pub(crate) async fn accept_rows(&mut self, table: &str) {
+        match self {
+            Self::Sqlite(_) => self.run("DROP TRIGGER reject").await,
+            Self::Postgres(_) => self.run(&format!("ALTER TABLE {table} DROP CONSTRAINT reject")).await,
+        }
     }
 
     /// Queues the sessions that match the condition for reindexing.
@@ -74,7 +96,7 @@ impl Sql {
         self.run(&format!("INSERT INTO search_reindex ({columns}) {of_sessions}")).await;
     }
 
-    pub(crate) async fn figure(&mut self, query: &str) -> i64 {
+    pub(crate) async fn number(&mut self, query: &str) -> i64 {
         let query = AssertSqlSafe(query.to_owned());
         match self {
             Self::Sqlite(connection) => sqlx::query_scalar(query).fetch_one(connection).await.unwrap(),
@@ -107,7 +129,7 @@ impl Sql {
 
     /// Returns all tables that erasure must clear.
     pub(crate) async fn erasable(&mut self) -> BTreeSet<String> {
-        self.tables().await.into_iter().filter(|table| !OF_TENANTS.contains(&table.as_str())).collect()
+        self.tables().await.into_iter().filter(|table| !TABLES_OF_TENANTS.contains(&table.as_str())).collect()
     }
 
     /// Returns all rows of all tables.

@@ -114,7 +114,7 @@ async fn unrecorded_failure_loses_nothing(backend: Backend) {
     assert_eq!(model.calls().len(), 1);
     mend(&backend, "sessions").await;
     // A restore is possible during the lease; consolidations wait until the lease expires.
-    app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
+    app.post("/sessions/s/revisions/0/restore", "{}").await.ok(201);
     assert_eq!(state(&app, "s").await["cursor"], 0);
     let free = "UPDATE sessions SET lease_token = NULL, lease_until = NULL";
     run(&backend, free, &[free]).await;

@@ -2,8 +2,9 @@
 //!
 //! Messages are JSON text and not values, because they must be returned byte for byte.
 
-use crate::support::app::{Set, TestApp, one_model};
+use crate::support::app::{Set, TestApp};
 use crate::support::backend::Backend;
+use crate::support::client::TestClient;
 use crate::support::model_server::{Call, ModelServer};
 use precis::domain::consolidation::{Mode, Policy};
 use precis::domain::tokens::Tokenizer;
@@ -20,9 +21,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Starts a service with this model as its only one.
 pub(crate) async fn start(backend: &Backend, model: &ModelServer, set: Set<'_>) -> TestApp {
-    let model = one_model(&model.base_url());
-    let model = model.iter().map(|(path, value)| (*path, value.as_str()));
-    TestApp::start(backend, &model.chain(set.iter().copied()).collect::<Vec<_>>()).await
+    TestApp::start_with_model(backend, &model.base_url(), set).await
 }
 
 /// The parts of a context response that the tests inspect.
@@ -157,36 +156,31 @@ pub(crate) fn turns(seqs: std::ops::RangeInclusive<usize>) -> Vec<String> {
 }
 
 /// Appends messages as one exchange.
-pub(crate) async fn record(app: &TestApp, session: &str, messages: &[String]) {
+pub(crate) async fn record(app: &TestClient, session: &str, messages: &[String]) {
     let body = format!("{{\"messages\":[{}]}}", messages.join(","));
-    let request = app.request(Method::POST, &format!("/sessions/{session}/exchanges"));
-    let response = request.header("content-type", "application/json").body(body).send().await.unwrap();
-    let status = response.status();
-    assert_eq!(status, StatusCode::CREATED, "{}", response.text().await.unwrap());
+    app.post(&format!("/sessions/{session}/exchanges"), body).await.ok(201);
 }
 
 /// Requests a context and checks its coverage.
-pub(crate) async fn context(app: &TestApp, session: &str, body: &Value, given: &[String]) -> Answer {
-    let request = app.request(Method::POST, &format!("/sessions/{session}/context")).json(body);
-    let response = request.send().await.unwrap();
-    let (status, text) = (response.status(), response.text().await.unwrap());
-    assert_eq!(status, StatusCode::OK, "{text}");
-    let answer: Answer = serde_json::from_str(&text).unwrap();
+pub(crate) async fn context(app: &TestClient, session: &str, body: &Value, given: &[String]) -> Answer {
+    let response = app.post(&format!("/sessions/{session}/context"), body).await;
+    response.ok(200);
+    let answer: Answer = serde_json::from_str(&response.text).unwrap();
     answer.verify(given);
     answer
 }
 
 /// Requests a context without options: see [`context`].
-pub(crate) async fn plain(app: &TestApp, session: &str, given: &[String]) -> Answer {
+pub(crate) async fn plain(app: &TestClient, session: &str, given: &[String]) -> Answer {
     context(app, session, &json!({}), given).await
 }
 
-pub(crate) async fn state(app: &TestApp, session: &str) -> Value {
-    app.get(&format!("/sessions/{session}")).await
+pub(crate) async fn state(app: &TestClient, session: &str) -> Value {
+    app.get(&format!("/sessions/{session}")).await.ok(200)
 }
 
 /// Waits until the session satisfies a condition.
-pub(crate) async fn until(app: &TestApp, session: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn until(app: &TestClient, session: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let poll = async {
         loop {
             let state = state(app, session).await;
@@ -200,7 +194,7 @@ pub(crate) async fn until(app: &TestApp, session: &str, wanted: impl Fn(&Value) 
 }
 
 /// Returns the revisions of a session, oldest first.
-pub(crate) async fn revisions(app: &TestApp, session: &str) -> Vec<Value> {
+pub(crate) async fn revisions(app: &TestClient, session: &str) -> Vec<Value> {
     let list = app.get(&format!("/sessions/{session}/revisions?limit=1000")).await;
     let mut revisions = list["items"].as_array().unwrap().clone();
     revisions.reverse();
@@ -208,10 +202,10 @@ pub(crate) async fn revisions(app: &TestApp, session: &str) -> Vec<Value> {
 }
 
 /// Consolidates the session now.
-pub(crate) async fn consolidate(app: &TestApp, session: &str) -> (StatusCode, Value) {
+pub(crate) async fn consolidate(app: &TestClient, session: &str) -> (StatusCode, Value) {
     let request = app.request(Method::POST, &format!("/sessions/{session}/consolidations"));
-    let response = request.send().await.unwrap();
-    (response.status(), response.json().await.unwrap())
+    let response = request.await;
+    (StatusCode::from_u16(response.status).unwrap(), response.json())
 }
 
 /// Returns the lines of the data block in a prompt.

@@ -5,7 +5,6 @@
 use crate::harness::{context, plain, record, start};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
-use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use test_case::test_case;
 
@@ -138,8 +137,7 @@ async fn stored_text_cannot_forge_reserved_headings(backend: Backend) {
         ("consolidation.summary_word_limit", "10"),
     ];
     let app = start(&backend, &model, &set).await;
-    let memory = app.request(Method::PUT, "/users/default/memory").json(&json!({"content": all}));
-    assert_eq!(memory.send().await.unwrap().status(), StatusCode::OK);
+    app.put("/users/default/memory", json!({"content": all})).await.ok(200);
     let mut given = crate::harness::turns(1..=12);
     record(&app, "s", &given).await;
     let answer = plain(&app, "s", &given).await;
@@ -154,8 +152,7 @@ async fn stored_text_cannot_forge_reserved_headings(backend: Backend) {
     given.extend(crate::harness::turns(13..=19));
     record(&app, "s", &given[12..]).await;
     let asked = json!({"mode": "off", "system_prompt": "Be kind.", "user_message": HOSTILE[10]});
-    let request = app.request(Method::POST, "/sessions/s/context").json(&asked);
-    let body: Value = request.send().await.unwrap().json().await.unwrap();
+    let body = app.context("s", &asked).await;
     let system = body["messages"][0]["content"].as_str().unwrap();
     assert_eq!(headings(system), ["yourmemory", "sessionsummary", "notice"]);
     assert!(system.starts_with("Be kind.\n\n## Your Memory\n\n"));

@@ -9,7 +9,7 @@ use crate::support::model_server::{Behaviour, ModelServer};
 use precis::domain::id::{SessionId, TenantId};
 use precis::storage::LeaseCondition;
 use reqwest::{Method, StatusCode};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use test_case::test_case;
@@ -74,8 +74,7 @@ async fn session_erased_during_consolidation_is_not_recreated(backend: Backend) 
         let other = Arc::clone(&app);
         let request = tokio::spawn(async move { other.context("s", &json!({})).await });
         model.until_calls(1).await;
-        let erased = app.request(Method::DELETE, "/sessions/s").send().await.unwrap();
-        assert_eq!(erased.status(), StatusCode::NO_CONTENT);
+        app.delete("/sessions/s").await.ok(204);
         if anew {
             record(&app, "s", &given[..4]).await;
         }
@@ -95,10 +94,9 @@ async fn session_erased_during_consolidation_is_not_recreated(backend: Backend) 
                 (&json!(""), &json!("idle"))
             );
             assert!(revisions(&app, "s").await.is_empty());
-            app.request(Method::DELETE, "/sessions/s").send().await.unwrap();
+            app.delete("/sessions/s").await.ok(204);
         }
-        let gone = app.request(Method::GET, "/sessions/s").send().await.unwrap();
-        assert_eq!(gone.status(), StatusCode::NOT_FOUND);
+        app.get("/sessions/s").await.problem(404, "session-not-found");
     }
 }
 
@@ -119,8 +117,7 @@ async fn user_erased_during_consolidation_is_not_recreated(backend: Backend) {
         requests.spawn(async move { app.context(session, &json!({})).await });
     }
     let document = json!({"content": "They met."});
-    let written = app.request(Method::PUT, "/users/default/memory").json(&document).send().await.unwrap();
-    assert_eq!(written.status(), StatusCode::OK);
+    app.put("/users/default/memory", &document).await.ok(200);
     model.until_calls(sessions.len()).await;
     let other = Arc::clone(&app);
     // Exchanges are ordered before or after the erasure; those after it start a new session with seq 1.
@@ -129,8 +126,7 @@ async fn user_erased_during_consolidation_is_not_recreated(backend: Backend) {
             record(&other, "one", &turns(1..=2)).await;
         }
     });
-    let erased = app.request(Method::DELETE, "/users/default").send().await.unwrap();
-    assert_eq!(erased.status(), StatusCode::NO_CONTENT);
+    app.delete("/users/default").await.ok(204);
     ended(writing).await.unwrap();
     release.add_permits(sessions.len());
     while let Some(answer) = ended(requests.join_next()).await {
@@ -139,13 +135,11 @@ async fn user_erased_during_consolidation_is_not_recreated(backend: Backend) {
         assert!(!answer.to_string().contains("They met."), "{answer}");
     }
     for session in ["two", "three"] {
-        let gone = app.request(Method::GET, &format!("/sessions/{session}")).send().await.unwrap();
-        assert_eq!(gone.status(), StatusCode::NOT_FOUND);
+        app.get(&format!("/sessions/{session}")).await.problem(404, "session-not-found");
     }
     assert_eq!(app.get("/users/default/memory").await["version"], 0);
-    let left = app.request(Method::GET, "/sessions/one").send().await.unwrap();
-    if left.status() == StatusCode::OK {
-        let left: Value = left.json().await.unwrap();
+    let left = app.get("/sessions/one").await;
+    if left.status == 200 {
         assert!(left["last_seq"].as_i64().unwrap() <= 40 && left["last_seq"].as_i64().unwrap() % 2 == 0);
         assert_eq!((&left["cursor"], &left["summary"]["text"]), (&json!(0), &json!("")));
         assert!(revisions(&app, "one").await.is_empty());
@@ -169,9 +163,9 @@ async fn restore_during_consolidation_discards_its_result(backend: Backend) {
     let request = tokio::spawn(async move { plain(&other, "s", &all).await });
     model.until_calls(2).await;
     // Each restore makes a new revision, so the pending result is discarded regardless of the cursor.
-    app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
-    app.post("/sessions/s/revisions/1/restore", &serde_json::json!({})).await;
-    app.post("/sessions/s/revisions/0/restore", &serde_json::json!({})).await;
+    app.post("/sessions/s/revisions/0/restore", "{}").await.ok(201);
+    app.post("/sessions/s/revisions/1/restore", "{}").await.ok(201);
+    app.post("/sessions/s/revisions/0/restore", "{}").await.ok(201);
     release.add_permits(1);
     let answer = ended(request).await.unwrap();
     assert_eq!((answer.coverage.summary_through, answer.verbatim().len()), (0, 184));

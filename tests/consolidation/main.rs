@@ -10,6 +10,8 @@ mod support {
     pub(crate) mod app;
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod client;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     pub(crate) mod postgres;
 }

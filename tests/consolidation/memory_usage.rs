@@ -59,7 +59,7 @@ impl Service {
     }
 
     async fn consolidate(&self, app: &TestApp, session: &str, messages: usize) {
-        let request = app.client.post(format!("{}/sessions/{session}/context", self.url));
+        let request = app.http.post(format!("{}/sessions/{session}/context", self.url));
         let answer: Value = request.send().await.unwrap().json().await.unwrap();
         assert_eq!(answer["consolidation"]["outcome"], json!("consolidated"), "{answer}");
         assert_eq!(answer["coverage"]["summary_through"], messages - 20);

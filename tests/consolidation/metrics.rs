@@ -4,7 +4,6 @@ use crate::harness::{covering, plain, record, turns};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer, USAGE};
-use reqwest::{Method, StatusCode};
 use std::fmt::Debug;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -17,10 +16,9 @@ struct Metrics(String);
 
 impl Metrics {
     async fn of(app: &TestApp) -> Self {
-        let response = app.request(Method::GET, "/metrics").send().await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-        Self(response.text().await.unwrap())
+        let response = app.get("/metrics").await;
+        assert_eq!(response.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+        Self(response.text)
     }
 
     /// Returns the value of a sample: `name{label="value"}`.

@@ -162,8 +162,7 @@ async fn default_settings_use_built_in_model(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let nobody = plain(&app, "s", &[]).await;
     assert_eq!((nobody.outcome(), nobody.messages.len()), ("not_due", 0));
-    let unknown = app.request(reqwest::Method::GET, "/sessions/s").send().await.unwrap();
-    assert_eq!(unknown.status(), StatusCode::NOT_FOUND, "reading creates nothing");
+    app.get("/sessions/s").await.problem(404, "session-not-found");
     app.record_turns("s", 0..50).await;
     app.record("s", &[json!({"role": "user", "content": "And now?"})]).await;
     let answer = app.context("s", &json!({"user_message": "Well?"})).await;

@@ -21,7 +21,7 @@ async fn consolidation_finishes_within_shutdown_grace(backend: Backend) {
     record(&app, "s", &given).await;
     assert_eq!(plain(&app, "s", &given).await.outcome(), "scheduled");
     model.until_calls(1).await;
-    let (url, client) = (app.url.clone(), app.client.clone());
+    let (url, client) = (app.url.clone(), app.http.clone());
     let stop = tokio::spawn(app.stop());
     // The shutdown has begun when the service rejects requests.
     while client.get(format!("{url}/livez")).header("connection", "close").send().await.is_ok() {
@@ -70,7 +70,7 @@ async fn request_waiting_for_consolidation_does_not_delay_shutdown(backend: Back
     let app = start(&backend, &model, &[("server.shutdown_grace", "200ms")]).await;
     let given = turns(1..=102);
     record(&app, "s", &given).await;
-    let request = app.request(reqwest::Method::POST, "/sessions/s/context").timeout(Duration::from_secs(20));
+    let request = app.request(reqwest::Method::POST, "/sessions/s/context");
     let client = tokio::spawn(request.send());
     model.until_calls(1).await;
     tokio::time::timeout(PATIENCE / 2, app.stop()).await.expect("it ends");

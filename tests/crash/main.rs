@@ -1,4 +1,4 @@
-//! Crash tests: the real binary under load while faults occur. Nothing may be lost or duplicated.
+//! Crash tests: the real binary under load while faults occur. No exchange may be lost or duplicated.
 //!
 //! `random_faults` runs writers and readers against three processes on Postgres, and against one process on SQLite.
 //! Processes are killed by SIGKILL, Postgres is stopped and started, and a proxy between them cuts, delays and drops
@@ -39,6 +39,8 @@ mod service;
 #[path = "../support"]
 mod support {
     pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod client;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     pub(crate) mod postgres;

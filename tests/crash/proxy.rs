@@ -16,7 +16,7 @@ pub(crate) enum ProxyFault {
     None,
     /// Delays each chunk in both directions.
     Delay(Duration),
-    /// Forwards nothing and keeps the connections open, like a host that has disappeared.
+    /// Holds all data back and keeps the connections open, like a host that has disappeared.
     Silence,
     /// Drops the next response of the server and closes the connection: the work is done, but the client does not know.
     DropResponses,

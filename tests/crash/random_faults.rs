@@ -244,7 +244,7 @@ pub(crate) async fn run_on_sqlite() {
     run.finish().await;
 }
 
-/// Kills the process and removes what may not have reached the disk.
+/// Kills the process and removes bytes that may not have reached the disk.
 async fn lose_power(run: &mut Run, file: &Path) {
     // The acknowledgements are read before the log, so that the log contains all of them.
     let sessions = run.log.sessions();

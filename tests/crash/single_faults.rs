@@ -6,47 +6,40 @@ mod postgres;
 mod sqlite_file;
 
 use crate::service::{Process, SOON};
-use reqwest::{Method, Response, StatusCode};
+use crate::support::client::{Response, TestClient};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
 /// Sends an exchange of two messages with a key. The same number is the same request.
-async fn send_exchange(service: &Process, number: usize) -> Response {
+async fn send_exchange(service: &TestClient, number: usize) -> Response {
     let body = json!({"user_message": format!("Question {number}?"), "assistant_reply": format!("Answer {number}.")});
-    let request = service.request(Method::POST, "/sessions/s/exchanges").json(&body);
-    request.header("Idempotency-Key", format!("key-{number}")).send().await.expect("an answer")
+    service.post("/sessions/s/exchanges", body).header("Idempotency-Key", format!("key-{number}")).await
 }
 
-async fn append_exchange(service: &Process, number: usize) -> Value {
+async fn append_exchange(service: &Process, number: usize) {
     let response = send_exchange(service, number).await;
-    let status = response.status();
-    let text = response.text().await.expect("a body");
-    assert_eq!(status, StatusCode::CREATED, "{text}\n{}", service.log().join("\n"));
-    serde_json::from_str(&text).expect("JSON")
+    assert_eq!(response.status, 201, "{response}\n{}", service.log().join("\n"));
 }
 
 /// Checks for a 503 that tells the client when and how to retry a write.
-async fn assert_store_unavailable(response: Response) {
-    let (status, retry_after) = (response.status(), response.headers().get("retry-after").cloned());
-    let problem: Value = response.json().await.expect("JSON");
-    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{problem}");
-    assert!(retry_after.is_some(), "{problem}");
-    assert_eq!(problem["type"], "urn:precis:problem:store-unavailable");
-    assert!(problem["detail"].as_str().expect("text").contains("same Idempotency-Key"), "{problem}");
+fn assert_store_unavailable(response: &Response) {
+    let detail = response.problem(503, "store-unavailable");
+    assert!(response.header("retry-after").is_some(), "{response}");
+    assert!(detail.contains("same Idempotency-Key"), "{detail}");
 }
 
-async fn status(service: &Process, path: &str) -> StatusCode {
-    service.request(Method::GET, path).send().await.expect("an answer").status()
+async fn status(service: &TestClient, path: &str) -> u16 {
+    service.get(path).await.status
 }
 
-/// Checks that `/livez` answers quickly, whatever the state of the database is.
-async fn assert_live(service: &Process) {
+/// Checks that `/livez` answers quickly, in any state of the database.
+async fn assert_live(service: &TestClient) {
     let started_at = Instant::now();
-    assert_eq!(status(service, "/livez").await, StatusCode::OK);
+    assert_eq!(status(service, "/livez").await, 200);
     assert!(started_at.elapsed() < Duration::from_secs(2), "{:?}", started_at.elapsed());
 }
 
-async fn wait_for_readyz(service: &Process, expected: StatusCode) {
+async fn wait_for_readyz(service: &TestClient, expected: u16) {
     let started_at = Instant::now();
     while status(service, "/readyz").await != expected {
         assert_live(service).await;
@@ -56,7 +49,7 @@ async fn wait_for_readyz(service: &Process, expected: StatusCode) {
 }
 
 /// Checks that the history consists of these exchanges, each once and complete.
-async fn assert_history(service: &Process, numbers: std::ops::Range<usize>) {
+async fn assert_history(service: &TestClient, numbers: std::ops::Range<usize>) {
     let expected: Vec<Value> = numbers
         .flat_map(|number| {
             [

@@ -1,11 +1,10 @@
 //! Clients that work on the same sessions at the same time. The order of their exchanges is undefined. Every
-//! acknowledged exchange must be stored once, complete and in the order of its client, and nothing else.
+//! acknowledged exchange must be stored once, complete and in the order of its client, and no other messages.
 
 use super::harness::Answer;
 use super::operations::Mode;
-use super::response::send;
 use super::state_checks;
-use super::support::app::TestApp;
+use super::support::client::TestClient;
 use futures_util::future::join_all;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -63,7 +62,7 @@ pub(super) fn clients() -> impl Strategy<Value = [Actions; 3]> {
 }
 
 /// Runs all actions as clients of one tenant.
-pub(super) async fn run(apps: &[TestApp; 3], clients: [Actions; 3]) {
+pub(super) async fn run(apps: &[TestClient; 3], clients: [Actions; 3]) {
     let app = &apps[0];
     // Every action expects both sessions to exist.
     let first = vec![append(app, 0, false, "a0", 1).await, append(app, 1, false, "b0", 1).await];
@@ -97,7 +96,7 @@ pub(super) async fn run(apps: &[TestApp; 3], clients: [Actions; 3]) {
     }
 }
 
-async fn run_client(app: &TestApp, number: usize, actions: &Actions) -> Vec<AcknowledgedExchange> {
+async fn run_client(app: &TestClient, number: usize, actions: &Actions) -> Vec<AcknowledgedExchange> {
     let mut acknowledged: Vec<AcknowledgedExchange> = Vec::new();
     for (step, action) in actions.0.iter().enumerate() {
         let mark = format!("c{number}-{step}");
@@ -119,12 +118,12 @@ async fn run_client(app: &TestApp, number: usize, actions: &Actions) -> Vec<Ackn
                 verify(app, session, &context).await;
             }
             Action::Consolidate(session) => {
-                let response = send(app.request(Method::POST, &path(session, "consolidations"))).await;
+                let response = app.request(Method::POST, &path(session, "consolidations")).await;
                 // 409: another consolidation is running. 502: a restore discarded the result.
                 assert!([200, 201, 409, 502].contains(&response.status), "{response:?}");
             }
             Action::Restore(session) => {
-                send(app.request(Method::POST, &path(session, "revisions/0/restore"))).await.ok(201);
+                app.request(Method::POST, &path(session, "revisions/0/restore")).await.ok(201);
             }
         }
     }
@@ -133,7 +132,7 @@ async fn run_client(app: &TestApp, number: usize, actions: &Actions) -> Vec<Ackn
 
 /// Appends an exchange by this number of identical requests at the same time, with one idempotency key.
 async fn append(
-    app: &TestApp,
+    app: &TestClient,
     session: u8,
     tool_call: bool,
     mark: &str,
@@ -141,14 +140,12 @@ async fn append(
 ) -> AcknowledgedExchange {
     let messages = messages(tool_call, mark);
     let body = format!(r#"{{"messages":[{}]}}"#, messages.join(","));
-    let request = || {
-        let request = app.request(Method::POST, &format!("/sessions/s{session}/exchanges"));
-        request.header("idempotency-key", mark).header("content-type", "application/json").body(body.clone())
-    };
-    let responses = join_all((0..requests).map(|_| send(request()))).await;
+    let path = format!("/sessions/s{session}/exchanges");
+    let request = || app.post(&path, &body).header("idempotency-key", mark).send();
+    let responses = join_all((0..requests).map(|_| request())).await;
     let first = responses[0].ok(201);
     assert!(responses.iter().all(|response| response.ok(201) == first), "{responses:?}");
-    assert_eq!(responses.iter().filter(|response| !response.replayed).count(), 1, "{responses:?}");
+    assert_eq!(responses.iter().filter(|response| !response.is_replay()).count(), 1, "{responses:?}");
     AcknowledgedExchange { session, first_seq: as_usize(&first["first_seq"]), messages }
 }
 
@@ -171,22 +168,21 @@ fn messages(tool_call: bool, mark: &str) -> Vec<String> {
     vec![question, call, result.to_string(), answer]
 }
 
-async fn build_context(app: &TestApp, session: u8, mode: Mode) -> Answer {
-    let request = app.request(Method::POST, &format!("/sessions/s{session}/context"));
-    let response = send(request.json(&json!({"mode": mode.name()}))).await;
+async fn build_context(app: &TestClient, session: u8, mode: Mode) -> Answer {
+    let response = app.post(&format!("/sessions/s{session}/context"), &json!({"mode": mode.name()})).await;
     response.ok(200);
     serde_json::from_str(&response.text).expect("a context")
 }
 
 /// Checks that a context covers the history up to its last message.
-async fn verify(app: &TestApp, session: u8, context: &Answer) {
+async fn verify(app: &TestClient, session: u8, context: &Answer) {
     let history = state_checks::history(app, session).await.into_iter().take(context.coverage.last_seq);
     context.verify(&history.map(|(_, json, _)| json).collect::<Vec<_>>());
 }
 
 /// Checks that each consolidation begins after the cursor, that each restore resets the cursor, and that the session
 /// has the state of the last revision.
-async fn check_revisions(app: &TestApp, session: u8, last_seq: usize) {
+async fn check_revisions(app: &TestClient, session: u8, last_seq: usize) {
     let list = app.get(&format!("/sessions/s{session}/revisions?limit=1000")).await;
     let list = list["items"].as_array().expect("items");
     let mut cursor = 0;

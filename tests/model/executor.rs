@@ -3,15 +3,14 @@
 use super::harness::{self, covering, is_meta, until};
 use super::operations::{Condition, Exchange, Mode, ModelFault, Operation, Scenario, ServiceSettings, Step};
 use super::reference_model::{AppendOutcome, Message, Revision, Session, Tenant, USERS, metadata};
-use super::response::{Response, send};
-use super::support::app::TestApp;
+use super::support::client::{Request, Response, TestClient, assert_includes};
 use super::support::model_server::{Behaviour, ModelServer};
-use reqwest::{Method, RequestBuilder};
+use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 pub(super) struct Executor {
-    clients: [TestApp; 3],
+    clients: [TestClient; 3],
     model: ModelServer,
     settings: ServiceSettings,
     tenants: [Tenant; 2],
@@ -22,7 +21,7 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    pub(super) fn new(clients: [TestApp; 3], model: ModelServer, settings: ServiceSettings) -> Self {
+    pub(super) fn new(clients: [TestClient; 3], model: ModelServer, settings: ServiceSettings) -> Self {
         let tenants = [Tenant::default(), Tenant::default()];
         Self { clients, model, settings, tenants, exported: None, has_hung: false, step: 0 }
     }
@@ -56,8 +55,8 @@ impl Executor {
             Operation::AppendExchange(ref exchange) => append(app, tenant, exchange, &self.settings).await,
             Operation::AppendInvalid { session, key } => {
                 let body = r#"{"messages":[{"role":"user","content":"a"},{"role":"user"}]}"#;
-                let request = app.request(Method::POST, &format!("/sessions/s{session}/exchanges"));
-                send(with_json(with_key(request, key), body)).await.problem(422, "invalid-input");
+                let request = app.post(&format!("/sessions/s{session}/exchanges"), body);
+                with_key(request, key).await.problem(422, "invalid-input");
             }
             Operation::Restore { session, revision } => restore(app, tenant, session, revision).await,
             Operation::ListMessages { session, descending, limit, after } => {
@@ -67,8 +66,8 @@ impl Executor {
             Operation::ListSessions { user, limit } => tenant.check_sessions(app, user, limit).await,
             Operation::SetMetadata { session, metadata: number } => {
                 let metadata = metadata(number);
-                let request = app.request(Method::PATCH, &format!("/sessions/s{session}"));
-                let response = send(with_json(request, &format!(r#"{{"metadata":{metadata}}}"#))).await;
+                let body = format!(r#"{{"metadata":{metadata}}}"#);
+                let response = app.patch(&format!("/sessions/s{session}"), body).await;
                 let Some(session) = known_session(tenant, session, &response) else { return };
                 assert!(response.text.contains(&format!(r#""metadata":{metadata}"#)), "{response:?}");
                 session.metadata = metadata;
@@ -78,7 +77,7 @@ impl Executor {
             }
             Operation::ReadMemory { user } => tenant.check_memory(app, user).await,
             Operation::EraseSession { session } => {
-                let response = send(app.request(Method::DELETE, &format!("/sessions/s{session}"))).await;
+                let response = app.delete(&format!("/sessions/s{session}")).await;
                 if known_session(tenant, session, &response).is_some() {
                     response.ok(204);
                     tenant.sessions.remove(&session);
@@ -86,7 +85,7 @@ impl Executor {
             }
             Operation::EraseUser { user } => {
                 let path = format!("/users/{}", USERS[usize::from(user)]);
-                let response = send(app.request(Method::DELETE, &path)).await;
+                let response = app.delete(&path).await;
                 if tenant.erase_user(user) {
                     response.ok(204);
                 } else {
@@ -94,7 +93,7 @@ impl Executor {
                 }
             }
             Operation::Export { session } => {
-                let response = send(app.request(Method::GET, &format!("/sessions/s{session}/export"))).await;
+                let response = app.get(&format!("/sessions/s{session}/export")).await;
                 if let Some(session) = known_session(tenant, session, &response) {
                     assert_eq!(response.status, 200, "{response:?}");
                     // An export contains neither idempotency keys nor the state of failed consolidations.
@@ -126,7 +125,7 @@ impl Executor {
     async fn consolidate(&mut self, client: usize, id: u8, fault: ModelFault) {
         let fault = self.prepare_model(fault);
         let (app, tenant) = (&self.clients[client], &mut self.tenants[client / 2]);
-        let response = send(app.request(Method::POST, &format!("/sessions/s{id}/consolidations"))).await;
+        let response = app.request(Method::POST, &format!("/sessions/s{id}/consolidations")).await;
         let Some(session) = known_session(tenant, id, &response) else { return };
         let run = session.predict_run(&self.settings, true, fault);
         let (failed, is_empty) = (run.failed, run.revisions.is_empty());
@@ -167,10 +166,9 @@ impl Executor {
         if let Some(user) = user {
             body["user_id"] = USERS[usize::from(user)].into();
         }
-        let request = app.request(Method::POST, &format!("/sessions/s{id}/context"));
-        let response = send(with_json(request, &body.to_string())).await;
+        let response = app.post(&format!("/sessions/s{id}/context"), body).await;
         if owner.is_some_and(|owner| user.is_some_and(|user| user != owner)) {
-            return response.problem(409, "session-user-mismatch");
+            return drop(response.problem(409, "session-user-mismatch"));
         }
         let json = response.ok(200);
         let mut context: harness::Answer = serde_json::from_str(&response.text).expect("a context");
@@ -234,7 +232,7 @@ fn verify_selection(settings: &ServiceSettings, session: &Session, context: &har
 }
 
 /// Compares the new revisions with the predicted ones and adds them to the model.
-async fn verify_run(app: &TestApp, id: u8, session: &mut Session, revisions: Vec<Revision>, failed: bool) {
+async fn verify_run(app: &TestClient, id: u8, session: &mut Session, revisions: Vec<Revision>, failed: bool) {
     if !revisions.is_empty() {
         session.failures = 0;
     }
@@ -242,7 +240,7 @@ async fn verify_run(app: &TestApp, id: u8, session: &mut Session, revisions: Vec
     for mut revision in revisions {
         let number = session.revisions.len() + 1;
         let path = format!("/sessions/s{id}/revisions/{number}");
-        revision.json = send(app.request(Method::GET, &path)).await.ok(200);
+        revision.json = app.get(&path).await.ok(200);
         revision.assert_matches(number, &revision.json);
         session.revisions.push(revision);
     }
@@ -304,15 +302,11 @@ fn known_session<'a>(tenant: &'a mut Tenant, id: u8, response: &Response) -> Opt
     session
 }
 
-fn with_json(request: RequestBuilder, body: &str) -> RequestBuilder {
-    request.header("content-type", "application/json").body(body.to_owned())
-}
-
-fn with_key(request: RequestBuilder, key: Option<u8>) -> RequestBuilder {
+fn with_key(request: Request, key: Option<u8>) -> Request {
     if let Some(key) = key { request.header("idempotency-key", format!("k{key}")) } else { request }
 }
 
-async fn append(app: &TestApp, tenant: &mut Tenant, exchange: &Exchange, settings: &ServiceSettings) {
+async fn append(app: &TestClient, tenant: &mut Tenant, exchange: &Exchange, settings: &ServiceSettings) {
     let expected = tenant.predict_append(exchange);
     let messages = tenant.render(exchange, settings);
     let body = if let AppendOutcome::Replayed(recorded) = &expected {
@@ -324,34 +318,34 @@ async fn append(app: &TestApp, tenant: &mut Tenant, exchange: &Exchange, setting
         let metadata = exchange.metadata.map_or(String::new(), metadata);
         format!(r#"{{"messages":[{}]{user}{metadata}}}"#, messages.join(","))
     };
-    let request = app.request(Method::POST, &format!("/sessions/s{}/exchanges", exchange.session));
-    let response = send(with_json(with_key(request, exchange.key), &body)).await;
+    let request = app.post(&format!("/sessions/s{}/exchanges", exchange.session), &body);
+    let response = with_key(request, exchange.key).await;
     match expected {
-        AppendOutcome::KeyReused => response.problem(422, "idempotency-key-reused"),
-        AppendOutcome::UserMismatch => response.problem(409, "session-user-mismatch"),
+        AppendOutcome::KeyReused => drop(response.problem(422, "idempotency-key-reused")),
+        AppendOutcome::UserMismatch => drop(response.problem(409, "session-user-mismatch")),
         AppendOutcome::Replayed(recorded) => {
-            assert_eq!((response.ok(201), response.replayed), (recorded.response, true), "{response:?}");
+            assert_eq!((response.ok(201), response.is_replay()), (recorded.response, true), "{response:?}");
         }
         AppendOutcome::Appended => {
             let json = response.ok(201);
             let before = tenant.sessions.get(&exchange.session).map_or(0, |session| session.history.len());
-            let expected = (json!(before + 1), json!(before + messages.len()), json!(messages.len()));
-            let actual = (&json["first_seq"], &json["last_seq"], &json["message_count"]);
-            assert_eq!(actual, (&expected.0, &expected.1, &expected.2), "{response:?}");
-            assert!(!response.replayed, "{response:?}");
+            let (first, count) = (before + 1, messages.len());
+            let expected = json!({"first_seq": first, "last_seq": before + count, "message_count": count});
+            assert_includes(&json, &expected);
+            assert!(!response.is_replay(), "{response:?}");
             tenant.append(exchange, &messages, &body, &json);
         }
     }
 }
 
-async fn restore(app: &TestApp, tenant: &mut Tenant, id: u8, revision: usize) {
+async fn restore(app: &TestClient, tenant: &mut Tenant, id: u8, revision: usize) {
     let known = tenant.sessions.get(&id).map_or(0, |session| session.revisions.len());
     let target = revision % (known + 2);
     let path = format!("/sessions/s{id}/revisions/{target}/restore");
-    let response = send(app.request(Method::POST, &path)).await;
+    let response = app.request(Method::POST, &path).await;
     let Some(session) = known_session(tenant, id, &response) else { return };
     let Some(mut revision) = session.predict_restore(target) else {
-        return response.problem(404, "revision-not-found");
+        return drop(response.problem(404, "revision-not-found"));
     };
     revision.json = response.ok(201);
     revision.assert_matches(known + 1, &revision.json);
@@ -359,7 +353,7 @@ async fn restore(app: &TestApp, tenant: &mut Tenant, id: u8, revision: usize) {
     session.failures = 0;
 }
 
-async fn write_memory(app: &TestApp, tenant: &mut Tenant, user: u8, condition: Condition, step: usize) {
+async fn write_memory(app: &TestClient, tenant: &mut Tenant, user: u8, condition: Condition, step: usize) {
     let version = tenant.memory_version(user);
     let tag = match condition {
         Condition::Absent => None,
@@ -374,21 +368,22 @@ async fn write_memory(app: &TestApp, tenant: &mut Tenant, user: u8, condition: C
         _ => false,
     };
     let content = format!("Likes tea since {step}.");
-    let mut request = app.request(Method::PUT, &format!("/users/{}/memory", USERS[usize::from(user)]));
+    let body = json!({ "content": content });
+    let mut request = app.put(&format!("/users/{}/memory", USERS[usize::from(user)]), body);
     if let Some(tag) = tag {
         request = request.header("if-match", tag);
     }
-    let response = send(with_json(request, &json!({ "content": content }).to_string())).await;
+    let response = request.await;
     if is_rejected {
-        return response.problem(412, "version-mismatch");
+        return drop(response.problem(412, "version-mismatch"));
     }
     let document = response.ok(200);
-    assert_eq!((&document["version"], &document["content"]), (&json!(version + 1), &json!(content)));
+    assert_includes(&document, &json!({"version": version + 1, "content": content}));
     tenant.memories.entry(user).or_default().push(content);
 }
 
 async fn import(
-    app: &TestApp,
+    app: &TestClient,
     tenant: &mut Tenant,
     id: u8,
     user: Option<u8>,
@@ -401,7 +396,7 @@ async fn import(
     let status = match tenant.sessions.get(&id) {
         None => 201,
         Some(known) if known.user == owner && known.begins_with(exported) => 200,
-        Some(_) => return response.problem(409, "session-exists"),
+        Some(_) => return drop(response.problem(409, "session-exists")),
     };
     let session = tenant.sessions.entry(id).or_insert_with(|| Session { user: owner, ..exported.clone() });
     let expected = json!({
@@ -412,8 +407,8 @@ async fn import(
     assert_eq!(response.ok(status), expected);
 }
 
-/// Repeating such an import changes nothing, whatever the session's owner and the times of its messages are.
-async fn import_messages(app: &TestApp, tenant: &mut Tenant, id: u8, count: usize) {
+/// Repeating such an import has no effect, for any owner of the session and any times of its messages.
+async fn import_messages(app: &TestClient, tenant: &mut Tenant, id: u8, count: usize) {
     let lines: Vec<_> = (1..=count).map(harness::user).collect();
     let response = send_lines(app, id, "", &lines.join("\n")).await;
     if let Some(known) = tenant.sessions.get(&id) {
@@ -425,8 +420,8 @@ async fn import_messages(app: &TestApp, tenant: &mut Tenant, id: u8, count: usiz
         return;
     }
     assert_eq!(response.ok(201)["last_seq"], count);
-    let state = app.get(&format!("/sessions/s{id}")).await;
-    let updated_at = state["updated_at"].as_str().expect("a time").to_owned();
+    let updated_at =
+        app.get(&format!("/sessions/s{id}")).await["updated_at"].as_str().expect("a time").to_owned();
     let messages = super::state_checks::history(app, id).await;
     let messages = messages.into_iter().map(|(_, json, created_at)| Message::new(json, &created_at));
     let session = Session { history: messages.collect(), updated_at, ..Session::new(0) };
@@ -434,7 +429,7 @@ async fn import_messages(app: &TestApp, tenant: &mut Tenant, id: u8, count: usiz
     tenant.sessions.insert(id, session);
 }
 
-async fn send_lines(app: &TestApp, id: u8, query: &str, lines: &str) -> Response {
+async fn send_lines(app: &TestClient, id: u8, query: &str, lines: &str) -> Response {
     let request = app.request(Method::POST, &format!("/sessions/s{id}/import{query}"));
-    send(request.header("content-type", "application/x-ndjson").body(lines.to_owned())).await
+    request.header("content-type", "application/x-ndjson").body(lines.to_owned()).await
 }

@@ -1,5 +1,5 @@
-//! Compares the service with a reference model of its contract: every response and all visible state must be what the
-//! model predicts, for random operations of several clients, random settings and random model faults.
+//! Compares the service with a reference model of its contract: every response and all visible state must equal the
+//! prediction of the model, for random operations of several clients, random settings and random model faults.
 //!
 //! - [`operations`] generates scenarios, and proptest shrinks a failing one to the shortest list of operations.
 //! - [`reference_model`] predicts results; it works message by message, while the service works with ranges.
@@ -14,7 +14,6 @@ mod executor;
 mod operations;
 mod panic_hook;
 mod reference_model;
-mod response;
 mod state_checks;
 
 #[expect(dead_code, reason = "the consolidation tests use the rest of it")]
@@ -26,6 +25,8 @@ mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod client;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -44,6 +45,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use support::app::TestApp;
 use support::backend::Backend;
+use support::client::TestClient;
 use support::model_server::ModelServer;
 use test_case::test_case;
 use tokio::runtime::Handle;
@@ -104,7 +106,7 @@ fn check_property<S: Strategy<Value: Debug>>(cases: u32, strategy: &S, test: imp
 }
 
 /// Returns two clients of one tenant and one client of another. Each case has its own tenants.
-async fn clients(app: &TestApp, store: &Arc<Store>, case: u32) -> [TestApp; 3] {
+async fn clients(app: &TestClient, store: &Arc<Store>, case: u32) -> [TestClient; 3] {
     let client = async |tenant: &str| {
         let tenant = TenantId::new(tenant).expect("a tenant");
         let key = create_key(store, &tenant, None, Scope::Admin).await.expect("a key");

@@ -1,7 +1,7 @@
 //! The first run in an empty folder without settings.
 
-use crate::service::{Precis, messages, ok, outcome};
-use reqwest::Method;
+use crate::service::{Precis, messages, outcome};
+use crate::support::client::assert_includes;
 use serde_json::json;
 
 #[tokio::test]
@@ -12,9 +12,8 @@ async fn service_without_settings_stores_and_consolidates() {
 
     let exchange =
         json!({"user_message": "I fly to Zürich on 3 May.", "assistant_reply": "Noted: Zürich, 3 May."});
-    let answer = service.request(Method::POST, "/sessions/demo/exchanges").json(&exchange).send().await;
-    let answer = ok(answer.expect("an answer")).await;
-    assert_eq!((&answer["first_seq"], &answer["last_seq"]), (&json!(1), &json!(2)));
+    let appended = service.post("/sessions/demo/exchanges", &exchange).await;
+    assert_includes(&appended, &json!({"first_seq": 1, "last_seq": 2}));
     for exchange in messages(98).chunks(2) {
         service.record("demo", exchange).await;
     }
@@ -23,11 +22,9 @@ async fn service_without_settings_stores_and_consolidates() {
 
     service.record("demo", &messages(2)).await;
     let body = json!({"system_prompt": "You are a helpful assistant.", "user_message": "When do I fly?"});
-    let request = service.context_request("demo", &body).send().await.expect("an answer");
-    let context = ok(request).await;
-    assert_eq!(context["consolidation"]["outcome"], "consolidated");
-    assert_eq!(context["consolidation"]["model"], "extractive");
-    assert_eq!(context["coverage"]["summary_through"], 82);
+    let context = service.context("demo", &body).await;
+    let consolidation = json!({"outcome": "consolidated", "model": "extractive"});
+    assert_includes(&context, &json!({"consolidation": consolidation, "coverage": {"summary_through": 82}}));
     let sent = context["messages"].as_array().expect("a list");
     assert_eq!(sent.len(), 22, "system message, the last 20, the new one");
     let system = sent[0]["content"].as_str().expect("text");
@@ -35,7 +32,7 @@ async fn service_without_settings_stores_and_consolidates() {
     assert_eq!(sent[21], json!({"role": "user", "content": "When do I fly?"}));
 
     let revision = service.get("/sessions/demo/revisions/1").await;
-    assert_eq!((&revision["from_seq"], &revision["to_seq"]), (&json!(1), &json!(82)));
+    assert_includes(&revision, &json!({"from_seq": 1, "to_seq": 82}));
     assert!(system.ends_with(revision["text"].as_str().expect("text")));
 
     let files = std::fs::read_dir(service.folder.path()).expect("readable");

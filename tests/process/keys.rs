@@ -1,14 +1,15 @@
 //! `precis keys`, the rule that a reachable address needs a key, and the redaction of keys in output and logs.
 
-use crate::service::{CommandResult, Precis, Process};
+use crate::service::{CommandResult, Precis};
 use crate::support::backend::Backend;
+use crate::support::client::TestClient;
 use crate::support::postgres::TestDatabase;
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use serde_json::{Value, json};
 use test_case::test_case;
 
 async fn precis(backend: &Backend, args: &[&str]) -> CommandResult {
-    Precis::new().env("DATABASE_URL", &backend.url()).args(args.iter().copied()).run().await
+    Precis::on(backend).args(args.iter().copied()).run().await
 }
 
 /// Creates a key. Returns its ID and the key.
@@ -22,10 +23,9 @@ async fn create(backend: &Backend, args: &[&str]) -> (String, String) {
     (id, key)
 }
 
-async fn status(service: &Process, key: Option<&str>, method: Method, path: &str) -> u16 {
-    let request = service.request(method, path);
-    let request = if let Some(key) = key { request.bearer_auth(key) } else { request };
-    request.send().await.expect("an answer").status().as_u16()
+async fn status(service: &TestClient, key: Option<&str>, method: Method, path: &str) -> u16 {
+    let client = key.map_or_else(|| service.clone(), |key| service.with_key(key));
+    client.request(method, path).await.status
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -34,7 +34,7 @@ async fn status(service: &Process, key: Option<&str>, method: Method, path: &str
 async fn keys_are_created_listed_and_revoked(backend: Backend) {
     let empty = precis(&backend, &["keys", "list"]).await.stdout_of_success();
     assert_eq!(empty, "ID  TENANT  NAME  SCOPE  CREATED  REVOKED");
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
+    let service = Precis::on(&backend).start().await;
     assert_eq!(status(&service, None, Method::GET, "/sessions").await, 200);
 
     let (acme, acme_key) = create(&backend, &["--tenant", "acme", "--name", "the ärchive"]).await;
@@ -113,14 +113,14 @@ async fn keys_commands_migrate_the_schema() {
     let output = precis(&["--no-migrate", "keys", "create", "--tenant", "a"]).run().await.stderr_of_failure();
     assert!(output.contains("`precis migrate`"), "{output}");
     precis(&["keys", "create", "--tenant", "a"]).run().await.stdout_of_success();
-    precis(&["--no-migrate", "--bind", "0.0.0.0:0"]).start().await.get("/readyz").await;
+    precis(&["--no-migrate", "--bind", "0.0.0.0:0"]).start().await.get("/readyz").await.ok(200);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reachable_address_requires_key_or_setting(backend: Backend) {
-    let open = |address: &str| Precis::new().env("DATABASE_URL", &backend.url()).args(["--bind", address]);
+    let open = |address: &str| Precis::on(&backend).args(["--bind", address]);
     for address in ["0.0.0.0:0", "[::]:0"] {
         let output = open(address).run().await.stderr_of_failure();
         for part in
@@ -141,7 +141,7 @@ async fn reachable_address_requires_key_or_setting(backend: Backend) {
     for key in [None, Some(key.as_str())] {
         assert_eq!(status(&restarted, key, Method::GET, "/sessions").await, 401);
     }
-    restarted.get("/readyz").await;
+    restarted.get("/readyz").await.ok(200);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -151,27 +151,27 @@ async fn keys_are_redacted_in_log_and_errors(backend: Backend) {
     let (id, key) = create(&backend, &["--tenant", "acme", "--scope", "write"]).await;
     let (revoked, revoked_key) = create(&backend, &["--tenant", "acme"]).await;
     precis(&backend, &["keys", "revoke", &revoked]).await.stdout_of_success();
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).set("log.filter", "trace");
+    let service = Precis::on(&backend).set("log.filter", "trace");
     let service = service.set("consolidation.keep_recent", "2").start().await;
     let ask = async |key: &str, method: Method, path: &str, request_id: &str| {
-        let request = service.request(method, path).bearer_auth(key).header("x-request-id", request_id);
-        let status = request.send().await.expect("an answer").status();
+        let request = service.with_key(key).request(method, path).header("x-request-id", request_id);
+        let status = request.await.status;
         let answered = service.wait_for_line(request_id, |line| {
             line["message"] == "answered" && line["spans"][0]["request_id"] == request_id
         });
         (status, answered.await["spans"][0].clone())
     };
     let (status, span) = ask(&key, Method::GET, "/sessions", "good").await;
-    assert_eq!(status, StatusCode::OK);
+    assert_eq!(status, 200);
     assert_eq!((&span["tenant"], &span["key"]), (&Value::from("acme"), &Value::from(id.as_str())));
     let (status, span) = ask(&key, Method::DELETE, "/sessions/s", "scope").await;
-    assert_eq!((status, &span["key"]), (StatusCode::FORBIDDEN, &Value::from(id.as_str())));
+    assert_eq!((status, &span["key"]), (403, &Value::from(id.as_str())));
     let (status, span) = ask(&revoked_key, Method::GET, "/sessions", "revoked").await;
-    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    assert_eq!(status, 401);
     assert_eq!((&span["tenant"], &span["key"]), (&Value::Null, &Value::from(revoked.as_str())));
     let mistyped = format!("{}x", &key[..61]);
     let (status, span) = ask(&mistyped, Method::GET, "/sessions", "mistyped").await;
-    assert_eq!((status, &span["key"]), (StatusCode::UNAUTHORIZED, &Value::Null));
+    assert_eq!((status, &span["key"]), (401, &Value::Null));
     // Users paste keys in the place of IDs.
     let path = |escaped: &str| format!("/sessions/{}", key.replacen('p', escaped, 1));
     let turns = json!({"messages": [
@@ -190,11 +190,11 @@ async fn keys_are_redacted_in_log_and_errors(backend: Backend) {
     .enumerate()
     {
         let request_id = format!("pasted-{at}");
-        let request = service.request(method, &path).bearer_auth(&key).header("x-request-id", &request_id);
+        let request = service.with_key(&key).request(method, &path).header("x-request-id", &request_id);
         let request = if body.is_null() { request } else { request.json(&body) };
-        let answer = request.send().await.expect("an answer");
-        assert_eq!(answer.status(), status, "{path}");
-        let output = answer.text().await.expect("a text");
+        let response = request.await;
+        assert_eq!(response.status, status, "{path}");
+        let output = response.text;
         assert!(status < 400 || !output.contains(&key[15..40]), "{output}");
         let answered = |line: &Value| {
             line["message"] == "answered" && line["spans"][0]["request_id"] == request_id.as_str()
@@ -203,9 +203,8 @@ async fn keys_are_redacted_in_log_and_errors(backend: Backend) {
         let shown = line["path"].as_str().expect("a path");
         assert!(shown == "/sessions" || shown.starts_with(&format!("/sessions/precis_{id}…")), "{shown}");
     }
-    let named = service.request(Method::GET, "/sessions").bearer_auth(&key).header("x-request-id", &key);
-    let named = named.send().await.expect("an answer");
-    assert_ne!(named.headers()["x-request-id"], key.as_str());
+    let named = service.with_key(&key).get("/sessions").header("x-request-id", &key).await;
+    assert_ne!(named.header("x-request-id"), Some(key.as_str()));
     let log = service.log().join("\n");
     assert!(log.contains(&format!("\"session\":\"precis_{id}…\"")), "{log}");
     for key in [&key, &revoked_key] {

@@ -2,11 +2,11 @@
 
 use crate::service::{Precis, Process};
 use crate::support::backend::Backend;
+use crate::support::client::Request;
 use crate::support::model_server::{Behaviour, ModelServer};
-use reqwest::{Method, RequestBuilder, StatusCode};
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
 /// A part of every text that the log must not contain: messages, prompts, summaries, memory documents.
 const SAID: &str = "xylophon";
@@ -39,8 +39,8 @@ async fn start(backend: &Backend, model: &ModelServer, filter: &str) -> Process 
     }
 }
 
-async fn status(request: RequestBuilder) -> u16 {
-    request.send().await.expect("an answer").status().as_u16()
+async fn status(request: Request) -> u16 {
+    request.await.status
 }
 
 /// Sends requests for one session, including all kinds of failures. Each request has its own ID.
@@ -64,9 +64,9 @@ async fn send_requests(service: &Process, model: &ModelServer) {
         let exchange = request(Method::POST, "/sessions/s/exchanges", &format!("exchange-{index}"));
         assert_eq!(status(exchange.json(&turn("user"))).await, 201);
         let asked = request(Method::POST, "/sessions/s/context", &format!("failed-{index}")).json(&context);
-        let answer: Value = asked.send().await.expect("an answer").json().await.expect("JSON");
-        assert_eq!(answer["consolidation"]["outcome"], "failed", "{index}");
-        let reason = answer["consolidation"]["reason"].clone();
+        let response: Value = asked.await.ok(200);
+        assert_eq!(response["consolidation"]["outcome"], "failed", "{index}");
+        let reason = response["consolidation"]["reason"].clone();
         assert!(reason.is_string(), "{index}");
         assert_absent(&[reason], &[SAID, KEY]);
     }
@@ -74,16 +74,12 @@ async fn send_requests(service: &Process, model: &ModelServer) {
     model.push(Behaviour::answer(secret_text("summary") + " It has more than ten words."));
     model.push(Behaviour::reply(|call| format!("{} {}", call.user(), secret_text("echo"))));
     let asked = request(Method::POST, "/sessions/s/context", "consolidated").json(&context);
-    let answer: Value = asked.send().await.expect("an answer").json().await.expect("JSON");
-    assert_eq!(answer["consolidation"]["outcome"], "consolidated", "{answer}");
+    let response: Value = asked.await.ok(200);
+    assert_eq!(response["consolidation"]["outcome"], "consolidated", "{response}");
 
     model.push(Behaviour::answer(secret_text("summary")));
     model.push(Behaviour::answer(SAID));
-    request(Method::POST, "/sessions/s/exchanges", "more")
-        .json(&turn("more"))
-        .send()
-        .await
-        .expect("an answer");
+    request(Method::POST, "/sessions/s/exchanges", "more").json(turn("more")).await.ok(201);
     let background = json!({"mode": "background"});
     let asked = request(Method::POST, "/sessions/s/context", "background").json(&background);
     assert_eq!(status(asked).await, 200);
@@ -204,20 +200,12 @@ async fn keys_are_not_logged_with_any_filter() {
     assert_absent(&log, &[KEY, PASSWORD]);
 }
 
+/// The module `health` of the API tests checks which ids are accepted.
 #[tokio::test]
-async fn request_id_is_accepted_or_generated_and_returned() {
+async fn request_id_of_client_is_in_the_log() {
     let service = Precis::new().start().await;
-    for (given, taken) in [(Some("mine-1"), true), (Some("two words"), false), (None, false)] {
-        let mut request = service.request(Method::GET, "/sessions");
-        if let Some(given) = given {
-            request = request.header("x-request-id", given);
-        }
-        let response = request.send().await.expect("an answer");
-        assert_eq!(response.status(), StatusCode::OK);
-        let id = response.headers()["x-request-id"].to_str().expect("text").to_owned();
-        assert_eq!(given == Some(id.as_str()), taken, "{id}");
-        service.wait_for_line(&id, |line| request_of(line) == Some(id.as_str())).await;
-    }
+    service.get("/sessions").header("x-request-id", "mine-1").await.ok(200);
+    service.wait_for_line("mine-1", |line| request_of(line) == Some("mine-1")).await;
 }
 
 /// Rejections under overload are summarised in one line.
@@ -225,8 +213,7 @@ async fn request_id_is_accepted_or_generated_and_returned() {
 async fn rejections_under_overload_are_logged_in_one_line() {
     const REJECTED: u64 = 20;
     let service = Precis::new().set("limits.max_requests_in_flight", "1").start().await;
-    let mut under_way =
-        TcpStream::connect(service.url.trim_start_matches("http://")).await.expect("connected");
+    let mut under_way = service.connect().await;
     let head = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
         content-length: 99\r\nexpect: 100-continue\r\n\r\n";
     under_way.write_all(head.as_bytes()).await.expect("sent");
@@ -234,7 +221,7 @@ async fn rejections_under_overload_are_logged_in_one_line() {
     let mut begun = [0; 12];
     under_way.read_exact(&mut begun).await.expect("an answer");
     assert_eq!(&begun, b"HTTP/1.1 100");
-    let ask = || status(service.request(Method::GET, "/sessions").header("x-request-id", "xylophon"));
+    let ask = || status(service.get("/sessions").header("x-request-id", "xylophon"));
     for _ in 0..REJECTED {
         assert_eq!(ask().await, 503);
     }

@@ -21,6 +21,8 @@ mod transfer;
 mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod client;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     pub(crate) mod postgres;
 }

@@ -45,8 +45,7 @@ async fn daily_token_limit_stops_calls_and_loses_no_message(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::answer("They met."));
     let (used, once) = (USAGE.0 + USAGE.1, messages(6));
-    let mut service = Precis::new()
-        .env("DATABASE_URL", &backend.url())
+    let mut service = Precis::on(&backend)
         .model(&model.base_url())
         .set("consolidation.threshold", "4")
         .set("consolidation.keep_recent", "2")

@@ -1,18 +1,16 @@
 //! Several processes with one database.
 
-use crate::service::{Precis, Process, SOON, messages, ok, outcome};
+use crate::service::{Precis, Process, SOON, messages, outcome};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
-use reqwest::Method;
 use serde_json::json;
-use sqlx::{Connection as _, PgConnection, SqliteConnection};
 use std::sync::Arc;
 use test_case::test_case;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 async fn start(backend: &Backend, model: &ModelServer) -> Process {
-    Precis::new().env("DATABASE_URL", &backend.url()).model(&model.base_url()).start().await
+    Precis::on(backend).model(&model.base_url()).start().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -23,23 +21,21 @@ async fn fifty_requests_to_two_processes_cause_one_consolidation() {
     let processes = [start(&backend, &model).await, start(&backend, &model).await];
     processes[0].record("s", &messages(102)).await;
 
-    let (answered, mut answers) = mpsc::unbounded_channel();
+    let (answered, mut responses) = mpsc::unbounded_channel();
     for index in 0..50 {
-        let (request, answered) = (processes[index % 2].context_request("s", &json!({})), answered.clone());
-        tokio::spawn(async move {
-            answered.send(ok(request.send().await.expect("an answer")).await).expect("awaited");
-        });
+        let (request, answered) = (processes[index % 2].post("/sessions/s/context", "{}"), answered.clone());
+        tokio::spawn(async move { answered.send(request.await.ok(200)).expect("awaited") });
     }
     // The model responds after all other requests: a request that waited for the model would block here.
     for _ in 0..49 {
         let context =
-            timeout(SOON, answers.recv()).await.expect("no request waits for another's").expect("sent");
+            timeout(SOON, responses.recv()).await.expect("no request waits for another's").expect("sent");
         assert_eq!(outcome(&context, 102), "in_progress");
         assert_eq!(context["coverage"]["verbatim_from"], 1);
     }
-    assert!(answers.try_recv().is_err());
+    assert!(responses.try_recv().is_err());
     released.add_permits(50);
-    let context = timeout(SOON, answers.recv()).await.expect("answered").expect("sent");
+    let context = timeout(SOON, responses.recv()).await.expect("answered").expect("sent");
     assert_eq!(outcome(&context, 102), "consolidated");
     assert_eq!(context["consolidation"]["messages"], 82);
 
@@ -53,23 +49,6 @@ async fn fifty_requests_to_two_processes_cause_one_consolidation() {
     assert_eq!(model.calls().len(), 1);
 }
 
-/// Expires all leases. Returns their number.
-async fn expire_leases(backend: &Backend) -> u64 {
-    const POSTGRES: &str =
-        "UPDATE sessions SET lease_until = now() - interval '1 second' WHERE lease_until > now()";
-    const SQLITE: &str = "UPDATE sessions SET lease_until = 1 WHERE lease_until > 1";
-    match backend {
-        Backend::Postgres(database) => {
-            let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
-            sqlx::query(POSTGRES).execute(&mut connection).await.expect("updated").rows_affected()
-        }
-        Backend::Sqlite(_) => {
-            let mut connection = SqliteConnection::connect(&backend.url()).await.expect("connected");
-            sqlx::query(SQLITE).execute(&mut connection).await.expect("updated").rows_affected()
-        }
-    }
-}
-
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,8 +59,7 @@ async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend)
     let mut killed = start(&backend, &model).await;
     let messages = messages(102);
     killed.record("s", &messages).await;
-    let asked = killed.context_request("s", &json!({})).send();
-    let asked = tokio::spawn(asked);
+    let asked = tokio::spawn(killed.post("/sessions/s/context", "{}").unchecked());
     model.until_calls(1).await;
     killed.signal("KILL");
     assert_eq!(killed.ended().await.0, None);
@@ -97,7 +75,11 @@ async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend)
     );
     assert_eq!(model.calls().len(), 1);
 
-    assert_eq!(expire_leases(&backend).await, 1);
+    let expired = backend.execute(
+        "UPDATE sessions SET lease_until = now() - interval '1 second' WHERE lease_until > now()",
+        "UPDATE sessions SET lease_until = 1 WHERE lease_until > 1",
+    );
+    assert_eq!(expired.await, 1);
     let context = heir.context("s", &json!({})).await;
     assert_eq!(outcome(&context, 102), "consolidated");
     assert_eq!(context["coverage"]["summary_through"], 82);
@@ -105,6 +87,5 @@ async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend)
     let revisions = heir.get("/sessions/s/revisions").await;
     assert_eq!(revisions["items"].as_array().map(Vec::len), Some(1));
     assert_eq!(heir.history("s").await, messages);
-    let erased = heir.request(Method::DELETE, "/sessions/s").send().await.expect("an answer");
-    assert!(erased.status().is_success(), "nothing of the lost run is in the way");
+    heir.delete("/sessions/s").await.ok(204);
 }

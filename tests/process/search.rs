@@ -2,10 +2,10 @@
 
 use crate::service::{Precis, Process, SOON};
 use crate::support::backend::Backend;
-use reqwest::{Method, StatusCode};
-use serde_json::{Value, json};
+use crate::support::client::assert_includes;
+use reqwest::Method;
+use serde_json::json;
 use sqlx::postgres::PgListener;
-use sqlx::{Connection as _, PgConnection, SqliteConnection};
 use test_case::test_case;
 use tokio::time::timeout;
 
@@ -13,7 +13,7 @@ const OTHER_SETTINGS: &str = "the search index was built with other settings";
 const INCOMPLETE: &str = "the search index does not cover all messages";
 
 fn precis(backend: &Backend, set: &[(&str, &str)]) -> Precis {
-    let precis = Precis::new().env("DATABASE_URL", &backend.url());
+    let precis = Precis::on(backend);
     set.iter().fold(precis, |precis, (path, value)| precis.set(path, value))
 }
 
@@ -27,8 +27,8 @@ async fn say(service: &Process, session: &str, text: &str) {
 
 /// Returns the sessions with a match, sorted.
 async fn found(service: &Process, word: &str) -> Vec<String> {
-    let answer = service.get(&format!("/search?q={word}")).await;
-    let hits = answer["items"].as_array().expect("hits").iter();
+    let response = service.get(&format!("/search?q={word}")).await;
+    let hits = response["items"].as_array().expect("hits").iter();
     let mut sessions: Vec<_> =
         hits.map(|hit| hit["session_id"].as_str().expect("a session").to_owned()).collect();
     sessions.sort();
@@ -53,17 +53,15 @@ async fn messages_stored_without_an_index_are_found_after_reindex(backend: Backe
     drop(service);
     let service = start_without_warning(&backend, OFF).await;
     say(&service, "without", "a ferry to Kiel").await;
-    let rejected = service.request(Method::GET, "/search?q=ferry").send().await.expect("an answer");
-    assert_eq!(rejected.status(), StatusCode::CONFLICT);
-    let problem: Value = rejected.json().await.expect("JSON");
-    assert!(problem["detail"].as_str().expect("text").contains("search.enabled"), "{problem}");
+    let detail = service.get("/search?q=ferry").await.problem(409, "search-disabled");
+    assert!(detail.contains("search.enabled"), "{detail}");
     let output = precis(&backend, OFF).args(["reindex"]).run().await.stderr_of_failure();
     assert!(output.contains("search.enabled is false: there is nothing to index for"), "{output}");
     drop(service);
 
     let service = precis(&backend, &[]).start().await;
     let line = service.wait_for_log(OTHER_SETTINGS).await;
-    assert_eq!((&line["index_version"], &line["expected_version"]), (&json!("off"), &json!("english-1")));
+    assert_includes(&line, &json!({"index_version": "off", "expected_version": "english-1"}));
     assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
     say(&service, "after", "no ferry today").await;
     assert_eq!(found(&service, "ferry").await, ["after", "before"]);
@@ -87,28 +85,12 @@ async fn changed_language_applies_after_reindex(backend: Backend) {
 
     let service = precis(&backend, GERMAN).start().await;
     let line = service.wait_for_log(OTHER_SETTINGS).await;
-    assert_eq!(
-        (&line["index_version"], &line["expected_version"]),
-        (&json!("english-1"), &json!("german-1"))
-    );
+    assert_includes(&line, &json!({"index_version": "english-1", "expected_version": "german-1"}));
     assert_eq!(found(&service, "Hauses").await, [""; 0]);
     assert_eq!(reindexed(&backend, GERMAN).await, "indexed 1 message");
     assert_eq!(found(&service, "Hauses").await, ["s"]);
     drop(service);
     start_without_warning(&backend, GERMAN).await;
-}
-
-async fn run(backend: &Backend, statement: &'static str) {
-    match backend {
-        Backend::Postgres(database) => {
-            let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
-            sqlx::query(statement).execute(&mut connection).await.map(drop).expect("run");
-        }
-        Backend::Sqlite(_) => {
-            let mut connection = SqliteConnection::connect(&backend.url()).await.expect("connected");
-            sqlx::query(statement).execute(&mut connection).await.map(drop).expect("run");
-        }
-    }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -120,14 +102,14 @@ async fn messages_of_older_versions_are_found_after_reindex(backend: Backend) {
     say(&service, "b", "two ferries").await;
     drop(service);
     // The state after an upgrade from a version without search.
-    run(&backend, "DELETE FROM search_pending").await;
-    run(&backend, "DELETE FROM search").await;
-    run(
-        &backend,
-        "INSERT INTO search_reindex (tenant_id, session_id, through_seq) SELECT tenant_id, session_id, last_seq \
-         FROM sessions",
-    )
-    .await;
+    for statement in [
+        "DELETE FROM search_pending",
+        "DELETE FROM search",
+        "INSERT INTO search_reindex (tenant_id, session_id, through_seq)
+            SELECT tenant_id, session_id, last_seq FROM sessions",
+    ] {
+        backend.execute(statement, statement).await;
+    }
     let service = precis(&backend, &[]).start().await;
     let line = service.wait_for_log(INCOMPLETE).await;
     assert_eq!(line["sessions"], 2);
@@ -140,11 +122,11 @@ async fn messages_of_older_versions_are_found_after_reindex(backend: Backend) {
 }
 
 #[tokio::test]
-async fn index_worker_indexes_stored_messages_in_the_background() {
-    const TELLS: &str = "CREATE OR REPLACE FUNCTION flush_search_index() RETURNS bigint LANGUAGE sql \
+async fn index_worker_on_postgres_indexes_stored_messages_in_the_background() {
+    const NOTIFY: &str = "CREATE OR REPLACE FUNCTION flush_search_index() RETURNS bigint LANGUAGE sql \
         AS $$ SELECT pg_notify('flushed', ''); SELECT 1::bigint $$";
     let backend = Backend::postgres().await;
-    run(&backend, TELLS).await;
+    backend.execute(NOTIFY, "").await;
     let mut listener = PgListener::connect(&backend.url()).await.expect("connected");
     listener.listen("flushed").await.expect("listening");
     let mut flushed = async || timeout(SOON, listener.recv()).await.expect("flushed").expect("connected");
@@ -156,26 +138,6 @@ async fn index_worker_indexes_stored_messages_in_the_background() {
     let line = r#"{"role":"user","content":"two ferries"}"#;
     let import = service.request(Method::POST, "/sessions/b/import");
     let import = import.header("content-type", "application/x-ndjson").body(line);
-    assert_eq!(import.send().await.expect("an answer").status(), StatusCode::CREATED);
+    import.await.ok(201);
     flushed().await;
-}
-
-#[tokio::test]
-async fn invalid_search_settings_are_reported() {
-    let output = Precis::new()
-        .set("search.enabled", "sometimes")
-        .set("search.language", "klingon")
-        .args(["reindex"])
-        .run()
-        .await
-        .stderr_of_failure();
-    for wrong in ["search.enabled", "search.language"] {
-        let name = format!("{wrong} (environment PRECIS__{})", wrong.replace('.', "__").to_uppercase());
-        assert_eq!(output.matches(&name).count(), 1, "{name}:\n{output}");
-    }
-    // The error lists the allowed values.
-    assert!(output.contains("`none`") && output.contains("`turkish`"), "{output}");
-    let file = "[search]\nlanguages = ['english']\n";
-    let output = Precis::new().file("precis.toml", file).args(["config"]).run().await.stderr_of_failure();
-    assert!(output.contains("search.languages (precis.toml)"), "{output}");
 }

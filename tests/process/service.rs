@@ -1,8 +1,11 @@
 //! Runs the binary as a child process with its own environment and folder.
 
-use reqwest::{Client, Method, RequestBuilder, Response};
+use crate::support::backend::Backend;
+use crate::support::client::TestClient;
 use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
 use std::io::{BufRead as _, BufReader, Read};
+use std::ops::Deref;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +17,24 @@ use tokio::time::{Instant, timeout};
 /// Timeout for events that normally take no time. Machines that run tests are busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
+impl Backend {
+    /// Runs a statement directly in the database. Returns the number of changed rows.
+    pub(crate) async fn execute(&self, postgres: &str, sqlite: &str) -> u64 {
+        match self {
+            Self::Postgres(database) => {
+                let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
+                let statement = sqlx::query(AssertSqlSafe(postgres.to_owned()));
+                statement.execute(&mut connection).await.expect(postgres).rows_affected()
+            }
+            Self::Sqlite(_) => {
+                let mut connection = SqliteConnection::connect(&self.url()).await.expect("connected");
+                let statement = sqlx::query(AssertSqlSafe(sqlite.to_owned()));
+                statement.execute(&mut connection).await.expect(sqlite).rows_affected()
+            }
+        }
+    }
+}
+
 /// A command of precis that has not been started.
 pub(crate) struct Precis {
     folder: TempDir,
@@ -24,6 +45,11 @@ impl Precis {
     /// Creates a command in an empty folder with an empty environment.
     pub(crate) fn new() -> Self {
         Self::started_by(Command::new(env!("CARGO_BIN_EXE_precis")))
+    }
+
+    /// Creates a command that uses this database.
+    pub(crate) fn on(backend: &Backend) -> Self {
+        Self::new().env("DATABASE_URL", &backend.url())
     }
 
     /// Creates a command that is started by another program, which replaces itself with precis.
@@ -91,11 +117,11 @@ impl Precis {
             precis = precis.env(QUEUE_TIMEOUT, "30s");
         }
         let child = ChildProcess::start(&mut precis.command);
-        let client = precis::llm::http::build_http_client(Duration::from_secs(5)).expect("a client");
-        let mut process = Process { child, url: String::new(), client, folder: precis.folder };
+        let client = TestClient::new(String::new());
+        let mut process = Process { child, client, folder: precis.folder };
         let listening = process.wait_for_log("listening on ").await;
         let message = listening["message"].as_str().expect("a message");
-        process.url = message.trim_start_matches("listening on ").to_owned();
+        process.client.url = message.trim_start_matches("listening on ").to_owned();
         process
     }
 }
@@ -188,9 +214,16 @@ impl CommandResult {
 /// A running service, which is killed on drop.
 pub(crate) struct Process {
     child: ChildProcess,
-    pub(crate) url: String,
-    pub(crate) client: Client,
+    client: TestClient,
     pub(crate) folder: TempDir,
+}
+
+impl Deref for Process {
+    type Target = TestClient;
+
+    fn deref(&self) -> &TestClient {
+        &self.client
+    }
 }
 
 impl Process {
@@ -241,36 +274,6 @@ impl Process {
     pub(crate) async fn ended(&mut self) -> (Option<i32>, Duration) {
         self.child.ended().await
     }
-
-    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.client.request(method, format!("{}{path}", self.url)).timeout(SOON)
-    }
-
-    pub(crate) async fn get(&self, path: &str) -> Value {
-        ok(self.request(Method::GET, path).send().await.expect("an answer")).await
-    }
-
-    /// Creates a context request without sending it.
-    pub(crate) fn context_request(&self, session: &str, body: &Value) -> RequestBuilder {
-        self.request(Method::POST, &format!("/sessions/{session}/context")).json(body)
-    }
-
-    pub(crate) async fn context(&self, session: &str, body: &Value) -> Value {
-        ok(self.context_request(session, body).send().await.expect("an answer")).await
-    }
-
-    /// Persists messages as one exchange.
-    pub(crate) async fn record(&self, session: &str, messages: &[Value]) -> Value {
-        let request = self.request(Method::POST, &format!("/sessions/{session}/exchanges"));
-        ok(request.json(&json!({ "messages": messages })).send().await.expect("an answer")).await
-    }
-
-    /// Returns all stored messages as they were sent.
-    pub(crate) async fn history(&self, session: &str) -> Vec<Value> {
-        let page = self.get(&format!("/sessions/{session}/messages?limit=500")).await;
-        assert_eq!(page["next"], Value::Null);
-        page["items"].as_array().expect("a list").iter().map(|item| item["message"].clone()).collect()
-    }
 }
 
 /// Returns `count` messages of a conversation, questions and answers alternately.
@@ -284,14 +287,6 @@ pub(crate) fn messages(count: usize) -> Vec<Value> {
         }
     };
     (0..count).map(message).collect()
-}
-
-/// Returns the body of a response. Asserts that the response is a success.
-pub(crate) async fn ok(response: Response) -> Value {
-    let (status, url) = (response.status(), response.url().clone());
-    let text = response.text().await.expect("a body");
-    assert!(status.is_success(), "{url}: {status} {text}");
-    serde_json::from_str(&text).expect("JSON")
 }
 
 /// Returns the outcome of consolidation. Asserts that the context covers every message exactly once.

@@ -1,9 +1,8 @@
 //! Shutdown: running requests are answered, leases are released, and it takes a bounded time.
 
-use crate::service::{Precis, Process, SOON, messages, ok, outcome};
+use crate::service::{Precis, Process, SOON, messages, outcome};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
-use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection as _, PgConnection};
 use std::io::Write as _;
@@ -17,17 +16,17 @@ use tokio::time::{Duration, Instant, timeout};
 const MARGIN: Duration = Duration::from_secs(4);
 
 async fn start(backend: &Backend, model: &ModelServer, grace: &str) -> Process {
-    let precis = Precis::new().env("DATABASE_URL", &backend.url()).model(&model.base_url());
+    let precis = Precis::on(backend).model(&model.base_url());
     precis.set("server.shutdown_grace", grace).start().await
 }
 
 /// Sends a context request. Returns when the model has received the request for its consolidation.
 async fn start_consolidation(service: &Process, model: &ModelServer, body: &Value) -> JoinHandle<Value> {
     service.record("s", &messages(102)).await;
-    let request = service.context_request("s", body).send();
-    let answer = tokio::spawn(async { ok(request.await.expect("an answer")).await });
+    let request = service.post("/sessions/s/context", body);
+    let response = tokio::spawn(async { request.await.ok(200) });
     model.until_calls(1).await;
-    answer
+    response
 }
 
 /// Waits until connections are refused.
@@ -45,16 +44,16 @@ async fn shutdown_answers_running_requests_and_rejects_new_ones() {
         let released = Arc::new(Semaphore::new(0));
         model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
         let mut service = start(&backend, &model, "20s").await;
-        let answer = start_consolidation(&service, &model, &json!({})).await;
+        let response = start_consolidation(&service, &model, &json!({})).await;
         for signal in signals {
             service.signal(signal);
             service.wait_for_log("stopping").await;
         }
         wait_until_refused(&service).await;
-        assert!(service.request(Method::GET, "/livez").send().await.is_err());
-        assert!(!answer.is_finished());
+        assert!(service.get("/livez").unchecked().await.is_err());
+        assert!(!response.is_finished());
         released.add_permits(1);
-        let context = answer.await.expect("answered");
+        let context = response.await.expect("answered");
         assert_eq!(outcome(&context, 102), "consolidated");
         let (code, elapsed) = service.ended().await;
         assert_eq!(code, Some(0), "{signals:?}");
@@ -70,9 +69,9 @@ async fn shutdown_answers_request_that_waits_for_model() {
     model.default(Behaviour::answer("Ada flies."));
     let mut service = start(&backend, &model, "4s").await;
     let other = start(&backend, &model, "4s").await;
-    let answer = start_consolidation(&service, &model, &json!({})).await;
+    let response = start_consolidation(&service, &model, &json!({})).await;
     service.signal("TERM");
-    let context = answer.await.expect("answered");
+    let context = response.await.expect("answered");
     assert_ne!(outcome(&context, 102), "consolidated");
     assert_eq!(context["coverage"]["verbatim_from"], 1);
     let (code, elapsed) = service.ended().await;
@@ -90,8 +89,8 @@ async fn shutdown_releases_lease_of_background_consolidation() {
     model.default(Behaviour::answer("Ada flies."));
     let mut service = start(&backend, &model, "1s").await;
     let other = start(&backend, &model, "1s").await;
-    let answer = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
-    assert_eq!(outcome(&answer.await.expect("answered"), 102), "scheduled");
+    let response = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
+    assert_eq!(outcome(&response.await.expect("answered"), 102), "scheduled");
     assert_eq!(outcome(&other.context("s", &json!({})).await, 102), "in_progress");
     service.signal("TERM");
     let (code, elapsed) = service.ended().await;
@@ -110,8 +109,8 @@ async fn shutdown_waits_for_background_consolidation() {
     let released = Arc::new(Semaphore::new(0));
     model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
     let mut service = start(&backend, &model, "20s").await;
-    let answer = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
-    answer.await.expect("answered");
+    let response = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
+    response.await.expect("answered");
     service.signal("TERM");
     wait_until_refused(&service).await;
     released.add_permits(1);
@@ -143,7 +142,7 @@ async fn open_connections_do_not_delay_shutdown() {
         open.push(connection);
     }
     // An idle connection in the client's pool.
-    service.get("/livez").await;
+    service.get("/livez").await.ok(200);
     let began = Instant::now();
     service.signal("TERM");
     let (code, _) = service.ended().await;
@@ -153,7 +152,7 @@ async fn open_connections_do_not_delay_shutdown() {
 }
 
 #[tokio::test]
-async fn hanging_database_does_not_delay_shutdown() {
+async fn hanging_postgres_does_not_delay_shutdown() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let mut service = start(&backend, &model, "1s").await;
     service.record("s", &messages(2)).await;
@@ -162,8 +161,7 @@ async fn hanging_database_does_not_delay_shutdown() {
     let mut lock = other.begin().await.expect("begun");
     sqlx::query("SELECT FROM sessions FOR UPDATE").execute(&mut *lock).await.expect("locked");
     let body = json!({"messages": messages(2)});
-    let waiting = service.request(Method::POST, "/sessions/s/exchanges").json(&body).send();
-    let waiting = tokio::spawn(waiting);
+    let waiting = tokio::spawn(service.post("/sessions/s/exchanges", body).unchecked());
     let blocked = async {
         const BLOCKED: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
             AND wait_event_type = 'Lock'";

@@ -3,8 +3,6 @@
 use crate::service::{Precis, SOON};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
-use reqwest::{Method, StatusCode};
-use serde_json::Value;
 use std::net::{Ipv4Addr, TcpListener};
 use test_case::test_case;
 use tokio::time::{Duration, Instant, timeout};
@@ -28,29 +26,26 @@ async fn migrations_run_at_start_or_by_command(backend: Backend) {
     let precis =
         |args: &'static [&'static str]| Precis::new().env("DATABASE_URL", &url).args(args.iter().copied());
     let service = precis(&["--no-migrate"]).start().await;
-    let response = service.request(Method::GET, "/readyz").send().await.expect("an answer");
-    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(response.headers()["content-type"], "application/problem+json");
-    let problem: Value = response.json().await.expect("JSON");
-    assert!(problem["detail"].as_str().expect("text").contains("`precis migrate`"), "{problem}");
-    service.get("/livez").await;
+    let detail = service.get("/readyz").await.problem(503, "schema-mismatch");
+    assert!(detail.contains("`precis migrate`"), "{detail}");
+    service.get("/livez").await.ok(200);
     let address = service.url.trim_start_matches("http://").to_owned();
     let health = || Precis::new().args(["health", "--bind", &address]);
     assert_eq!(health().run().await.code, Some(1));
 
     assert_eq!(precis(&["migrate"]).run().await.stdout_of_success(), "");
-    service.get("/readyz").await;
+    service.get("/readyz").await.ok(200);
     assert_eq!(health().run().await.code, Some(0));
     precis(&["migrate"]).run().await.stdout_of_success();
     drop(service);
 
     for args in [&["serve", "--no-migrate"][..], &["--no-migrate"], &["serve"]] {
         let service = precis(args).start().await;
-        service.get("/readyz").await;
+        service.get("/readyz").await.ok(200);
     }
 }
 
-/// Returns a loopback port on which nothing listens.
+/// Returns an unused loopback port.
 fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     listener.local_addr().expect("an address").port()
@@ -75,12 +70,12 @@ async fn port_in_use_is_reported() {
 /// supervisor starts it again.
 #[tokio::test]
 async fn unreachable_database_ends_the_start() {
-    let nobody = format!("postgres://precis:hunter2@127.0.0.1:{}/precis", free_port());
-    let named = nobody.replace("hunter2", "[redacted]");
+    let unreachable = format!("postgres://precis:hunter2@127.0.0.1:{}/precis", free_port());
+    let named = unreachable.replace("hunter2", "[redacted]");
     for command in ["serve", "migrate"] {
         let began = Instant::now();
         let output =
-            Precis::new().env("DATABASE_URL", &nobody).args([command]).run().await.stderr_of_failure();
+            Precis::new().env("DATABASE_URL", &unreachable).args([command]).run().await.stderr_of_failure();
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         assert!(output.contains(&named) && output.contains("refused"), "{output}");
         assert!(!output.contains("hunter2"), "{output}");
@@ -100,7 +95,7 @@ async fn unreachable_database_ends_the_start() {
 }
 
 #[tokio::test]
-async fn missing_database_is_reported() {
+async fn missing_database_on_postgres_is_reported() {
     let backend = Backend::postgres().await;
     let url = backend.url();
     let (server, name) = url.split_once("precis_test_").expect("a test's database");

@@ -50,7 +50,7 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
     assert_eq!(std::fs::read_dir(to_file.folder()).expect("a folder").count(), 1);
     std::fs::remove_dir_all(folder).expect("removed");
 
-    // Each error says what to do, and nothing is stored.
+    // Each error names the fix, and the database is unchanged.
     let output =
         rejected(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "bo"]).await;
     assert!(output.contains("there is another session \"a/b\": import under another id"), "{output}");

@@ -7,7 +7,7 @@ use precis::domain::id::TenantId;
 use precis::service::keys::create_key;
 
 impl Backend {
-    /// A new key, straight into the store. With the first one the service over it is closed.
+    /// Creates an API key in the store. After the first key, the service rejects requests without a key.
     pub(crate) async fn key(&self, tenant: &str, scope: Scope) -> ApiKey {
         let store = self.store().await;
         let tenant = TenantId::new(tenant).expect("a tenant");

@@ -1,8 +1,8 @@
-//! Lists as providers take them: what they refuse, and what they weigh, written after their documentation and
-//! `docs/tokens.md`, without the code that makes them and with another tokenizer.
+//! Rules of the providers for message lists, and token counts of lists by `docs/tokens.md`, with another tokenizer than
+//! that of the service.
 #![cfg(test)]
 
-pub(crate) mod made_up;
+pub(crate) mod generated;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,7 +14,6 @@ const PER_ENTRY: usize = 4;
 const PER_ATTACHMENT: usize = 765;
 
 fn text(value: &Value) -> usize {
-    // The whole text at once, by another tokenizer than the service has.
     let encoding = tiktoken::get_encoding("o200k_base").expect("an encoding");
     value.as_str().map_or(0, |text| encoding.encode(text).len())
 }
@@ -27,7 +26,7 @@ fn word<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_default()
 }
 
-/// Tokens of a list of the chat format.
+/// Returns the tokens of a list in the format of chat completions.
 pub(crate) fn tokens_of_openai(messages: &[Value]) -> usize {
     let message = |message: &Value| {
         let mut texts: Vec<&str> = Vec::new();
@@ -58,7 +57,7 @@ pub(crate) fn tokens_of_openai(messages: &[Value]) -> usize {
     PER_LIST + messages.iter().map(message).sum::<usize>()
 }
 
-/// A content block, its input to the letter.
+/// A content block. Its input is JSON text, because its bytes count.
 #[derive(Deserialize)]
 struct Block {
     r#type: String,
@@ -89,12 +88,12 @@ impl Block {
                 PER_ENTRY + text(&self.tool_use_id) + inside.sum::<usize>()
             }
             "image" | "document" => PER_ATTACHMENT,
-            other => panic!("a block of the type {other}"),
+            other => panic!("unexpected block: {other}"),
         }
     }
 }
 
-/// Tokens of a list of Anthropic's, out of the answer.
+/// Returns the tokens of a list in the format of the messages API, given as the JSON text of a context.
 pub(crate) fn tokens_of_anthropic(answer: &str) -> usize {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -111,7 +110,7 @@ pub(crate) fn tokens_of_anthropic(answer: &str) -> usize {
         system: Option<System>,
         messages: Vec<Message>,
     }
-    let whole: Whole = serde_json::from_str(answer).expect("a list of Anthropic's");
+    let whole: Whole = serde_json::from_str(answer).expect("a context in Anthropic's format");
     let system = match whole.system {
         None => 0,
         Some(System::Text(text)) => PER_ENTRY + self::text(&Value::from(text)),
@@ -121,15 +120,17 @@ pub(crate) fn tokens_of_anthropic(answer: &str) -> usize {
     PER_LIST + system + blocks.map(|block| block.tokens(false)).sum::<usize>()
 }
 
-/// What chat completions refuse: a call whose results don't follow at once, a result without a call, an empty list of
-/// calls.
-pub(crate) fn openai_takes(messages: &[Value]) {
+/// Asserts that chat completions accept the list: results follow their calls immediately, each result has a call, and
+/// lists of calls are not empty.
+pub(crate) fn assert_openai_accepts(messages: &[Value]) {
     let mut open: HashSet<&str> = HashSet::new();
     for (at, message) in messages.iter().enumerate() {
         let place = || format!("message {at} of {messages:#?}");
         assert_ne!(message["tool_calls"], Value::Array(Vec::new()), "{}", place());
         match word(message, "role") {
-            "tool" => assert!(open.remove(word(message, "tool_call_id")), "a stray result: {}", place()),
+            "tool" => {
+                assert!(open.remove(word(message, "tool_call_id")), "a result without a call: {}", place())
+            }
             "system" => assert_eq!(at, 0),
             role => {
                 assert!(open.is_empty(), "calls without a result: {}", place());
@@ -141,36 +142,37 @@ pub(crate) fn openai_takes(messages: &[Value]) {
     assert!(open.is_empty(), "calls without a result at the end: {messages:#?}");
 }
 
-/// What Anthropic's messages refuse.
-pub(crate) fn anthropic_takes(whole: &Value) {
-    let id_is_sound = |id: &str| {
+/// Asserts that the messages API accepts the list: roles alternate, results come first and follow their calls, ids are
+/// valid and unique, and texts are not blank.
+pub(crate) fn assert_anthropic_accepts(context: &Value) {
+    let is_valid_id = |id: &str| {
         !id.is_empty()
             && id.len() <= 128
             && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
     };
-    let messages = list(&whole["messages"]);
+    let messages = list(&context["messages"]);
     let (mut ids, mut open) = (HashSet::new(), Vec::new());
-    let mut marks = list(&whole["system"]).iter().filter(|block| !block["cache_control"].is_null()).count();
+    let mut marks = list(&context["system"]).iter().filter(|block| !block["cache_control"].is_null()).count();
     for (at, message) in messages.iter().enumerate() {
         let place = || format!("message {at} of {messages:#?}");
         let role = if at % 2 == 0 { "user" } else { "assistant" };
-        assert_eq!(message["role"], role, "they take turns, the user first: {}", place());
+        assert_eq!(message["role"], role, "roles alternate, beginning with the user: {}", place());
         let blocks = list(&message["content"]);
         assert!(!blocks.is_empty(), "empty: {}", place());
-        let mut said = false;
+        let mut has_content = false;
         for block in blocks {
             marks += usize::from(!block["cache_control"].is_null());
             match (role, word(block, "type")) {
                 (_, "text") => {
                     assert!(!word(block, "text").trim().is_empty(), "blank text: {}", place());
-                    said = true;
+                    has_content = true;
                 }
-                ("user", "image" | "document") => said = true,
+                ("user", "image" | "document") => has_content = true,
                 ("user", "tool_result") => {
-                    assert!(!said, "results come first: {}", place());
+                    assert!(!has_content, "results come first: {}", place());
                     let id = word(block, "tool_use_id");
                     let call = open.iter().position(|open| *open == id);
-                    open.remove(call.unwrap_or_else(|| panic!("a stray result: {}", place())));
+                    open.remove(call.unwrap_or_else(|| panic!("a result without a call: {}", place())));
                     for inside in list(&block["content"]) {
                         assert!(matches!(word(inside, "type"), "text" | "image" | "document"), "{}", place());
                         let blank = inside["text"].as_str().is_some_and(|text| text.trim().is_empty());
@@ -179,8 +181,8 @@ pub(crate) fn anthropic_takes(whole: &Value) {
                 }
                 ("assistant", "tool_use") => {
                     let id = word(block, "id");
-                    assert!(id_is_sound(id) && ids.insert(id), "an id that is no id or not new: {}", place());
-                    assert!(id_is_sound(word(block, "name")) && block["input"].is_object(), "{}", place());
+                    assert!(is_valid_id(id) && ids.insert(id), "an invalid or repeated id: {}", place());
+                    assert!(is_valid_id(word(block, "name")) && block["input"].is_object(), "{}", place());
                     open.push(id);
                 }
                 other => panic!("{other:?}: {}", place()),
@@ -189,7 +191,7 @@ pub(crate) fn anthropic_takes(whole: &Value) {
         assert!(role == "assistant" || open.is_empty(), "calls without a result: {}", place());
     }
     assert!(open.is_empty(), "calls without a result at the end: {messages:#?}");
-    assert!(marks <= 4, "{marks} marks for the cache");
+    assert!(marks <= 4, "{marks} cache marks");
     if let Some(last) = messages.last().filter(|last| last["role"] == "assistant") {
         let text = list(&last["content"]).last().map_or("", |block| word(block, "text"));
         assert_eq!(text, text.trim_end(), "white space at the end");

@@ -1,9 +1,9 @@
 //! The complete context of one session in both formats.
 
 use super::SMALL;
-use crate::answer::{Answer, get, on_sqlite, post, put};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
+use crate::support::client::{Response, assert_includes};
 use serde_json::{Value, json};
 use test_case::test_case;
 
@@ -22,7 +22,7 @@ fn text(text: &str) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn context_in_anthropic_format_has_system_and_content_blocks(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    put(&app, "/users/default/memory", r#"{"content":"Likes tea."}"#).await.ok(200);
+    app.put("/users/default/memory", r#"{"content":"Likes tea."}"#).await.ok(200);
     let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
     app.record(
         "s",
@@ -46,9 +46,9 @@ async fn context_in_anthropic_format_has_system_and_content_blocks(backend: Back
         ],
     )
     .await;
-    let asked = json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "And now?"});
-    let answer = post(&app, PATH, asked.to_string()).await;
-    let context = answer.ok(200);
+    let options = json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "And now?"});
+    let response = app.post(PATH, options.to_string()).await;
+    let context = response.ok(200);
     assert_eq!(context["system"], "Be kind.\n\n## Your Memory\n\nLikes tea.");
     let messages = context["messages"].as_array().expect("a list");
     let hashed = |at: usize| messages[3]["content"][at]["id"].as_str().expect("an id").to_owned();
@@ -80,11 +80,11 @@ async fn context_in_anthropic_format_has_system_and_content_blocks(backend: Back
         {"role": "user", "content": [text("And now?")]},
     ]);
     assert_eq!(context["messages"], expected, "{context:#}");
-    assert!(answer.text.contains(r#""input":{"q": 1.50}"#), "arguments to the letter");
-    assert_eq!((&context["inserted"], &context["coverage"]["verbatim_from"]), (&json!(0), &json!(1)));
-    // What comes next is behind the answer; the question was none of the history.
+    assert!(response.text.contains(r#""input":{"q": 1.50}"#), "the bytes of the arguments are kept");
+    assert_includes(&context, &json!({"inserted": 0, "coverage": {"verbatim_from": 1}}));
+    // The stable prefix ends with the reply, because the question is not stored.
     let cache = &context["cache"];
-    assert_eq!((&cache["stable_messages"], &cache["stable_blocks"]), (&json!(6), &json!(1)));
+    assert_includes(&cache, &json!({"stable_messages": 6, "stable_blocks": 1}));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -117,7 +117,7 @@ async fn missing_calls_and_results_are_inserted_in_both_formats(backend: Backend
         &[result("a", none)],
     ];
     assert_eq!(context["messages"], Value::from(list.concat()));
-    assert_eq!((&context["inserted"], &context["cache"]["stable_messages"]), (&json!(3), &json!(8)));
+    assert_includes(&context, &json!({"inserted": 3, "cache": {"stable_messages": 8}}));
     assert!(context["cache"].get("stable_blocks").is_none());
 
     let context = app.context("s", &json!({"format": "anthropic"})).await;
@@ -134,10 +134,7 @@ async fn missing_calls_and_results_are_inserted_in_both_formats(backend: Backend
         {"role": "user", "content": [result("a_6", none)]},
     ]);
     assert_eq!(context["messages"], expected, "{context:#}");
-    assert_eq!(
-        (&context["cache"]["stable_messages"], &context["cache"]["stable_blocks"]),
-        (&json!(6), &json!(2))
-    );
+    assert_includes(&context["cache"], &json!({"stable_messages": 6, "stable_blocks": 2}));
 }
 
 /// Some servers other than OpenAI send empty tool calls. They are stored as received and sent as OpenAI accepts them.
@@ -148,14 +145,14 @@ async fn empty_tool_calls_are_not_sent(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let turn =
         r#"{"role":"user","content":"Tea?"},{"role":"assistant","tool_calls":[],"content":"Yes.","x":1.0}"#;
-    post(&app, "/sessions/s/exchanges", format!(r#"{{"messages":[{turn}]}}"#)).await.ok(201);
-    let kept = get(&app, "/sessions/s/messages").await;
+    app.post("/sessions/s/exchanges", format!(r#"{{"messages":[{turn}]}}"#)).await.ok(201);
+    let kept = app.get("/sessions/s/messages").await;
     assert!(
         kept.text.contains(r#"{"role":"assistant","tool_calls":[],"content":"Yes.","x":1.0}"#),
         "{}",
         kept.text
     );
-    let context = post(&app, PATH, String::new()).await;
+    let context = app.post(PATH, String::new()).await;
     context.ok(200);
     assert!(context.text.contains(r#"{"role":"assistant","content":"Yes.","x":1.0}"#), "{}", context.text);
     let context = app.context("s", &json!({"format": "anthropic"})).await;
@@ -171,8 +168,8 @@ async fn empty_tool_calls_are_not_sent(backend: Backend) {
 async fn cache_control_marks_the_stable_prefix(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     app.record_turns("s", 0..2).await;
-    let asked = |most: Option<u32>| json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "Hm?", "cache_control": true, "max_tokens": most});
-    let context = app.context("s", &asked(None)).await;
+    let options = |most: Option<u32>| json!({"format": "anthropic", "system_prompt": "Be kind.", "user_message": "Hm?", "cache_control": true, "max_tokens": most});
+    let context = app.context("s", &options(None)).await;
     let mark = json!({"type": "ephemeral"});
     assert_eq!(context["system"], json!([{"type": "text", "text": "Be kind.", "cache_control": mark}]));
     let marked = |context: &Value| -> Vec<usize> {
@@ -186,7 +183,7 @@ async fn cache_control_marks_the_stable_prefix(backend: Backend) {
     };
     assert_eq!(context["cache"]["stable_tokens"], tokens(&context));
     // If messages must be omitted, the next list begins with another message.
-    let cut = app.context("s", &asked(Some(60))).await;
+    let cut = app.context("s", &options(Some(60))).await;
     assert_ne!(cut["coverage"]["omitted"], json!([]));
     assert_eq!((marked(&cut), &cut["cache"]["stable_messages"]), (vec![], &json!(0)));
     assert_eq!(cut["cache"]["stable_tokens"], cut["tokens"]["system"]);
@@ -199,46 +196,46 @@ async fn cache_control_marks_the_stable_prefix(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn context_after_the_reply_continues_the_previous_context(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    let list = |answer: &Answer| {
-        let (_, rest) = answer.text.split_once(r#""messages":["#).expect("a list");
+    let list = |response: &Response| {
+        let (_, rest) = response.text.split_once(r#""messages":["#).expect("a list");
         rest.split_once(r#"],"cache":"#).expect("its end").0.to_owned()
     };
     let mut before = String::new();
     for (question, reply) in
         [(r#""How é\u00e9?""#, r#""Fine.""#), (r#"[{"type":"text","text":"And?"}]"#, r#""So""#)]
     {
-        let asked = format!(r#"{{"system_prompt":"Be kind.","user_message":{question}}}"#);
-        let now = list(&post(&app, PATH, asked).await);
-        assert!(now.starts_with(&before), "{before}\nis no beginning of\n{now}");
+        let options = format!(r#"{{"system_prompt":"Be kind.","user_message":{question}}}"#);
+        let now = list(&app.post(PATH, options).await);
+        assert!(now.starts_with(&before), "{before}\nis not a prefix of\n{now}");
         let said = format!(r#"{{"user_message":{question},"assistant_reply":{reply}}}"#);
-        post(&app, "/sessions/s/exchanges", said).await.ok(201);
+        app.post("/sessions/s/exchanges", said).await.ok(201);
         before = now;
     }
-    let end = list(&post(&app, PATH, r#"{"system_prompt":"Be kind."}"#).await);
+    let end = list(&app.post(PATH, r#"{"system_prompt":"Be kind."}"#).await);
     assert!(end.starts_with(&before) && end.ends_with(r#"{"role":"assistant","content":"So"}"#));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bound_then_budget_omit_messages(backend: Backend) {
+async fn history_limit_and_budget_omit_messages(backend: Backend) {
     let set = [SMALL, &[("consolidation.max_history_messages", "8")]].concat();
     let app = TestApp::start(&backend, &set).await;
     app.record_turns("s", 0..6).await;
-    let asked = |most: Option<i64>| json!({"mode": "off", "user_message": "Hm?", "max_tokens": most});
-    let bounded = app.context("s", &asked(None)).await;
+    let options = |most: Option<i64>| json!({"mode": "off", "user_message": "Hm?", "max_tokens": most});
+    let bounded = app.context("s", &options(None)).await;
     let omitted =
         |from: u32, to: u32, reason: &str| json!({"from_seq": from, "to_seq": to, "reason": reason});
     let beyond = omitted(1, 4, "max_history_messages");
     assert_eq!(bounded["coverage"]["omitted"], json!([beyond]));
     // With one token less, one message less fits.
     let most = bounded["tokens"]["total"].as_i64().expect("a number") + 3 - 1;
-    let both = app.context("s", &asked(Some(most))).await;
+    let both = app.context("s", &options(Some(most))).await;
     let coverage = &both["coverage"];
     assert_eq!(coverage["omitted"], json!([beyond, omitted(5, 5, "max_tokens")]));
-    assert_eq!((&coverage["verbatim_from"], &coverage["last_seq"]), (&json!(6), &json!(12)));
+    assert_includes(&coverage, &json!({"verbatim_from": 6, "last_seq": 12}));
     let [all, fewer] = [&bounded, &both].map(|context| context["messages"].as_array().expect("a list"));
-    // Behind the system message, which has the notice.
+    // The first message is the system message with the notice.
     assert_eq!((fewer.first(), &fewer[1..]), (all.first(), &all[2..]));
 }
 
@@ -267,15 +264,15 @@ async fn tokenizer_factor_scales_budgets_and_counts(backend: Backend) {
     assert_eq!(more.context("s", &fits(total + 3)).await["coverage"]["omitted"], json!([]));
     assert_ne!(more.context("s", &fits(total + 2)).await["coverage"]["omitted"], json!([]));
     assert_eq!(more.get("/sessions/s").await["tokens"]["history"], all);
-    // All of it is stable: system prompt and history weigh there what they weigh in the list.
+    // The stable prefix is the system prompt and the history, with the same counts.
     for format in ["openai", "anthropic"] {
-        let asked = json!({"format": format, "system_prompt": "Be kind.", "user_message": "Hm?"});
-        let context = more.context("s", &asked).await;
+        let options = json!({"format": format, "system_prompt": "Be kind.", "user_message": "Hm?"});
+        let context = more.context("s", &options).await;
         let part = |part: &str| context["tokens"][part].as_i64().expect("a number");
         assert_eq!(context["cache"]["stable_tokens"], part("system") + part("history"), "{context:#}");
     }
     more.stop().await;
-    // The tail as it is counted with the factor, and one less.
+    // The limit of the tail is compared with the scaled count.
     for (most, outcome) in [(all * 3 / 2 + 1, "not_due"), (all * 3 / 2 - 1, "consolidated")] {
         let most = most.to_string();
         let set = [&set[..], &[("consolidation.max_tail_tokens", most.as_str())]].concat();
@@ -291,7 +288,7 @@ async fn tokenizer_factor_scales_budgets_and_counts(backend: Backend) {
 
 #[tokio::test]
 async fn invalid_budgets_and_formats_are_reported() {
-    let app = on_sqlite(&[]).await;
+    let app = TestApp::on_sqlite(&[]).await;
     for (body, expected) in [
         (r#"{"max_tokens":0}"#, ["max_tokens"]),
         (r#"{"max_tokens":-5}"#, ["max_tokens"]),
@@ -303,18 +300,18 @@ async fn invalid_budgets_and_formats_are_reported() {
         (r#"{"cache_control":true}"#, ["cache_control"]),
         (r#"{"cache_control":"yes","format":"anthropic"}"#, ["cache_control"]),
     ] {
-        assert_eq!(post(&app, PATH, body).await.fields(), expected, "{body}");
+        assert_eq!(app.post(PATH, body).await.fields(), expected, "{body}");
     }
     let nulls = r#"{"max_tokens":null,"format":null,"cache_control":null}"#;
-    let nothing = post(&app, PATH, nulls).await;
-    assert_eq!(nothing.text, post(&app, PATH, "").await.text);
+    let nothing = app.post(PATH, nulls).await;
+    assert_eq!(nothing.text, app.post(PATH, "").await.text);
     let large = r#"{"max_tokens":9223372036854775807,"format":"anthropic"}"#;
-    let context = post(&app, PATH, large).await.ok(200);
+    let context = app.post(PATH, large).await.ok(200);
     assert_eq!((&context["messages"], context.get("system")), (&json!([]), None));
     // The three tokens of the list are needed even without messages.
-    post(&app, PATH, r#"{"max_tokens":3.0}"#).await.ok(200);
-    let answer = post(&app, PATH, r#"{"max_tokens":2}"#).await;
-    let detail = answer.problem(422, "budget-too-small");
+    app.post(PATH, r#"{"max_tokens":3.0}"#).await.ok(200);
+    let response = app.post(PATH, r#"{"max_tokens":2}"#).await;
+    let detail = response.problem(422, "budget-too-small");
     assert!(detail.contains("allow at least 3") && detail.contains("o200k_base"), "{detail}");
-    assert_eq!(answer.json()["errors"][0]["field"], "max_tokens");
+    assert_eq!(response.json()["errors"][0]["field"], "max_tokens");
 }

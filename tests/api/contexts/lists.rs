@@ -1,11 +1,13 @@
-//! Budgets, formats and what stays the same for the provider's cache, over made-up sessions: each list is checked as a
-//! provider would, and counted by the rule of `docs/tokens.md`, by another tokenizer.
+//! Token budgets, formats and stable prefixes of contexts, for generated sessions. Each list is checked by the rules of its
+//! provider and counted by the rule of `docs/tokens.md` with another tokenizer.
 
-use crate::answer::{Answer, post};
 use crate::support::app::{Set, TestApp};
 use crate::support::backend::Backend;
-use crate::support::lists::made_up::{sessions, text};
-use crate::support::lists::{anthropic_takes, openai_takes, tokens_of_anthropic, tokens_of_openai};
+use crate::support::client::{Response, TestClient};
+use crate::support::lists::generated::{sessions, text};
+use crate::support::lists::{
+    assert_anthropic_accepts, assert_openai_accepts, tokens_of_anthropic, tokens_of_openai,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::value::RawValue;
@@ -15,38 +17,38 @@ use std::collections::HashMap;
 use test_case::test_case;
 use tokio::runtime::Handle;
 
-/// Of each store; the environment variable `PRECIS_TEST_CASES` is for a longer search.
+/// The number of cases per store, unless `PRECIS_TEST_CASES` sets it for a longer search.
 const CASES: u32 = 24;
 const FORMATS: [&str; 2] = ["openai", "anthropic"];
 
-/// Runs a story of each made-up value in a session of its own.
-fn told<T: std::fmt::Debug>(stories: &impl Strategy<Value = T>, tell: impl AsyncFn(String, T)) {
+/// Runs the test with generated values, each in its own session.
+fn check_property<T: std::fmt::Debug>(strategy: &impl Strategy<Value = T>, test: impl AsyncFn(String, T)) {
     let cases = std::env::var("PRECIS_TEST_CASES").map_or(CASES, |cases| cases.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
     let (handle, sessions) = (Handle::current(), Cell::new(0));
     tokio::task::block_in_place(|| {
-        let told = TestRunner::new(config).run(stories, |story| {
+        let result = TestRunner::new(config).run(strategy, |value| {
             sessions.set(sessions.get() + 1);
-            handle.block_on(tell(format!("case-{}", sessions.get()), story));
+            handle.block_on(test(format!("case-{}", sessions.get()), value));
             Ok(())
         });
-        told.unwrap_or_else(|failure| panic!("{failure}"));
+        result.unwrap_or_else(|failure| panic!("{failure}"));
     });
 }
 
-async fn ask(app: &TestApp, session: &str, body: &Value) -> Answer {
-    post(app, &format!("/sessions/{session}/context"), body.to_string()).await
+async fn ask(app: &TestClient, session: &str, body: &Value) -> Response {
+    app.post(&format!("/sessions/{session}/context"), body.to_string()).await
 }
 
-/// What it weighs, after it was found to be a list that its provider takes.
-fn weigh(format: &str, answer: &Answer) -> usize {
-    let context = answer.ok(200);
+/// Checks that the provider accepts the list, and returns its tokens.
+fn checked_tokens(format: &str, response: &Response) -> usize {
+    let context = response.ok(200);
     if format == "anthropic" {
-        anthropic_takes(&context);
-        tokens_of_anthropic(&answer.text)
+        assert_anthropic_accepts(&context);
+        tokens_of_anthropic(&response.text)
     } else {
         let messages = context["messages"].as_array().expect("a list");
-        openai_takes(messages);
+        assert_openai_accepts(messages);
         tokens_of_openai(messages)
     }
 }
@@ -59,34 +61,33 @@ fn number(value: &Value) -> usize {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_context_is_valid_for_its_provider(backend: Backend) {
-    // Short tails, so that summaries and the bound part calls and results.
+    // Short tails, so that summaries and the limit separate calls from their results.
     let set: Set<'_> = &[
         ("consolidation.threshold", "12"),
         ("consolidation.keep_recent", "3"),
         ("consolidation.max_history_messages", "15"),
     ];
     let app = TestApp::start(&backend, set).await;
-    told(&(sessions(14), text()), async |session, (messages, question)| {
+    check_property(&(sessions(14), text()), async |session, (messages, question)| {
         for part in messages.chunks(5) {
             app.record(&session, part).await;
             for format in FORMATS {
-                for asked in [
+                for options in [
                     json!({"format": format}),
                     json!({"format": format, "user_message": question, "system_prompt": "Be kind."}),
                 ] {
-                    let answer = ask(&app, &session, &asked).await;
-                    let context = answer.ok(200);
-                    let (counted, said) = (weigh(format, &answer), number(&context["tokens"]["total"]) + 3);
-                    assert_eq!(said, counted, "{context:#}");
+                    let response = ask(&app, &session, &options).await;
+                    let context = response.ok(200);
+                    let reported = number(&context["tokens"]["total"]) + 3;
+                    assert_eq!(reported, checked_tokens(format, &response), "{context:#}");
                 }
             }
         }
     });
 }
 
-/// The first message of what comes before `from` and is not parted: one message, or a call and all that lies between it
-/// and its result.
-fn unit_before(messages: &[Value], from: usize) -> usize {
+/// Returns the last safe split point before `from`, as the index of the message after it.
+fn split_point_before(messages: &[Value], from: usize) -> usize {
     let mut open: HashMap<&str, Vec<usize>> = HashMap::new();
     let mut pairs = Vec::new();
     for (at, message) in messages.iter().enumerate() {
@@ -97,8 +98,8 @@ fn unit_before(messages: &[Value], from: usize) -> usize {
             open.entry(call["id"].as_str().expect("an id")).or_default().push(at);
         }
     }
-    let parts = |cut: usize| pairs.iter().any(|(call, result)| *call < cut && cut <= *result);
-    (0..from).rev().find(|cut| !parts(*cut)).expect("nothing is parted at the beginning")
+    let separates = |cut: usize| pairs.iter().any(|(call, result)| *call < cut && cut <= *result);
+    (0..from).rev().find(|cut| !separates(*cut)).expect("the beginning is safe")
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -106,13 +107,13 @@ fn unit_before(messages: &[Value], from: usize) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn context_fits_the_budget_and_uses_it(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    let stories = (sessions(8), 0.0..1.1_f64, text(), any::<bool>());
-    told(&stories, async |session, (messages, share, question, anthropic)| {
+    let cases = (sessions(8), 0.0..1.1_f64, text(), any::<bool>());
+    check_property(&cases, async |session, (messages, share, question, anthropic)| {
         app.record(&session, &messages).await;
         let format = FORMATS[usize::from(anthropic)];
         let with = |most: Option<usize>| json!({"format": format, "system_prompt": "Be kind!", "user_message": question, "max_tokens": most});
         let whole = ask(&app, &session, &with(None)).await;
-        let all = weigh(format, &whole);
+        let all = checked_tokens(format, &whole);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -120,19 +121,19 @@ async fn context_fits_the_budget_and_uses_it(backend: Backend) {
             reason = "a share of it"
         )]
         let most = (all as f64 * share) as usize + 1;
-        let answer = ask(&app, &session, &with(Some(most))).await;
-        if answer.status == 422 {
-            let detail = answer.problem(422, "budget-too-small");
+        let response = ask(&app, &session, &with(Some(most))).await;
+        if response.status == 422 {
+            let detail = response.problem(422, "budget-too-small");
             let needed = detail.split_once("allow at least ").expect("how many").1;
             let needed: usize = needed.split_once(',').expect("a number").0.parse().expect("a number");
             assert!(needed > most, "{detail}");
             ask(&app, &session, &with(Some(needed - 1))).await.problem(422, "budget-too-small");
             let least = ask(&app, &session, &with(Some(needed))).await;
-            assert!(weigh(format, &least) <= needed);
+            assert!(checked_tokens(format, &least) <= needed);
             return;
         }
-        let context = answer.ok(200);
-        let counted = weigh(format, &answer);
+        let context = response.ok(200);
+        let counted = checked_tokens(format, &response);
         assert!(counted <= most, "{counted} of {most}: {context:#}");
         let from = number(&context["coverage"]["verbatim_from"]);
         if from == 1 {
@@ -142,23 +143,23 @@ async fn context_fits_the_budget_and_uses_it(backend: Backend) {
         }
         let omitted = json!([{"from_seq": 1, "to_seq": from - 1, "reason": "max_tokens"}]);
         assert_eq!(context["coverage"]["omitted"], omitted);
-        // The least budget with which more is sent: that is one part more, and it would not have fitted.
+        // Search the smallest budget with which a context contains more. The additional part must not fit the given budget.
         let (mut less, mut more) = (most, all + 3);
         let mut larger = ask(&app, &session, &with(Some(more))).await;
         while more - less > 1 {
             let between = less.midpoint(more);
-            let answer = ask(&app, &session, &with(Some(between))).await;
-            if number(&answer.ok(200)["coverage"]["verbatim_from"]) < from {
-                (more, larger) = (between, answer);
+            let response = ask(&app, &session, &with(Some(between))).await;
+            if number(&response.ok(200)["coverage"]["verbatim_from"]) < from {
+                (more, larger) = (between, response);
             } else {
                 less = between;
             }
         }
-        let next = unit_before(&messages, from - 1) + 1;
+        let next = split_point_before(&messages, from - 1) + 1;
         let found = number(&larger.ok(200)["coverage"]["verbatim_from"]);
-        // A list that begins with an assistant has an opening, which may weigh more than the message before.
+        // A list that begins with an assistant message has an opening, which may have more tokens than the message before.
         assert!(found == next || (anthropic && found < next), "{found} {next}");
-        let needed = weigh(format, &larger);
+        let needed = checked_tokens(format, &larger);
         assert!(
             needed > most && needed <= more,
             "{needed} tokens, not {most}, and {more} were asked for: {larger:?}"
@@ -166,9 +167,8 @@ async fn context_fits_the_budget_and_uses_it(backend: Backend) {
     });
 }
 
-/// System prompt and messages as they stand in the answer, one after the other; with `anthropic` their blocks, each with
-/// who speaks.
-fn parts(format: &str, answer: &Answer) -> Vec<String> {
+/// Returns the bytes of the system prompt and of each message; in Anthropic's format, of each block with its role.
+fn parts(format: &str, response: &Response) -> Vec<String> {
     #[derive(serde::Deserialize)]
     struct Body {
         system: Option<Box<RawValue>>,
@@ -179,7 +179,7 @@ fn parts(format: &str, answer: &Answer) -> Vec<String> {
         role: String,
         content: Vec<Box<RawValue>>,
     }
-    let body: Body = serde_json::from_str(&answer.text).expect("a context");
+    let body: Body = serde_json::from_str(&response.text).expect("a context");
     let mut parts: Vec<String> = body.system.iter().map(|system| system.get().to_owned()).collect();
     for message in body.messages {
         if format == "anthropic" {
@@ -192,10 +192,10 @@ fn parts(format: &str, answer: &Answer) -> Vec<String> {
     parts
 }
 
-/// The part of it that is to be the same in the next one.
-fn stable(format: &str, answer: &Answer) -> Vec<String> {
-    let context = answer.json();
-    let (cache, mut parts) = (&context["cache"], parts(format, answer));
+/// Returns the stable prefix.
+fn stable_prefix(format: &str, response: &Response) -> Vec<String> {
+    let context = response.json();
+    let (cache, mut parts) = (&context["cache"], parts(format, response));
     let messages = number(&cache["stable_messages"]);
     let count = if format == "anthropic" {
         let list = context["messages"].as_array().expect("a list").iter();
@@ -216,18 +216,18 @@ async fn context_begins_with_the_stable_prefix_of_the_previous_one(backend: Back
     let set: Set<'_> = &[("consolidation.threshold", "16"), ("consolidation.keep_recent", "4")];
     let app = TestApp::start(&backend, set).await;
     let compared = Cell::new(0);
-    told(&(sessions(12), text()), async |session, (messages, question)| {
+    check_property(&(sessions(12), text()), async |session, (messages, question)| {
         for format in FORMATS {
             let session = format!("{session}-{format}");
             let body = json!({"format": format, "system_prompt": "Be kind.", "user_message": question});
             let mut before: Option<(Value, Vec<String>, Vec<String>)> = None;
             for message in &messages {
                 app.record(&session, std::slice::from_ref(message)).await;
-                let answer = ask(&app, &session, &body).await;
-                let context = answer.ok(200);
-                let (now, revision) = (parts(format, &answer), context["summary"]["revision"].clone());
-                let same = stable(format, &answer);
-                // All but the new message, and results that may still come.
+                let response = ask(&app, &session, &body).await;
+                let context = response.ok(200);
+                let (now, revision) = (parts(format, &response), context["summary"]["revision"].clone());
+                let same = stable_prefix(format, &response);
+                // The rest is the new message, and results that may still arrive.
                 let new = parts(format, &ask(&app, "empty", &body).await).len() - 1;
                 let open = if format == "openai" { r#""tool","tool_call_id""# } else { r#""tool_result""# };
                 let rest = &now[same.len()..now.len() - new];
@@ -236,13 +236,13 @@ async fn context_begins_with_the_stable_prefix_of_the_previous_one(backend: Back
                     "{rest:#?}"
                 );
                 if let Some((_, before, _)) = before.as_ref().filter(|(was, ..)| *was == revision) {
-                    assert!(now.starts_with(before), "{before:#?}\nis no beginning of\n{now:#?}");
+                    assert!(now.starts_with(before), "{before:#?}\nis not a prefix of\n{now:#?}");
                     compared.set(compared.get() + 1);
                 }
                 before = Some((revision, same, now));
             }
             let [one, two] = [ask(&app, &session, &body).await, ask(&app, &session, &body).await];
-            assert_eq!(one.text, two.text, "the same state, the same bytes");
+            assert_eq!(one.text, two.text, "equal states produce equal bytes");
         }
     });
     assert!(compared.get() > 100, "{compared:?}");

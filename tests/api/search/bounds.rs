@@ -1,7 +1,6 @@
 //! Limits of a search, and results within these limits.
 
 use super::{found, path, user};
-use crate::answer::get;
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use serde_json::{Value, json};
@@ -42,8 +41,8 @@ async fn neighbours_are_limited_in_size_and_have_no_gaps(backend: Backend) {
     for part in messages.chunks(10) {
         app.record("s", part).await;
     }
-    let answer = get(&app, &path(&[("q", "narwhal"), ("limit", "50"), ("neighbours", "10")])).await;
-    let items = answer.ok(200)["items"].clone();
+    let response = app.get(&path(&[("q", "narwhal"), ("limit", "50"), ("neighbours", "10")])).await;
+    let items = response.ok(200)["items"].clone();
     let items = items.as_array().expect("hits");
     assert_eq!(items.len(), 30);
     let mut shown = 0;
@@ -62,5 +61,5 @@ async fn neighbours_are_limited_in_size_and_have_no_gaps(backend: Backend) {
         assert!(!before.contains(&31) && !after.contains(&31));
     }
     assert!(shown > 30, "{shown}");
-    assert!(answer.text.len() < 2_500_000, "{}", answer.text.len());
+    assert!(response.text.len() < 2_500_000, "{}", response.text.len());
 }

@@ -1,6 +1,5 @@
 //! `GET /search` and the tool `search_history` with imported messages of earlier days.
 
-use crate::answer::{get, post, send};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use reqwest::Method;
@@ -48,7 +47,7 @@ fn export(messages: &[(&str, Duration)]) -> String {
 async fn start(backend: &Backend) -> TestApp {
     let app = TestApp::start(backend, &[]).await;
     let turn = json!({"messages": [{"role": "user", "content": "plum today"}], "user_id": "ada"});
-    app.post("/sessions/new/exchanges", &turn).await;
+    app.post("/sessions/new/exchanges", &turn).await.ok(201);
     let lines = export(&[
         ("plum of a year ago", within(365)),
         ("plum of last month", within(30)),
@@ -57,7 +56,7 @@ async fn start(backend: &Backend) -> TestApp {
         ("plum of yesterday", within(1)),
     ]);
     let import = app.request(Method::POST, "/sessions/old/import");
-    send(import.header("content-type", "application/x-ndjson").body(lines)).await.ok(201);
+    import.header("content-type", "application/x-ndjson").body(lines).await.ok(201);
     app
 }
 
@@ -82,9 +81,9 @@ async fn search_history_with_days_excludes_older_messages(backend: Backend) {
     let app = start(&backend).await;
     let of = async |days: Value| {
         let arguments = json!({"query": "plum", "days": days}).to_string();
-        let answer = post(&app, "/sessions/new/tools/search_history", arguments).await.ok(200);
-        assert_eq!(answer["is_error"], false, "{answer}");
-        places(&answer["data"]["hits"])
+        let response = app.post("/sessions/new/tools/search_history", arguments).await.ok(200);
+        assert_eq!(response["is_error"], false, "{response}");
+        places(&response["data"]["hits"])
     };
     let all = ["old:1", "old:2", "old:4", "old:5", "new:1"];
     for (days, found) in [
@@ -113,7 +112,7 @@ async fn search_with_since_and_until_returns_messages_in_between(backend: Backen
         .map(|message| message["created_at"].as_str().expect("a time").to_owned())
         .collect();
     let of = async |filter: &str| {
-        let hits = get(&app, &format!("/search?q=plum&neighbours=1{filter}")).await.ok(200);
+        let hits = app.get(&format!("/search?q=plum&neighbours=1{filter}")).await.ok(200);
         (places(&hits["items"]), hits["items"][0]["before"].clone())
     };
     let all = ["old:1", "old:2", "old:4", "old:5", "new:1"];

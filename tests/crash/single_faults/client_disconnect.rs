@@ -81,7 +81,7 @@ fn disconnect(connection: &TcpStream) {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn write_of_disconnected_client_completes(backend: Backend) {
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
+    let service = Precis::on(&backend).start().await;
     append_exchange(&service, 0).await;
     let mut lock = Lock::take(&backend).await;
     let client = send_prefix(&service, |all| all);
@@ -105,7 +105,7 @@ async fn write_of_disconnected_client_completes(backend: Backend) {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn incomplete_request_writes_nothing(backend: Backend) {
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
+    let service = Precis::on(&backend).start().await;
     append_exchange(&service, 0).await;
     for missing in [1, 10, 40, 100] {
         disconnect(&send_prefix(&service, |all| all - missing));

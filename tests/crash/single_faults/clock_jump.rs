@@ -4,22 +4,7 @@ use crate::service::{Precis, messages, outcome};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use serde_json::json;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteConnection};
 use test_case::test_case;
-
-/// Sets times of every session as a clock that was a day ahead would have done.
-async fn set_times_a_day_ahead(backend: &Backend, postgres: &str, sqlite: &str) {
-    match backend {
-        Backend::Postgres(database) => {
-            let mut connection = PgConnection::connect(&database.admin_url()).await.expect("connected");
-            connection.execute(AssertSqlSafe(postgres.to_owned())).await.expect("set");
-        }
-        Backend::Sqlite(_) => {
-            let mut connection = SqliteConnection::connect(&backend.url()).await.expect("connected");
-            connection.execute(AssertSqlSafe(sqlite.to_owned())).await.expect("set");
-        }
-    }
-}
 
 const TOMORROW: &str = "(unixepoch() + 86400) * 1000000";
 
@@ -28,14 +13,14 @@ const TOMORROW: &str = "(unixepoch() + 86400) * 1000000";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_with_time_of_fast_clock_is_expired(backend: Backend) {
     let model = ModelServer::start().await;
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).model(&model.base_url()).start().await;
+    let service = Precis::on(&backend).model(&model.base_url()).start().await;
     service.record("s", &messages(102)).await;
-    set_times_a_day_ahead(
-        &backend,
-        "UPDATE sessions SET lease_token = gen_random_uuid(), lease_until = now() + interval '1 day'",
-        &format!("UPDATE sessions SET lease_token = randomblob(16), lease_until = {TOMORROW}"),
-    )
-    .await;
+    backend
+        .execute(
+            "UPDATE sessions SET lease_token = gen_random_uuid(), lease_until = now() + interval '1 day'",
+            &format!("UPDATE sessions SET lease_token = randomblob(16), lease_until = {TOMORROW}"),
+        )
+        .await;
     assert_eq!(outcome(&service.context("s", &json!({})).await, 102), "consolidated");
 }
 
@@ -45,7 +30,7 @@ async fn lease_with_time_of_fast_clock_is_expired(backend: Backend) {
 async fn retry_time_of_fast_clock_is_ignored(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::fail(500, "down"));
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).model(&model.base_url()).start().await;
+    let service = Precis::on(&backend).model(&model.base_url()).start().await;
     service.record("s", &messages(102)).await;
     assert_eq!(outcome(&service.context("s", &json!({})).await, 102), "failed");
     assert_eq!(
@@ -53,12 +38,12 @@ async fn retry_time_of_fast_clock_is_ignored(backend: Backend) {
         "failed",
         "the retry time is not reached"
     );
-    set_times_a_day_ahead(
-        &backend,
-        "UPDATE sessions SET retry_at = now() + interval '1 day'",
-        &format!("UPDATE sessions SET retry_at = {TOMORROW}"),
-    )
-    .await;
+    backend
+        .execute(
+            "UPDATE sessions SET retry_at = now() + interval '1 day'",
+            &format!("UPDATE sessions SET retry_at = {TOMORROW}"),
+        )
+        .await;
     assert_eq!(outcome(&service.context("s", &json!({})).await, 102), "consolidated");
 }
 
@@ -66,15 +51,15 @@ async fn retry_time_of_fast_clock_is_ignored(backend: Backend) {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exchanges_after_clock_correction_keep_their_order(backend: Backend) {
-    let service = Precis::new().env("DATABASE_URL", &backend.url()).start().await;
+    let service = Precis::on(&backend).start().await;
     let all = messages(6);
     service.record("s", &all[..2]).await;
-    set_times_a_day_ahead(
-        &backend,
-        "UPDATE sessions SET updated_at = now() + interval '1 day'",
-        &format!("UPDATE sessions SET updated_at = {TOMORROW}"),
-    )
-    .await;
+    backend
+        .execute(
+            "UPDATE sessions SET updated_at = now() + interval '1 day'",
+            &format!("UPDATE sessions SET updated_at = {TOMORROW}"),
+        )
+        .await;
     service.record("s", &all[2..4]).await;
     service.record("s", &all[4..]).await;
     assert_eq!(service.history("s").await, all);

@@ -8,7 +8,6 @@ use crate::postgres_server::PostgresServer;
 use crate::proxy::{Proxy, ProxyFault};
 use crate::service::{Precis, Process, SOON};
 use futures_util::future::{join, join_all};
-use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::time::{Duration, Instant, sleep, timeout};
@@ -64,13 +63,11 @@ async fn requests_after_restart_succeed() {
         for _ in 0..12 {
             let body = json!({"user_message": "Question?", "assistant_reply": "Answer."});
             let path = "/sessions/other/exchanges";
-            let sent =
-                fixture.service.request(Method::POST, path).json(&body).send().await.expect("an answer");
-            assert_eq!(sent.status(), StatusCode::CREATED);
+            fixture.service.post(path, body).await.ok(201);
             fixture.service.context("s", &json!({})).await;
         }
         append_exchange(&fixture.service, number).await;
-        assert_eq!(status(&fixture.service, "/readyz").await, StatusCode::OK);
+        assert_eq!(status(&fixture.service, "/readyz").await, 200);
     }
     assert_history(&fixture.service, 0..3).await;
     assert_eq!(fixture.service.history("other").await.len(), 48);
@@ -100,16 +97,13 @@ async fn failover_fails_no_context_and_no_exchange_with_key() {
 async fn stopped_server_is_reported_until_it_returns() {
     let fixture = start(SHORT_TIMEOUT).await;
     fixture.server.stop_immediately().await;
-    wait_for_readyz(&fixture.service, StatusCode::SERVICE_UNAVAILABLE).await;
-    assert_store_unavailable(send_exchange(&fixture.service, 1).await).await;
-    assert_store_unavailable(
-        fixture.service.context_request("s", &json!({})).send().await.expect("an answer"),
-    )
-    .await;
+    wait_for_readyz(&fixture.service, 503).await;
+    assert_store_unavailable(&send_exchange(&fixture.service, 1).await);
+    assert_store_unavailable(&fixture.service.post("/sessions/s/context", &json!({})).await);
     assert_live(&fixture.service).await;
     fixture.server.restart().await;
     append_exchange(&fixture.service, 1).await;
-    wait_for_readyz(&fixture.service, StatusCode::OK).await;
+    wait_for_readyz(&fixture.service, 200).await;
     assert_history(&fixture.service, 0..2).await;
 }
 
@@ -117,18 +111,13 @@ async fn stopped_server_is_reported_until_it_returns() {
 async fn retried_exchange_with_lost_response_is_stored_once() {
     let fixture = start(SHORT_TIMEOUT).await;
     fixture.proxy.set_fault(ProxyFault::DropResponses);
-    assert_store_unavailable(send_exchange(&fixture.service, 1).await).await;
+    assert_store_unavailable(&send_exchange(&fixture.service, 1).await);
     fixture.proxy.set_fault(ProxyFault::None);
     // The exchange was committed, but the service did not receive the confirmation.
-    let repeated = send_exchange(&fixture.service, 1).await;
-    assert_eq!(repeated.status(), StatusCode::CREATED);
+    let repeated = send_exchange(&fixture.service, 1).await.ok(201);
     let again = send_exchange(&fixture.service, 1).await;
-    assert_eq!(again.headers()["idempotent-replayed"], "true");
-    assert_eq!(
-        repeated.text().await.expect("a body"),
-        again.text().await.expect("a body"),
-        "the response is repeated"
-    );
+    assert!(again.is_replay());
+    assert_eq!(again.ok(201), repeated);
     assert_history(&fixture.service, 0..2).await;
 }
 
@@ -138,7 +127,7 @@ async fn silent_server_is_reported_and_waiting_requests_complete() {
     let impatient = precis(&fixture.proxy.url(), SHORT_TIMEOUT).await;
     fixture.proxy.set_fault(ProxyFault::Silence);
     let started_at = Instant::now();
-    assert_eq!(status(&impatient, "/readyz").await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(status(&impatient, "/readyz").await, 503);
     assert!(started_at.elapsed() < Duration::from_secs(5), "{:?}", started_at.elapsed());
     assert_live(&impatient).await;
     fixture.proxy.set_fault(ProxyFault::None);
@@ -165,7 +154,7 @@ async fn statement_timeout_rejects_write_and_closes_connection() {
     append_exchange(&impatient, 1).await;
     let mut other = PgConnection::connect(fixture.server.url()).await.expect("connected");
     other.execute("BEGIN; SELECT FROM sessions FOR UPDATE").await.expect("locked");
-    assert_store_unavailable(send_exchange(&impatient, 2).await).await;
+    assert_store_unavailable(&send_exchange(&impatient, 2).await);
     other.execute("ROLLBACK").await.expect("released");
     append_exchange(&impatient, 2).await;
     assert_history(&impatient, 0..3).await;
@@ -177,19 +166,19 @@ async fn slow_server_fails_no_request() {
     fixture.proxy.set_fault(ProxyFault::Delay(Duration::from_millis(30)));
     append_exchange(&fixture.service, 1).await;
     fixture.service.context("s", &json!({})).await;
-    assert_eq!(status(&fixture.service, "/readyz").await, StatusCode::OK);
+    assert_eq!(status(&fixture.service, "/readyz").await, 200);
     assert_history(&fixture.service, 0..2).await;
 }
 
 #[tokio::test]
-async fn full_disk_rejects_writes_without_partial_data() {
+async fn full_disk_on_postgres_rejects_writes_without_partial_data() {
     const RAISE_DISK_FULL: &str = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
             RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full';
         END $$;
         CREATE TRIGGER full_disk AFTER INSERT ON messages FOR EACH STATEMENT EXECUTE FUNCTION full_disk()";
     let fixture = start(LONG_TIMEOUT).await;
     fixture.sql(RAISE_DISK_FULL).await;
-    assert_store_unavailable(send_exchange(&fixture.service, 1).await).await;
+    assert_store_unavailable(&send_exchange(&fixture.service, 1).await);
     assert_live(&fixture.service).await;
     fixture.service.context("s", &json!({})).await;
     assert_history(&fixture.service, 0..1).await;
@@ -204,8 +193,8 @@ async fn read_only_server_serves_reads_and_rejects_writes() {
     fixture.use_all_connections().await;
     fixture.sql("ALTER SYSTEM SET default_transaction_read_only = on").await;
     fixture.sql("SELECT pg_reload_conf()").await;
-    wait_for_readyz(&fixture.service, StatusCode::SERVICE_UNAVAILABLE).await;
-    assert_store_unavailable(send_exchange(&fixture.service, 1).await).await;
+    wait_for_readyz(&fixture.service, 503).await;
+    assert_store_unavailable(&send_exchange(&fixture.service, 1).await);
     fixture.service.context("s", &json!({})).await;
     let writable =
         "SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only";
@@ -214,7 +203,7 @@ async fn read_only_server_serves_reads_and_rejects_writes() {
         connection.execute(AssertSqlSafe(sql.to_owned())).await.expect("set");
     }
     fixture.sql("SELECT pg_reload_conf()").await;
-    wait_for_readyz(&fixture.service, StatusCode::OK).await;
+    wait_for_readyz(&fixture.service, 200).await;
     append_exchange(&fixture.service, 1).await;
     assert_history(&fixture.service, 0..2).await;
 }
@@ -231,10 +220,10 @@ async fn exhausted_connections_reject_requests_until_one_is_free() {
     // This has the effect of other clients that use all connections.
     fixture.sql("ALTER ROLE small CONNECTION LIMIT 0").await;
     fixture.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'small'").await;
-    assert_store_unavailable(send_exchange(&small, 2).await).await;
-    wait_for_readyz(&small, StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_store_unavailable(&send_exchange(&small, 2).await);
+    wait_for_readyz(&small, 503).await;
     fixture.sql("ALTER ROLE small CONNECTION LIMIT 3").await;
-    wait_for_readyz(&small, StatusCode::OK).await;
+    wait_for_readyz(&small, 200).await;
     append_exchange(&small, 2).await;
     assert_history(&small, 0..3).await;
 }

@@ -44,7 +44,7 @@ const SERVICE_CONNECTIONS: &str = "\
 /// Waits until all connections are closed, because their statistics are complete only then.
 async fn await_statistics(sql: &mut Sql) {
     let closed = async {
-        while sql.figure(SERVICE_CONNECTIONS).await > 0 {
+        while sql.number(SERVICE_CONNECTIONS).await > 0 {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
@@ -56,7 +56,7 @@ async fn await_statistics(sql: &mut Sql) {
 /// Returns the number of rows read so far: by sequential scans, and by index scans.
 async fn read(sql: &mut Sql, table: &str) -> (i64, i64) {
     let of = |column| format!("SELECT {column} FROM ({STATISTICS}'{table}') AS statistics");
-    (sql.figure(&of("whole")).await, sql.figure(&of("fetched")).await)
+    (sql.number(&of("whole")).await, sql.number(&of("fetched")).await)
 }
 
 /// Opens a store with one connection, so that both custom and generic plans of its statements are used.
@@ -76,8 +76,8 @@ async fn connect(backend: &Backend) -> Conversation {
 /// Calls, the table to measure, and the maximum number of its rows that a call may read. A page of the session list reads
 /// whole hours.
 const CALLS: &[(&str, &str, i64)] = &[
-    ("recall", "messages", 200),
-    ("recall", "memories", 1),
+    ("load_context", "messages", 200),
+    ("load_context", "memories", 1),
     ("messages", "messages", 50),
     ("messages, newest first", "messages", 50),
     ("message_metadata", "messages", 50),
@@ -87,16 +87,16 @@ const CALLS: &[(&str, &str, i64)] = &[
     ("sessions of a user, far down", "sessions", 190),
     ("append", "messages", 0),
     // The messages of `append`, and as many more.
-    ("settle", "messages", 4),
-    ("sample", "search", 1001),
-    ("sample of a session", "search", 1000),
-    ("draw", "search", 20),
-    ("draw of a session", "search", 20),
-    // The messages of `append` and `settle` are newer and contain other words.
-    ("walk", "search", 150),
-    ("walk of a session", "search", 110),
-    ("at", "messages", 20),
-    ("beside", "messages", 60),
+    ("index_session", "messages", 4),
+    ("term_statistics", "search", 1001),
+    ("term_statistics of a session", "search", 1000),
+    ("lookup_terms", "search", 20),
+    ("lookup_terms of a session", "search", 20),
+    // The messages of `append` and `index_session` are newer and contain other words.
+    ("scan_recent", "search", 150),
+    ("scan_recent of a session", "search", 110),
+    ("fetch_hits", "messages", 20),
+    ("fetch_neighbours", "messages", 60),
 ];
 
 fn probe(term: &str) -> TermQuery {
@@ -123,7 +123,7 @@ async fn call(demo: &Conversation, what: &str) {
         assert_eq!(store.sessions(tenant, user, after, 51).await.unwrap().len(), 51);
     };
     match what {
-        "recall" => {
+        "load_context" => {
             let snapshot = store.load_context(tenant, session, &UserId::default(), 200).await.unwrap();
             assert_eq!((snapshot.tail.len(), snapshot.memory.unwrap().version), (200, 1));
         }
@@ -138,7 +138,7 @@ async fn call(demo: &Conversation, what: &str) {
         "sessions, far down" => sessions(None, Some(&far)).await,
         "sessions of a user" => sessions(Some(&ada), None).await,
         "sessions of a user, far down" => sessions(Some(&ada), Some(&far)).await,
-        "sample" | "sample of a session" => {
+        "term_statistics" | "term_statistics of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
             let scope = SearchFilter { session, ..SearchFilter::default() };
             let sample =
@@ -149,12 +149,12 @@ async fn call(demo: &Conversation, what: &str) {
                 "{sample:?}"
             );
         }
-        "draw" | "draw of a session" => {
+        "lookup_terms" | "lookup_terms of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
             let scope = SearchFilter { session, ..SearchFilter::default() };
             assert_eq!(store.lookup_terms(tenant, &scope, &[probe("few7")], 100).await.unwrap()[0].len(), 20);
         }
-        "walk" | "walk of a session" => {
+        "scan_recent" | "scan_recent of a session" => {
             let session = what.ends_with("session").then(|| session.clone());
             let scope = SearchFilter { session, ..SearchFilter::default() };
             assert_eq!(
@@ -162,14 +162,16 @@ async fn call(demo: &Conversation, what: &str) {
                 50
             );
         }
-        "at" => assert_eq!(store.fetch_hits(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20),
-        "beside" => {
+        "fetch_hits" => {
+            assert_eq!(store.fetch_hits(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20)
+        }
+        "fetch_neighbours" => {
             assert_eq!(store.fetch_neighbours(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40);
         }
         "append" => {
             demo.say(&["a", "b"]).await;
         }
-        "settle" => {
+        "index_session" => {
             demo.session("other").say(&["a", "b"]).await;
             demo.index_tenant().await;
         }
@@ -178,7 +180,7 @@ async fn call(demo: &Conversation, what: &str) {
 }
 
 #[tokio::test]
-async fn rows_read_do_not_grow_with_the_table() {
+async fn rows_read_on_postgres_do_not_grow_with_the_table() {
     const TIMES: i64 = 8;
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
@@ -202,7 +204,7 @@ async fn rows_read_do_not_grow_with_the_table() {
             assert_eq!(after.0 - before.0, 0, "{what}, {mode}: all of {table} was read");
             let fetched = after.1 - before.1;
             assert!(fetched <= most * TIMES, "{what}, {mode}: {fetched} rows of {table} were read");
-            // Figures that don't come would satisfy any bound.
+            // Missing statistics would satisfy any limit.
             assert!(fetched >= most.min(50) * TIMES, "{what}, {mode}: {fetched} rows of {table} were read");
         }
     }
@@ -210,7 +212,7 @@ async fn rows_read_do_not_grow_with_the_table() {
 
 /// A connection keeps the plans that it made while the tables were nearly empty.
 #[tokio::test]
-async fn cached_plan_of_a_small_table_stays_bounded_when_it_grows() {
+async fn cached_plan_on_postgres_stays_bounded_when_its_table_grows() {
     const SESSIONS: &str = "\
         INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
             activity_hour)
@@ -229,11 +231,11 @@ async fn cached_plan_of_a_small_table_stays_bounded_when_it_grows() {
     sql.run(STATISTICS_OF_NOW).await;
     let demo = connect(&backend).await;
     for _ in 0..10 {
-        call(&demo, "settle").await;
+        call(&demo, "index_session").await;
     }
     sql.run(&SESSIONS.replace("FROM, TO", &format!("11, {MANY}"))).await;
     for _ in 0..10 {
-        call(&demo, "settle").await;
+        call(&demo, "index_session").await;
     }
     demo.store.close().await;
     await_statistics(&mut sql).await;
@@ -245,7 +247,7 @@ async fn cached_plan_of_a_small_table_stays_bounded_when_it_grows() {
 
 /// Updates that change no indexed column leave no dead index entries. An index on the time itself would have some.
 #[tokio::test]
-async fn exchanges_and_consolidations_update_no_index_of_sessions() {
+async fn exchanges_and_consolidations_on_postgres_update_no_index_of_sessions() {
     const EXCHANGES: i64 = 200;
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
@@ -259,7 +261,7 @@ async fn exchanges_and_consolidations_update_no_index_of_sessions() {
     demo.store.close().await;
     await_statistics(&mut sql).await;
     let statistics = async |sql: &mut Sql, column| {
-        sql.figure(&format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = 'sessions'")).await
+        sql.number(&format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = 'sessions'")).await
     };
     let (all, hot) = (statistics(&mut sql, "n_tup_upd").await, statistics(&mut sql, "n_tup_hot_upd").await);
     // A consolidation takes the lease, commits and releases it.

@@ -38,7 +38,7 @@ impl Scene {
         self.other.run("BEGIN").await;
         self.other.run(other).await;
         let commit = async {
-            while observer.figure(WAITING).await == 0 {
+            while observer.number(WAITING).await == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             self.other.run("COMMIT").await;
@@ -96,7 +96,7 @@ async fn erasure_blocked_by_exchange_removes_its_messages() {
         INSERT INTO messages SELECT tenant_id, session_id, 11, role, tool_call_ids, tool_result_of, tokens, message, created_at
             FROM messages WHERE seq = 1";
     assert!(scene.meet(write, demo.erase()).await);
-    assert_eq!(scene.other.figure("SELECT count(*) FROM messages").await, 0);
+    assert_eq!(scene.other.number("SELECT count(*) FROM messages").await, 0);
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn erasure_blocked_by_indexing_removes_the_entries() {
         DELETE FROM search_pending";
     assert!(scene.meet(index, demo.erase()).await);
     for table in ["search", "search_pending"] {
-        assert_eq!(scene.other.figure(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
+        assert_eq!(scene.other.number(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
     }
 }
 
@@ -120,7 +120,7 @@ async fn commit_blocked_by_erasure_or_restore_is_discarded() {
         let token = demo.lease().await;
         let step = demo.step(5, "five").await;
         assert_eq!(scene.meet(other, demo.commit(token, &step)).await, None, "{other}");
-        assert_eq!(scene.other.figure("SELECT count(*) FROM revisions WHERE revision > 1").await, 0);
+        assert_eq!(scene.other.number("SELECT count(*) FROM revisions WHERE revision > 1").await, 0);
     }
 }
 
@@ -130,7 +130,7 @@ async fn restore_blocked_by_erasure_restores_nothing() {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
         assert_eq!(scene.meet(other, demo.restore(1)).await, None, "{other}");
-        assert_eq!(scene.other.figure("SELECT count(*) FROM revisions").await, 0);
+        assert_eq!(scene.other.number("SELECT count(*) FROM revisions").await, 0);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Made-up sessions with every kind of message that the chat format has, and all that goes wrong with tool calls.
+//! Generated sessions with every kind of message, and with missing, late and repeated results of tool calls.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 const PNG: &str = "data:image/png;base64,iVBORw0KGgo=";
 const PDF: &str = "data:application/pdf;base64,JVBERi0xLjQ=";
 
-/// A session: its messages in their order.
+/// Generates the messages of a session.
 pub(crate) fn sessions(turns: usize) -> impl Strategy<Value = Vec<Value>> {
     vec(turn(), 1..=turns).prop_map(|turns| turns.concat())
 }
@@ -68,8 +68,7 @@ fn assistant() -> impl Strategy<Value = Value> {
 }
 
 fn call() -> impl Strategy<Value = Value> {
-    // Some come again and again, some are refused by Anthropic, two differ only in what it refuses, one is as long as it
-    // takes them.
+    // Repeated ids, ids that Anthropic rejects, two that differ only in rejected characters, and one of the largest length.
     let longest = "x".repeat(128);
     let ids = [
         "call_1",
@@ -108,7 +107,7 @@ fn result_content() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Calls with results: all of them, some, none, one twice, one after others have spoken.
+/// Generates tool calls with one result, two results, a late result, or none.
 fn tool_turn() -> impl Strategy<Value = Vec<Value>> {
     let calls = vec(call(), 1..4).prop_map(|mut calls| {
         let mut ids = std::collections::HashSet::new();
