@@ -23,13 +23,7 @@ pub struct Message {
 impl Message {
     /// Creates a message of plain text.
     pub fn text(role: Role, text: &str) -> Self {
-        #[derive(serde::Serialize)]
-        struct PlainMessage<'a> {
-            role: Role,
-            content: &'a str,
-        }
-        let json = serde_json::to_string(&PlainMessage { role, content: text })
-            .unwrap_or_else(|_| unreachable!("two strings are always JSON"));
+        let json = format!(r#"{{"role":"{role}","content":{}}}"#, serde_json::Value::from(text));
         let content = Content { text: text.to_owned(), ..Content::default() };
         let (name, refusal, tool_calls, tool_call_id) = (None, None, Vec::new(), None);
         Self {

@@ -167,27 +167,20 @@ mod tests {
     }
 
     #[test]
-    fn tool_calls_and_results_are_shortened() {
-        let long = "x".repeat(5000);
-        let call = serde_json::json!({"role": "assistant", "content": null, "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "read", "arguments": long}}]});
-        let raw = serde_json::value::to_raw_value(&call).expect("JSON");
-        let call = TranscriptEntry::of(&Message::parse(&raw).expect("valid"));
-        assert!(call.calls[0].starts_with("read(xxx") && call.calls[0].len() < 400);
-        let result = serde_json::json!({"role": "tool", "tool_call_id": "c", "content": long});
-        let raw = serde_json::value::to_raw_value(&result).expect("JSON");
-        let result = TranscriptEntry::of(&Message::parse(&raw).expect("valid"));
-        assert!(result.text.contains("[… 4001 characters …]") && result.text.len() < 1100, "{}", result.text);
-    }
-
-    #[test]
-    fn long_names_are_shortened() {
-        let long = "n".repeat(100_000);
-        let message = serde_json::json!({"role": "assistant", "name": long, "content": "hi", "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": long, "arguments": "{}"}}]});
-        let raw = serde_json::value::to_raw_value(&message).expect("JSON");
-        let entry = TranscriptEntry::of(&Message::parse(&raw).expect("valid"));
-        assert!(entry.encode().len() < 500, "{}", entry.encode().len());
+    fn names_tool_calls_and_results_are_shortened() {
+        let entry = |message: serde_json::Value| {
+            TranscriptEntry::of(&Message::from_stored(message.to_string()).expect("valid"))
+        };
+        let long = "x".repeat(100_000);
+        let call = serde_json::json!({"id": "c", "function": {"name": long, "arguments": long}});
+        let call = entry(serde_json::json!({"role": "assistant", "name": long, "tool_calls": [call]}));
+        assert!(call.calls[0].contains("(xxx") && call.encode().len() < 1000, "{}", call.encode());
+        let result = entry(serde_json::json!({"role": "tool", "tool_call_id": "c", "content": long}));
+        assert!(
+            result.text.contains("[… 99001 characters …]") && result.text.len() < 1100,
+            "{}",
+            result.text
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::service::{Error, StoreError};
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::any::Any;
 use std::time::Duration;
 use utoipa::ToSchema;
@@ -30,7 +30,7 @@ const RETRY_SECONDS: u32 = 2;
 const OVERLOADED_SECONDS: u32 = 1;
 
 /// A problem document.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Problem {
     /// Stable name of the problem type.
     #[serde(rename = "type")]
@@ -489,25 +489,15 @@ pub(super) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::body::{Body, to_bytes};
-    use axum::extract::Request;
-    use axum::routing::get;
-    use tower::ServiceExt as _;
-    use tower_http::catch_panic::CatchPanicLayer;
+    use axum::body::to_bytes;
 
     #[tokio::test]
     async fn panic_becomes_internal_problem_without_its_text() {
-        async fn bug() -> &'static str {
-            panic!("secret inner state")
-        }
-        let router = axum::Router::new().route("/", get(bug)).layer(CatchPanicLayer::custom(panicked));
-        let request = Request::builder().uri("/").body(Body::empty()).expect("a request");
-        let response = router.oneshot(request).await.expect("an answer");
+        let response = panicked(Box::new("secret inner state"));
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
         let body = to_bytes(response.into_body(), 10_000).await.expect("a body");
-        let problem: Problem = serde_json::from_slice(&body).expect("a problem");
-        assert_eq!((problem.status, problem.kind.as_str()), (500, "urn:precis:problem:internal"));
-        assert!(!String::from_utf8_lossy(&body).contains("secret"));
+        let body = String::from_utf8_lossy(&body);
+        assert!(body.contains("urn:precis:problem:internal") && !body.contains("secret"), "{body}");
     }
 }
