@@ -108,7 +108,7 @@ fn prompts() -> Prompts {
 fn pools(models: Vec<ModelSpec>) -> ModelPools {
     let names = models.iter().map(|model| model.name.clone()).collect();
     let pool = config::Pool { models: names, deadline: 120 * SECOND, ..config::Pool::default() };
-    ModelPools::new(models, &[("p".to_owned(), pool)].into(), prompts()).expect("valid")
+    ModelPools::new(models, &[("p".to_owned(), pool)].into(), prompts())
 }
 
 fn conversation() -> [TranscriptLine; 2] {

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Returns all pools. The error lists all problems with their paths in the settings.
 pub(super) fn pools(settings: &Settings) -> Result<ModelPools, String> {
     let prompts = Prompts::new(&settings.consolidation.prompts).map_err(|errors| errors.join("; "))?;
-    ModelPools::new(models(settings)?, &settings.llm.pools, prompts)
+    Ok(ModelPools::new(models(settings)?, &settings.llm.pools, prompts))
 }
 
 /// Returns all models, including those that no pool uses.
@@ -50,6 +50,6 @@ fn http_provider(
     connect_timeout: Duration,
 ) -> Result<Arc<dyn Provider>, String> {
     let client = build_http_client(connect_timeout).map_err(|error| error.to_string())?;
-    let provider = HttpProvider::new(client, wire_format, settings).map_err(|error| error.to_string())?;
+    let provider = HttpProvider::new(client, wire_format, settings)?;
     Ok(Arc::new(provider))
 }

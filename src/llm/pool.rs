@@ -39,34 +39,17 @@ struct Pool {
 }
 
 impl ModelPools {
-    /// Creates the pools. The error lists all invalid references with their paths in the settings.
-    pub fn new(
-        models: Vec<ModelSpec>,
-        pools: &BTreeMap<String, config::Pool>,
-        prompts: Prompts,
-    ) -> Result<Self, String> {
+    /// Creates the pools from validated settings: each pool has models, and all of them exist.
+    #[must_use]
+    pub fn new(models: Vec<ModelSpec>, pools: &BTreeMap<String, config::Pool>, prompts: Prompts) -> Self {
         let models: HashMap<String, Arc<Model>> =
             models.into_iter().map(|spec| (spec.name.clone(), Arc::new(Model::new(spec)))).collect();
-        let mut errors = Vec::new();
-        let mut built = HashMap::new();
-        for (name, pool) in pools {
-            let path = format!("llm.pools.{name}.models");
-            if pool.models.is_empty() {
-                errors.push(format!("{path}: must list at least one model"));
-            }
-            let mut members = Vec::new();
-            for (index, model) in pool.models.iter().enumerate() {
-                match models.get(model) {
-                    Some(model) => members.push(Arc::clone(model)),
-                    None => errors
-                        .push(format!("{path}[{index}]: unknown model \"{model}\"; add it to llm.models")),
-                }
-            }
+        let pools = pools.iter().map(|(name, pool)| {
+            let members = pool.models.iter().filter_map(|model| models.get(model)).cloned().collect();
             let (strategy, deadline) = (pool.strategy, pool.deadline);
-            let pool = Pool { models: members, strategy, deadline, requests: AtomicUsize::new(0) };
-            built.insert(name.clone(), pool);
-        }
-        if errors.is_empty() { Ok(Self { pools: built, prompts }) } else { Err(errors.join("; ")) }
+            (name.clone(), Pool { models: members, strategy, deadline, requests: AtomicUsize::new(0) })
+        });
+        Self { pools: pools.collect(), prompts }
     }
 }
 

@@ -190,7 +190,7 @@ async fn inseparable_messages_larger_than_input_limit_are_committed_together(bac
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batch_without_text_moves_cursor_without_model_call(backend: Backend) {
     let model = ModelServer::start().await;
-    model.default(Behaviour::fail(500, "nobody is asked"));
+    model.default(Behaviour::fail(500, "there is no call"));
     let app = start(&backend, &model, &[]).await;
     let given = vec![r#"{"role":"user","content":" \n"}"#.to_owned(); 120];
     record(&app, "s", &given).await;

@@ -147,7 +147,7 @@ async fn retry_delay_doubles_up_to_maximum(backend: Backend) {
     plain(&app, "s", &given).await;
 }
 
-/// A failed compression loses nothing: the new part is appended to the summary.
+/// After a failed compression, the new part is appended to the summary.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -283,6 +283,6 @@ async fn panic_during_consolidation_is_reported_as_failure(backend: Backend) {
     let asked = service.consolidate_session(&tenant, &session).await;
     assert!(matches!(asked, Err(Error::ConsolidationFailed(_))), "{asked:?}");
     let state = service.session(&tenant, &session).await.unwrap().consolidation;
-    assert_eq!((state.failures, state.lease_until), (2, None), "nobody waits for a lease to expire");
+    assert_eq!((state.failures, state.lease_until), (2, None), "the lease is released");
     assert!(!state.last_failure.unwrap().contains("of a bug"), "a panic's text may quote the conversation");
 }

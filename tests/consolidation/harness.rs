@@ -70,7 +70,7 @@ impl Answer {
         &self.consolidation.outcome
     }
 
-    /// Returns the text of the system message; empty if there is none.
+    /// Returns the text of the system message, or an empty text without one.
     pub(crate) fn system(&self) -> String {
         let message: Value =
             self.messages.first().map_or(Value::Null, |first| serde_json::from_str(first.get()).unwrap());
@@ -94,9 +94,8 @@ impl Answer {
         verbatim
     }
 
-    /// Checks **the promise**: summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once,
-    /// and the
-    /// verbatim part is byte for byte as it was sent.
+    /// Checks that summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once, and that the verbatim part
+    /// is byte for byte as it was sent.
     pub(crate) fn verify(&self, given: &[String]) {
         let report = &self.consolidation;
         assert_eq!(report.reason.is_some(), report.outcome == "failed", "{report:?}");
@@ -236,8 +235,7 @@ pub(crate) fn is_meta(call: &Call) -> bool {
     call.user().starts_with("Compress this summary")
 }
 
-/// A model whose summaries list the `seq`s of their messages, so that missing and repeated messages are
-/// visible. It
+/// A model whose summaries list the `seq`s of their messages, so that missing and repeated messages are visible. It
 /// compresses summaries to [`COMPRESSED`].
 pub(crate) fn covering(call: &Call) -> String {
     if is_meta(call) {

@@ -1,5 +1,4 @@
-//! Messages, memory documents and summaries with hostile texts change neither the structure of prompts nor
-//! that of the
+//! Messages, memory documents and summaries with hostile texts change neither the structure of prompts nor that of the
 //! system message.
 
 use crate::harness::{context, plain, record, start};

@@ -1,5 +1,4 @@
-//! At most one consolidation of a session runs at a time, and a run is discarded if its session changes
-//! meanwhile.
+//! At most one consolidation of a session runs at a time, and a run is discarded if its session changes meanwhile.
 
 use crate::harness::{
     PATIENCE, consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,

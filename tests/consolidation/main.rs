@@ -1,7 +1,6 @@
 //! Contexts and consolidation over HTTP, on both stores, with a scripted model.
 //!
-//! Each file tests one guarantee. Fixtures and the checks of every response are in
-//! `harness`.
+//! Each file tests one guarantee. Fixtures and the checks of every response are in `harness`.
 #![cfg(test)]
 
 #[path = "../support"]

@@ -1,4 +1,4 @@
-//! The modes of consolidation, and the limit of the tail while nothing is consolidated.
+//! The modes of consolidation, and the limit of the tail without consolidation.
 
 use crate::harness::{
     Answer, PATIENCE, consolidate, context, covering, named, plain, record, revisions, start, state, turns,
@@ -160,8 +160,8 @@ async fn request_waits_at_most_inline_wait(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn default_settings_use_built_in_model(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    let nobody = plain(&app, "s", &[]).await;
-    assert_eq!((nobody.outcome(), nobody.messages.len()), ("not_due", 0));
+    let empty = plain(&app, "s", &[]).await;
+    assert_eq!((empty.outcome(), empty.messages.len()), ("not_due", 0));
     app.get("/sessions/s").await.problem(404, "session-not-found");
     app.record_turns("s", 0..50).await;
     app.record("s", &[json!({"role": "user", "content": "And now?"})]).await;

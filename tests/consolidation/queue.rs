@@ -1,5 +1,4 @@
-//! Many sessions are due at once, and the model accepts few concurrent calls: each session is consolidated or
-//! gets the
+//! Many sessions are due at once, and the model accepts few concurrent calls: each session is consolidated or gets the
 //! reason, and requests that need no model are not delayed.
 
 use crate::harness::{Answer, PATIENCE, covering, plain, record, seen, start, state, turns};
@@ -92,7 +91,7 @@ async fn two_hundred_due_sessions_with_eight_concurrent_calls_lose_nothing(backe
             assert_eq!(plain(&app, "small", &small).await.outcome(), "not_due");
         }
     };
-    tokio::time::timeout(PATIENCE, others).await.expect("they wait for nobody");
+    tokio::time::timeout(PATIENCE, others).await.expect("they do not wait for a model");
     assert!(model.calls().iter().all(|call| !call.answered), "nothing was released meanwhile");
     assert!(requests.try_join_next().is_none(), "all of them were there meanwhile");
 

@@ -161,7 +161,8 @@ async fn tokens_of_discarded_summaries_are_recorded(backend: Backend) {
         models.allowed.add_permits(1);
     };
     let run = scene.service.consolidate_session(&scene.tenant, &scene.session);
-    let ended = tokio::time::timeout(PATIENCE, async { tokio::join!(run, restore).0 }).await.unwrap();
+    let both = async { tokio::join!(run, restore).0 };
+    let ended = Box::pin(tokio::time::timeout(PATIENCE, both)).await.unwrap();
     assert!(matches!(ended, Err(Error::ConsolidationInProgress)), "{ended:?}");
     let session = scene.service.session(&scene.tenant, &scene.session).await.unwrap();
     assert_eq!((session.cursor, session.revision), (0, 1), "the restore alone");

@@ -69,9 +69,9 @@ pub(crate) enum Behaviour {
     Fail(u16, String),
     /// Sends the text, or an error if the user prompt has more bytes than this.
     AtMost(usize, String),
-    /// Sends nothing.
+    /// Leaves the call without a response.
     Hang,
-    /// Sends the text and then nothing more.
+    /// Sends the text and keeps the response open.
     HangAfter(String),
     /// Sends the text and breaks the connection.
     BreakOff(String),
@@ -160,7 +160,7 @@ enum End {
     Complete,
     /// The connection is closed.
     Broken,
-    /// Nothing more is sent.
+    /// The connection stays open.
     Silence,
 }
 

@@ -86,7 +86,7 @@ struct Coverage {
 }
 
 impl Coverage {
-    /// Returns the gain of a sentence if nothing is covered yet.
+    /// Returns the gain of a sentence before the first selection.
     fn weight(&self, sentence: &SourceSentence<'_>) -> f64 {
         let weight_of = |id: &usize| self.weights.get(*id).copied().unwrap_or_default();
         sentence.bag.terms.iter().map(weight_of).sum::<f64>() * sentence.factor

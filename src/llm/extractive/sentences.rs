@@ -73,7 +73,7 @@ fn is_boundary(sentence: &str, rest: &str) -> bool {
     if core.ends_with(ends_without_space) {
         return true;
     }
-    // `https://example.org/?q=1`, `Node!important`: Unicode breaks after `?` and `!` whatever follows.
+    // `https://example.org/?q=1`, `Node!important`: Unicode breaks after `?` and `!` before any character.
     if trimmed.len() == sentence.len() {
         return false;
     }

@@ -35,7 +35,7 @@ const PROMPT_TOO_LONG_PHRASES: [&str; 21] = [
     REQUEST_TOO_LARGE,
 ];
 
-/// Means that the prompt is too long whatever the status is.
+/// Means that the prompt is too long, with any status.
 const REQUEST_TOO_LARGE: &str = "request too large";
 
 /// The types and codes of errors that our errors repeat. A type determines the status of an error within a stream: the

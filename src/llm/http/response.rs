@@ -165,7 +165,7 @@ impl ResponseBuilder {
         self.token_events += 1;
     }
 
-    /// Notes that the model refused. This only counts if there is no text.
+    /// Notes that the model refused. A response with a text is complete nevertheless.
     pub fn refusal(&mut self) {
         self.refused = true;
         self.token_events += 1;
