@@ -87,8 +87,8 @@ async fn system_message_parts_are_in_order(backend: Backend) {
     assert_eq!(list.last(), Some(&json!({"role": "user", "content": "And now?"})));
     assert_eq!(list.len(), 1 + 2 + 1);
     let consolidation = &context["consolidation"];
-    assert_includes(&consolidation, &json!({"outcome": "consolidated", "messages": 8}));
-    assert_includes(&consolidation, &json!({"meta": false, "model": "extractive"}));
+    assert_includes(consolidation, &json!({"outcome": "consolidated", "messages": 8}));
+    assert_includes(consolidation, &json!({"meta": false, "model": "extractive"}));
     assert_includes(&context, &json!({"summary": {"revision": 1}, "memory": {"version": 1}}));
     assert_eq!(context["summary"]["words"], session["summary"]["words"]);
     // A memory document alone makes a system message.

@@ -42,7 +42,7 @@ async fn ask(app: &TestClient, method: &Method, path: &str) -> Response {
 fn each_route_requires_the_scope_of_the_contract() {
     let schemes = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
     let scheme = &schemes["components"]["securitySchemes"]["key"];
-    assert_includes(&scheme, &json!({"type": "http", "scheme": "bearer"}));
+    assert_includes(scheme, &json!({"type": "http", "scheme": "bearer"}));
     for (method, _, template, scope) in operations() {
         let expected = match (method.as_str(), template.as_str()) {
             (_, "/livez" | "/readyz") => None,
@@ -259,11 +259,11 @@ async fn tenants_with_equal_ids_are_isolated(backend: Backend) {
     for turn in 0..3 {
         for (name, _, app) in &tenants {
             let request = app.request(Method::POST, "/sessions/s/exchanges").header("idempotency-key", "k");
-            let (request, repeated) = (request.json(&of(name, 0)), turn > 0);
+            let (request, repeated) = (request.json(of(name, 0)), turn > 0);
             let response = request.await;
             assert_eq!(response.header("idempotent-replayed").is_some(), repeated);
             assert_eq!(response.ok(201)["first_seq"], 1);
-            let recorded = app.post("/sessions/s/exchanges", &of(name, turn + 1)).await;
+            let recorded = app.post("/sessions/s/exchanges", of(name, turn + 1)).await;
             assert_eq!(recorded["last_seq"], 2 * (turn + 2));
             let memory = json!({"content": format!("[{name}] remembers {turn}")}).to_string();
             assert_eq!(app.put("/users/ada/memory", memory).await.ok(200)["version"], turn + 1);

@@ -64,10 +64,7 @@ async fn mcp_requests_work_on_any_replica(backend: Backend) {
     for (tool, definition) in
         tools.as_array().expect("a list").iter().zip(definitions["tools"].as_array().expect("a list"))
     {
-        assert_includes(
-            &tool,
-            &json!({"name": definition["name"], "description": definition["description"]}),
-        );
+        assert_includes(tool, &json!({"name": definition["name"], "description": definition["description"]}));
         let (schema, ours) = (&tool["inputSchema"], &definition["input_schema"]);
         assert_eq!(schema["required"], ours["required"]);
         for (name, property) in ours["properties"].as_object().expect("properties") {

@@ -32,12 +32,12 @@ async fn revision_reports_its_provenance(backend: Backend) {
         assert_eq!(*revision, app.get(&format!("/sessions/s/revisions/{}", revision["revision"])).await);
         assert_eq!(revision["kind"], "consolidation");
         assert_eq!(revision["cursor"], revision["to_seq"]);
-        assert_includes(&revision, &json!({"model": "extractive", "pool": "default"}));
+        assert_includes(revision, &json!({"model": "extractive", "pool": "default"}));
         assert!(!revision["prompt_version"].as_str().expect("a version").is_empty());
         assert!(revision["duration_ms"].as_i64() >= Some(0) && revision["words"].as_i64() > Some(0));
         assert_eq!(revision["meta"], Value::Null);
         let usage = &revision["usage"];
-        assert_includes(&usage, &json!({"calls": 1, "failures": 0}));
+        assert_includes(usage, &json!({"calls": 1, "failures": 0}));
         for unit in ["input_tokens", "output_tokens", "queued_ms"] {
             assert!(usage.get(unit).is_some(), "{usage}");
         }

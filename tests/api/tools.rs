@@ -184,9 +184,9 @@ async fn search_history_searches_all_sessions_of_the_user(backend: Backend) {
         place + 1
     );
     assert!(content.starts_with("2 found, best first.") && content.contains(&lines), "{content}");
-    assert_includes(&hit, &json!({"seq": 1, "role": "user", "snippet": snippet}));
+    assert_includes(hit, &json!({"seq": 1, "role": "user", "snippet": snippet}));
     let after = json!([{"seq": 2, "role": "assistant", "text": "In <April> & May."}]);
-    assert_includes(&hit, &json!({"before": [], "after": after}));
+    assert_includes(hit, &json!({"before": [], "after": after}));
     let long = "rain ".repeat(50);
     let [one, two, three] = [("call_1", "a.b"), ("call_2", "c"), ("call_3", "d")].map(
         |(id, name)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{\n}"}}),

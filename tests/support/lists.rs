@@ -129,7 +129,7 @@ pub(crate) fn assert_openai_accepts(messages: &[Value]) {
         assert_ne!(message["tool_calls"], Value::Array(Vec::new()), "{}", place());
         match word(message, "role") {
             "tool" => {
-                assert!(open.remove(word(message, "tool_call_id")), "a result without a call: {}", place())
+                assert!(open.remove(word(message, "tool_call_id")), "a result without a call: {}", place());
             }
             "system" => assert_eq!(at, 0),
             role => {

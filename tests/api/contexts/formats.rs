@@ -84,7 +84,7 @@ async fn context_in_anthropic_format_has_system_and_content_blocks(backend: Back
     assert_includes(&context, &json!({"inserted": 0, "coverage": {"verbatim_from": 1}}));
     // The stable prefix ends with the reply, because the question is not stored.
     let cache = &context["cache"];
-    assert_includes(&cache, &json!({"stable_messages": 6, "stable_blocks": 1}));
+    assert_includes(cache, &json!({"stable_messages": 6, "stable_blocks": 1}));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -233,7 +233,7 @@ async fn history_limit_and_budget_omit_messages(backend: Backend) {
     let both = app.context("s", &options(Some(most))).await;
     let coverage = &both["coverage"];
     assert_eq!(coverage["omitted"], json!([beyond, omitted(5, 5, "max_tokens")]));
-    assert_includes(&coverage, &json!({"verbatim_from": 6, "last_seq": 12}));
+    assert_includes(coverage, &json!({"verbatim_from": 6, "last_seq": 12}));
     let [all, fewer] = [&bounded, &both].map(|context| context["messages"].as_array().expect("a list"));
     // The first message is the system message with the notice.
     assert_eq!((fewer.first(), &fewer[1..]), (all.first(), &all[2..]));
