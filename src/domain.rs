@@ -75,6 +75,7 @@ pub mod session;
 pub mod skill;
 pub mod split_points;
 pub mod summary;
+pub mod tail;
 pub mod tokens;
 pub mod tool;
 pub mod transcript;

@@ -13,6 +13,7 @@ use crate::domain::tokens::Tokenizer;
 use crate::domain::validation::FieldError;
 use crate::llm::Llm;
 use crate::storage::Store;
+use context_cache::ContextCache;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -24,6 +25,7 @@ pub use crate::storage::StoreError;
 pub use crate::storage::{MessageQuery, StoredMessage};
 
 pub mod consolidation;
+mod context_cache;
 pub mod contexts;
 mod exchanges;
 pub mod export;
@@ -54,6 +56,8 @@ pub struct ServiceConfig {
     /// checked before each request to a pool, so running requests can exceed it.
     pub daily_token_limit: Option<u64>,
     pub memory_max_bytes: usize,
+    /// Memory for copies of recently used sessions.
+    pub context_cache_bytes: usize,
     /// The tokenizer for limits and responses.
     pub tokenizer: Tokenizer,
     /// The analyzer of the search index; `None` disables search.
@@ -147,6 +151,7 @@ pub struct MemoryService {
     /// Notified when messages were stored that have to be indexed.
     index_wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
+    context_cache: Arc<ContextCache>,
 }
 
 impl MemoryService {
@@ -154,8 +159,9 @@ impl MemoryService {
     #[must_use]
     pub fn new(store: Arc<Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
+        let context_cache = Arc::new(ContextCache::new(config.context_cache_bytes));
         let (config, metrics) = (Arc::new(config), ServiceMetrics::new());
-        Self { store, llm, config, tasks, stop, index_wakeup, metrics }
+        Self { store, llm, config, tasks, stop, index_wakeup, metrics, context_cache }
     }
 
     /// Checks that the service can work.

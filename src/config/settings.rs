@@ -94,6 +94,8 @@ section! {
         max_concurrent_requests: usize = 0,
         #[serde(with = "duration")]
         queue_timeout: Duration = Duration::from_secs(1),
+        /// 0 disables the cache.
+        max_context_cache_bytes: usize = 48 * 1024 * 1024,
     }
 }
 

@@ -64,7 +64,9 @@ impl Violations {
             let (min, max, hint) = match *path.parts() {
                 ["llm", "providers", _, "body", ..] => continue,
                 ["llm", "models", _, "retries" | "max_queued_calls"]
-                | ["limits", "requests_per_second" | "request_burst"] => (0, u64::MAX, ""),
+                | ["limits", "requests_per_second" | "request_burst" | "max_context_cache_bytes"] => {
+                    (0, u64::MAX, "")
+                }
                 ["limits", "max_concurrent_requests"] => (0, MAX_COUNT, ""),
                 ["consolidation", "max_tail_tokens" | "daily_token_limit"] => {
                     (1, u64::MAX, ": leave it out for no limit")

@@ -5,7 +5,7 @@
 //! (`RenderedMessage::provisional`). So a growing list keeps its beginning, which providers can cache. To add a format,
 //! add a file next to `openai` and an arm in each function here.
 
-use super::message_metadata::ContextMessage;
+use super::tail::Tail;
 use super::validation::FieldError;
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -34,36 +34,43 @@ named_variants!(Format { OpenAi = "openai", Anthropic = "anthropic" });
 
 impl Format {
     /// Estimates how many bytes [`Self::render_messages`] reads and writes for these messages.
-    pub fn estimate_bytes(self, tail: &[ContextMessage]) -> usize {
+    pub fn estimate_bytes(self, tail: &Tail) -> usize {
         match self {
-            // Stored messages are not parsed; only inserted results are written.
+            // Stored messages are copied, not parsed; only inserted results are made.
             Self::OpenAi => {
-                let calls = tail.iter().flat_map(|message| &message.metadata.calls);
+                let calls = tail.metadata().iter().flat_map(|metadata| &metadata.calls);
                 calls.map(|id| id.len() + tool_pairing::NO_RESULT.len()).sum()
             }
-            Self::Anthropic => tail.iter().map(|message| message.json.len()).sum(),
+            Self::Anthropic => tail.bytes(),
         }
     }
 
-    /// Renders each message.
-    pub fn render_messages(self, tail: Vec<ContextMessage>) -> Result<Vec<RenderedMessage>, Vec<FieldError>> {
-        let missing = tool_pairing::missing_halves(tail.iter().map(|message| &message.metadata));
-        let messages = tail.into_iter().zip(missing);
+    /// Renders each message of the tail from `position` on.
+    pub fn render_messages(
+        self,
+        tail: &Tail,
+        position: usize,
+    ) -> Result<Vec<RenderedMessage<'_>>, Vec<FieldError>> {
+        let metadata = tail.metadata().get(position..).unwrap_or_default();
+        let missing = tool_pairing::missing_halves(metadata.iter());
+        let messages = tail.messages(position).zip(missing);
         match self {
-            Self::OpenAi => {
-                Ok(messages.map(|(message, missing)| openai::render_message(message, &missing)).collect())
-            }
+            Self::OpenAi => Ok(messages
+                .map(|((_, metadata, json), missing)| openai::render_message(metadata, json, &missing))
+                .collect()),
             Self::Anthropic => {
                 let mut ids = anthropic::CallIds::default();
                 messages
-                    .map(|(message, missing)| anthropic::render_message(message, &missing, &mut ids))
+                    .map(|((seq, metadata, json), missing)| {
+                        anthropic::render_message(seq, metadata, json, &missing, &mut ids)
+                    })
                     .collect()
             }
         }
     }
 
     /// Joins the parts of a context to a list.
-    pub fn render_context(self, input: RenderInput) -> RenderedContext {
+    pub fn render_context(self, input: RenderInput<'_>) -> RenderedContext {
         let inserted = input.history.iter().map(|message| message.inserted).sum();
         let context = match self {
             Self::OpenAi => openai::render_context(input),

@@ -13,6 +13,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::session::Session;
+use crate::domain::tail::Tail;
 use crate::domain::tokens::{self, Tokenizer};
 use crate::storage::{ContextSnapshot, LeaseCondition};
 use serde::Serialize;
@@ -162,8 +163,7 @@ impl MemoryService {
         user: Option<&UserId>,
     ) -> Result<ContextSnapshot, Error> {
         let limit = self.config.policy.max_history_messages;
-        let snapshot =
-            self.store.load_context(tenant, session, &user.cloned().unwrap_or_default(), limit).await?;
+        let snapshot = self.context_cache.load(&self.store, tenant, session, user, limit).await?;
         match (user, &snapshot.session) {
             (Some(user), Some(session)) if *user != session.user_id => Err(Error::SessionUserMismatch),
             _ => Ok(snapshot),
@@ -191,8 +191,7 @@ impl MemoryService {
                 let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
                 let mut plan = None;
                 if tail_len <= snapshot.tail.len() {
-                    let messages: Vec<MessageMetadata> = metadata_of(&snapshot.tail);
-                    plan = self.config.policy.plan(&messages, tail_len);
+                    plan = self.config.policy.plan(snapshot.tail.metadata(), tail_len);
                     if plan.is_none() {
                         // An open tool call holds the cursor. Do not take the lease just to find that out again.
                         return ConsolidationCheck::Report(Outcome::NotDue.into());
@@ -223,19 +222,22 @@ impl MemoryService {
     ) -> Result<Context, Error> {
         let tokenizer = self.config.tokenizer;
         let system = self.system_message(&snapshot, &options);
-        let ContextSnapshot { session, memory, mut tail, .. } = snapshot;
-        let mut metadata = metadata_of(&tail);
-        let mut coverage = self.plan_coverage(session.as_ref(), &metadata, &report);
-        let omitted = tail.iter().take_while(|message| message.seq < coverage.verbatim_from).count();
-        metadata.drain(..omitted);
-        tail.drain(..omitted);
-        let mut history = options.format.render_messages(tail).map_err(invalid_message)?;
-        let user_message =
-            options.user_message.map(|message| render(options.format, coverage.last_seq + 1, &message));
-        let user_message = user_message.transpose()?;
+        let ContextSnapshot { session, memory, tail, .. } = snapshot;
+        let mut coverage = self.plan_coverage(session.as_ref(), tail.metadata(), &report);
+        let omitted = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
+        let metadata = tail.metadata().get(omitted..).unwrap_or_default();
+        let mut history = options.format.render_messages(&tail, omitted).map_err(invalid_message)?;
+        // The message of the request is rendered as if it were stored.
+        let user_message = options.user_message.map_or_else(Tail::default, |message| {
+            let metadata = MessageMetadata::new(&message, tokens::count_message(&message));
+            let json = message.json().to_owned();
+            let seq = coverage.last_seq + 1;
+            Tail::new(seq, vec![ContextMessage { seq, metadata, json }])
+        });
+        let user_message = options.format.render_messages(&user_message, 0).map_err(invalid_message)?.pop();
         let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref());
         if let Some(max_tokens) = options.max_tokens {
-            let first = costs.first_within_budget(&metadata, max_tokens)?;
+            let first = costs.first_within_budget(metadata, max_tokens)?;
             coverage.omit(first, OmissionReason::MaxTokens);
             history.drain(..first);
             costs.history.drain(..first);
@@ -263,7 +265,7 @@ impl MemoryService {
     }
 
     fn system_message(&self, snapshot: &ContextSnapshot, options: &ContextOptions) -> SystemMessage {
-        let memory = snapshot.memory.as_ref();
+        let memory = snapshot.memory.as_deref();
         let memory = memory.map(|memory| CountedText { text: &memory.content, tokens: memory.tokens });
         let summary = snapshot.session.as_ref().map(|session| &session.summary);
         let summary = summary.map(|summary| CountedText { text: &summary.text, tokens: summary.tokens });
@@ -307,10 +309,10 @@ impl ListCosts {
     fn new(
         tokenizer: Tokenizer,
         system: &SystemMessage,
-        history: &[RenderedMessage],
-        user_message: Option<&RenderedMessage>,
+        history: &[RenderedMessage<'_>],
+        user_message: Option<&RenderedMessage<'_>>,
     ) -> Self {
-        let cost = |message: &RenderedMessage| MessageCost {
+        let cost = |message: &RenderedMessage<'_>| MessageCost {
             tokens: tokenizer.scale(message.tokens),
             tokens_if_first: tokenizer.scale(message.tokens_if_first),
         };
@@ -342,15 +344,4 @@ impl ListCosts {
             tokenizer: self.tokenizer.to_string(),
         }
     }
-}
-
-fn metadata_of(messages: &[ContextMessage]) -> Vec<MessageMetadata> {
-    messages.iter().map(|message| message.metadata.clone()).collect()
-}
-
-/// Renders the message of the request, which is not stored.
-fn render(format: Format, seq: i64, message: &Message) -> Result<RenderedMessage, Error> {
-    let metadata = MessageMetadata::new(message, tokens::count_message(message));
-    let message = ContextMessage { seq, metadata, json: message.json().to_owned() };
-    Ok(format.render_messages(vec![message]).map_err(invalid_message)?.pop().unwrap_or_default())
 }

@@ -4,6 +4,7 @@ use super::{Error, MemoryService};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId};
 use crate::storage::{AppendOutcome, AppendRequest};
+use std::sync::Arc;
 
 impl MemoryService {
     /// Persists an exchange durably. The write completes even if the client disconnects. The client can then repeat the
@@ -16,10 +17,16 @@ impl MemoryService {
         key: Option<String>,
     ) -> Result<PersistedExchange, Error> {
         let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
-        let outcome = self.store.append_exchange(AppendRequest::new(tenant, session, exchange, key)).await;
+        let request = AppendRequest::new(tenant, session, exchange, key);
+        let exchange = Arc::clone(&request.exchange);
+        let outcome = self.store.append_exchange(request).await;
         self.index_wakeup.notify_one();
         match outcome? {
-            AppendOutcome::Appended(appended) => Ok(appended),
+            AppendOutcome::Appended(appended) => {
+                let limit = self.config.policy.max_history_messages;
+                self.context_cache.append(tenant, session, &exchange, &appended, limit);
+                Ok(appended)
+            }
             AppendOutcome::UserMismatch => Err(Error::SessionUserMismatch),
             AppendOutcome::KeyReused => Err(Error::IdempotencyKeyReused),
         }

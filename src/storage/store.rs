@@ -22,6 +22,7 @@ use crate::domain::message::Message;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::lexemes::TermQuery;
 use crate::domain::session::{ConsolidationState, Session};
+use crate::domain::tail::Tail;
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -408,13 +409,15 @@ impl Store {
         let row = first_row.ok_or(sqlx::Error::RowNotFound)?;
         let has_session = row.field::<Option<&str>>("session_id")?.is_some();
         let has_memory = row.field::<Option<i64>>("memory_version")?.is_some();
+        let last_seq = row.field::<Option<i64>>("last_seq")?.unwrap_or(0);
+        let first_seq = tail.first().map_or(last_seq + 1, |message| message.seq);
         Ok(ContextSnapshot {
             now: row.time("now")?,
             session: has_session.then(|| rows::session(row)).transpose()?,
             incarnation: row.field("incarnation")?,
             memory_version: rows::memory_version(row)?,
-            memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?,
-            tail,
+            memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?.map(Arc::new),
+            tail: Arc::new(Tail::new(first_seq, tail)),
         })
     }
 
@@ -638,8 +641,8 @@ pub struct ContextSnapshot {
     /// The incarnation of the session; `None` if there is no session.
     pub incarnation: Option<Uuid>,
     /// The memory document of the owner of the session, or of the requesting user if there is no session.
-    pub memory: Option<MemoryDocument>,
+    pub memory: Option<Arc<MemoryDocument>>,
     pub memory_version: Option<MemoryVersion>,
     /// The newest messages of the tail, oldest first.
-    pub tail: Vec<ContextMessage>,
+    pub tail: Arc<Tail>,
 }

@@ -13,7 +13,7 @@ async fn load(conversation: &Conversation, user: &UserId, most: usize) -> Contex
 }
 
 fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
-    snapshot.tail.iter().map(|message| message.seq).collect()
+    snapshot.tail.messages(0).map(|(seq, _, _)| seq).collect()
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -35,9 +35,9 @@ async fn snapshot_contains_newest_messages_of_the_tail(backend: Backend) {
             let session = snapshot.session.unwrap();
             assert_eq!(session, demo.state().await);
             assert_eq!((session.cursor, session.summary.text.as_str()), (cursor, summary));
-            for message in &snapshot.tail {
-                assert_eq!(message.json, history[usize::try_from(message.seq).unwrap() - 1].json);
-                assert_eq!(message.metadata.tokens, message.json.len() as i64);
+            for (seq, metadata, json) in snapshot.tail.messages(0) {
+                assert_eq!(json, history[usize::try_from(seq).unwrap() - 1].json);
+                assert_eq!(metadata.tokens, json.len() as i64);
             }
         }
     }
@@ -61,7 +61,7 @@ async fn snapshot_is_consistent_under_concurrent_writes(backend: Backend) {
                     let session = snapshot.session.as_ref().unwrap();
                     let expected: Vec<_> = (session.cursor + 1..=session.last_seq).collect();
                     assert_eq!(seqs(&snapshot), expected);
-                    let tokens: i64 = snapshot.tail.iter().map(|message| message.metadata.tokens).sum();
+                    let tokens: i64 = snapshot.tail.metadata().iter().map(|metadata| metadata.tokens).sum();
                     assert_eq!(session.tail_tokens(), tokens);
                     assert_eq!(
                         session.summary.text,

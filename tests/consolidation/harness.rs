@@ -132,6 +132,7 @@ pub(crate) fn config() -> ServiceConfig {
         inline_wait: PATIENCE,
         daily_token_limit: None,
         tokenizer: Tokenizer::default(),
+        context_cache_bytes: 1 << 20,
         memory_max_bytes: 1000,
         search: None,
     }
@@ -247,5 +248,6 @@ pub(crate) fn covering(call: &Call) -> String {
 
 /// Returns the number of messages of the tail in a context.
 pub(crate) fn sent(context: &Context) -> usize {
-    context.list.messages.iter().filter(|message| !message.contains(r#""role":"system""#)).count()
+    let messages: Vec<serde_json::Value> = serde_json::from_str(&context.list.messages).expect("a list");
+    messages.iter().filter(|message| message["role"] != "system").count()
 }

@@ -4,16 +4,19 @@
 use super::tool_pairing::{
     EARLIER_CALL, MissingHalves, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result,
 };
-use super::types::{RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix};
+use super::types::{
+    RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix, json_list,
+};
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use crate::domain::message::{Message, Role};
-use crate::domain::message_metadata::ContextMessage;
+use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::tokens::{JoinedCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
 use crate::domain::validation::FieldError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
@@ -71,17 +74,18 @@ impl ContentBlock {
         Self::Text { text: text.to_owned() }
     }
 
-    fn into_item(self, speaker: Speaker) -> RenderedItem {
-        RenderedItem { speaker, json: encode(&self) }
+    fn into_item(self, speaker: Speaker) -> RenderedItem<'static> {
+        RenderedItem { speaker, json: encode(&self).into() }
     }
 }
 
 pub(super) fn render_message(
-    message: ContextMessage,
+    seq: i64,
+    metadata: &MessageMetadata,
+    json: &str,
     missing: &MissingHalves,
     ids: &mut CallIds,
-) -> Result<RenderedMessage, Vec<FieldError>> {
-    let ContextMessage { seq, metadata, json } = message;
+) -> Result<RenderedMessage<'static>, Vec<FieldError>> {
     let mut rendered = RenderedMessage::default();
     if let (true, Some(id)) = (missing.call, metadata.result_of.as_deref()) {
         let id = ids.assign(id, seq);
@@ -93,7 +97,7 @@ pub(super) fn render_message(
     for id in &metadata.calls {
         ids.assign(id, seq);
     }
-    let message = Message::from_stored(json)?;
+    let message = Message::from_stored(json.to_owned())?;
     let (blocks, tokens) = render_blocks(&message, metadata.tokens, ids);
     let speaker = if message.role() == Role::Assistant { Speaker::Assistant } else { Speaker::User };
     rendered.items.extend(blocks.into_iter().map(|block| block.into_item(speaker)));
@@ -111,7 +115,7 @@ pub(super) fn render_message(
 
 /// Renders the list. Consecutive blocks of one speaker become one message. With `cache_control`, the system text and the
 /// last stable block are marked for the cache: two of the four marks that the API permits.
-pub(super) fn render_context(input: RenderInput) -> RenderedContext {
+pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     let (mut stable_items, tokens) = input.stable_items();
     let cache_control = input.cache_control;
     let system = (!input.system.is_empty()).then(|| {
@@ -122,16 +126,16 @@ pub(super) fn render_context(input: RenderInput) -> RenderedContext {
         }
     });
     let rendered = input.history.into_iter().chain(input.user_message);
-    let mut items: Vec<RenderedItem> = rendered.flat_map(|message| message.items).collect();
+    let mut items: Vec<RenderedItem<'_>> = rendered.flat_map(|message| message.items).collect();
     if items.first().is_some_and(|item| item.speaker == Speaker::Assistant) {
         items.insert(0, ContentBlock::text(OPENING).into_item(Speaker::User));
         stable_items += usize::from(stable_items > 0);
     }
-    let mut messages: Vec<(Speaker, Vec<String>)> = Vec::new();
+    let mut messages: Vec<(Speaker, Vec<Cow<'_, str>>)> = Vec::new();
     let mut stable = StablePrefix { tokens, blocks: Some(0), messages: 0 };
     for (index, RenderedItem { speaker, mut json }) in items.into_iter().enumerate() {
         if cache_control && index + 1 == stable_items {
-            json = with_cache_control(&json);
+            json = with_cache_control(&json).into();
         }
         match messages.last_mut().filter(|(previous, _)| *previous == speaker) {
             Some((_, blocks)) => blocks.push(json),
@@ -146,7 +150,9 @@ pub(super) fn render_context(input: RenderInput) -> RenderedContext {
         let role = if speaker == Speaker::User { "user" } else { "assistant" };
         format!(r#"{{"role":"{role}","content":[{}]}}"#, blocks.join(","))
     });
-    RenderedContext { system, messages: messages.collect(), stable, ..RenderedContext::default() }
+    let messages: Vec<String> = messages.collect();
+    let messages = json_list(messages.iter().map(String::as_str));
+    RenderedContext { system, messages, stable, ..RenderedContext::default() }
 }
 
 /// Marks a block as the end of a prefix that the provider caches.

@@ -3,26 +3,32 @@
 use super::tool_pairing::{
     EARLIER_CALL, MissingHalves, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result,
 };
-use super::types::{RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix};
+use super::types::{
+    RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix, json_list,
+};
 use crate::domain::message::Role;
-use crate::domain::message_metadata::ContextMessage;
+use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::tokens;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 
-pub(super) fn render_message(message: ContextMessage, missing: &MissingHalves) -> RenderedMessage {
-    let metadata = message.metadata;
+pub(super) fn render_message<'t>(
+    metadata: &MessageMetadata,
+    json: &'t str,
+    missing: &MissingHalves,
+) -> RenderedMessage<'t> {
     let mut rendered = RenderedMessage::default();
     if missing.call {
         let (call, tokens) = inserted_call(metadata.result_of.as_deref().unwrap_or_default());
         rendered.insert(call, tokens);
     }
     let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
-    let json = without_empty_tool_calls(&message.json).unwrap_or(message.json);
+    let json = without_empty_tool_calls(json).map_or(Cow::Borrowed(json), Cow::Owned);
     rendered.items.push(RenderedItem { speaker, json });
     rendered.tokens += metadata.tokens;
-    rendered.insert_results(missing, inserted_result);
+    rendered.insert_results(missing, |id| inserted_result(id));
     rendered
 }
 
@@ -51,7 +57,7 @@ fn without_empty_tool_calls(json: &str) -> Option<String> {
     })
 }
 
-fn inserted_call(id: &str) -> (RenderedItem, i64) {
+fn inserted_call(id: &str) -> (RenderedItem<'static>, i64) {
     let call = json!({
         "role": "assistant",
         "content": null,
@@ -60,24 +66,33 @@ fn inserted_call(id: &str) -> (RenderedItem, i64) {
         ],
     });
     let tokens = tokens::PER_MESSAGE + tokens_of_call(id);
-    (RenderedItem { speaker: Speaker::Assistant, json: call.to_string() }, tokens)
+    (RenderedItem { speaker: Speaker::Assistant, json: call.to_string().into() }, tokens)
 }
 
-fn inserted_result(id: &str) -> (RenderedItem, i64) {
+fn inserted_result(id: &str) -> (RenderedItem<'static>, i64) {
     let result = json!({"role": "tool", "tool_call_id": id, "content": NO_RESULT});
-    (RenderedItem { speaker: Speaker::User, json: result.to_string() }, tokens_of_result(id))
+    (RenderedItem { speaker: Speaker::User, json: result.to_string().into() }, tokens_of_result(id))
 }
 
-pub(super) fn render_context(input: RenderInput) -> RenderedContext {
-    let (stable_items, tokens) = input.stable_items();
-    let mut messages = Vec::with_capacity(input.history.len() + 2);
-    if !input.system.is_empty() {
-        messages.push(json!({"role": "system", "content": input.system}).to_string());
+pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
+    #[derive(Serialize)]
+    struct SystemMessage<'a> {
+        role: &'static str,
+        content: &'a str,
     }
-    let stable = StablePrefix { messages: messages.len() + stable_items, blocks: None, tokens };
-    let rendered = input.history.into_iter().chain(input.user_message);
-    messages.extend(rendered.flat_map(|message| message.items).map(|item| item.json));
+    let (stable_items, tokens) = input.stable_items();
+    let system = SystemMessage { role: "system", content: &input.system };
+    let system = (!input.system.is_empty()).then(|| encode(&system));
+    let stable =
+        StablePrefix { messages: usize::from(system.is_some()) + stable_items, blocks: None, tokens };
+    let rendered = input.history.iter().chain(&input.user_message);
+    let items = rendered.flat_map(|message| &message.items).map(|item| &*item.json);
+    let messages = json_list(system.as_deref().into_iter().chain(items));
     RenderedContext { messages, stable, ..RenderedContext::default() }
+}
+
+fn encode<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_else(|_| unreachable!("strings are always JSON"))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::super::tokens::Tokenizer;
 use super::tool_pairing::MissingHalves;
+use std::borrow::Cow;
 
 /// The two roles between which the formats distinguish in a list; results of tool calls belong to the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,15 +13,16 @@ pub(super) enum Speaker {
 
 /// A message of the OpenAI format, or a content block of the Anthropic format.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RenderedItem {
+pub(super) struct RenderedItem<'t> {
     pub(super) speaker: Speaker,
-    pub(super) json: String,
+    /// Borrowed from the tail if the stored message is sent as it is.
+    pub(super) json: Cow<'t, str>,
 }
 
 /// A message of the history in a provider's format, together with inserted halves of tool calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RenderedMessage {
-    pub(super) items: Vec<RenderedItem>,
+pub struct RenderedMessage<'t> {
+    pub(super) items: Vec<RenderedItem<'t>>,
     /// Tokens of all items.
     pub tokens: i64,
     /// Additional tokens if the list begins with this message.
@@ -33,9 +35,9 @@ pub struct RenderedMessage {
     pub(super) provisional_tokens: i64,
 }
 
-impl RenderedMessage {
+impl<'t> RenderedMessage<'t> {
     /// Appends an item that is not part of the history.
-    pub(super) fn insert(&mut self, item: RenderedItem, tokens: i64) {
+    pub(super) fn insert(&mut self, item: RenderedItem<'t>, tokens: i64) {
         self.items.push(item);
         self.inserted += 1;
         self.tokens += tokens;
@@ -45,7 +47,7 @@ impl RenderedMessage {
     pub(super) fn insert_results(
         &mut self,
         missing: &MissingHalves,
-        render: impl Fn(&str) -> (RenderedItem, i64),
+        render: impl Fn(&str) -> (RenderedItem<'t>, i64),
     ) {
         for id in &missing.results {
             let (item, tokens) = render(id);
@@ -60,13 +62,13 @@ impl RenderedMessage {
 
 /// The parts of a context, with tokens that are not scaled.
 #[derive(Clone, Debug, Default)]
-pub struct RenderInput {
+pub struct RenderInput<'t> {
     /// Text of the system message; empty if there is none.
     pub system: String,
     pub system_tokens: i64,
-    pub history: Vec<RenderedMessage>,
+    pub history: Vec<RenderedMessage<'t>>,
     /// The new message of the user.
-    pub user_message: Option<RenderedMessage>,
+    pub user_message: Option<RenderedMessage<'t>>,
     /// The next context begins with the same message. `false` if messages had to be omitted.
     pub is_prefix_stable: bool,
     /// Marks the stable prefix for the provider's cache, if the format supports it.
@@ -74,7 +76,7 @@ pub struct RenderInput {
     pub tokenizer: Tokenizer,
 }
 
-impl RenderInput {
+impl RenderInput<'_> {
     /// Returns the number of stable items of the history, and the tokens of the stable prefix. Each message is scaled
     /// separately.
     pub(super) fn stable_items(&self) -> (usize, i64) {
@@ -95,7 +97,8 @@ impl RenderInput {
 pub struct RenderedContext {
     /// JSON of the system text, if the format has a field for it outside of the list.
     pub system: Option<String>,
-    pub messages: Vec<String>,
+    /// The messages as a JSON list.
+    pub messages: String,
     pub stable: StablePrefix,
     /// Number of calls and results in the list that are not part of the history.
     pub inserted: usize,
@@ -109,4 +112,19 @@ pub struct StablePrefix {
     pub blocks: Option<usize>,
     /// Scaled tokens.
     pub tokens: i64,
+}
+
+/// Joins JSON values to a JSON list.
+pub(super) fn json_list<'j>(values: impl Iterator<Item = &'j str> + Clone) -> String {
+    let bytes = values.clone().map(|value| value.len() + 1).sum::<usize>();
+    let mut list = String::with_capacity(bytes + 2);
+    list.push('[');
+    for value in values {
+        if list.len() > 1 {
+            list.push(',');
+        }
+        list.push_str(value);
+    }
+    list.push(']');
+    list
 }

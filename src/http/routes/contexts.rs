@@ -13,15 +13,17 @@ use crate::domain::validation::FieldError;
 use crate::http::chat::ContentBody;
 use crate::http::error::Problem;
 use crate::http::extract::{OptionalJsonBody, PathParams, SessionPath, TenantFromKey, user_id};
-use crate::http::json::stored;
 use crate::http::openapi::responses::SessionUserMismatch;
+use crate::service::MemoryService;
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::work_permit::WorkPermit;
-use crate::service::{Error, MemoryService};
 use axum::Extension;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Number;
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -73,11 +75,12 @@ pub(crate) struct ContextResponse {
     /// In the format `anthropic`: the system prompt as a text, or as content blocks if `cache_control` was requested. Left
     /// out if it is empty.
     #[schema(value_type = Option<SystemBody>, nullable = false)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    system: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "placeholder")]
+    system: Option<String>,
     /// System message (in the format `openai`; left out if it is empty), verbatim part of the tail, new user message.
     #[schema(value_type = Vec<Object>)]
-    messages: Vec<Box<RawValue>>,
+    #[serde(serialize_with = "placeholder")]
+    messages: String,
     cache: CacheBody,
     /// Number of tool calls and results in `messages` that are not part of the history: providers reject a call without a
     /// result, and a result without a call, so the missing one is inserted.
@@ -135,16 +138,13 @@ pub(crate) async fn build(
     Extension(limits): Extension<Arc<Limits>>,
     permit: WorkPermit,
     OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
-) -> Result<axum::Json<ContextResponse>, Problem> {
+) -> Result<Response, Problem> {
     let bytes = request.bytes();
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
     let options =
         blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
     let context = service.build_context(&tenant, &session, ContextOptions { permit, ..options }).await?;
-    let bytes = context.list.messages.iter().map(String::len).sum();
-    let response =
-        blocking::spawn_cpu_if_large(bytes, move || ContextResponse::new(session.as_str(), context));
-    Ok(axum::Json(response.await?))
+    ContextResponse::new(session.as_str(), context).into_response()
 }
 
 impl ContextRequest {
@@ -197,13 +197,13 @@ impl ContextRequest {
 }
 
 impl ContextResponse {
-    fn new(session_id: &str, context: Context) -> Result<Self, Error> {
+    fn new(session_id: &str, context: Context) -> Self {
         let Context { list, coverage, summary, memory, consolidation, tokens } = context;
         let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
-        Ok(Self {
+        Self {
             session_id: session_id.to_owned(),
-            system: list.system.map(stored).transpose()?,
-            messages: list.messages.into_iter().map(stored).collect::<Result<_, _>>()?,
+            system: list.system,
+            messages: list.messages,
             cache: CacheBody { stable_messages: messages, stable_blocks: blocks, stable_tokens },
             inserted: list.inserted,
             coverage,
@@ -211,6 +211,31 @@ impl ContextResponse {
             memory,
             consolidation,
             tokens,
-        })
+        }
     }
+
+    /// Writes the body. The list and the system prompt are JSON already and by far the largest parts, and serde would
+    /// parse them again: serde writes the rest, with [`placeholder`]s.
+    fn into_response(self) -> Result<Response, Problem> {
+        let template = serde_json::to_string(&self).map_err(|_| Problem::internal())?;
+        let system = self.system.as_deref().unwrap_or_default();
+        let mut body = String::with_capacity(template.len() + self.messages.len() + system.len());
+        let mut rest = template.as_str();
+        // Strings of the template can't contain these keys, because quotes are escaped in strings.
+        for (placeholder, json) in [(r#""system":null"#, system), (r#""messages":null"#, &self.messages)] {
+            if let Some((before, after)) = rest.split_once(placeholder) {
+                body.push_str(before);
+                body.push_str(placeholder.trim_end_matches("null"));
+                body.push_str(json);
+                rest = after;
+            }
+        }
+        body.push_str(rest);
+        Ok(([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+    }
+}
+
+/// Writes `null` in place of JSON that [`ContextResponse::into_response`] inserts.
+fn placeholder<T, S: Serializer>(_: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_unit()
 }

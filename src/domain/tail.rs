@@ -1,0 +1,157 @@
+//! The tail of a session in memory: few allocations and one copy of each text, so that a replica can keep many of them.
+
+use super::message_metadata::{ContextMessage, MessageMetadata};
+
+/// Consecutive messages of a session, oldest first. They never change, because a history is append-only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tail {
+    first_seq: i64,
+    /// The JSON of all messages, without a separator.
+    json: String,
+    /// End of each message in `json`.
+    ends: Vec<usize>,
+    metadata: Vec<MessageMetadata>,
+}
+
+impl Tail {
+    /// Returns the messages, which must be consecutive. The first one has, or will have, the `seq` `first_seq`.
+    pub fn new(first_seq: i64, messages: Vec<ContextMessage>) -> Self {
+        let mut tail = Self {
+            first_seq,
+            json: String::with_capacity(messages.iter().map(|message| message.json.len()).sum()),
+            ends: Vec::with_capacity(messages.len()),
+            metadata: Vec::with_capacity(messages.len()),
+        };
+        tail.push(messages);
+        tail
+    }
+
+    fn push(&mut self, messages: Vec<ContextMessage>) {
+        for message in messages {
+            self.json.push_str(&message.json);
+            self.ends.push(self.json.len());
+            self.metadata.push(message.metadata);
+        }
+    }
+
+    /// Returns the messages from `first_seq` on, followed by `messages`. Returns `None` if the result would have a gap.
+    #[must_use]
+    pub fn advance(&self, first_seq: i64, messages: Vec<ContextMessage>) -> Option<Self> {
+        if messages.first().is_some_and(|message| message.seq != self.last_seq() + 1) {
+            return None;
+        }
+        let skipped =
+            usize::try_from(first_seq - self.first_seq).ok().filter(|skipped| *skipped <= self.len())?;
+        let start = self.start(skipped);
+        let json = self.json.get(start..).unwrap_or_default();
+        let mut tail = Self {
+            first_seq,
+            json: String::with_capacity(
+                json.len() + messages.iter().map(|message| message.json.len()).sum::<usize>(),
+            ),
+            ends: Vec::with_capacity(self.len() - skipped + messages.len()),
+            metadata: Vec::with_capacity(self.len() - skipped + messages.len()),
+        };
+        tail.json.push_str(json);
+        tail.ends.extend(self.ends.iter().skip(skipped).map(|end| end - start));
+        tail.metadata.extend(self.metadata.iter().skip(skipped).cloned());
+        tail.push(messages);
+        Some(tail)
+    }
+
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Returns the `seq` of the last message, or the one before the first if the tail is empty.
+    pub fn last_seq(&self) -> i64 {
+        self.first_seq + i64::try_from(self.len()).unwrap_or(i64::MAX) - 1
+    }
+
+    pub fn first_seq(&self) -> i64 {
+        self.first_seq
+    }
+
+    pub fn metadata(&self) -> &[MessageMetadata] {
+        &self.metadata
+    }
+
+    /// Returns the JSON of the messages from `position` on, with their `seq` and metadata.
+    pub fn messages(&self, position: usize) -> impl Iterator<Item = (i64, &MessageMetadata, &str)> {
+        let mut start = self.start(position);
+        let messages = self.ends.iter().zip(&self.metadata).skip(position);
+        (self.first_seq..).skip(position).zip(messages).map(move |(seq, (end, metadata))| {
+            let json = self.json.get(start..*end).unwrap_or_default();
+            start = *end;
+            (seq, metadata, json)
+        })
+    }
+
+    /// Returns the size of the JSON in bytes.
+    pub fn bytes(&self) -> usize {
+        self.json.len()
+    }
+
+    /// Returns the memory that the tail takes, approximately.
+    pub fn memory(&self) -> usize {
+        let ids = self.metadata.iter().flat_map(|metadata| metadata.calls.iter().chain(&metadata.result_of));
+        size_of::<Self>()
+            + self.json.capacity()
+            + self.ends.capacity() * size_of::<usize>()
+            + self.metadata.capacity() * size_of::<MessageMetadata>()
+            + ids.map(|id| id.capacity() + size_of::<String>()).sum::<usize>()
+    }
+
+    /// Returns the start of the message at `position` in `json`.
+    fn start(&self, position: usize) -> usize {
+        position.checked_sub(1).and_then(|previous| self.ends.get(previous)).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::message::{Message, Role};
+    use proptest::prelude::*;
+
+    fn messages(seqs: std::ops::RangeInclusive<i64>) -> Vec<ContextMessage> {
+        let message = |seq: i64| {
+            let message = Message::text(Role::User, &format!("{seq}"));
+            let metadata = MessageMetadata::new(&message, seq);
+            ContextMessage { seq, metadata, json: message.json().to_owned() }
+        };
+        seqs.map(message).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn advanced_tail_equals_tail_of_the_same_messages(first in 1i64..9, len in 0i64..9, skip in 0i64..9, new in 0i64..9) {
+            let tail = Tail::new(first, messages(first..=first + len - 1));
+            let last = first + len - 1;
+            prop_assume!(skip <= len);
+            let advanced = tail.advance(first + skip, messages(last + 1..=last + new)).expect("no gap");
+            prop_assert_eq!(advanced.last_seq(), last + new);
+            prop_assert_eq!(&advanced, &Tail::new(first + skip, messages(first + skip..=last + new)));
+            for (position, (seq, metadata, json)) in advanced.messages(0).enumerate() {
+                prop_assert_eq!(seq, first + skip + position as i64);
+                prop_assert_eq!(metadata.tokens, seq);
+                let text = format!("\"{seq}\"");
+                prop_assert!(json.contains(&text));
+            }
+            let rest: Vec<_> = advanced.messages(1).collect();
+            prop_assert_eq!(rest, advanced.messages(0).skip(1).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn tail_with_a_gap_is_rejected() {
+        let tail = Tail::new(3, messages(3..=5));
+        assert_eq!(tail.advance(3, messages(7..=8)), None);
+        assert_eq!(tail.advance(2, messages(6..=6)), None, "message 2 is missing");
+        assert_eq!(tail.advance(7, vec![]), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! Copies of recently used sessions, so that a context reads only the head of its session from the database.
+//!
+//! A copy is never trusted by itself. Each context reads the head first, and uses the copy only if incarnation, revision
+//! and memory version are the same. Then all texts are the same, because they never change within a revision or version,
+//! and the messages up to the copy's last one are the same, because a history is append-only. Newer messages are read and
+//! appended. So a copy needs no invalidation: other replicas, imports, restores and erasures change the head. In
+//! particular, a session that was erased and created again has another incarnation.
+
+use crate::domain::exchange::{Exchange, PersistedExchange};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+use crate::domain::session::Session;
+use crate::storage::{ContextSnapshot, SessionHead, Store, StoreError};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use std::sync::Arc;
+
+/// A hint for the initial size of the map; it grows as needed.
+const EXPECTED_SESSIONS: usize = 1024;
+/// A session that would take more than this part of the cache is not kept.
+const MAX_PART: usize = 16;
+
+type Key = (TenantId, SessionId);
+
+/// A bounded cache of snapshots. The least valuable ones are evicted.
+#[derive(Debug)]
+pub(super) struct ContextCache {
+    snapshots: Cache<Key, Arc<ContextSnapshot>, ByMemory>,
+    max_snapshot_bytes: usize,
+}
+
+/// Weighs a snapshot by the memory that it takes.
+#[derive(Clone, Debug)]
+struct ByMemory;
+
+impl Weighter<Key, Arc<ContextSnapshot>> for ByMemory {
+    fn weight(&self, key: &Key, snapshot: &Arc<ContextSnapshot>) -> u64 {
+        (key.0.as_str().len() + key.1.as_str().len() + memory_of(snapshot)) as u64
+    }
+}
+
+fn memory_of(snapshot: &ContextSnapshot) -> usize {
+    let session = snapshot.session.as_ref();
+    let texts = session.map_or(0, |session| session.summary.text.len() + session.metadata.len());
+    let document = snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());
+    size_of::<ContextSnapshot>() + texts + document + snapshot.tail.memory()
+}
+
+impl ContextCache {
+    /// Creates a cache of at most this size; with 0, nothing is kept.
+    pub(super) fn new(max_bytes: usize) -> Self {
+        let snapshots = Cache::with_weighter(EXPECTED_SESSIONS, max_bytes as u64, ByMemory);
+        Self { snapshots, max_snapshot_bytes: max_bytes / MAX_PART }
+    }
+
+    /// Returns everything that a context consists of, with the newest `limit` messages of the tail, as of one moment.
+    /// `user` applies only if the session does not exist.
+    pub(super) async fn load(
+        &self,
+        store: &Store,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: Option<&UserId>,
+        limit: usize,
+    ) -> Result<ContextSnapshot, StoreError> {
+        let key = (tenant.clone(), session.clone());
+        if let Some(copy) = self.snapshots.get(&key) {
+            match store.session_head(tenant, session).await? {
+                Some(head) => {
+                    if let Some(snapshot) = self.refresh(store, &key, &copy, head, limit).await? {
+                        return Ok(snapshot);
+                    }
+                }
+                None => drop(self.snapshots.remove(&key)),
+            }
+        }
+        let snapshot = store.load_context(tenant, session, &user.cloned().unwrap_or_default(), limit).await?;
+        if snapshot.session.is_some() {
+            self.keep(key, &snapshot);
+        }
+        Ok(snapshot)
+    }
+
+    /// Returns the snapshot at the moment of `head`, or `None` if the copy belongs to another state of the session.
+    async fn refresh(
+        &self,
+        store: &Store,
+        key: &Key,
+        copy: &Arc<ContextSnapshot>,
+        head: SessionHead,
+        limit: usize,
+    ) -> Result<Option<ContextSnapshot>, StoreError> {
+        let Some(session) = &copy.session else { return Ok(None) };
+        let is_same = copy.incarnation == Some(head.incarnation)
+            && (session.revision, session.cursor) == (head.revision, head.cursor)
+            && copy.memory_version == head.memory;
+        if !is_same || copy.tail.last_seq() > head.last_seq {
+            return Ok(None);
+        }
+        let mut snapshot = ContextSnapshot {
+            now: head.now,
+            session: Some(Session {
+                last_seq: head.last_seq,
+                tokens: head.tokens,
+                cursor_tokens: head.cursor_tokens,
+                consolidation: head.consolidation,
+                updated_at: head.updated_at,
+                ..session.clone()
+            }),
+            ..ContextSnapshot::clone(copy)
+        };
+        let known = copy.tail.last_seq();
+        if known < head.last_seq {
+            let (tenant, session) = key;
+            let new = store.context_messages(tenant, session, head.incarnation, known, head.last_seq).await?;
+            let first_seq = first_seq(head.cursor, head.last_seq, limit);
+            match copy.tail.advance(first_seq, new) {
+                Some(tail) if tail.last_seq() == head.last_seq => snapshot.tail = Arc::new(tail),
+                // The session was erased meanwhile, or most of its tail is new.
+                _ => return Ok(None),
+            }
+            self.keep(key.clone(), &snapshot);
+        }
+        Ok(Some(snapshot))
+    }
+
+    fn keep(&self, key: Key, snapshot: &ContextSnapshot) {
+        if memory_of(snapshot) <= self.max_snapshot_bytes {
+            self.snapshots.insert(key, Arc::new(snapshot.clone()));
+        }
+    }
+
+    /// Appends an exchange that was just stored to the copy of its session, if there is one and the exchange follows it.
+    pub(super) fn append(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        exchange: &Exchange,
+        stored: &PersistedExchange,
+        limit: usize,
+    ) {
+        let key = (tenant.clone(), session.clone());
+        let Some(copy) = self.snapshots.get(&key) else { return };
+        if copy.incarnation != stored.incarnation || copy.tail.last_seq() + 1 != stored.first_seq {
+            return;
+        }
+        let Some(state) = &copy.session else { return };
+        let messages = (stored.first_seq..).zip(&exchange.messages).map(|(seq, (message, tokens))| {
+            let metadata = MessageMetadata::new(message, *tokens);
+            ContextMessage { seq, metadata, json: message.json().to_owned() }
+        });
+        let first_seq = first_seq(state.cursor, stored.last_seq, limit);
+        if let Some(tail) = copy.tail.advance(first_seq, messages.collect()) {
+            self.keep(key, &ContextSnapshot { tail: Arc::new(tail), ..ContextSnapshot::clone(&copy) });
+        }
+    }
+}
+
+/// Returns the first of the newest `limit` messages of a tail.
+fn first_seq(cursor: i64, last_seq: i64, limit: usize) -> i64 {
+    cursor.max(last_seq.saturating_sub_unsigned(limit as u64)) + 1
+}
