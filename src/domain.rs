@@ -39,7 +39,7 @@ macro_rules! named_variants {
             type Error = String;
 
             fn try_from(name: String) -> Result<Self, String> {
-                Self::parse(&name).ok_or_else(|| format!("must be one of {}", [$($name),+].join(", ")))
+                Self::parse(&name).ok_or_else(|| format!("unknown value `{name}`, expected one of {}", [$($name),+].join(", ")))
             }
         }
 

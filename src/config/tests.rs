@@ -175,7 +175,7 @@ fn all_errors_are_reported_at_once() {
         &[
             "server.bind (precis.toml): \"localhost\" is not an address",
             "consolidation.treshold (precis.toml): unknown key: did you mean consolidation.threshold?",
-            "consolidation.mode (precis.toml): unknown value `inlin`, expected one of `inline`, `background`, `off`",
+            "consolidation.mode (precis.toml): unknown value `inlin`, expected one of inline, background, off",
             "consolidation.retry_max (precis.toml): \"30\" is not a duration: write a number with its unit",
             "consolidation.keep_recent (precis.toml): must be a whole number",
             "consolidation.threshold (precis.toml): must be a whole number",

@@ -181,3 +181,52 @@ async fn context_request_with_invalid_fields_reports_each_field() {
     let request = app.request(Method::POST, PATH).body("{}").header("content-type", "text/plain");
     request.await.problem(415, "unsupported-media-type");
 }
+
+/// One replica keeps copies of sessions, the other one makes the changes and keeps none.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copy_of_a_session_equals_its_stored_state_after_each_change(backend: Backend) {
+    let cached = TestApp::start(&backend, SMALL).await;
+    let other = TestApp::start(&backend, &[SMALL, &[("limits.max_context_cache_bytes", "0")]].concat()).await;
+    let check = async |change: &str| {
+        let options = json!({"mode": "off", "user_message": "And now?"});
+        // The second request finds the copy that the first one has made or updated.
+        for attempt in ["first", "second"] {
+            let (copy, stored) = (cached.context("s", &options).await, other.context("s", &options).await);
+            assert_eq!(copy, stored, "{attempt} context after: {change}");
+        }
+        let copy = cached.post(PATH, json!({"mode": "off", "format": "anthropic"})).await;
+        assert_eq!(copy.text, other.post(PATH, json!({"mode": "off", "format": "anthropic"})).await.text);
+    };
+    check("nothing is stored").await;
+    cached.record_turns("s", 0..2).await;
+    check("an exchange on the same replica").await;
+    other.record_turns("s", 2..4).await;
+    check("an exchange on the other replica").await;
+    cached.record_turns("s", 4..5).await;
+    other.record_turns("s", 5..6).await;
+    check("exchanges on both replicas").await;
+    other.put("/users/default/memory", json!({"content": "likes tea"})).await.ok(200);
+    check("a memory document").await;
+    other.post("/sessions/s/consolidations", "").await.ok(201);
+    check("a consolidation").await;
+    other.post("/sessions/s/revisions/0/restore", "").await.ok(201);
+    check("a restore").await;
+    other.patch("/sessions/s", json!({"metadata": {"a": 1}})).await.ok(200);
+    check("metadata").await;
+    other.delete("/users/default").await.ok(204);
+    check("an erasure").await;
+    // As many messages and the same version of the document as before, with other content.
+    let turn = json!({"user_message": "Who are you?", "assistant_reply": "Somebody else."});
+    for _ in 0..6 {
+        other.post("/sessions/s/exchanges", &turn).await.ok(201);
+    }
+    other.put("/users/default/memory", json!({"content": "likes coffee"})).await.ok(200);
+    check("an erasure, and a new session with the same id").await;
+    other.delete("/sessions/s").await.ok(204);
+    for _ in 0..7 {
+        other.post("/sessions/s/exchanges", &turn).await.ok(201);
+    }
+    check("an erased and longer session between two contexts").await;
+}

@@ -21,21 +21,21 @@ const FILL: &str = "\
     CREATE TEMP TABLE n AS
         WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 9 * SIZE) SELECT n FROM n;
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
-        activity_hour)
+        activity_hour, incarnation)
     SELECT 'default', 's' || n, CASE WHEN n <= SIZE THEN 'u2' ELSE 'u1' END, '{}', 1, 1, NOW - n * 60000000, NOW - n * 60000000,
-        (NOW - n * 60000000) / 3600000000
+        (NOW - n * 60000000) / 3600000000, randomblob(16)
     FROM n WHERE n <= SIZE + 100;
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
-        activity_hour)
-    VALUES ('default', 'demo', 'u1', '{}', 9 * SIZE, 9 * SIZE, NOW, NOW, NOW / 3600000000);
+        activity_hour, incarnation)
+    VALUES ('default', 'demo', 'u1', '{}', 9 * SIZE, 9 * SIZE, NOW, NOW, NOW / 3600000000, randomblob(16));
     INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
     SELECT 'default', 'demo', n, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', NOW FROM n;
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
     SELECT 'default', 'demo', n, NOW, 'TAGcommon TAGfew' || (n / 20) || ' SESSION' FROM n;
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
     SELECT 'default', 's' || n, 1, NOW - n * 60000000, 'TAGcommon TAGother' FROM n WHERE n <= SIZE + 100;
-    INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at)
-    SELECT 'default', 'u' || n, 1, 'x', 1, 1, NOW FROM n WHERE n <= SIZE";
+    INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at, incarnation)
+    SELECT 'default', 'u' || n, 1, 'x', 1, 1, NOW, randomblob(16) FROM n WHERE n <= SIZE";
 
 const CALLS: &[&str] = &[
     "load_context",
