@@ -73,7 +73,7 @@ impl Format {
     pub fn render_context(self, input: RenderInput<'_>) -> RenderedContext {
         let inserted = input.history.iter().map(|message| message.inserted).sum();
         let context = match self {
-            Self::OpenAi => openai::render_context(input),
+            Self::OpenAi => openai::render_context(&input),
             Self::Anthropic => anthropic::render_context(input),
         };
         RenderedContext { inserted, ..context }

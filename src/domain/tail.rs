@@ -136,8 +136,8 @@ mod tests {
             let advanced = tail.advance(first + skip, messages(last + 1..=last + new)).expect("no gap");
             prop_assert_eq!(advanced.last_seq(), last + new);
             prop_assert_eq!(&advanced, &Tail::new(first + skip, messages(first + skip..=last + new)));
-            for (position, (seq, metadata, json)) in advanced.messages(0).enumerate() {
-                prop_assert_eq!(seq, first + skip + position as i64);
+            for (expected, (seq, metadata, json)) in (first + skip..).zip(advanced.messages(0)) {
+                prop_assert_eq!(seq, expected);
                 prop_assert_eq!(metadata.tokens, seq);
                 let text = format!("\"{seq}\"");
                 prop_assert!(json.contains(&text));

@@ -28,7 +28,7 @@ pub(super) fn render_message<'t>(
     let json = without_empty_tool_calls(json).map_or(Cow::Borrowed(json), Cow::Owned);
     rendered.items.push(RenderedItem { speaker, json });
     rendered.tokens += metadata.tokens;
-    rendered.insert_results(missing, |id| inserted_result(id));
+    rendered.insert_results(missing, inserted_result);
     rendered
 }
 
@@ -74,7 +74,7 @@ fn inserted_result(id: &str) -> (RenderedItem<'static>, i64) {
     (RenderedItem { speaker: Speaker::User, json: result.to_string().into() }, tokens_of_result(id))
 }
 
-pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
+pub(super) fn render_context(input: &RenderInput<'_>) -> RenderedContext {
     #[derive(Serialize)]
     struct SystemMessage<'a> {
         role: &'static str,

@@ -47,7 +47,7 @@ impl<'t> RenderedMessage<'t> {
     pub(super) fn insert_results(
         &mut self,
         missing: &MissingHalves,
-        render: impl Fn(&str) -> (RenderedItem<'t>, i64),
+        render: impl Fn(&str) -> (RenderedItem<'static>, i64),
     ) {
         for id in &missing.results {
             let (item, tokens) = render(id);
