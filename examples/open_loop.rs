@@ -11,7 +11,7 @@
 //! omission). All connections run on one thread that parses as little as possible of a response.
 
 #![expect(clippy::print_stdout, reason = "prints its result")]
-#![expect(clippy::expect_used, reason = "a benchmark may panic")]
+#![expect(clippy::expect_used, clippy::panic, reason = "a benchmark may panic")]
 
 use serde_json::{Value, json};
 use std::cell::RefCell;
