@@ -12,7 +12,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{
     PgConnectOptions, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo,
 };
-use sqlx::{Connection as _, Either, Error, Execute, Executor, Postgres, SqlStr};
+use sqlx::{Connection as _, Either, Error, Execute, Executor, Postgres, SqlSafeStr, SqlStr, Transaction};
 use std::future::Future;
 use std::io;
 use std::ops::Deref;
@@ -78,21 +78,49 @@ impl Connections {
         Self { pool: options.connect_lazy_with(connect), statement_timeout, last_failure }
     }
 
-    /// Runs `operation` on a connection, within the statement timeout. A connection that fails is closed.
+    /// Runs `operation` on a connection, within the statement timeout. A connection that fails, or whose operation is
+    /// cancelled, is closed: see [`Self::begin_with`].
     pub(super) async fn with_connection<T>(
         &self,
         operation: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let limit = self.statement_timeout;
-        let mut connection = self.pool.acquire().await?;
-        let result = timeout(limit, operation(&mut connection)).await.unwrap_or_else(|_| {
+        let mut guard = CloseIfCancelled { connection: self.pool.acquire().await?, is_cancelled: true };
+        let result = timeout(limit, operation(&mut guard.connection)).await.unwrap_or_else(|_| {
             Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into())
         });
+        guard.is_cancelled = false;
         if result.as_ref().is_err_and(is_connection_broken) {
             self.last_failure.record();
-            connection.close_on_drop();
+            guard.connection.close_on_drop();
         }
         result
+    }
+
+    /// Begins a transaction. If the caller is cancelled, for example because its client has disconnected, the driver does
+    /// not notice that the transaction has begun, and the next statement on the connection would run in it and never be
+    /// committed. Therefore the beginning runs in a task of its own, and the transaction is rolled back after it.
+    pub(super) async fn begin_with(
+        &self,
+        sql: impl SqlSafeStr,
+    ) -> Result<Transaction<'static, Postgres>, Error> {
+        let (pool, sql) = (self.pool.clone(), sql.into_sql_str());
+        let begun = tokio::spawn(async move { pool.begin_with(sql).await });
+        begun.await.map_err(|_| Error::WorkerCrashed)?
+    }
+}
+
+/// A connection that is closed if its operation does not finish.
+struct CloseIfCancelled {
+    connection: PoolConnection<Postgres>,
+    is_cancelled: bool,
+}
+
+impl Drop for CloseIfCancelled {
+    fn drop(&mut self) {
+        if self.is_cancelled {
+            self.connection.close_on_drop();
+        }
     }
 }
 

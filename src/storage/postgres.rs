@@ -61,7 +61,7 @@ impl Postgres {
             "SELECT rolsuper OR rolbypassrls AS bypasses FROM pg_roles WHERE rolname = current_user";
         self.probe_connection().await.map_err(StoreError::Unavailable)?;
         // The migrator's own lock is bound to a connection, which a transaction pooler may hand to another client.
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_with("BEGIN").await?;
         sqlx::query(LOCK_MIGRATIONS).execute(&mut *transaction).await?;
         let mut migrator = migrations::postgres();
         migrator.set_locking(false);

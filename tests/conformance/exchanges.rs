@@ -4,12 +4,14 @@ use crate::conversation::{Conversation, exchange, recorded};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
+use precis::domain::id::UserId;
 use precis::domain::message::Message;
 use precis::storage::{AppendRequest, StoreError};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 use test_case::test_case;
 use time::OffsetDateTime;
 use tokio::sync::Barrier;
@@ -54,6 +56,32 @@ async fn concurrent_writers_get_seq_without_gaps_or_duplicates(backend: Backend)
     assert!(history.iter().map(|stored| (stored.created_at, &*stored.json)).eq(expected));
     assert!(history.is_sorted_by_key(|stored| stored.created_at));
     assert_eq!(state.updated_at, history.last().unwrap().created_at);
+}
+
+/// A read whose client disconnects must not leave a transaction open that later writes on its connection end up in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exchanges_after_cancelled_reads_are_committed_on_postgres() {
+    let backend = Backend::postgres().await;
+    let (demo, other) = (Conversation::on(&backend).await, Conversation::on(&backend).await);
+    demo.say(&["a", "b"]).await;
+    for round in 0..20 {
+        let mut reads = JoinSet::new();
+        for number in 0..20 {
+            let demo = demo.clone();
+            reads.spawn(async move {
+                let user = UserId::default();
+                let read = demo.store.load_context(&demo.tenant, &demo.session, &user, 10);
+                let _ = tokio::time::timeout(Duration::from_micros(100 * number), read).await;
+            });
+        }
+        reads.join_all().await;
+        let stored = demo.say(&["c", "d"]).await;
+        assert_eq!(
+            other.state().await.last_seq,
+            stored.last_seq,
+            "round {round}, read by another connection"
+        );
+    }
 }
 
 /// The database rejects the third message.

@@ -159,7 +159,7 @@ impl Postgres {
     }
 
     pub(in crate::storage) async fn start_reindex(&self, version: &str) -> Result<(), StoreError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_with("BEGIN").await?;
         sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&mut *transaction).await?;
         if sqlx::query(UPDATE_ANALYZER_VERSION)
             .bind(version)
