@@ -163,7 +163,7 @@ async fn call(demo: &Conversation, what: &str) {
             );
         }
         "fetch_hits" => {
-            assert_eq!(store.fetch_hits(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20)
+            assert_eq!(store.fetch_hits(tenant, None, &places(), i64::MAX).await.unwrap().len(), 20);
         }
         "fetch_neighbours" => {
             assert_eq!(store.fetch_neighbours(tenant, &places(), 1, i64::MAX).await.unwrap().len(), 40);

@@ -169,7 +169,7 @@ fn messages(tool_call: bool, mark: &str) -> Vec<String> {
 }
 
 async fn build_context(app: &TestClient, session: u8, mode: Mode) -> Answer {
-    let response = app.post(&format!("/sessions/s{session}/context"), &json!({"mode": mode.name()})).await;
+    let response = app.post(&format!("/sessions/s{session}/context"), json!({"mode": mode.name()})).await;
     response.ok(200);
     serde_json::from_str(&response.text).expect("a context")
 }

@@ -62,7 +62,7 @@ async fn send_requests(service: &Process, model: &ModelServer) {
     for (index, behaviour) in failure_behaviours().into_iter().enumerate() {
         model.push(behaviour);
         let exchange = request(Method::POST, "/sessions/s/exchanges", &format!("exchange-{index}"));
-        assert_eq!(status(exchange.json(&turn("user"))).await, 201);
+        assert_eq!(status(exchange.json(turn("user"))).await, 201);
         let asked = request(Method::POST, "/sessions/s/context", &format!("failed-{index}")).json(&context);
         let response: Value = asked.await.ok(200);
         assert_eq!(response["consolidation"]["outcome"], "failed", "{index}");
@@ -87,8 +87,8 @@ async fn send_requests(service: &Process, model: &ModelServer) {
     service.wait_for_log("consolidated").await;
 
     let memory = |id| request(Method::PUT, "/users/default/memory", id);
-    assert!(status(memory("memory").json(&json!({"content": secret_text("memory")}))).await < 300);
-    let stale = memory("stale").header("if-match", "\"99\"").json(&json!({"content": secret_text("stale")}));
+    assert!(status(memory("memory").json(json!({"content": secret_text("memory")}))).await < 300);
+    let stale = memory("stale").header("if-match", "\"99\"").json(json!({"content": secret_text("stale")}));
     assert_eq!(status(stale).await, 412);
 
     // Rejected requests, with a secret text in each part of them.
@@ -96,17 +96,17 @@ async fn send_requests(service: &Process, model: &ModelServer) {
     let exchanges = "/sessions/s/exchanges";
     for (index, request) in [
         request(Method::POST, exchanges, "bad-0").body(format!("{{\"user_message\": \"{word}")),
-        request(Method::POST, exchanges, "bad-1").json(&json!({"user_message": word, SAID: word})),
+        request(Method::POST, exchanges, "bad-1").json(json!({"user_message": word, SAID: word})),
         request(Method::POST, exchanges, "bad-2")
-            .json(&json!({"messages": [{"role": SAID, "content": word}]})),
+            .json(json!({"messages": [{"role": SAID, "content": word}]})),
         request(Method::POST, exchanges, "bad-3")
-            .json(&json!({"messages": [{"role": "user", "content": 3, "x": word}]})),
+            .json(json!({"messages": [{"role": "user", "content": 3, "x": word}]})),
         request(Method::POST, exchanges, "bad-4")
-            .json(&json!({"user_message": word.repeat(400), "assistant_reply": word})),
-        request(Method::POST, exchanges, "bad-5").header("idempotency-key", word.as_str()).json(&turn("bad")),
+            .json(json!({"user_message": word.repeat(400), "assistant_reply": word})),
+        request(Method::POST, exchanges, "bad-5").header("idempotency-key", word.as_str()).json(turn("bad")),
         request(Method::POST, exchanges, "bad-6")
-            .json(&json!({"messages": [], "user_id": word, "metadata": word})),
-        request(Method::POST, "/sessions/s/context", "bad-7").json(&json!({"mode": word})),
+            .json(json!({"messages": [], "user_id": word, "metadata": word})),
+        request(Method::POST, "/sessions/s/context", "bad-7").json(json!({"mode": word})),
         request(Method::GET, &format!("/sessions/s/messages?limit={SAID}"), "bad-8"),
         request(Method::GET, &format!("/sessions?cursor={SAID}"), "bad-9"),
     ]
