@@ -1,7 +1,9 @@
 //! Batches of exchanges, as far as they are common to both stores.
 
 use super::{AppendRequest, StoreError};
+use crate::domain::error_chain::ErrorChain;
 use std::collections::BTreeMap;
+use std::io;
 
 /// Largest number of exchanges in a transaction.
 pub(super) const MAX_BATCH: usize = 128;
@@ -55,15 +57,9 @@ pub(super) fn group<'r>(
     (groups.into_values().map(|(group, _)| group).collect(), deferred)
 }
 
-/// Returns `true` if the database certainly rolled the transaction back, so that its exchanges can be appended again. After
-/// a lost connection, the transaction may have committed.
-pub(super) fn is_rolled_back(error: &StoreError) -> bool {
-    let (StoreError::Statement(error) | StoreError::Unavailable(error) | StoreError::SchemaIncomplete(error)) =
-        error
-    else {
-        return false;
-    };
-    let sqlx::Error::Database(error) = error else { return false };
-    // 57P: the server is shutting down.
-    !error.code().is_some_and(|code| code.starts_with("57P"))
+/// Returns the error for each exchange of a batch that failed as a whole.
+pub(super) fn batch_unavailable(error: &StoreError) -> StoreError {
+    StoreError::Unavailable(
+        io::Error::other(format!("a batch of exchanges failed: {}", ErrorChain(error))).into(),
+    )
 }

@@ -20,7 +20,13 @@ pub(crate) enum ProxyFault {
     Silence,
     /// Drops the next response of the server and closes the connection: the work is done, but the client does not know.
     DropResponses,
+    /// Replaces the next response of the server by the error of a pooler that has lost the server, and closes the
+    /// connection. Ends after one response.
+    PoolerError,
 }
+
+/// The error of `PgBouncer` if the connection to the server breaks, in the wire format of Postgres.
+const POOLER_ERROR: &[u8] = b"E\0\0\0\x30SFATAL\0VFATAL\0C08P01\0Mserver conn crashed?\0\0";
 
 struct Shared {
     server: PathBuf,
@@ -110,6 +116,11 @@ async fn forward(mut client: TcpStream, shared: Arc<Shared>) {
     let responses = async {
         let mut bytes = vec![0; 16 * 1024];
         while let Ok(count @ 1..) = from_server.read(&mut bytes).await {
+            if *fault.borrow() == ProxyFault::PoolerError {
+                fault.send_replace(ProxyFault::None);
+                to_client.write_all(POOLER_ERROR).await.ok()?;
+                return None;
+            }
             apply_fault(fault, true).await?;
             to_client.write_all(&bytes[..count]).await.ok()?;
         }
@@ -126,7 +137,7 @@ async fn apply_fault(fault: &watch::Sender<ProxyFault>, is_response: bool) -> Op
     let now = *fault.borrow();
     match now {
         ProxyFault::DropResponses if is_response => None,
-        ProxyFault::None | ProxyFault::DropResponses => Some(()),
+        ProxyFault::None | ProxyFault::DropResponses | ProxyFault::PoolerError => Some(()),
         ProxyFault::Delay(time) => {
             sleep(time).await;
             Some(())

@@ -7,7 +7,7 @@ use super::{Connections, Postgres};
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::UserId;
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::append::{self, SessionGroup, group, is_rolled_back};
+use crate::storage::append::{self, SessionGroup, group};
 use crate::storage::batch::{BatchResults, Batcher};
 use crate::storage::pool::retry_on_disconnect;
 use crate::storage::rows::tool_columns;
@@ -15,7 +15,7 @@ use crate::storage::search_index::pending_spans;
 use crate::storage::values::to_i64;
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
-use std::io;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
 
@@ -87,17 +87,32 @@ async fn append_batch(
     let results = requests.into_iter().zip(outcomes).map(|(request, outcome)| {
         let result = match (outcome, &error) {
             (Some(outcome), _) => Some(Ok(outcome)),
+            // The request has already waited for a connection as long as permitted.
+            (None, Some(error @ StoreError::Unavailable(sqlx::Error::PoolTimedOut))) => {
+                Some(Err(append::batch_unavailable(error)))
+            }
             // The transaction may have committed, and without a key the exchange could be appended twice.
             (None, Some(error)) if !is_rolled_back(error) && request.key.is_none() => {
-                let error =
-                    io::Error::other(format!("the connection of a batch of exchanges failed: {error}"));
-                Some(Err(StoreError::Unavailable(error.into())))
+                Some(Err(append::batch_unavailable(error)))
             }
             (None, _) => None,
         };
         (request, result)
     });
     results.collect()
+}
+
+/// Returns `true` if the server certainly rolled the transaction back, so that its exchanges can be appended again. After a
+/// lost connection, the transaction may have committed. So it may after a fatal error or one of class 08: with these, a
+/// pooler reports that it has lost the server.
+fn is_rolled_back(error: &StoreError) -> bool {
+    let (StoreError::Statement(error) | StoreError::Unavailable(error) | StoreError::SchemaIncomplete(error)) =
+        error
+    else {
+        return false;
+    };
+    let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    error.is_some_and(|error| error.severity() == PgSeverity::Error && !error.code().starts_with("08"))
 }
 
 /// Appends the exchanges and fills in their outcomes. After an error, exchanges without an outcome were not appended, except

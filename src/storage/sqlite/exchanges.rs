@@ -58,12 +58,16 @@ pub(super) fn batcher(writer: &SqlitePool, search: Option<Analyzer>) -> AppendBa
     let append_batch = move |requests: Vec<AppendRequest>| {
         let writer = batch_writer.clone();
         async move {
-            // After an error, the transaction was rolled back, and each exchange is appended by itself.
-            let outcomes = append_all(&writer, search, &requests).await.map_or_else(
-                |_| requests.iter().map(|_| None).collect(),
-                |outcomes| outcomes.into_iter().map(|outcome| Some(Ok(outcome))).collect::<Vec<_>>(),
-            );
-            requests.into_iter().zip(outcomes).collect()
+            let results: Vec<_> = match append_all(&writer, search, &requests).await {
+                Ok(outcomes) => outcomes.into_iter().map(|outcome| Some(Ok(outcome))).collect(),
+                // The writer is busy or the file is not writable: another attempt would only wait once more.
+                Err(error @ StoreError::Unavailable(_)) => {
+                    requests.iter().map(|_| Some(Err(append::batch_unavailable(&error)))).collect()
+                }
+                // The transaction was rolled back, and each exchange is appended by itself.
+                Err(_) => requests.iter().map(|_| None).collect(),
+            };
+            requests.into_iter().zip(results).collect()
         }
     };
     let append_alone = move |request: AppendRequest| {

@@ -99,7 +99,7 @@ async fn stopped_server_is_reported_until_it_returns() {
     fixture.server.stop_immediately().await;
     wait_for_readyz(&fixture.service, 503).await;
     assert_store_unavailable(&send_exchange(&fixture.service, 1).await);
-    assert_store_unavailable(&fixture.service.post("/sessions/s/context", &json!({})).await);
+    assert_store_unavailable(&fixture.service.post("/sessions/s/context", json!({})).await);
     assert_live(&fixture.service).await;
     fixture.server.restart().await;
     append_exchange(&fixture.service, 1).await;
@@ -119,6 +119,30 @@ async fn retried_exchange_with_lost_response_is_stored_once() {
     assert!(again.is_replay());
     assert_eq!(again.ok(201), repeated);
     assert_history(&fixture.service, 0..2).await;
+}
+
+/// A pooler reports a lost server as an error of the database. The transaction may have committed.
+#[tokio::test]
+async fn exchange_without_key_is_stored_once_if_a_pooler_loses_the_server() {
+    let fixture = start(LONG_TIMEOUT).await;
+    for number in 1..9 {
+        append_exchange(&fixture.service, number).await;
+        fixture.proxy.set_fault(ProxyFault::PoolerError);
+        let path = format!("/sessions/other-{number}/exchanges");
+        let body = json!({"user_message": "Question?", "assistant_reply": "Answer."});
+        let response = fixture.service.post(&path, body).await;
+        fixture.proxy.set_fault(ProxyFault::None);
+        // The error may also have replaced the response to a ping; the exchange then succeeds on another connection.
+        if response.status != 201 {
+            assert_store_unavailable(&response);
+        }
+        let session = format!("other-{number}");
+        let is_stored = status(&fixture.service, &format!("/sessions/{session}")).await == 200;
+        assert!(is_stored || response.status != 201, "{response}");
+        if is_stored {
+            assert_eq!(fixture.service.history(&session).await.len(), 2, "{response}");
+        }
+    }
 }
 
 #[tokio::test]
