@@ -1,12 +1,14 @@
 //! Appending exchanges: `seq`, tokens, times and atomicity. Idempotency keys are tested in `idempotency`.
 
-use crate::conversation::{Conversation, exchange, recorded};
+use crate::conversation::{Conversation, exchange, key, recorded, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use futures_util::future::join_all;
 use precis::domain::exchange::Exchange;
 use precis::domain::id::UserId;
 use precis::domain::message::Message;
-use precis::storage::{AppendRequest, StoreError};
+use precis::storage::{AppendOutcome, AppendRequest, StoreError};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -94,7 +96,7 @@ async fn exchange_with_rejected_message_is_not_stored(backend: Backend) {
     sql.reject_rows("messages", "message", "%rejected%").await;
     let rejected =
         Exchange { metadata: Some(r#"{"a":1}"#.to_owned()), ..exchange(&["a", "b", "rejected", "d"]) };
-    let key = crate::conversation::key("k", &rejected);
+    let key = key("k", &rejected);
     for before in [None, Some(exchange(&["before", "it"]))] {
         if let Some(before) = before {
             demo.record(&before).await;
@@ -108,6 +110,86 @@ async fn exchange_with_rejected_message_is_not_stored(backend: Backend) {
     sql.accept_rows("messages").await;
     let recorded = recorded(demo.append(&rejected, Some(&key)).await);
     assert_eq!((recorded.first_seq, recorded.last_seq, recorded.replayed), (3, 6, false));
+}
+
+/// Exchanges of several tenants, sessions and users that arrive at the same time. The database rejects one of them in every
+/// second round.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exchanges_that_share_a_transaction_do_not_affect_each_other(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    Sql::on(&backend).await.reject_rows("messages", "message", "%rejected%").await;
+    let of_user = |name: &str, exchange: Exchange| Exchange { user_id: Some(user_id(name)), ..exchange };
+    let tenants = ["a", "b", "c"].map(|tenant| (demo.tenant(tenant), demo.session("owned").tenant(tenant)));
+    for (_, owned) in &tenants {
+        owned.record(&of_user("alice", exchange(&["first"]))).await;
+    }
+    let mut stored: BTreeMap<_, BTreeMap<i64, String>> = BTreeMap::new();
+    for round in 0..6 {
+        let mut requests = Vec::new();
+        for (plain, owned) in &tenants {
+            let text = |name: &str| exchange(&[&format!("{}/{round}/{name}", plain.tenant), name]);
+            let (same, one, two) = (text("same"), text("one"), text("two"));
+            requests.extend([
+                (plain, text("plain"), None, "new"),
+                (plain, text("plain, too"), None, "new"),
+                (owned, of_user("alice", text("alice")), None, "new"),
+                (owned, of_user("bob", text("bob")), None, "mismatch"),
+                (owned, text("of no user"), None, "new"),
+                (plain, same.clone(), Some(key(&format!("same {round}"), &same)), "same"),
+                (plain, same.clone(), Some(key(&format!("same {round}"), &same)), "same"),
+                (plain, one.clone(), Some(key(&format!("different {round}"), &one)), "different"),
+                (plain, two.clone(), Some(key(&format!("different {round}"), &two)), "different"),
+            ]);
+        }
+        if round % 2 == 1 {
+            requests.push((&tenants[1].0, exchange(&["kept out", "rejected"]), None, "rejected"));
+        }
+        let appends = requests.iter().map(|(session, exchange, key, _)| {
+            let (tenant, session) = (&session.tenant, &session.session);
+            demo.store.append_exchange(AppendRequest::new(tenant, session, exchange.clone(), key.clone()))
+        });
+        let mut counts: BTreeMap<_, usize> = BTreeMap::new();
+        for (outcome, (session, exchange, _, kind)) in join_all(appends).await.into_iter().zip(&requests) {
+            let result = match outcome {
+                Ok(AppendOutcome::Appended(appended)) => {
+                    let history =
+                        stored.entry((session.tenant.to_string(), session.session.to_string())).or_default();
+                    for (seq, (message, _)) in (appended.first_seq..).zip(&exchange.messages) {
+                        // The original and its replay return in any order.
+                        let known = history.insert(seq, message.json().to_owned());
+                        assert!(known.is_none_or(|known| known == message.json()), "{seq} is used twice");
+                    }
+                    if appended.replayed { "replayed" } else { "appended" }
+                }
+                Ok(AppendOutcome::UserMismatch) => "mismatch",
+                Ok(AppendOutcome::KeyReused) => "reused",
+                Err(StoreError::Statement(_)) => "rejected",
+                Err(error) => panic!("{error:?}"),
+            };
+            *counts.entry((*kind, result)).or_default() += 1;
+        }
+        let mut expected = BTreeMap::from([
+            (("new", "appended"), 12),
+            (("mismatch", "mismatch"), 3),
+            (("same", "appended"), 3),
+            (("same", "replayed"), 3),
+            (("different", "appended"), 3),
+            (("different", "reused"), 3),
+        ]);
+        if round % 2 == 1 {
+            expected.insert(("rejected", "rejected"), 1);
+        }
+        assert_eq!(counts, expected);
+    }
+    for session in tenants.iter().flat_map(|(plain, owned)| [plain, owned]) {
+        let history = session.history().await;
+        let first = usize::from(session.session.to_string() == "owned");
+        let expected = &stored[&(session.tenant.to_string(), session.session.to_string())];
+        assert!(history.iter().skip(first).map(|message| (&message.seq, &message.json)).eq(expected));
+        assert!(history.iter().map(|message| message.seq).eq(1..=history.len() as i64));
+    }
 }
 
 /// The call is cancelled at every await point, as happens if a task is aborted.
