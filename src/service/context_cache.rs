@@ -71,7 +71,7 @@ impl ContextCache {
                         return Ok(snapshot);
                     }
                 }
-                None => drop(self.snapshots.remove(&key)),
+                None => self.forget_session(tenant, session),
             }
         }
         let snapshot = store.load_context(tenant, session, &user.cloned().unwrap_or_default(), limit).await?;
@@ -128,6 +128,18 @@ impl ContextCache {
         if memory_of(snapshot) <= self.max_snapshot_bytes {
             self.snapshots.insert(key, Arc::new(snapshot.clone()));
         }
+    }
+
+    /// Removes the copy of an erased session, so that its texts do not stay in memory.
+    pub(super) fn forget_session(&self, tenant: &TenantId, session: &SessionId) {
+        drop(self.snapshots.remove(&(tenant.clone(), session.clone())));
+    }
+
+    /// Removes the copies of all sessions of an erased user.
+    pub(super) fn forget_user(&self, tenant: &TenantId, user: &UserId) {
+        self.snapshots.retain(|(of_tenant, _), copy| {
+            of_tenant != tenant || copy.session.as_ref().is_none_or(|session| session.user_id != *user)
+        });
     }
 
     /// Appends an exchange that was just stored to the copy of its session, if there is one and the exchange follows it.

@@ -43,6 +43,8 @@ impl MemoryService {
 
     /// Erases a user: the memory document and all sessions.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
-        if self.store.erase_user(tenant, user).await? { Ok(()) } else { Err(Error::UserNotFound) }
+        let erased = self.store.erase_user(tenant, user).await?;
+        self.context_cache.forget_user(tenant, user);
+        if erased { Ok(()) } else { Err(Error::UserNotFound) }
     }
 }

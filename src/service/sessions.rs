@@ -36,7 +36,9 @@ impl MemoryService {
 
     /// Erases a session with all its data.
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
-        if self.store.erase_session(tenant, session).await? { Ok(()) } else { Err(Error::SessionNotFound) }
+        let erased = self.store.erase_session(tenant, session).await?;
+        self.context_cache.forget_session(tenant, session);
+        if erased { Ok(()) } else { Err(Error::SessionNotFound) }
     }
 
     /// Returns a page of the history.
