@@ -204,7 +204,8 @@ async fn keys_are_not_logged_with_any_filter() {
 #[tokio::test]
 async fn request_id_of_client_is_in_the_log() {
     let service = Precis::new().start().await;
-    service.get("/sessions").header("x-request-id", "mine-1").await.ok(200);
+    let request = service.get("/sessions/unknown").header("x-request-id", "mine-1");
+    request.await.problem(404, "session-not-found");
     service.wait_for_line("mine-1", |line| request_of(line) == Some("mine-1")).await;
 }
 

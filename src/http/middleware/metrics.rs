@@ -3,13 +3,13 @@
 
 use crate::http::error::ExceededLimit;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use metrics::{Recorder, Unit, counter, describe_counter, describe_histogram, histogram};
-use std::collections::BTreeMap;
+use metrics::{Counter, Histogram, Recorder, Unit, counter, describe_counter, describe_histogram, histogram};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 const REQUESTS: &str = "precis_http_requests_total";
@@ -22,10 +22,14 @@ const NO_ROUTE: &str = "none";
 /// Rejections are collected for this long before they are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The counter and the histogram of a route by method and status.
+type Handles = HashMap<(&'static str, StatusCode), (Counter, Histogram)>;
+
 /// The metrics of the HTTP layer. They belong to a recorder, so that each service of a process has its own.
 #[derive(Clone)]
 pub struct HttpMetrics {
     recorder: Arc<dyn Recorder + Send + Sync>,
+    handles: Arc<RwLock<HashMap<String, Handles>>>,
     /// Numbers of rejections by limit that are not logged yet.
     unreported: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
@@ -49,23 +53,41 @@ impl HttpMetrics {
             );
             describe_counter!(REJECTED, "Rejected requests by the limit that they exceeded");
         });
-        Self { recorder, unreported: Arc::default() }
+        Self { recorder, handles: Arc::default(), unreported: Arc::default() }
     }
 
     fn record(&self, route: &str, method: &'static str, response: &Response, elapsed: Duration) {
-        let status = response.status().as_str().to_owned();
-        let exceeded = response.extensions().get::<ExceededLimit>().copied();
-        metrics::with_local_recorder(&*self.recorder, || {
-            histogram!(REQUEST_DURATION, "route" => route.to_owned(), "method" => method).record(elapsed);
-            counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => status)
-                .increment(1);
-            if let Some(exceeded) = exceeded {
-                counter!(REJECTED, "limit" => exceeded.limit).increment(1);
+        let status = response.status();
+        let (requests, duration) = self.handles(route, method, status);
+        duration.record(elapsed);
+        requests.increment(1);
+        if let Some(ExceededLimit { limit, is_overload }) = response.extensions().get().copied() {
+            metrics::with_local_recorder(&*self.recorder, || {
+                counter!(REJECTED, "limit" => limit).increment(1)
+            });
+            if is_overload {
+                self.log_throttled(limit);
             }
-        });
-        if let Some(ExceededLimit { limit, is_overload: true }) = exceeded {
-            self.log_throttled(limit);
         }
+    }
+
+    /// Returns the counter and the histogram of a route. They are kept, because a search in the registry allocates and
+    /// compares all labels. Their number is bounded by that of routes, methods and statuses.
+    fn handles(&self, route: &str, method: &'static str, status: StatusCode) -> (Counter, Histogram) {
+        let known = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        let of_route = known.get(route);
+        if let Some(handles) = of_route.and_then(|handles| handles.get(&(method, status))) {
+            return handles.clone();
+        }
+        drop(known);
+        let handles = metrics::with_local_recorder(&*self.recorder, || {
+            let (route, status) = (route.to_owned(), status.as_str().to_owned());
+            let duration = histogram!(REQUEST_DURATION, "route" => route.clone(), "method" => method);
+            (counter!(REQUESTS, "route" => route, "method" => method, "status" => status), duration)
+        });
+        let mut known = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        known.entry(route.to_owned()).or_default().insert((method, status), handles.clone());
+        handles
     }
 
     /// Counts a rejection. The first one after a pause starts a task that logs all of them after the interval.

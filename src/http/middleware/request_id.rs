@@ -28,20 +28,23 @@ pub(crate) async fn set_request_id(request: Request, next: Next) -> Response {
         tenant = field::Empty,
         key = field::Empty,
     );
-    // Clients control both values, so they are reduced to known methods and redacted paths.
-    let method = metrics::method_label(request.method());
-    let path = redact_path(request.uri().path()).into_owned();
+    let (method, uri) = (metrics::method_label(request.method()), request.uri().clone());
     let started_at = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
-    let (status, elapsed) = (response.status().as_u16(), started_at.elapsed());
+    let (status, elapsed) = (response.status(), started_at.elapsed());
+    // Overload has a line of its own: `metrics` logs the number of rejections. Successful requests are logged on request
+    // only, because formatting and writing a line takes as long as a third of a context request.
     let is_overload =
         response.extensions().get().is_some_and(|exceeded: &ExceededLimit| exceeded.is_overload);
-    span.in_scope(|| match path.as_str() {
-        // Monitoring requests these every few seconds.
-        "/livez" | "/readyz" => tracing::debug!(method, path, status, ?elapsed, "answered"),
-        // `metrics` logs the number of these rejections.
-        _ if is_overload => tracing::debug!(method, path, status, ?elapsed, "answered"),
-        _ => tracing::info!(method, path, status, ?elapsed, "answered"),
+    let is_logged = (status.is_client_error() || status.is_server_error()) && !is_overload;
+    span.in_scope(|| {
+        // Clients control both values, so they are reduced to known methods and redacted paths.
+        let (path, status) = (|| redact_path(uri.path()), status.as_u16());
+        if is_logged {
+            tracing::info!(method, path = %path(), status, ?elapsed, "answered");
+        } else {
+            tracing::debug!(method, path = %path(), status, ?elapsed, "answered");
+        }
     });
     response.headers_mut().insert(X_REQUEST_ID, id);
     response
