@@ -78,6 +78,9 @@ async fn connect(backend: &Backend) -> Conversation {
 const CALLS: &[(&str, &str, i64)] = &[
     ("load_context", "messages", 200),
     ("load_context", "memories", 1),
+    ("session_head", "sessions", 1),
+    ("session_head", "memories", 1),
+    ("context_messages", "messages", 3),
     ("messages", "messages", 50),
     ("messages, newest first", "messages", 50),
     ("message_metadata", "messages", 50),
@@ -126,6 +129,16 @@ async fn call(demo: &Conversation, what: &str) {
         "load_context" => {
             let snapshot = store.load_context(tenant, session, &UserId::default(), 200).await.unwrap();
             assert_eq!((snapshot.tail.len(), snapshot.memory.unwrap().version), (200, 1));
+        }
+        "session_head" => {
+            let head = store.session_head(tenant, session).await.unwrap().unwrap();
+            assert_eq!(head.memory.unwrap().version, 1);
+        }
+        "context_messages" => {
+            let head = store.session_head(tenant, session).await.unwrap().unwrap();
+            let (after, through) = (head.last_seq - 3, head.last_seq);
+            let messages = store.context_messages(tenant, session, head.incarnation, after, through).await;
+            assert_eq!(messages.unwrap().len(), 3);
         }
         "messages" => assert_eq!(demo.page(page).await.unwrap().len(), 50),
         "messages, newest first" => {

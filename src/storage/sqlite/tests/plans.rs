@@ -39,6 +39,8 @@ const FILL: &str = "\
 
 const CALLS: &[&str] = &[
     "load_context",
+    "session_head",
+    "context_messages",
     "messages",
     "messages, newest first",
     "message_metadata",
@@ -135,6 +137,14 @@ impl Filled {
         let (found, expected) = match what {
             "load_context" => {
                 (store.load_context(tenant, session, &user, 200).await.unwrap().tail.len(), 200)
+            }
+            "session_head" => (usize::from(store.session_head(tenant, session).await.unwrap().is_some()), 1),
+            "context_messages" => {
+                let head = store.session_head(tenant, session).await.unwrap().unwrap();
+                let (after, through) = (head.last_seq - 3, head.last_seq);
+                let messages =
+                    store.context_messages(tenant, session, head.incarnation, after, through).await;
+                (messages.unwrap().len(), 3)
             }
             "messages" => (messages(page).await, 50),
             "messages, newest first" => (messages(MessageQuery { descending: true, ..page }).await, 50),
