@@ -63,14 +63,13 @@ pub struct App {
 impl App {
     /// Creates all parts. Brings the database schema up to date if `migrate` is set.
     pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
-        // Loading the tokenizer takes a while, so it runs while the database is opened.
-        let tokenizer = tokio::task::spawn_blocking(tokens::warm_up);
+        // Takes about 90 ms. The service is ready without it, and the first request that counts tokens waits for it.
+        drop(tokio::task::spawn_blocking(tokens::warm_up));
         let metrics =
             Metrics::new(http::REQUEST_DURATION).map_err(|error| AppError::Setup(error.to_string()))?;
         let llm = Arc::new(metrics.with_recorder(|| models::pools(settings)).map_err(AppError::Setup)?);
         let store = open_store(settings, migrate).await?;
         check_search_index(&store, settings.analyzer()).await;
-        let _ = tokenizer.await;
         let server = &settings.server;
         let allow_unauthenticated =
             server.allow_unauthenticated || server.bind.ip().to_canonical().is_loopback();

@@ -86,7 +86,7 @@ impl FromStr for Tokenizer {
     }
 }
 
-/// Loads the encoding, which takes about 0.2 s, before the first request.
+/// Loads the encoding before the first request needs it.
 pub fn warm_up() {
     o200k_base_singleton();
 }
