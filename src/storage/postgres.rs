@@ -1,7 +1,8 @@
 //! The store for production. Any number of replicas can share a database.
 //!
 //! Most methods run one statement in a transaction of its own. If the statement concerns a tenant, the transaction sets it,
-//! so that row-level security restricts the statement to the rows of that tenant, in addition to its own condition. No
+//! so that row-level security restricts the statement to the rows of that tenant, in addition to its own condition. Batches
+//! of several tenants are calls of SQL functions, which set the tenant before each of their statements. No
 //! method depends on the state of a connection after its transaction, so a transaction pooler works if it supports prepared
 //! statements (`PgBouncer` 1.21 or later).
 

@@ -1,5 +1,5 @@
 //! The store, with its methods for sessions, messages and search. Statements that are the same on both databases, or differ
-//! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`](super::sqlite) implement the
+//! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`] implement the
 //! methods whose statements differ. The conformance suite tests every method on both databases.
 //!
 //! A method is one intention and one transaction, except that [`Store::revisions`] and [`Store::index_state`] may run
