@@ -5,10 +5,15 @@
 //! themselves. A second task for the same kind made both slower, because each got half of a batch.
 
 use super::StoreError;
+use futures_util::future::BoxFuture;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+/// Largest number of requests of a kind that run by themselves at the same time. They may wait long for a lock, and must not
+/// take all connections of the pool.
+const MAX_ALONE: usize = 3;
 
 /// A request with the channel for its result.
 struct Queued<Q, A> {
@@ -19,6 +24,35 @@ struct Queued<Q, A> {
 /// A queue whose requests run in batches.
 pub(super) struct Batcher<Q, A> {
     queue: mpsc::UnboundedSender<Queued<Q, A>>,
+    alone: Alone<Q, A>,
+}
+
+/// Runs requests by themselves, a few at a time.
+struct Alone<Q, A> {
+    run: Arc<dyn Fn(Q) -> BoxFuture<'static, Result<A, StoreError>> + Send + Sync>,
+    slots: Arc<Semaphore>,
+}
+
+impl<Q, A> Clone for Alone<Q, A> {
+    fn clone(&self) -> Self {
+        Self { run: Arc::clone(&self.run), slots: Arc::clone(&self.slots) }
+    }
+}
+
+impl<Q: Send + 'static, A: Send + 'static> Alone<Q, A> {
+    fn spawn(&self, Queued { request, mut result }: Queued<Q, A>) {
+        let alone = self.clone();
+        tokio::spawn(async move {
+            // If the client disconnects while the request waits for a slot, the request has not begun and its memory is
+            // released.
+            let slot = tokio::select! {
+                slot = alone.slots.acquire_owned() => slot,
+                () = result.closed() => return,
+            };
+            let _ = result.send((alone.run)(request).await);
+            drop(slot);
+        });
+    }
 }
 
 impl<Q, A> fmt::Debug for Batcher<Q, A> {
@@ -47,7 +81,11 @@ where
         G: Future<Output = Result<A, StoreError>> + Send + 'static,
     {
         let (queue, mut requests) = mpsc::unbounded_channel();
-        let run_alone = Arc::new(run_alone);
+        let alone = Alone {
+            run: Arc::new(move |request| Box::pin(run_alone(request)) as BoxFuture<'static, _>),
+            slots: Arc::new(Semaphore::new(MAX_ALONE)),
+        };
+        let of_batches = alone.clone();
         tokio::spawn(async move {
             let mut queued: Vec<Queued<Q, A>> = Vec::with_capacity(max);
             while requests.recv_many(&mut queued, max).await > 0 {
@@ -60,13 +98,12 @@ where
                     if let Some(result) = result {
                         let _ = channel.send(result);
                     } else {
-                        let run_alone = Arc::clone(&run_alone);
-                        tokio::spawn(async move { channel.send(run_alone(request).await) });
+                        of_batches.spawn(Queued { request, result: channel });
                     }
                 }
             }
         });
-        Self { queue }
+        Self { queue, alone }
     }
 
     /// Queues a request and waits for its result. The request runs even if the caller stops waiting.
@@ -75,5 +112,57 @@ where
         // Both fail only if the batch has panicked or the runtime shuts down.
         let _ = self.queue.send(Queued { request, result });
         receiver.await.unwrap_or(Err(StoreError::BatchFailed))
+    }
+
+    /// Runs a request by itself. Once it has begun, it runs even if the caller stops waiting.
+    pub(super) async fn run_alone(&self, request: Q) -> Result<A, StoreError> {
+        let (result, receiver) = oneshot::channel();
+        self.alone.spawn(Queued { request, result });
+        receiver.await.unwrap_or(Err(StoreError::BatchFailed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+    use tokio::task::JoinSet;
+
+    /// Doubles numbers in batches that take a second. 13 has no result in a batch, and 99 panics.
+    fn doubler() -> (Arc<Batcher<u64, u64>>, Arc<AtomicUsize>) {
+        let batches = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&batches);
+        let run = move |numbers: Vec<u64>| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                assert!(!numbers.contains(&99));
+                numbers.into_iter().map(|number| (number, (number != 13).then_some(Ok(number * 2)))).collect()
+            }
+        };
+        (Arc::new(Batcher::new(10, run, |number| async move { Ok(number * 2) })), batches)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_arrive_during_a_batch_share_the_next_one() {
+        let (batcher, runs) = doubler();
+        let mut requests = JoinSet::new();
+        for number in 0..20 {
+            let batcher = Arc::clone(&batcher);
+            requests.spawn(async move {
+                tokio::time::sleep(Duration::from_millis(number)).await;
+                assert_eq!(batcher.run(number).await.expect("a result"), number * 2);
+            });
+        }
+        requests.join_all().await;
+        assert_eq!(runs.load(Ordering::Relaxed), 3, "the first request, ten, and nine");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panic_ends_its_batch_only() {
+        let (batcher, _) = doubler();
+        assert!(matches!(batcher.run(99).await, Err(StoreError::BatchFailed)));
+        assert_eq!(batcher.run(2).await.expect("a result"), 4);
     }
 }

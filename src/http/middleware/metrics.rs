@@ -63,7 +63,7 @@ impl HttpMetrics {
         requests.increment(1);
         if let Some(ExceededLimit { limit, is_overload }) = response.extensions().get().copied() {
             metrics::with_local_recorder(&*self.recorder, || {
-                counter!(REJECTED, "limit" => limit).increment(1)
+                counter!(REJECTED, "limit" => limit).increment(1);
             });
             if is_overload {
                 self.log_throttled(limit);

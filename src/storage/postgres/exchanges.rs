@@ -26,7 +26,7 @@ const APPEND_EXCHANGES: &str = "\
 
 /// Longest wait of a batch for the lock of a session. Then its exchanges are appended one by one, so that a long transaction
 /// on one session, such as its erasure, does not hold up the others.
-const BATCH_LOCK_TIMEOUT: &str = "100ms";
+const BATCH_LOCK_TIMEOUT: &str = "50ms";
 /// An exchange by itself waits until the statement timeout.
 const NO_LOCK_TIMEOUT: &str = "0";
 
@@ -48,8 +48,7 @@ impl Postgres {
         if append::can_be_batched(&request) {
             return self.appends.run(request).await;
         }
-        let task = tokio::spawn(append_alone(self.pool.clone(), self.search, request));
-        task.await.map_err(|_| StoreError::BatchFailed)?
+        self.appends.run_alone(request).await
     }
 }
 

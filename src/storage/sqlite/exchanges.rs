@@ -85,9 +85,7 @@ impl Sqlite {
         if append::can_be_batched(&request) {
             return self.appends.run(request).await;
         }
-        let (writer, search) = (self.writer.clone(), self.search);
-        let task = tokio::spawn(async move { append_one(&writer, search, &request).await });
-        task.await.map_err(|_| StoreError::BatchFailed)?
+        self.appends.run_alone(request).await
     }
 }
 
