@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -20,10 +21,13 @@ pub(crate) enum ProxyFault {
     Silence,
     /// Drops the next response of the server and closes the connection: the work is done, but the client does not know.
     DropResponses,
-    /// Replaces the next response of the server by the error of a pooler that has lost the server, and closes the
-    /// connection. Ends after one response.
+    /// Replaces the response to the next request that contains [`LOST_BY_POOLER`] by the error of a pooler that has lost
+    /// the server, and closes the connection.
     PoolerError,
 }
+
+/// The text that marks a request for [`ProxyFault::PoolerError`].
+pub(crate) const LOST_BY_POOLER: &str = "lost by the pooler";
 
 /// The error of `PgBouncer` if the connection to the server breaks, in the wire format of Postgres.
 const POOLER_ERROR: &[u8] = b"E\0\0\0\x30SFATAL\0VFATAL\0C08P01\0Mserver conn crashed?\0\0";
@@ -105,10 +109,18 @@ async fn forward(mut client: TcpStream, shared: Arc<Shared>) {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let fault = &shared.fault;
+    let is_lost = AtomicBool::new(false);
     let requests = async {
         let mut bytes = vec![0; 16 * 1024];
         while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
             apply_fault(fault, false).await?;
+            let mut parts = bytes[..count].windows(LOST_BY_POOLER.len());
+            if *fault.borrow() == ProxyFault::PoolerError
+                && parts.any(|part| part == LOST_BY_POOLER.as_bytes())
+            {
+                fault.send_replace(ProxyFault::None);
+                is_lost.store(true, Ordering::Relaxed);
+            }
             to_server.write_all(&bytes[..count]).await.ok()?;
         }
         None::<()>
@@ -116,8 +128,7 @@ async fn forward(mut client: TcpStream, shared: Arc<Shared>) {
     let responses = async {
         let mut bytes = vec![0; 16 * 1024];
         while let Ok(count @ 1..) = from_server.read(&mut bytes).await {
-            if *fault.borrow() == ProxyFault::PoolerError {
-                fault.send_replace(ProxyFault::None);
+            if is_lost.load(Ordering::Relaxed) {
                 to_client.write_all(POOLER_ERROR).await.ok()?;
                 return None;
             }
