@@ -9,11 +9,7 @@ use futures_util::future::BoxFuture;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use tokio::sync::{Semaphore, mpsc, oneshot};
-
-/// Largest number of requests of a kind that run by themselves at the same time. They may wait long for a lock, and must not
-/// take all connections of the pool.
-const MAX_ALONE: usize = 3;
+use tokio::sync::{mpsc, oneshot};
 
 /// A request with the channel for its result.
 struct Queued<Q, A> {
@@ -24,36 +20,10 @@ struct Queued<Q, A> {
 /// A queue whose requests run in batches.
 pub(super) struct Batcher<Q, A> {
     queue: mpsc::UnboundedSender<Queued<Q, A>>,
-    alone: Alone<Q, A>,
+    run_alone: RunAlone<Q, A>,
 }
 
-/// Runs requests by themselves, a few at a time.
-struct Alone<Q, A> {
-    run: Arc<dyn Fn(Q) -> BoxFuture<'static, Result<A, StoreError>> + Send + Sync>,
-    slots: Arc<Semaphore>,
-}
-
-impl<Q, A> Clone for Alone<Q, A> {
-    fn clone(&self) -> Self {
-        Self { run: Arc::clone(&self.run), slots: Arc::clone(&self.slots) }
-    }
-}
-
-impl<Q: Send + 'static, A: Send + 'static> Alone<Q, A> {
-    fn spawn(&self, Queued { request, mut result }: Queued<Q, A>) {
-        let alone = self.clone();
-        tokio::spawn(async move {
-            // If the client disconnects while the request waits for a slot, the request has not begun and its memory is
-            // released.
-            let slot = tokio::select! {
-                slot = alone.slots.acquire_owned() => slot,
-                () = result.closed() => return,
-            };
-            let _ = result.send((alone.run)(request).await);
-            drop(slot);
-        });
-    }
-}
+type RunAlone<Q, A> = Arc<dyn Fn(Q) -> BoxFuture<'static, Result<A, StoreError>> + Send + Sync>;
 
 impl<Q, A> fmt::Debug for Batcher<Q, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,11 +51,8 @@ where
         G: Future<Output = Result<A, StoreError>> + Send + 'static,
     {
         let (queue, mut requests) = mpsc::unbounded_channel();
-        let alone = Alone {
-            run: Arc::new(move |request| Box::pin(run_alone(request)) as BoxFuture<'static, _>),
-            slots: Arc::new(Semaphore::new(MAX_ALONE)),
-        };
-        let of_batches = alone.clone();
+        let run_alone: RunAlone<Q, A> = Arc::new(move |request| Box::pin(run_alone(request)));
+        let of_batches = Arc::clone(&run_alone);
         tokio::spawn(async move {
             let mut queued: Vec<Queued<Q, A>> = Vec::with_capacity(max);
             while requests.recv_many(&mut queued, max).await > 0 {
@@ -98,12 +65,13 @@ where
                     if let Some(result) = result {
                         let _ = channel.send(result);
                     } else {
-                        of_batches.spawn(Queued { request, result: channel });
+                        let result = of_batches(request);
+                        tokio::spawn(async move { channel.send(result.await) });
                     }
                 }
             }
         });
-        Self { queue, alone }
+        Self { queue, run_alone }
     }
 
     /// Queues a request and waits for its result. The request runs even if the caller stops waiting.
@@ -114,11 +82,10 @@ where
         receiver.await.unwrap_or(Err(StoreError::BatchFailed))
     }
 
-    /// Runs a request by itself. Once it has begun, it runs even if the caller stops waiting.
+    /// Runs a request by itself, even if the caller stops waiting.
     pub(super) async fn run_alone(&self, request: Q) -> Result<A, StoreError> {
-        let (result, receiver) = oneshot::channel();
-        self.alone.spawn(Queued { request, result });
-        receiver.await.unwrap_or(Err(StoreError::BatchFailed))
+        let result = tokio::spawn((self.run_alone)(request)).await;
+        result.unwrap_or(Err(StoreError::BatchFailed))
     }
 }
 

@@ -196,3 +196,24 @@ async fn memory_write_blocked_by_another_write_is_a_version_mismatch() {
         assert_eq!(written.map(|document| document.version), version, "{expected:?}");
     }
 }
+
+/// Exchanges of a session whose row is locked for long, for example by its erasure, wait; those of other sessions do not.
+#[tokio::test]
+async fn locked_session_delays_no_other_session() {
+    let mut scene = scene().await;
+    let (demo, free) = (scene.demo.clone(), scene.demo.session("free"));
+    scene.other.run("BEGIN").await;
+    scene.other.run("SELECT FROM sessions WHERE session_id = 'demo' FOR UPDATE").await;
+    let mut blocked = tokio::task::JoinSet::new();
+    for _ in 0..6 {
+        let demo = demo.clone();
+        blocked.spawn(async move { demo.say(&["blocked"]).await });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let limit = Duration::from_secs(5);
+    let free = tokio::time::timeout(limit, async {
+        tokio::join!(free.say(&["a"]), free.say(&["b"]), free.say(&["c"]))
+    });
+    let (_, free) = tokio::join!(tokio::time::timeout(limit, demo.say(&["blocked"])), free);
+    assert!(free.is_ok(), "exchanges of another session wait for the locked one");
+}

@@ -16,6 +16,8 @@ use crate::storage::values::to_i64;
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
 
@@ -24,19 +26,36 @@ const APPEND_EXCHANGES: &str = "\
     FROM append_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
         $22, $23, $24, $25, $26, $27, $28, $29)";
 
-/// Longest wait of a batch for the lock of a session. Then its exchanges are appended one by one, so that a long transaction
-/// on one session, such as its erasure, does not hold up the others.
-const BATCH_LOCK_TIMEOUT: &str = "50ms";
-/// An exchange by itself waits until the statement timeout.
+/// Longest wait for the lock of a session. A batch that waits longer is rolled back, and its exchanges are appended one by
+/// one, so that a long transaction on one session, such as its erasure, does not hold up the others.
+const LOCK_TIMEOUT: &str = "50ms";
+/// Waits until the statement timeout.
 const NO_LOCK_TIMEOUT: &str = "0";
+/// Largest number of exchanges that wait longer for a lock at the same time. Each holds a connection.
+const MAX_LOCK_WAITS: usize = 3;
+/// Largest number of large exchanges that are appended at the same time. Each holds a connection for long.
+const MAX_LARGE: usize = 3;
+/// The error code `lock_not_available`.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// The parts that appending a single exchange needs.
+#[derive(Clone)]
+struct Single {
+    pool: Connections,
+    search: Option<Analyzer>,
+    lock_waits: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+}
 
 /// Returns the batcher of a pool.
 pub(super) fn batcher(pool: &Connections, search: Option<Analyzer>) -> AppendBatcher {
-    let (batch_pool, single_pool) = (pool.clone(), pool.clone());
+    let batch_pool = pool.clone();
+    let [lock_waits, large] = [MAX_LOCK_WAITS, MAX_LARGE].map(|slots| Arc::new(Semaphore::new(slots)));
+    let single = Single { pool: pool.clone(), search, lock_waits, large };
     Batcher::new(
         append::MAX_BATCH,
         move |requests| append_batch(batch_pool.clone(), search, requests),
-        move |request| append_alone(single_pool.clone(), search, request),
+        move |request| append_alone(single.clone(), request),
     )
 }
 
@@ -52,14 +71,30 @@ impl Postgres {
     }
 }
 
-async fn append_alone(
-    pool: Connections,
-    search: Option<Analyzer>,
-    request: AppendRequest,
+async fn append_alone(single: Single, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
+    let large = if append::can_be_batched(&request) { None } else { single.large.acquire().await.ok() };
+    match append_one(&single, LOCK_TIMEOUT, &request).await {
+        // The transaction was rolled back. Only exchanges of the locked session wait for their turn.
+        Err(StoreError::Statement(sqlx::Error::Database(error)))
+            if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) =>
+        {
+            drop(large);
+            let _slot = single.lock_waits.acquire().await;
+            append_one(&single, NO_LOCK_TIMEOUT, &request).await
+        }
+        other => other,
+    }
+}
+
+async fn append_one(
+    single: &Single,
+    lock_timeout: &str,
+    request: &AppendRequest,
 ) -> Result<AppendOutcome, StoreError> {
     let once = async || {
         let mut outcomes = [None];
-        append(&pool, search, NO_LOCK_TIMEOUT, std::slice::from_ref(&request), &mut outcomes).await?;
+        let requests = std::slice::from_ref(request);
+        append(&single.pool, single.search, lock_timeout, requests, &mut outcomes).await?;
         let [outcome] = outcomes;
         outcome.ok_or(StoreError::BatchFailed)
     };
@@ -82,7 +117,7 @@ async fn append_batch(
     requests: Vec<AppendRequest>,
 ) -> BatchResults<AppendRequest, AppendOutcome> {
     let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
-    let error = append(&pool, search, BATCH_LOCK_TIMEOUT, &requests, &mut outcomes).await.err();
+    let error = append(&pool, search, LOCK_TIMEOUT, &requests, &mut outcomes).await.err();
     let results = requests.into_iter().zip(outcomes).map(|(request, outcome)| {
         let result = match (outcome, &error) {
             (Some(outcome), _) => Some(Ok(outcome)),
