@@ -1,6 +1,7 @@
 //! Batches of exchanges, as far as they are common to both stores.
 
-use super::{AppendRequest, StoreError};
+use super::batch::Batcher;
+use super::{AppendOutcome, AppendRequest, StoreError};
 use crate::domain::error_chain::ErrorChain;
 use std::collections::BTreeMap;
 use std::io;
@@ -16,6 +17,15 @@ pub(super) fn can_be_batched(request: &AppendRequest) -> bool {
     messages.map(|(message, _)| message.json().len()).sum::<usize>() <= MAX_BATCHED_BYTES
 }
 
+pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
+
+impl AppendBatcher {
+    /// Appends an exchange, together with others unless it is large.
+    pub(super) async fn append(&self, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
+        if can_be_batched(&request) { self.run(request).await } else { self.run_alone(request).await }
+    }
+}
+
 /// Exchanges of one session that are appended together. They name the same user, or none of them names a user, and their
 /// idempotency keys differ.
 #[derive(Debug)]
@@ -28,13 +38,12 @@ pub(super) struct SessionGroup<'r> {
     pub(super) tokens: i64,
 }
 
-/// Groups the exchanges by session. Returns the groups sorted by tenant and session, and the indexes of exchanges that must
-/// wait for the next transaction because they do not fit into the group of their session.
+/// Groups the exchanges by session, sorted by tenant and session. Exchanges that do not fit into the group of their session
+/// are left out: they wait for the next transaction.
 pub(super) fn group<'r>(
     requests: impl IntoIterator<Item = (usize, &'r AppendRequest)>,
-) -> (Vec<SessionGroup<'r>>, Vec<usize>) {
+) -> Vec<SessionGroup<'r>> {
     let mut groups: BTreeMap<(&str, &str), (SessionGroup<'r>, Vec<&'r AppendRequest>)> = BTreeMap::new();
-    let mut deferred = Vec::new();
     for (index, request) in requests {
         let (tenant, session) = (request.tenant.as_str(), request.session.as_str());
         let (group, members) = groups.entry((tenant, session)).or_insert_with(|| {
@@ -46,7 +55,6 @@ pub(super) fn group<'r>(
             member.exchange.user_id == request.exchange.user_id && !has_same_key
         };
         if !members.iter().all(fits) {
-            deferred.push(index);
             continue;
         }
         group.exchanges.push((index, group.messages));
@@ -54,7 +62,7 @@ pub(super) fn group<'r>(
         group.tokens += request.exchange.tokens();
         members.push(request);
     }
-    (groups.into_values().map(|(group, _)| group).collect(), deferred)
+    groups.into_values().map(|(group, _)| group).collect()
 }
 
 /// Returns the error for each exchange of a batch that failed as a whole.

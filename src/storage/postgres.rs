@@ -6,6 +6,7 @@
 //! method depends on the state of a connection after its transaction, so a transaction pooler works if it supports prepared
 //! statements (`PgBouncer` 1.21 or later).
 
+use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::pool::Connections;
 use super::{StoreError, StoreOptions, migrations};
@@ -30,8 +31,8 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
 pub struct Postgres {
     pool: Connections,
     search: Option<Analyzer>,
-    appends: exchanges::AppendBatcher,
-    heads: HeadBatcher,
+    pub(super) appends: AppendBatcher,
+    pub(super) heads: HeadBatcher,
 }
 
 impl Postgres {

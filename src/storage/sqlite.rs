@@ -3,6 +3,7 @@
 //! One connection writes and several read. SQLite permits only one writer anyway; queueing for a single connection is fair
 //! and never fails with "database is locked". Write transactions start with `BEGIN IMMEDIATE`.
 
+use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::values::DbTime;
 use super::{StoreError, StoreOptions, migrations};
@@ -32,8 +33,8 @@ pub struct Sqlite {
     readers: SqlitePool,
     search: Option<Analyzer>,
     indexing: Mutex<()>,
-    appends: exchanges::AppendBatcher,
-    heads: HeadBatcher,
+    pub(super) appends: AppendBatcher,
+    pub(super) heads: HeadBatcher,
 }
 
 impl Sqlite {

@@ -7,6 +7,7 @@
 //! database server's, if there is one), so the clocks of replicas need not agree.
 
 use super::StoreError;
+use super::heads::HeadRequest;
 use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
@@ -102,7 +103,10 @@ impl Store {
     /// Exchanges that are stored at the same time share a transaction. The exchange is stored even if the caller stops
     /// waiting.
     pub async fn append_exchange(&self, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
-        dispatch!(self, append_exchange(request))
+        match self {
+            Self::Postgres(database) => database.appends.append(request).await,
+            Self::Sqlite(database) => database.appends.append(request).await,
+        }
     }
 
     /// Returns a page of the history, or `None` if the session does not exist.
@@ -310,7 +314,11 @@ impl Store {
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<Option<SessionHead>, StoreError> {
-        dispatch!(self, session_head(tenant, session))
+        let request = HeadRequest { tenant: tenant.clone(), session: session.clone() };
+        match self {
+            Self::Postgres(database) => database.heads.run(request).await,
+            Self::Sqlite(database) => database.heads.run(request).await,
+        }
     }
 
     /// Returns the messages after `after_seq` up to `through_seq` of an incarnation of a session, oldest first. The result is

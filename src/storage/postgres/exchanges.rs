@@ -3,11 +3,11 @@
 //! The function `append_exchanges` (migration 2) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
-use super::{Connections, Postgres};
+use super::Connections;
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::UserId;
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::append::{self, SessionGroup, group};
+use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::{BatchResults, Batcher};
 use crate::storage::pool::retry_on_disconnect;
 use crate::storage::rows::tool_columns;
@@ -18,8 +18,6 @@ use sqlx::Row as _;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
-
-pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
 
 const APPEND_EXCHANGES: &str = "\
     SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation
@@ -57,18 +55,6 @@ pub(super) fn batcher(pool: &Connections, search: Option<Analyzer>) -> AppendBat
         move |requests| append_batch(batch_pool.clone(), search, requests),
         move |request| append_alone(single.clone(), request),
     )
-}
-
-impl Postgres {
-    pub(in crate::storage) async fn append_exchange(
-        &self,
-        request: AppendRequest,
-    ) -> Result<AppendOutcome, StoreError> {
-        if append::can_be_batched(&request) {
-            return self.appends.run(request).await;
-        }
-        self.appends.run_alone(request).await
-    }
 }
 
 async fn append_alone(single: Single, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
@@ -162,7 +148,7 @@ async fn append(
         let open = requests.iter().zip(outcomes.iter()).enumerate();
         let open =
             open.filter_map(|(index, (request, outcome))| outcome.is_none().then_some((index, request)));
-        let (groups, _) = group(open);
+        let groups = group(open);
         if groups.is_empty() {
             return Ok(());
         }

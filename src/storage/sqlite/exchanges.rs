@@ -1,10 +1,10 @@
 //! Appending exchanges on SQLite.
 
-use super::{Sqlite, micros, now};
+use super::{micros, now};
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::UserId;
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::append;
+use crate::storage::append::{self, AppendBatcher};
 use crate::storage::batch::Batcher;
 use crate::storage::rows::tool_columns;
 use crate::storage::search_index::{ExchangeSpan, pending_spans};
@@ -14,8 +14,6 @@ use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use serde_json::{Value, json};
 use sqlx::{SqliteConnection, SqlitePool};
 use uuid::Uuid;
-
-pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
 
 const SELECT_IDEMPOTENCY_KEY: &str = "\
     SELECT fingerprint, first_seq, last_seq, created_at FROM idempotency_keys
@@ -75,18 +73,6 @@ pub(super) fn batcher(writer: &SqlitePool, search: Option<Analyzer>) -> AppendBa
         async move { append_one(&writer, search, &request).await }
     };
     Batcher::new(append::MAX_BATCH, append_batch, append_alone)
-}
-
-impl Sqlite {
-    pub(in crate::storage) async fn append_exchange(
-        &self,
-        request: AppendRequest,
-    ) -> Result<AppendOutcome, StoreError> {
-        if append::can_be_batched(&request) {
-            return self.appends.run(request).await;
-        }
-        self.appends.run_alone(request).await
-    }
 }
 
 async fn append_one(
