@@ -1,7 +1,7 @@
 //! Runs requests of many clients together, as one statement or one transaction.
 //!
-//! One task per kind of request takes all queued requests, runs them as a batch, and then takes those that arrived
-//! meanwhile. A request on an idle service therefore starts at once, in a batch of its own; under load, batches grow by
+//! One task per kind of request takes all queued requests, runs them as a batch, and then the requests that
+//! arrived meanwhile. A request on an idle service therefore starts at once, in a batch of its own; under load, batches grow by
 //! themselves. A second task for the same kind made both slower, because each got half of a batch.
 
 use super::StoreError;

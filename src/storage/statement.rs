@@ -89,7 +89,7 @@ impl DbRow for AnyRow {
     }
 }
 
-/// A statement with its parameters, and the place where it runs: `P` on Postgres, `S` on SQLite.
+/// A statement with its parameters and the object that runs it, which is a `P` on Postgres and an `S` on SQLite.
 pub(super) enum Statement<'q, P, S> {
     Postgres { on: P, query: postgres::Query<'q> },
     Sqlite { on: S, query: sqlite::Query<'q>, now: OffsetDateTime },
@@ -171,7 +171,7 @@ impl StoreStatement<'_> {
     }
 }
 
-/// A transaction of several statements. Dropping it discards what was written.
+/// A transaction of several statements. Dropping it rolls it back.
 pub(super) enum Transaction {
     Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
     /// With the current time for all statements, as Postgres has it.
