@@ -1,7 +1,7 @@
-//! The HTTP layer on one screen: every route with the scope that it requires, then every layer around the routes.
+//! The HTTP layer on one screen: every route with the scope that it requires. [`layers`] are around the routes.
 //!
 //! A handler extracts values from the request, calls the service and wraps the result. `routes/` has a file per
-//! resource, `middleware/` a file per layer. [`error`] maps errors to responses, [`extract`] maps requests to values.
+//! resource, `middleware/` a file per step of a layer. [`error`] maps errors to responses, [`extract`] maps requests to values.
 //!
 //! To add a route, write a handler with `#[utoipa::path]` and add one line with its scope to a function below. The line
 //! registers the handler, the check of the scope, and the entry in the OpenAPI document.
@@ -12,22 +12,22 @@ use crate::service::MemoryService;
 use crate::service::keys::authenticator::Authenticator;
 use access::Access;
 use api_routes::ApiRoutes;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::routing::post;
 use axum::{Extension, Router};
+use layers::Guard;
 use metrics_exporter_prometheus::PrometheusHandle;
-use middleware::admission::{self, Admission};
-use middleware::auth::{self, AuthState};
-use middleware::body_limits::{self, BodyMemoryBudget};
+use middleware::admission::Admission;
+use middleware::auth::Auth;
+use middleware::body_limits::BodyMemoryBudget;
 use middleware::origin_guard::OriginGuard;
-use middleware::{metrics, request_id, security_headers};
+use middleware::security_headers;
 use openapi::responses::RouteKind;
 use routes::{
     consolidations, contexts, exchanges, exports, health, mcp, memory, messages, revisions, search, sessions,
     skills, tools, users,
 };
 use std::sync::Arc;
-use tower_http::catch_panic::CatchPanicLayer;
 use utoipa_axum::routes;
 
 mod access;
@@ -37,6 +37,7 @@ mod error;
 mod extract;
 mod headers;
 mod json;
+mod layers;
 mod limits;
 mod middleware;
 pub mod openapi;
@@ -104,34 +105,26 @@ pub fn router(
     server: &config::Server,
 ) -> Router {
     let (buffered, streaming, operational) = (buffered_routes(), streaming_routes(), operational_routes());
-    let auth = AuthState {
-        authenticator,
-        origin_guard: Arc::new(OriginGuard::new(&server.allowed_hosts, &server.cors_origins)),
-        access: Arc::new(ApiRoutes::access_table([&buffered, &streaming, &operational])),
+    let guard = Guard {
+        access: ApiRoutes::access_table([&buffered, &streaming, &operational]),
+        auth: Auth {
+            authenticator,
+            origin_guard: OriginGuard::new(&server.allowed_hosts, &server.cors_origins),
+        },
+        admission: Admission::new(limits),
+        body_memory: Arc::new(BodyMemoryBudget::new(limits, server.read_timeout)),
+        limits: Arc::clone(limits),
+        request_timeout: server.request_timeout,
     };
-    let admission = Arc::new(Admission::new(limits, server.request_timeout));
-    let body_memory = Arc::new(BodyMemoryBudget::new(limits, server.read_timeout));
-    let buffered = (buffered.into_router())
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::acquire_permit))
-        .route_layer(from_fn_with_state(Arc::clone(&body_memory), body_limits::buffer_body))
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::limit_time))
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::reject_hopeless));
-    let streaming = streaming.into_router().route_layer(Extension(body_memory));
-    let router = buffered
-        .merge(streaming)
-        .route_layer(from_fn_with_state(Arc::clone(&admission), admission::limit_rate))
-        .route_layer(from_fn_with_state(admission, admission::limit_in_flight))
+    let router = (buffered.into_router())
+        .merge(streaming.into_router())
         .merge(operational.into_router().route_layer(Extension(prometheus)))
         .with_state(service)
         .fallback(error::route_not_found)
-        .layer(from_fn_with_state(auth, auth::authenticate))
+        .layer(from_fn_with_state(Arc::new(guard), layers::guard))
         // The page with the documentation needs no key: it is static and the same for all tenants.
         .merge(openapi::page())
-        .method_not_allowed_fallback(error::method_not_allowed)
-        .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(Extension(Arc::clone(limits)));
+        .method_not_allowed_fallback(error::method_not_allowed);
     security_headers::with_cors(router, &server.cors_origins)
-        .layer(from_fn(security_headers::set_security_headers))
-        .layer(from_fn_with_state(http_metrics, metrics::record_request))
-        .layer(from_fn(request_id::set_request_id))
+        .layer(from_fn_with_state(http_metrics, layers::observe))
 }

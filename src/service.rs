@@ -14,6 +14,7 @@ use crate::domain::validation::FieldError;
 use crate::llm::Llm;
 use crate::storage::Store;
 use context_cache::ContextCache;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -138,12 +139,16 @@ pub enum Error {
 /// Longest wait for the last statements, and for the connections, when the service shuts down.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The memory service.
+/// The memory service. Its clones share their parts, and cost one reference count.
 #[derive(Clone, Debug)]
-pub struct MemoryService {
+pub struct MemoryService(Arc<Parts>);
+
+/// The parts of a [`MemoryService`].
+#[derive(Debug)]
+pub struct Parts {
     store: Arc<Store>,
     llm: Arc<dyn Llm>,
-    config: Arc<ServiceConfig>,
+    config: ServiceConfig,
     /// Running consolidations. They are separate tasks, so that they finish if their client disconnects.
     tasks: TaskTracker,
     /// Stops running consolidations.
@@ -151,7 +156,15 @@ pub struct MemoryService {
     /// Notified when messages were stored that have to be indexed.
     index_wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
-    context_cache: Arc<ContextCache>,
+    context_cache: ContextCache,
+}
+
+impl Deref for MemoryService {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
 }
 
 impl MemoryService {
@@ -159,9 +172,9 @@ impl MemoryService {
     #[must_use]
     pub fn new(store: Arc<Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
-        let context_cache = Arc::new(ContextCache::new(config.context_cache_bytes));
-        let (config, metrics) = (Arc::new(config), ServiceMetrics::new());
-        Self { store, llm, config, tasks, stop, index_wakeup, metrics, context_cache }
+        let context_cache = ContextCache::new(config.context_cache_bytes);
+        let metrics = ServiceMetrics::new();
+        Self(Arc::new(Parts { store, llm, config, tasks, stop, index_wakeup, metrics, context_cache }))
     }
 
     /// Checks that the service can work.

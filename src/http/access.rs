@@ -1,5 +1,6 @@
-//! The access that a route requires, and the table that the authentication layer reads it from.
+//! The access that a route requires and its kind, and the table in which the layers look them up.
 
+use super::openapi::responses::RouteKind;
 use crate::domain::api_key::Scope;
 use axum::http::Method;
 use std::collections::HashMap;
@@ -25,13 +26,13 @@ impl Access {
     }
 }
 
-/// The access that each route requires, by path template and method.
+/// The access that each route requires, and its kind, by path template and method.
 #[derive(Debug, Default)]
-pub(super) struct AccessTable(HashMap<String, Vec<(Method, Access)>>);
+pub(super) struct AccessTable(HashMap<String, Vec<(Method, Access, RouteKind)>>);
 
 impl AccessTable {
-    pub(super) fn insert(&mut self, path: &str, method: Method, access: Access) {
-        self.0.entry(path.to_owned()).or_default().push((method, access));
+    pub(super) fn insert(&mut self, path: &str, method: Method, access: Access, kind: RouteKind) {
+        self.0.entry(path.to_owned()).or_default().push((method, access, kind));
     }
 
     pub(super) fn extend(&mut self, other: &Self) {
@@ -40,13 +41,14 @@ impl AccessTable {
         }
     }
 
-    /// Returns the access that a request requires. Requests without a route need any valid key, so that a route
-    /// that is missing in the table is closed.
-    pub(super) fn required(&self, path: Option<&str>, method: &Method) -> Access {
+    /// Returns the access that a request requires, and the kind of its route. Requests without a route need any valid key,
+    /// so that a route that is missing in the table is closed. Their response needs no work, so they are not limited.
+    pub(super) fn required(&self, path: Option<&str>, method: &Method) -> (Access, RouteKind) {
         // axum serves HEAD with the handler of GET.
         let method = if *method == Method::HEAD { &Method::GET } else { method };
         let routes = path.and_then(|path| self.0.get(path)).into_iter().flatten();
-        let mut routes = routes.filter(|(known, _)| known == method);
-        routes.next().map_or(Access::Key(Scope::Read), |(_, access)| *access)
+        let mut routes = routes.filter(|(known, ..)| known == method);
+        let of_route = routes.next().map(|(_, access, kind)| (*access, *kind));
+        of_route.unwrap_or((Access::Key(Scope::Read), RouteKind::Operational))
     }
 }

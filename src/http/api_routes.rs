@@ -31,7 +31,7 @@ impl ApiRoutes {
         for (path, item) in &mut paths.paths {
             for (method, operation) in operations(item) {
                 complete(operation, self.kind, access.scope());
-                self.access.insert(path, method, access);
+                self.access.insert(path, method, access, self.kind);
             }
         }
         self.router = self.router.routes((schemas, paths, methods));
@@ -45,7 +45,7 @@ impl ApiRoutes {
         path: &str,
         methods: MethodRouter<MemoryService>,
     ) -> Self {
-        self.access.insert(path, Method::POST, access);
+        self.access.insert(path, Method::POST, access, self.kind);
         self.router = self.router.route(path, methods);
         self
     }

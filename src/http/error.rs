@@ -478,8 +478,7 @@ pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
 }
 
 /// Answers requests whose handler panicked. Only the log gets the text of the panic.
-#[expect(clippy::needless_pass_by_value, reason = "CatchPanicLayer passes the panic by value")]
-pub(super) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+pub(super) fn panicked(panic: &(dyn Any + Send)) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("not a text");
     tracing::error!(panic = text, "a handler panicked");
@@ -493,7 +492,7 @@ mod tests {
 
     #[tokio::test]
     async fn panic_becomes_internal_problem_without_its_text() {
-        let response = panicked(Box::new("secret inner state"));
+        let response = panicked(&"secret inner state");
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
         let body = to_bytes(response.into_body(), 10_000).await.expect("a body");

@@ -1,12 +1,12 @@
 //! Admission control: a request is rejected only if it could not be served within the permitted wait
 //! (`limits.queue_timeout`), and then at once.
 //!
-//! The layers, from the outside in:
-//! 1. [`limit_in_flight`] bounds the number of requests in the service.
-//! 2. [`limit_rate`] bounds the share of one API key, if a rate is configured.
-//! 3. [`reject_hopeless`] rejects requests whose predicted wait is too long, before their body is read.
-//! 4. [`limit_time`] ends requests that hang.
-//! 5. [`acquire_permit`] bounds the number of requests that run.
+//! The checks, in this order:
+//! 1. [`Admission::enter`] bounds the number of requests in the service.
+//! 2. [`Admission::check_wait`] rejects requests whose predicted wait is too long, before their key is checked and their
+//!    body is read.
+//! 3. [`Admission::check_rate`] bounds the share of one API key, if a rate is configured.
+//! 4. [`Admission::permit`] bounds the number of requests that run.
 //!
 //! The prediction follows Little's law: a request waits for as many grants of permits as requests are in the queue, and the
 //! time of a grant is measured. Clients that wait for each response never build a queue that is longer than their number,
@@ -20,10 +20,8 @@ use crate::http::error::Problem;
 use crate::http::middleware::body_limits;
 use crate::service::keys::authenticator::Principal;
 use crate::service::work_permit::WorkPermit;
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Response};
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::convert::Infallible;
@@ -31,7 +29,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 /// Weight of the newest sample in the average time of a grant: the average follows a change within about 16 grants.
@@ -44,7 +42,6 @@ const PREDICTION_MARGIN: f64 = 0.75;
 #[derive(Debug)]
 pub(crate) struct Admission {
     limits: Arc<Limits>,
-    request_timeout: Duration,
     in_flight: Arc<Semaphore>,
     permits: Arc<Semaphore>,
     queue: Queue,
@@ -105,13 +102,12 @@ impl Drop for QueuePosition<'_> {
 }
 
 impl Admission {
-    pub(crate) fn new(limits: &Arc<Limits>, request_timeout: Duration) -> Self {
+    pub(crate) fn new(limits: &Arc<Limits>) -> Self {
         let quota = NonZeroU32::new(limits.requests_per_second).map(|rate| {
             Quota::per_second(rate).allow_burst(NonZeroU32::new(limits.request_burst).unwrap_or(rate))
         });
         Self {
             limits: Arc::clone(limits),
-            request_timeout,
             in_flight: Arc::new(Semaphore::new(limits.max_requests_in_flight)),
             permits: Arc::new(Semaphore::new(limits.concurrent_requests())),
             queue: Queue::default(),
@@ -119,8 +115,41 @@ impl Admission {
         }
     }
 
-    /// Waits for a permit. Returns `None` at once if the wait would be too long, or after `limits.queue_timeout`.
-    async fn permit(&self) -> Option<WorkPermit> {
+    /// Counts a request as long as the result exists, and rejects it above `limits.max_requests_in_flight`.
+    pub(crate) fn enter(&self, request: &Request) -> Result<OwnedSemaphorePermit, Problem> {
+        Arc::clone(&self.in_flight).try_acquire_owned().map_err(|_| {
+            let problem = Problem::too_many_requests(&self.limits);
+            if body_limits::has_large_body(request) { problem.closing() } else { problem }
+        })
+    }
+
+    /// Rejects a request that would wait longer than permitted.
+    pub(crate) fn check_wait(&self, request: &Request) -> Result<(), Problem> {
+        if !self.is_hopeless() {
+            return Ok(());
+        }
+        let problem = Problem::no_permit(&self.limits);
+        Err(if body_limits::has_large_body(request) { problem.closing() } else { problem })
+    }
+
+    /// Rejects a request above the rate of its [`Principal`].
+    pub(crate) fn check_rate(&self, request: &Request) -> Result<(), Problem> {
+        let Some(rate_limiter) = &self.rate_limiter else { return Ok(()) };
+        let key = request.extensions().get::<Principal>().and_then(|principal| principal.key.clone());
+        rate_limiter.check_key(&key).map_err(|not_until| {
+            let wait = not_until.wait_time_from(DefaultClock::default().now());
+            let seconds = u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
+            Problem::rate_limited(&self.limits, seconds.max(1))
+        })
+    }
+
+    /// Waits for a permit. Fails at once if the wait would be too long, or after `limits.queue_timeout`. The handler takes
+    /// the [`WorkPermit`] from the extensions if it has to release it while it waits for a model.
+    pub(crate) async fn permit(&self) -> Result<WorkPermit, Problem> {
+        self.try_permit().await.ok_or_else(|| Problem::no_permit(&self.limits))
+    }
+
+    async fn try_permit(&self) -> Option<WorkPermit> {
         // A released permit goes to the queue first, so a free permit means that the queue is empty.
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Some(WorkPermit::new(permit));
@@ -141,74 +170,7 @@ impl Admission {
     }
 }
 
-/// Rejects requests above `limits.max_requests_in_flight` before their body is read.
-pub(crate) async fn limit_in_flight(
-    State(admission): State<Arc<Admission>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if let Ok(in_flight) = Arc::clone(&admission.in_flight).try_acquire_owned() {
-        return body_limits::hold_until_sent(in_flight, next.run(request).await);
-    }
-    let problem = Problem::too_many_requests(&admission.limits);
-    body_limits::close_if_body_pending(&request, problem).into_response()
-}
-
-/// Rejects requests that would wait longer than permitted, before their body is read.
-pub(crate) async fn reject_hopeless(
-    State(admission): State<Arc<Admission>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if !admission.is_hopeless() {
-        return next.run(request).await;
-    }
-    body_limits::close_if_body_pending(&request, Problem::no_permit(&admission.limits)).into_response()
-}
-
-/// Rejects requests above the rate of their [`Principal`].
-pub(crate) async fn limit_rate(
-    State(admission): State<Arc<Admission>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    if let Some(rate_limiter) = &admission.rate_limiter {
-        let key = request.extensions().get::<Principal>().and_then(|principal| principal.key.clone());
-        if let Err(not_until) = rate_limiter.check_key(&key) {
-            let wait = not_until.wait_time_from(DefaultClock::default().now());
-            let seconds = u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
-            return Err(Problem::rate_limited(&admission.limits, seconds.max(1)));
-        }
-    }
-    Ok(next.run(request).await)
-}
-
-/// Ends requests after `server.request_timeout` by dropping them. Open transactions roll back. Work that must not be
-/// interrupted runs in tasks of the service and continues.
-pub(crate) async fn limit_time(
-    State(admission): State<Arc<Admission>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    let request_timeout = admission.request_timeout;
-    timeout(request_timeout, next.run(request)).await.map_err(|_| Problem::timeout(request_timeout))
-}
-
-/// Runs the request when it gets a permit, and rejects it after the queue timeout. The handler takes the [`WorkPermit`]
-/// from the extensions if it has to release it while it waits for a model.
-pub(crate) async fn acquire_permit(
-    State(admission): State<Arc<Admission>>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    let permit = admission.permit().await.ok_or_else(|| Problem::no_permit(&admission.limits))?;
-    request.extensions_mut().insert(permit.clone());
-    let response = next.run(request).await;
-    drop(permit);
-    Ok(response)
-}
-
-/// Extracts the permit that [`acquire_permit`] has added to the request.
+/// Extracts the permit that the request has got, from its extensions.
 impl<S: Send + Sync> FromRequestParts<S> for WorkPermit {
     type Rejection = Infallible;
 
@@ -222,11 +184,7 @@ mod tests {
     use super::*;
     use crate::domain::api_key::Scope;
     use crate::domain::id::TenantId;
-    use axum::Router;
     use axum::body::Body;
-    use axum::middleware::{from_fn, from_fn_with_state};
-    use axum::routing::get;
-    use tower::ServiceExt as _;
 
     fn admission(set: impl FnOnce(&mut Limits)) -> Arc<Admission> {
         let (second, mut limits) = (Duration::from_secs(1), Limits::default());
@@ -236,38 +194,26 @@ mod tests {
         limits.max_concurrent_requests = 1;
         limits.queue_timeout = second;
         set(&mut limits);
-        Arc::new(Admission::new(&Arc::new(limits), second))
+        Arc::new(Admission::new(&Arc::new(limits)))
     }
 
-    #[tokio::test]
-    async fn each_key_has_its_own_rate_limit() {
-        /// Adds a principal as the authentication layer does.
-        async fn identify(mut request: Request, next: Next) -> Response {
-            let id = request.headers().get("key").and_then(|key| key.to_str().ok());
-            let key = id.map(|id| KeyId::parse(&id.repeat(8)).expect("an id"));
+    #[test]
+    fn each_key_has_its_own_rate_limit() {
+        let admission = admission(|limits| limits.request_burst = 2);
+        let is_accepted = |key: Option<&str>| {
+            let key = key.map(|key| KeyId::parse(&key.repeat(8)).expect("an id"));
+            let mut request = Request::new(Body::empty());
             let (tenant, scope) = (TenantId::default(), Scope::Read);
             request.extensions_mut().insert(Principal { tenant, scope, key });
-            next.run(request).await
-        }
-        let router = Router::new()
-            .route("/", get(|| async {}))
-            .route_layer(from_fn_with_state(admission(|limits| limits.request_burst = 2), limit_rate))
-            .route_layer(from_fn(identify));
-        let ask = async |key: Option<&str>| {
-            let mut request = Request::new(Body::empty());
-            if let Some(key) = key {
-                request.headers_mut().insert("key", key.parse().expect("a header"));
-            }
-            let answer = router.clone().oneshot(request).await;
-            answer.expect("infallible").status().as_u16()
+            admission.check_rate(&request).is_ok()
         };
         let mut rejected = 0;
         for _ in 0..100 {
-            rejected += usize::from(ask(Some("a")).await == 429);
+            rejected += usize::from(!is_accepted(Some("a")));
         }
         assert!(rejected > 90, "{rejected}");
         for key in [Some("b"), None] {
-            assert_eq!((ask(key).await, ask(key).await), (200, 200), "{key:?}");
+            assert!(is_accepted(key) && is_accepted(key), "{key:?}");
         }
     }
 
@@ -280,7 +226,7 @@ mod tests {
                 tokio::spawn(async move {
                     let permit = admission.permit().await;
                     tokio::time::sleep(Duration::from_millis(100)).await;
-                    permit.is_some()
+                    permit.is_ok()
                 })
             })
             .collect();
@@ -302,13 +248,13 @@ mod tests {
         let waiting: Vec<_> = (0..12)
             .map(|_| {
                 let admission = Arc::clone(&admission);
-                tokio::spawn(async move { admission.permit().await.is_some() })
+                tokio::spawn(async move { admission.permit().await.is_ok() })
             })
             .collect();
         tokio::task::yield_now().await;
         let began = Instant::now();
         assert!(admission.is_hopeless());
-        assert!(admission.permit().await.is_none());
+        assert!(admission.permit().await.is_err());
         assert!(began.elapsed().is_zero(), "the rejection does not wait");
         drop(held);
         let mut served = 0;
@@ -343,13 +289,13 @@ mod tests {
     async fn slow_time_does_not_reject_requests_of_a_fast_time() {
         let admission = admission(|_| ());
         let held = admission.permit().await.expect("free");
-        assert!(admission.permit().await.is_none(), "waited a second in vain");
+        assert!(admission.permit().await.is_err(), "waited a second in vain");
         drop(held);
         for _ in 0..100 {
             let held = admission.permit().await.expect("free");
             let next = {
                 let admission = Arc::clone(&admission);
-                tokio::spawn(async move { admission.permit().await.is_some() })
+                tokio::spawn(async move { admission.permit().await.is_ok() })
             };
             tokio::task::yield_now().await;
             drop(held);

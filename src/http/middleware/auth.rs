@@ -1,53 +1,50 @@
-//! Authentication and authorisation: a layer around every route, so that a new route cannot omit it.
-//!
-//! `http.rs` states the access that each route requires; [`AccessTable`] is made from it.
+//! Authentication and authorisation of every request, so that a new route cannot omit it.
 
-use crate::domain::api_key::{ApiKey, PREFIX};
-use crate::http::access::{Access, AccessTable};
+use crate::domain::api_key::{ApiKey, PREFIX, Scope};
+use crate::http::access::Access;
 use crate::http::error::Problem;
 use crate::http::middleware::origin_guard::OriginGuard;
 use crate::service::keys::authenticator::{AuthError, Authenticator, Principal, Staleness};
 use axum::body::HttpBody as _;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Response};
-use std::sync::Arc;
 
-/// The parts that the layer needs.
-#[derive(Clone)]
-pub(crate) struct AuthState {
+/// The check of keys, hosts and origins.
+pub(crate) struct Auth {
     pub(crate) authenticator: Authenticator,
-    pub(crate) origin_guard: Arc<OriginGuard>,
-    pub(crate) access: Arc<AccessTable>,
+    pub(crate) origin_guard: OriginGuard,
 }
 
-/// Rejects requests without sufficient credentials before their body is read, and adds the [`Principal`] to the
-/// extensions of the others.
-pub(crate) async fn authenticate(
-    State(auth): State<AuthState>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let access = auth.access.required(path, request.method());
-    let Some(required) = access.scope() else {
-        return next.run(request).await;
-    };
-    let principal = match principal(&auth.authenticator, request.headers(), access).await {
-        Ok(principal) => principal,
-        Err(problem) => return reject(&request, problem),
-    };
-    if principal.key.is_some() {
-        tracing::Span::current().record("tenant", principal.tenant.as_str());
-    } else if let Err(problem) = auth.origin_guard.check(&request) {
-        return reject(&request, problem);
+impl Auth {
+    /// Adds the [`Principal`] to the extensions of a request, or returns an error if its credentials are not sufficient. A
+    /// rejected request closes its connection if it has a body, because the body is not read.
+    pub(crate) async fn authenticate(&self, request: &mut Request, access: Access) -> Result<(), Problem> {
+        let Some(required) = access.scope() else { return Ok(()) };
+        let principal = principal(&self.authenticator, request.headers(), access).await;
+        let principal = principal.and_then(|principal| self.authorize(request, principal, required));
+        let has_body = !request.body().is_end_stream();
+        let principal = principal.map_err(|problem| if has_body { problem.closing() } else { problem })?;
+        request.extensions_mut().insert(principal);
+        Ok(())
     }
-    if !principal.scope.covers(required) {
-        return reject(&request, Problem::forbidden(principal.scope, required));
+
+    /// Returns the principal if it may send this request.
+    fn authorize(
+        &self,
+        request: &Request,
+        principal: Principal,
+        required: Scope,
+    ) -> Result<Principal, Problem> {
+        if principal.key.is_some() {
+            tracing::Span::current().record("tenant", principal.tenant.as_str());
+        } else {
+            self.origin_guard.check(request)?;
+        }
+        if !principal.scope.covers(required) {
+            return Err(Problem::forbidden(principal.scope, required));
+        }
+        Ok(principal)
     }
-    request.extensions_mut().insert(principal);
-    next.run(request).await
 }
 
 async fn principal(
@@ -105,10 +102,4 @@ fn token(headers: &HeaderMap) -> Token<'_> {
         }
         _ => Token::Malformed,
     }
-}
-
-/// Returns the error response. The body is not read, so the connection cannot serve another request after it.
-fn reject(request: &Request, problem: Problem) -> Response {
-    let problem = if request.body().is_end_stream() { problem } else { problem.closing() };
-    problem.into_response()
 }

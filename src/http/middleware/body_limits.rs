@@ -7,8 +7,7 @@
 use crate::config::Limits;
 use crate::http::error::Problem;
 use axum::body::{Body, HttpBody as _};
-use axum::extract::{Request, State};
-use axum::middleware::Next;
+use axum::extract::Request;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
@@ -46,6 +45,25 @@ impl BodyMemoryBudget {
     pub(crate) fn reservation(self: Arc<Self>) -> Reservation {
         Reservation { budget: self, bytes: 0 }
     }
+
+    /// Buffers the body of a request, and reserves memory for it. A body whose declared length is too large is rejected
+    /// before any of it is read.
+    pub(crate) async fn buffer(self: Arc<Self>, request: Request) -> Result<(Request, Reservation), Problem> {
+        let (limits, read_timeout) = (Arc::clone(&self.limits), self.read_timeout);
+        let mut reservation = self.reservation();
+        if request.body().is_end_stream() {
+            return Ok((request, reservation));
+        }
+        let (parts, body) = request.into_parts();
+        let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if declared > limits.max_body_bytes {
+            return Err(Problem::body_too_large(&limits));
+        }
+        reservation.resize(declared)?;
+        let body = timeout(read_timeout, collect_body(body, declared, &limits, &mut reservation)).await;
+        let body = body.map_err(|_| Problem::body_timeout(read_timeout))??;
+        Ok((Request::from_parts(parts, Body::from(body)), reservation))
+    }
 }
 
 impl Reservation {
@@ -69,30 +87,6 @@ impl Drop for Reservation {
     }
 }
 
-/// Buffers the body. A body whose declared length is too large is rejected before any of it is read.
-pub(crate) async fn buffer_body(
-    State(budget): State<Arc<BodyMemoryBudget>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    if request.body().is_end_stream() {
-        return Ok(next.run(request).await);
-    }
-    let (parts, body) = request.into_parts();
-    let (limits, read_timeout) = (Arc::clone(&budget.limits), budget.read_timeout);
-    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if declared > limits.max_body_bytes {
-        return Err(Problem::body_too_large(&limits));
-    }
-    let mut reservation = budget.reservation();
-    reservation.resize(declared)?;
-    let body = timeout(read_timeout, collect_body(body, declared, &limits, &mut reservation)).await;
-    let body = body.map_err(|_| Problem::body_timeout(read_timeout))??;
-    let response = next.run(Request::from_parts(parts, Body::from(body))).await;
-    drop(reservation);
-    Ok(response)
-}
-
 async fn collect_body(
     body: Body,
     declared: usize,
@@ -103,6 +97,9 @@ async fn collect_body(
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| Problem::incomplete_body())?;
         let bytes = collected.len() + chunk.len();
+        if bytes == declared && bytes <= SMALL && collected.is_empty() {
+            return Ok(chunk);
+        }
         if bytes > limits.max_body_bytes {
             return Err(Problem::body_too_large(limits));
         }
@@ -125,10 +122,9 @@ pub(crate) fn hold_until_sent<T: Send + 'static>(guard: T, response: Response) -
     })
 }
 
-/// Makes the response close the connection if the unread body of the rejected request is large.
-pub(crate) fn close_if_body_pending(request: &Request, problem: Problem) -> Problem {
-    let max = request.body().size_hint().upper();
-    if max.is_some_and(|bytes| bytes <= SMALL as u64) { problem } else { problem.closing() }
+/// Returns `true` if the body of a request is so large that its connection is closed rather than drained.
+pub(crate) fn has_large_body(request: &Request) -> bool {
+    request.body().size_hint().upper().is_none_or(|bytes| bytes > SMALL as u64)
 }
 
 #[cfg(test)]

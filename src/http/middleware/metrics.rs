@@ -2,9 +2,8 @@
 //! because a line for each rejection would cost more than the rejection.
 
 use crate::http::error::ExceededLimit;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
 use axum::response::Response;
 use metrics::{Counter, Histogram, Recorder, Unit, counter, describe_counter, describe_histogram, histogram};
 use std::collections::{BTreeMap, HashMap};
@@ -56,10 +55,19 @@ impl HttpMetrics {
         Self { recorder, handles: Arc::default(), unreported: Arc::default() }
     }
 
-    fn record(&self, route: &str, method: &'static str, response: &Response, elapsed: Duration) {
+    /// Starts the measurement of a request.
+    pub(crate) fn start(request: &Request) -> Measurement {
+        // The template of the path: ids would make a time series per session, and are private.
+        let route = request.extensions().get::<MatchedPath>().cloned();
+        Measurement { route, method: method_label(request.method()), started_at: Instant::now() }
+    }
+
+    /// Records a request. A request whose client disconnects before the response is not recorded.
+    pub(crate) fn record(&self, measurement: &Measurement, response: &Response) {
         let status = response.status();
-        let (requests, duration) = self.handles(route, method, status);
-        duration.record(elapsed);
+        let route = measurement.route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
+        let (requests, duration) = self.handles(route, measurement.method, status);
+        duration.record(measurement.started_at.elapsed());
         requests.increment(1);
         if let Some(ExceededLimit { limit, is_overload }) = response.extensions().get().copied() {
             metrics::with_local_recorder(&*self.recorder, || {
@@ -110,20 +118,11 @@ impl HttpMetrics {
     }
 }
 
-/// Records a request. A request whose client disconnects before the response is not counted.
-pub(crate) async fn record_request(
-    State(metrics): State<HttpMetrics>,
-    request: Request,
-    next: Next,
-) -> Response {
-    // The template of the path: ids would make a time series per session, and are private.
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    let method = method_label(request.method());
-    let started_at = Instant::now();
-    let response = next.run(request).await;
-    let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
-    metrics.record(route, method, &response, started_at.elapsed());
-    response
+/// A request that is being measured.
+pub(crate) struct Measurement {
+    route: Option<MatchedPath>,
+    method: &'static str,
+    started_at: Instant,
 }
 
 /// Returns the method as a label. Clients may invent methods; all of those have the label `other`.

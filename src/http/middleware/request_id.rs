@@ -8,46 +8,65 @@ use crate::http::headers::X_REQUEST_ID;
 use crate::http::middleware::metrics;
 use crate::http::path::redact_path;
 use axum::extract::Request;
-use axum::http::HeaderValue;
-use axum::middleware::Next;
+use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
 use std::time::Instant;
-use tracing::{Instrument as _, field};
+use tracing::{Span, field};
 use uuid::Uuid;
 
 /// Longer ids of clients are replaced: every log line would repeat them.
 const MAX_BYTES: usize = 128;
 
-/// Uses the id of the client if it is valid, creates one otherwise, and logs the request under it.
-pub(crate) async fn set_request_id(request: Request, next: Next) -> Response {
-    let id = request.headers().get(X_REQUEST_ID).filter(|id| is_valid(id)).cloned().unwrap_or_else(new_id);
-    let span = tracing::info_span!(
-        "request",
-        request_id = id.to_str().unwrap_or_default(),
-        // The authentication layer records both; `key` is the public id of the key.
-        tenant = field::Empty,
-        key = field::Empty,
-    );
-    let (method, uri) = (metrics::method_label(request.method()), request.uri().clone());
-    let started_at = Instant::now();
-    let mut response = next.run(request).instrument(span.clone()).await;
-    let (status, elapsed) = (response.status(), started_at.elapsed());
-    // Overload has a line of its own: `metrics` logs the number of rejections. Successful requests are logged on request
-    // only, because formatting and writing a line takes as long as a third of a context request.
-    let is_overload =
-        response.extensions().get().is_some_and(|exceeded: &ExceededLimit| exceeded.is_overload);
-    let is_logged = (status.is_client_error() || status.is_server_error()) && !is_overload;
-    span.in_scope(|| {
-        // Clients control both values, so they are reduced to known methods and redacted paths.
-        let (path, status) = (|| redact_path(uri.path()), status.as_u16());
-        if is_logged {
-            tracing::info!(method, path = %path(), status, ?elapsed, "answered");
-        } else {
-            tracing::debug!(method, path = %path(), status, ?elapsed, "answered");
-        }
-    });
-    response.headers_mut().insert(X_REQUEST_ID, id);
-    response
+/// The id of a request and the values of its line in the access log.
+pub(crate) struct AccessLog {
+    id: HeaderValue,
+    span: Span,
+    method: &'static str,
+    uri: Uri,
+    started_at: Instant,
+}
+
+impl AccessLog {
+    /// Uses the id of the client if it is valid, and creates one otherwise.
+    pub(crate) fn start(request: &Request) -> Self {
+        let id =
+            request.headers().get(X_REQUEST_ID).filter(|id| is_valid(id)).cloned().unwrap_or_else(new_id);
+        let span = tracing::info_span!(
+            "request",
+            request_id = id.to_str().unwrap_or_default(),
+            // The authentication records both; `key` is the public id of the key.
+            tenant = field::Empty,
+            key = field::Empty,
+        );
+        let (method, uri) = (metrics::method_label(request.method()), request.uri().clone());
+        Self { id, span, method, uri, started_at: Instant::now() }
+    }
+
+    /// Returns the span for all log lines of the request.
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    /// Logs the request and adds the id to its response.
+    pub(crate) fn finish(self, response: &mut Response) {
+        let Self { id, span, method, uri, started_at } = self;
+        let (status, elapsed) = (response.status(), started_at.elapsed());
+        // Overload has a line of its own: `metrics` logs the number of rejections. Successful requests are logged on
+        // request only, because formatting and writing a line takes as long as a third of a context request.
+        let is_overload =
+            response.extensions().get().is_some_and(|exceeded: &ExceededLimit| exceeded.is_overload);
+        let is_logged = (status.is_client_error() || status.is_server_error()) && !is_overload;
+        span.in_scope(|| {
+            // Clients control both values, so they are reduced to known methods and redacted paths.
+            let (path, status) = (|| redact_path(uri.path()), status.as_u16());
+            if is_logged {
+                tracing::info!(method, path = %path(), status, ?elapsed, "answered");
+            } else {
+                tracing::debug!(method, path = %path(), status, ?elapsed, "answered");
+            }
+        });
+        response.headers_mut().insert(X_REQUEST_ID, id);
+    }
 }
 
 fn is_valid(id: &HeaderValue) -> bool {

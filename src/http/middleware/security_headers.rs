@@ -2,9 +2,7 @@
 
 use crate::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, MCP_HEADERS, X_REQUEST_ID};
 use axum::Router;
-use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, header};
-use axum::middleware::Next;
 use axum::response::Response;
 use std::time::Duration;
 use tower_http::cors::{AllowOrigin, CorsLayer};
@@ -19,12 +17,10 @@ const SECURITY_HEADERS: [(HeaderName, &str); 4] = [
 ];
 
 /// Sets the headers that the response does not have yet.
-pub(crate) async fn set_security_headers(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+pub(crate) fn set_security_headers(response: &mut Response) {
     for (name, value) in SECURITY_HEADERS {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
     }
-    response
 }
 
 /// Adds a CORS layer that lets pages of these origins call with a key but without cookies. Without origins, no layer is

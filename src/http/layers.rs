@@ -1,0 +1,93 @@
+//! The layers around every handler, from the outside in: [`observe`], CORS if it is configured, [`guard`].
+//!
+//! The steps of a layer are calls in one function. As separate layers of `axum`, each step would box its future and clone all
+//! services inside it, for each request: ten of them took a quarter of the CPU time of a context.
+
+use super::access::AccessTable;
+use super::error::{self, Problem};
+use super::middleware::admission::Admission;
+use super::middleware::auth::Auth;
+use super::middleware::body_limits::{self, BodyMemoryBudget};
+use super::middleware::metrics::HttpMetrics;
+use super::middleware::request_id::AccessLog;
+use super::middleware::security_headers::set_security_headers;
+use super::openapi::responses::RouteKind;
+use crate::config::Limits;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use futures_util::FutureExt as _;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::Instrument as _;
+
+/// Measures and logs every request, and adds the headers of every response.
+pub(super) async fn observe(State(metrics): State<HttpMetrics>, request: Request, next: Next) -> Response {
+    let log = AccessLog::start(&request);
+    let measurement = HttpMetrics::start(&request);
+    let mut response = next.run(request).instrument(log.span()).await;
+    set_security_headers(&mut response);
+    metrics.record(&measurement, &response);
+    log.finish(&mut response);
+    response
+}
+
+/// The parts of [`guard`].
+pub(super) struct Guard {
+    pub(super) access: AccessTable,
+    pub(super) auth: Auth,
+    pub(super) admission: Admission,
+    pub(super) body_memory: Arc<BodyMemoryBudget>,
+    pub(super) limits: Arc<Limits>,
+    /// Longest time for a request of a [buffered](RouteKind::Buffered) route.
+    pub(super) request_timeout: Duration,
+}
+
+/// Rejects requests that may not or cannot be served, and answers those whose handler panics.
+pub(super) async fn guard(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    match AssertUnwindSafe(guard.serve(request, next)).catch_unwind().await {
+        Ok(Ok(response)) => response,
+        Ok(Err(problem)) => problem.into_response(),
+        Err(panic) => error::panicked(panic.as_ref()),
+    }
+}
+
+impl Guard {
+    async fn serve(&self, mut request: Request, next: Next) -> Result<Response, Problem> {
+        let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+        let (access, kind) = self.access.required(path, request.method());
+        request.extensions_mut().insert(Arc::clone(&self.limits));
+        if kind == RouteKind::Operational {
+            self.auth.authenticate(&mut request, access).await?;
+            return Ok(next.run(request).await);
+        }
+        let in_flight = self.admission.enter(&request)?;
+        if kind == RouteKind::Buffered {
+            self.admission.check_wait(&request)?;
+        }
+        self.auth.authenticate(&mut request, access).await?;
+        self.admission.check_rate(&request)?;
+        let response = if kind == RouteKind::Buffered {
+            let response = timeout(self.request_timeout, self.serve_buffered(request, next)).await;
+            response.map_err(|_| Problem::timeout(self.request_timeout))??
+        } else {
+            request.extensions_mut().insert(Arc::clone(&self.body_memory));
+            next.run(request).await
+        };
+        Ok(body_limits::hold_until_sent(in_flight, response))
+    }
+
+    /// Reads the body before the request competes for a permit, so that slow clients hold no permits. After
+    /// `request_timeout`, the request is dropped: its open transactions roll back. Work that must not be interrupted runs
+    /// in tasks of the service and continues.
+    async fn serve_buffered(&self, request: Request, next: Next) -> Result<Response, Problem> {
+        let (mut request, _reservation) = Arc::clone(&self.body_memory).buffer(request).await?;
+        let permit = self.admission.permit().await?;
+        request.extensions_mut().insert(permit.clone());
+        let response = next.run(request).await;
+        drop(permit);
+        Ok(response)
+    }
+}
