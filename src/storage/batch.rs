@@ -5,9 +5,11 @@
 //! themselves. A second task for the same kind made both slower, because each got half of a batch.
 
 use super::StoreError;
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
@@ -55,11 +57,20 @@ where
         let of_batches = Arc::clone(&run_alone);
         tokio::spawn(async move {
             let mut queued: Vec<Queued<Q, A>> = Vec::with_capacity(max);
-            while requests.recv_many(&mut queued, max).await > 0 {
+            while let Some(first) = requests.recv().await {
+                // The runtime runs a woken task before the tasks that are ready already. Without this, most batches would
+                // consist of one request, although more have arrived.
+                tokio::task::yield_now().await;
+                queued.push(first);
+                while queued.len() < max
+                    && let Ok(next) = requests.try_recv()
+                {
+                    queued.push(next);
+                }
                 let (batch, channels): (Vec<Q>, Vec<_>) =
                     queued.drain(..).map(|queued| (queued.request, queued.result)).unzip();
-                // In a task of its own, so that a panic ends the batch and not the queue.
-                let Ok(results) = tokio::spawn(run(batch)).await else { continue };
+                // A panic ends the batch and not the queue.
+                let Ok(results) = AssertUnwindSafe(run(batch)).catch_unwind().await else { continue };
                 for ((request, result), channel) in results.into_iter().zip(channels) {
                     // A client that has disconnected needs no result.
                     if let Some(result) = result {
