@@ -89,7 +89,7 @@ section! {
         /// Per API key, or for all requests together if there are no keys; 0 means no limit.
         requests_per_second: u32 = 0,
         request_burst: u32 = 0,
-        max_requests_in_flight: usize = 512,
+        max_requests_in_flight: usize = 2048,
         /// Does not count requests whose body is incomplete or that wait for a model. 0 means 64 per core.
         max_concurrent_requests: usize = 0,
         #[serde(with = "duration")]

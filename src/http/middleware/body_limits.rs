@@ -19,7 +19,7 @@ use tokio::time::timeout;
 /// Bodies up to this size usually arrive with the headers. They need no reservation, because the limit of requests in
 /// flight bounds their memory; so large bodies never keep small ones out. If such a request is rejected, its
 /// connection can be reused. For larger bodies it is closed instead of draining the body.
-const SMALL: usize = 64 * 1024;
+const SMALL: usize = 16 * 1024;
 
 /// The memory for large request bodies (`limits.max_body_bytes_in_flight`).
 #[derive(Debug)]

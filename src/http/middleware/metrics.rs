@@ -29,6 +29,8 @@ type Handles = HashMap<(&'static str, StatusCode), (Counter, Histogram)>;
 pub struct HttpMetrics {
     recorder: Arc<dyn Recorder + Send + Sync>,
     handles: Arc<RwLock<HashMap<String, Handles>>>,
+    /// The counters of rejections by limit.
+    rejections: Arc<Mutex<BTreeMap<&'static str, Counter>>>,
     /// Numbers of rejections by limit that are not logged yet.
     unreported: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
@@ -52,7 +54,7 @@ impl HttpMetrics {
             );
             describe_counter!(REJECTED, "Rejected requests by the limit that they exceeded");
         });
-        Self { recorder, handles: Arc::default(), unreported: Arc::default() }
+        Self { recorder, handles: Arc::default(), rejections: Arc::default(), unreported: Arc::default() }
     }
 
     /// Starts the measurement of a request.
@@ -70,9 +72,7 @@ impl HttpMetrics {
         duration.record(measurement.started_at.elapsed());
         requests.increment(1);
         if let Some(ExceededLimit { limit, is_overload }) = response.extensions().get().copied() {
-            metrics::with_local_recorder(&*self.recorder, || {
-                counter!(REJECTED, "limit" => limit).increment(1);
-            });
+            self.rejections(limit).increment(1);
             if is_overload {
                 self.log_throttled(limit);
             }
@@ -96,6 +96,14 @@ impl HttpMetrics {
         let mut known = self.handles.write().unwrap_or_else(PoisonError::into_inner);
         known.entry(route.to_owned()).or_default().insert((method, status), handles.clone());
         handles
+    }
+
+    /// Returns the counter of the rejections by a limit, which is kept as those of a route.
+    fn rejections(&self, limit: &'static str) -> Counter {
+        let mut known = self.rejections.lock().unwrap_or_else(PoisonError::into_inner);
+        let register =
+            || metrics::with_local_recorder(&*self.recorder, || counter!(REJECTED, "limit" => limit));
+        known.entry(limit).or_insert_with(register).clone()
     }
 
     /// Counts a rejection. The first one after a pause starts a task that logs all of them after the interval.
