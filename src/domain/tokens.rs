@@ -44,6 +44,10 @@ impl Default for Tokenizer {
 impl Tokenizer {
     /// Multiplies a count of [`ENCODING`] with the factor and rounds up.
     pub fn scale(self, tokens: i64) -> i64 {
+        // Each message of a context is scaled, and a division of 128 bits takes as long as copying the message.
+        if self.thousandths == 1000 {
+            return tokens.max(0);
+        }
         let scaled = i128::from(tokens.max(0)) * i128::from(self.thousandths);
         i64::try_from((scaled + 999) / 1000).unwrap_or(i64::MAX)
     }

@@ -226,15 +226,15 @@ impl MemoryService {
         let mut coverage = self.plan_coverage(session.as_ref(), tail.metadata(), &report);
         let omitted = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
         let metadata = tail.metadata().get(omitted..).unwrap_or_default();
-        let mut history = options.format.render_messages(&tail, omitted).map_err(invalid_message)?;
         // The message of the request is rendered as if it were stored.
-        let user_message = options.user_message.map_or_else(Tail::default, |message| {
+        let new_tail = options.user_message.map_or_else(Tail::default, |message| {
             let metadata = MessageMetadata::new(&message, tokens::count_message(&message));
             let json = message.json().to_owned();
             let seq = coverage.last_seq + 1;
             Tail::new(seq, vec![ContextMessage { seq, metadata, json }])
         });
-        let user_message = options.format.render_messages(&user_message, 0).map_err(invalid_message)?.pop();
+        let mut history = options.format.render_messages(&tail, omitted).map_err(invalid_message)?;
+        let user_message = options.format.render_messages(&new_tail, 0).map_err(invalid_message)?.pop();
         let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref());
         if let Some(max_tokens) = options.max_tokens {
             let first = costs.first_within_budget(metadata, max_tokens)?;

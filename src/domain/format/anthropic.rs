@@ -79,13 +79,13 @@ impl ContentBlock {
     }
 }
 
-pub(super) fn render_message(
+pub(super) fn render_message<'t>(
     seq: i64,
     metadata: &MessageMetadata,
-    json: &str,
+    json: &'t str,
     missing: &MissingHalves,
     ids: &mut CallIds,
-) -> Result<RenderedMessage<'static>, Vec<FieldError>> {
+) -> Result<RenderedMessage<'t>, Vec<FieldError>> {
     let mut rendered = RenderedMessage::default();
     if let (true, Some(id)) = (missing.call, metadata.result_of.as_deref()) {
         let id = ids.assign(id, seq);

@@ -2,6 +2,7 @@
 
 use super::super::tokens::Tokenizer;
 use super::tool_pairing::MissingHalves;
+use smallvec::SmallVec;
 use std::borrow::Cow;
 
 /// The two roles between which the formats distinguish in a list; results of tool calls belong to the user.
@@ -22,7 +23,8 @@ pub(super) struct RenderedItem<'t> {
 /// A message of the history in a provider's format, together with inserted halves of tool calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RenderedMessage<'t> {
-    pub(super) items: Vec<RenderedItem<'t>>,
+    /// Usually one, which needs no allocation.
+    pub(super) items: SmallVec<[RenderedItem<'t>; 1]>,
     /// Tokens of all items.
     pub tokens: i64,
     /// Additional tokens if the list begins with this message.
