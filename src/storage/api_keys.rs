@@ -63,12 +63,23 @@ impl Store {
 
     /// Returns the keys of one tenant or of all, oldest first, including revoked keys.
     pub async fn api_keys(&self, tenant: Option<&TenantId>) -> Result<Vec<KeyRecord>, StoreError> {
-        const SELECT_API_KEYS: &str = concat!(
-            "SELECT ",
-            api_key_columns!(),
-            " FROM api_keys WHERE $1 IS NULL OR tenant_id = $1 ORDER BY created_at, key_id"
-        );
-        let statement = self.global_statement(SELECT_API_KEYS).bind(tenant.map(TenantId::as_str));
+        macro_rules! select_api_keys {
+            ($condition:literal) => {
+                concat!(
+                    "SELECT ",
+                    api_key_columns!(),
+                    " FROM api_keys ",
+                    $condition,
+                    " ORDER BY created_at, key_id"
+                )
+            };
+        }
+        const SELECT_API_KEYS: &str = select_api_keys!("");
+        const SELECT_API_KEYS_OF_TENANT: &str = select_api_keys!("WHERE tenant_id = $1");
+        let statement = match tenant {
+            None => self.global_statement(SELECT_API_KEYS),
+            Some(tenant) => self.global_statement(SELECT_API_KEYS_OF_TENANT).bind(tenant.as_str()),
+        };
         statement.read_all().await?.iter().map(rows::api_key).collect()
     }
 

@@ -12,11 +12,13 @@ type Source = (i64, &'static str, &'static str);
 const POSTGRES: &[Source] = &[
     (1, "initial", include_str!("../../migrations/postgres/0001_initial.sql")),
     (2, "batches", include_str!("../../migrations/postgres/0002_batches.sql")),
+    (3, "bounded reads", include_str!("../../migrations/postgres/0003_bounded_reads.sql")),
 ];
 
 const SQLITE: &[Source] = &[
     (1, "initial", include_str!("../../migrations/sqlite/0001_initial.sql")),
     (2, "batches", include_str!("../../migrations/sqlite/0002_batches.sql")),
+    (3, "bounded reads", include_str!("../../migrations/sqlite/0003_bounded_reads.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {
