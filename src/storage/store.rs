@@ -180,12 +180,13 @@ impl Store {
         range: MessageRange,
     ) -> Result<Vec<StoredMessage>, StoreError> {
         /// Sums the sizes first, so that no text is read in vain. There is a single upper bound of `seq`: with two of
-        /// them, the database uses the wrong one for the index and reads the rest of the history.
+        /// them, the database uses the wrong one for the index and reads the rest of the history. It is a scalar subquery
+        /// because row-level security keeps Postgres from using `coalesce` for the index.
         macro_rules! select_message_range {
             ($least:literal) => {
                 concat!(
                     "SELECT seq, created_at, message FROM messages
-                    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= ",
+                    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= (SELECT ",
                     $least,
                     "($4, coalesce((
                         SELECT max(seq) FROM (
@@ -195,7 +196,7 @@ impl Store {
                                 ORDER BY seq LIMIT $5
                             ) AS sizes
                         ) AS sums WHERE bytes <= $6
-                    ), $3 + 1))
+                    ), $3 + 1)))
                     ORDER BY seq"
                 )
             };
