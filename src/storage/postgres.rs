@@ -133,6 +133,33 @@ impl Postgres {
             .await
     }
 
+    /// Reads all rows, as [`Self::read_all`]. The plan does not sort all rows; sorting rows with the same first key is possible.
+    pub(super) async fn read_all_in_index_order(
+        &self,
+        tenant: &TenantId,
+        query: Query<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        const DISABLE_SORT: &str = "SELECT set_config('enable_sort', 'off', true)";
+        self.read_all_with_settings(tenant, DISABLE_SORT, query).await
+    }
+
+    /// Reads all rows under planner settings of the transaction.
+    async fn read_all_with_settings(
+        &self,
+        tenant: &TenantId,
+        settings: &'static str,
+        query: Query<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let begin = begin(tenant);
+        self.pool
+            .with_connection(async |connection| {
+                let mut transaction = connection.begin_with(begin).await?;
+                sqlx::query(settings).execute(&mut *transaction).await?;
+                query.fetch_all(&mut *transaction).await
+            })
+            .await
+    }
+
     /// Reads at most one row, as [`Self::read_all`].
     pub(super) async fn read(
         &self,

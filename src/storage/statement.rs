@@ -139,6 +139,18 @@ impl StoreStatement<'_> {
         })
     }
 
+    /// Reads all rows of a statement that sorts and has a limit. On Postgres, the rows must come sorted from an index, at
+    /// least by their first sort key. Otherwise, a plan for an average tenant reads and sorts all rows of a large one.
+    pub(super) async fn read_all_in_index_order(self) -> Result<Vec<AnyRow>, StoreError> {
+        match self {
+            Self::Postgres { on: (database, Some(tenant)), query } => {
+                let rows = Box::pin(database.read_all_in_index_order(tenant, query)).await?;
+                Ok(rows.into_iter().map(AnyRow::Postgres).collect())
+            }
+            other => other.read_all().await,
+        }
+    }
+
     /// Runs a statement that writes at most one row, commits, and returns that row.
     pub(super) async fn write_returning(self) -> Result<Option<AnyRow>, StoreError> {
         Ok(match self {

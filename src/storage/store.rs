@@ -257,7 +257,7 @@ impl Store {
             .bind(after.map(|after| after.session_id.as_str()))
             .bind(limit);
         let statement = if let Some(user) = user { statement.bind(user.as_str()) } else { statement };
-        statement.read_all().await?.iter().map(rows::session).collect()
+        statement.read_all_in_index_order().await?.iter().map(rows::session).collect()
     }
 
     /// Replaces the metadata of a session, a JSON object.

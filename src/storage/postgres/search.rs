@@ -5,7 +5,7 @@
 //! cannot estimate a tsquery that is a parameter, and tends to prefer the index on times. `OFFSET 0` separates finding the
 //! rows from sorting them.
 
-use super::{Postgres, begin};
+use super::Postgres;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
@@ -13,8 +13,8 @@ use crate::storage::rows::message_ref;
 use crate::storage::search::{
     FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
+use sqlx::Row as _;
 use sqlx::postgres::PgRow;
-use sqlx::{Connection as _, Row as _};
 
 const FTS_SYNTAX: FtsSyntax = FtsSyntax { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
 
@@ -109,23 +109,6 @@ const PLAN_INDEX_LOOKUP: &str =
     "SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)";
 
 impl Postgres {
-    /// Executes a statement under planner settings. Returns all rows.
-    async fn fetch_all_with_settings(
-        &self,
-        tenant: &TenantId,
-        settings: &'static str,
-        query: super::Query<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let rows = self.pool.with_connection(async |connection| {
-            let mut transaction = connection.begin_with(begin(tenant)).await?;
-            sqlx::query(settings).execute(&mut *transaction).await?;
-            query.fetch_all(&mut *transaction).await
-        });
-        rows.await
-    }
-}
-
-impl Postgres {
     pub(in crate::storage) async fn term_statistics(
         &self,
         tenant: &TenantId,
@@ -175,7 +158,7 @@ impl Postgres {
             .bind(filter.until_or_max())
             .bind(limit);
         let mut found = vec![Vec::new(); queries.len()];
-        for row in &self.fetch_all_with_settings(tenant, PLAN_INDEX_LOOKUP, query).await? {
+        for row in &self.read_all_with_settings(tenant, PLAN_INDEX_LOOKUP, query).await? {
             let ordinal: i64 = row.try_get("place")?;
             let list = usize::try_from(ordinal - 1).ok().and_then(|index| found.get_mut(index));
             list.ok_or(sqlx::Error::RowNotFound)?.push(message_ref(row)?);
@@ -202,7 +185,7 @@ impl Postgres {
             Some(session) => query.bind(session.as_str()),
             None => query,
         };
-        self.fetch_all_with_settings(tenant, PLAN_INDEX_SCAN, query).await?.iter().map(message_ref).collect()
+        self.read_all_with_settings(tenant, PLAN_INDEX_SCAN, query).await?.iter().map(message_ref).collect()
     }
 
     pub(in crate::storage) async fn fetch_hits(
