@@ -271,20 +271,26 @@ impl Store {
         session: &SessionId,
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
-        /// `t` is the revision to restore.
+        /// `t` is the revision to restore. The tokens up to its cursor follow from the messages between both cursors, so
+        /// that the messages before them are not read.
         macro_rules! restore_summary {
-            () => {
-                "UPDATE sessions AS s SET summary = t.summary, summary_words = t.summary_words,
-                    summary_tokens = t.summary_tokens, cursor_seq = t.cursor_seq,
-                    cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
-                        WHERE tenant_id = $1 AND session_id = $2 AND seq <= t.cursor_seq),
-                    revision = s.revision + 1, failures = 0, retry_at = NULL, last_failure = NULL
-                FROM (
-                    SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
-                    WHERE tenant_id = $1 AND session_id = $2 AND revision = $3
-                    UNION ALL SELECT 0, '', 0, 0 WHERE $3 = 0
-                ) AS t
-                WHERE s.tenant_id = $1 AND s.session_id = $2"
+            ($least:literal, $greatest:literal) => {
+                concat!(
+                    "UPDATE sessions AS s SET summary = t.summary, summary_words = t.summary_words,
+                        summary_tokens = t.summary_tokens, cursor_seq = t.cursor_seq,
+                        cursor_tokens = s.cursor_tokens + (
+                            SELECT coalesce(sum(CASE WHEN seq > s.cursor_seq THEN tokens ELSE -tokens END), 0) FROM messages
+                            WHERE tenant_id = $1 AND session_id = $2 AND seq > ", $least, "(s.cursor_seq, t.cursor_seq)
+                                AND seq <= ", $greatest, "(s.cursor_seq, t.cursor_seq)
+                        ),
+                        revision = s.revision + 1, failures = 0, retry_at = NULL, last_failure = NULL
+                    FROM (
+                        SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
+                        WHERE tenant_id = $1 AND session_id = $2 AND revision = $3
+                        UNION ALL SELECT 0, '', 0, 0 WHERE $3 = 0
+                    ) AS t
+                    WHERE s.tenant_id = $1 AND s.session_id = $2"
+                )
             };
         }
         macro_rules! insert_restored_revision {
@@ -300,12 +306,12 @@ impl Store {
         const RESTORE_REVISION: Sql = Sql {
             postgres: concat!(
                 "WITH session AS (",
-                restore_summary!(),
+                restore_summary!("least", "greatest"),
                 " RETURNING s.revision AS new_revision, s.cursor_seq, s.summary, s.summary_words, s.summary_tokens) ",
                 insert_restored_revision!("new_revision", "now()", " FROM session")
             ),
             sqlite: concat!(
-                restore_summary!(),
+                restore_summary!("min", "max"),
                 ";",
                 insert_restored_revision!(
                     "revision",

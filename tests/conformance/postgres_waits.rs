@@ -138,7 +138,8 @@ async fn restore_blocked_by_erasure_restores_nothing() {
 async fn restore_blocked_by_commit_follows_it() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
-    let commit = "UPDATE sessions SET revision = 2, cursor_seq = 5, summary = 'five';
+    let commit = "UPDATE sessions SET revision = 2, cursor_seq = 5, summary = 'five',
+            cursor_tokens = (SELECT sum(tokens) FROM messages WHERE seq <= 5);
         INSERT INTO revisions SELECT tenant_id, session_id, 2, kind, 3, 5, 5, 'five', summary_words, summary_tokens,
             added, meta, source, created_at FROM revisions WHERE revision = 1";
     let restored = scene.meet(commit, demo.restore(1)).await.unwrap();
