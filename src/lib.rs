@@ -14,6 +14,10 @@
 //! - [`cli`]: the command line.
 //! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it.
 
+// Files that unit tests share with integration tests name the crate by its name.
+#[cfg(test)]
+extern crate self as precis;
+
 pub mod app;
 pub mod blocking;
 pub mod cli;

@@ -32,4 +32,5 @@ mod token_usage;
 mod support {
     pub(crate) mod backend;
     pub(crate) mod postgres;
+    pub(crate) mod store_calls;
 }

@@ -1,0 +1,530 @@
+//! Calls of every method of the store, and a database that they need: one long session, many short ones, and many users,
+//! tenants and API keys. The work of a call must not grow with the size of the database.
+//!
+//! `tests/conformance/postgres_plans.rs` measures the work on Postgres and `src/storage/sqlite/tests/plans.rs` on SQLite.
+#![cfg(test)]
+
+use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
+use precis::domain::exchange::{Exchange, IdempotencyKey};
+use precis::domain::export_format::{ImportedMessage, ImportedSession};
+use precis::domain::id::{SessionId, TenantId, UserId};
+use precis::domain::message::{Message, Role};
+use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
+use precis::domain::session::{Session, Summary};
+use precis::storage::search::{MessageRef, SearchFilter};
+use precis::storage::{
+    AppendOutcome, AppendRequest, ImportOutcome, LeaseCondition, MessageQuery, MessageRange, NewApiKey,
+    NewMemoryDocument, NewRevision, RowBatch, SessionPosition, Store,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use time::OffsetDateTime;
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+/// The calls, and the number of results that each of them has.
+pub(crate) const CALLS: &[(&str, usize)] = &[
+    ("append_exchange", 2),
+    ("append_exchange, new session", 2),
+    // Every exchange of 64 messages deletes expired keys.
+    ("append_exchange, new key", 64),
+    ("append_exchange, known key", 1),
+    ("load_context", 200),
+    ("session_head", 1),
+    ("context_messages", 3),
+    ("messages", 50),
+    ("messages, newest first", 50),
+    ("message_metadata", 50),
+    ("message_range", 50),
+    ("session", 1),
+    ("sessions", 51),
+    ("sessions, last page", 51),
+    ("sessions of a user", 51),
+    ("sessions of a user, last page", 51),
+    ("set_metadata", 1),
+    ("erase_session", 1),
+    ("erase_user", 1),
+    ("take_lease, commit_revision", 1),
+    ("take_lease, record_failure", 1),
+    ("restore_revision", 1),
+    ("revisions", 20),
+    ("add_token_usage", 0),
+    ("tokens_used_today", 1),
+    ("memory_document", 1),
+    ("write_memory_document", 1),
+    ("write_memory_document, expected version", 1),
+    ("memory_revisions", 20),
+    ("create_api_key", 1),
+    ("api_key", 0),
+    ("api_keys of a tenant", 0),
+    ("revoke_api_key", 0),
+    ("any_api_key", 1),
+    ("import_session", 1),
+    ("term_statistics", 1000),
+    ("term_statistics of a session", 1000),
+    ("lookup_terms", 20),
+    ("lookup_terms of a session", 20),
+    ("scan_recent", 50),
+    ("scan_recent of a session", 50),
+    ("scan_recent without match", 0),
+    ("scan_recent without match in a session", 0),
+    ("fetch_hits", 20),
+    ("fetch_hits of a user", 20),
+    ("fetch_neighbours", 40),
+    ("index_pending_for", 1),
+    ("index_pending_for a session", 1),
+    ("index_batch", 1),
+    ("next_reindex_range", 1),
+    ("reindex_messages", 1),
+];
+
+/// Methods without a call, and the reason.
+const NOT_CALLED: [(&str, &str); 6] = [
+    ("migrate", "runs once, before there is data, or as long as a migration needs"),
+    ("check_ready", "reads no table of data"),
+    ("close", "runs no statement"),
+    ("disable_index", "writes one row of a table with one row"),
+    ("start_reindex", "lists all sessions, for `precis reindex`"),
+    ("index_state", "counts the sessions that `precis reindex` has to index, when a process starts"),
+];
+
+#[test]
+fn each_method_of_the_store_is_called_on_large_tables() {
+    let calls = include_str!("store_calls.rs");
+    let mut methods = 0;
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/storage")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(path).unwrap();
+            let blocks = text.split("impl Store {").skip(1).filter_map(|rest| rest.split("\n}\n").next());
+            for method in blocks.flat_map(|block| block.split("    pub async fn ").skip(1)) {
+                let name = method.split('(').next().unwrap();
+                let is_exempt = NOT_CALLED.iter().any(|(exempt, _)| *exempt == name);
+                assert!(is_exempt || calls.contains(&format!(".{name}(")), "{name} is not called");
+                methods += 1;
+            }
+        }
+    }
+    assert!(methods > 40, "{methods} methods were found");
+}
+
+/// Fills the tables. `n` is a table with the numbers up to 9 N. The session `demo` gets 9 N messages and N revisions, the user
+/// `u1` N versions of a memory document; there are N sessions of one message, a minute apart, N users and N other tenants.
+///
+/// N must be a multiple of 256, the number of messages that are moved into FTS5 together.
+const FILL: &str = "\
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour, incarnation)
+    SELECT 'default', 's' || n, CASE WHEN n <= SIZE THEN 'u2' ELSE 'u1' END, '{}', 1, 1, TIME[NOW - n * 60000000]TIME,
+        TIME[NOW - n * 60000000]TIME, (NOW - n * 60000000) / 3600000000, UUID
+    FROM n WHERE n <= SIZE + 100;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary,
+        revision, created_at, updated_at, activity_hour, incarnation)
+    SELECT 'default', 'demo', 'u1', '{}', 9 * SIZE, 9 * SIZE, 9 * SIZE - 300, 9 * SIZE - 300, 'x', SIZE, TIME[NOW]TIME,
+        TIME[NOW]TIME, NOW / 3600000000, UUID FROM n WHERE n = 1;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour, incarnation)
+    SELECT 't' || n, 'demo', 'u1', '{}', 1, 1, TIME[NOW]TIME, TIME[NOW]TIME, NOW / 3600000000, UUID FROM n WHERE n <= SIZE;
+    INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
+    SELECT 'default', 'demo', n, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', TIME[NOW]TIME FROM n;
+    INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
+    SELECT tenant_id, session_id, 1, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', created_at
+    FROM sessions WHERE last_seq = 1;
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT tenant_id, session_id, 1, created_at, LEXEMES[tenant_id || 'common ' || tenant_id || 'other']LEXEMES
+    FROM sessions WHERE last_seq = 1 AND tenant_id <> 'default';
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT tenant_id, session_id, 1, created_at, LEXEMES['TAGcommon TAGother']LEXEMES
+    FROM sessions WHERE last_seq = 1 AND tenant_id = 'default';
+    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+    SELECT 'default', 'demo', n, TIME[NOW]TIME, LEXEMES['TAGcommon TAGfew' || (n / 20) || ' OF_SESSION OF_USER']LEXEMES
+    FROM n;
+    INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+    SELECT 't' || n, 'demo', 1, 1, 40, TIME[NOW - n * 1000]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO search_reindex (tenant_id, session_id, through_seq)
+    SELECT 'default', 's' || n, 1 FROM n WHERE n <= SIZE;
+    INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
+        created_at)
+    SELECT 'default', 'demo', n, 'consolidation', CASE WHEN n < 40 THEN 0 ELSE 9 * n - 300 END, 'x', 1, 1, 'x', TIME[NOW]TIME
+    FROM n WHERE n <= SIZE;
+    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
+    SELECT 'default', 'demo', 'k' || n, HASH, n, n, TIME[NOW]TIME FROM n;
+    INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
+        created_at)
+    SELECT 'default', 's' || n, 1, 'consolidation', 0, 'x', 1, 1, 'x', TIME[NOW]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
+    SELECT 'default', 's' || n, 'k', HASH, 1, 1, TIME[NOW]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at, incarnation)
+    SELECT 'default', 'u' || n, CASE WHEN n = 1 THEN SIZE ELSE 1 END, 'x', 1, 1, TIME[NOW]TIME, UUID FROM n WHERE n <= SIZE;
+    INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
+    SELECT 'default', 'u1', n, 'x', 1, 1, TIME[NOW]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
+    SELECT 'default', 'u' || n, 1, 'x', 1, 1, TIME[NOW]TIME FROM n WHERE n > 1 AND n <= SIZE;
+    INSERT INTO token_usage (tenant_id, day, tokens) SELECT 'default', n, 1 FROM n WHERE n <= SIZE;
+    INSERT INTO token_usage (tenant_id, day, tokens) SELECT 'default', NOW / 86400000000, 1 FROM n WHERE n = 1;
+    INSERT INTO api_keys (key_id, tenant_id, name, scope, hash, created_at)
+    SELECT 'k' || n, 't' || n, NULL, 'read', HASH, TIME[NOW]TIME FROM n WHERE n <= SIZE";
+
+/// The parts of [`fill`] that differ between the databases.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dialect {
+    /// A query that returns the column `n` with the numbers up to 9 N.
+    pub(crate) numbers: &'static str,
+    /// The text before and after a number of microseconds that becomes a time.
+    pub(crate) time: (&'static str, &'static str),
+    /// The text before and after lexemes.
+    pub(crate) lexemes: (&'static str, &'static str),
+    /// A random UUID.
+    pub(crate) uuid: &'static str,
+    /// Any 32 bytes.
+    pub(crate) hash: &'static str,
+}
+
+/// Returns statements that fill an empty database for [`call`] with N = `size`.
+pub(crate) fn fill(dialect: Dialect, size: i64) -> String {
+    let statements = format!("CREATE TEMP TABLE n AS {}; {FILL}; DROP TABLE n", dialect.numbers);
+    let tag = lexemes::tenant_prefix(&TenantId::default());
+    let now = OffsetDateTime::now_utc().unix_timestamp() * 1_000_000;
+    statements
+        .replace("]TIME", dialect.time.1)
+        .replace("TIME[", dialect.time.0)
+        .replace("]LEXEMES", dialect.lexemes.1)
+        .replace("LEXEMES[", dialect.lexemes.0)
+        .replace("UUID", dialect.uuid)
+        .replace("HASH", dialect.hash)
+        .replace("OF_SESSION", &lexemes::session_lexeme(&tag, &session("demo")))
+        .replace("OF_USER", &lexemes::user_lexeme(&tag, &user("u1")))
+        .replace("TAG", &tag)
+        .replace("SIZE", &size.to_string())
+        .replace("NOW", &now.to_string())
+}
+
+fn session(id: &str) -> SessionId {
+    SessionId::new(id).unwrap()
+}
+
+fn user(id: &str) -> UserId {
+    UserId::new(id).unwrap()
+}
+
+/// Returns a number that no other call gets.
+fn unused_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn exchange(messages: usize) -> Exchange {
+    let messages = vec![(Message::text(Role::User, "hello"), 1); messages];
+    Exchange { messages, user_id: None, metadata: None }
+}
+
+fn probe(term: &str) -> TermQuery {
+    TermQuery(vec![vec![TermPattern::exact(term)]])
+}
+
+/// The store under test with N, and the ids that the calls use.
+struct Calls<'s> {
+    store: &'s Store,
+    size: i64,
+    tenant: TenantId,
+    session: SessionId,
+    user: UserId,
+}
+
+/// Runs a call of [`CALLS`] on a store that was filled with N = `size`. Returns the number of results. The calls do not
+/// depend on each other, and can be repeated.
+pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
+    let (tenant, session, user) = (TenantId::default(), session("demo"), user("u1"));
+    let calls = Calls { store, size, tenant, session, user };
+    let (method, variant) = what.split_once([' ', ',']).unwrap_or((what, ""));
+    match method {
+        "append_exchange" => calls.append(variant.trim()).await,
+        "load_context" | "session_head" | "context_messages" => calls.context(what).await,
+        "messages" | "message_metadata" | "message_range" => calls.history(what).await,
+        "session" | "sessions" | "set_metadata" => calls.sessions(what).await,
+        "erase_session" | "erase_user" => calls.erase(what).await,
+        "take_lease" | "restore_revision" | "revisions" => calls.consolidation(what).await,
+        "add_token_usage" | "tokens_used_today" => calls.token_usage(what).await,
+        "memory_document" | "write_memory_document" | "memory_revisions" => calls.memory(what).await,
+        "create_api_key" | "api_key" | "api_keys" | "revoke_api_key" | "any_api_key" => {
+            calls.keys(what).await
+        }
+        "import_session" => calls.import().await,
+        "index_pending_for" | "index_batch" | "next_reindex_range" | "reindex_messages" => {
+            calls.index(what).await
+        }
+        _ => calls.search(method, what).await,
+    }
+}
+
+impl Calls<'_> {
+    async fn say(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        exchange: Exchange,
+        key: Option<&str>,
+    ) -> usize {
+        let key = key.map(|key| IdempotencyKey { key: key.to_owned(), fingerprint: exchange.fingerprint() });
+        let request = AppendRequest::new(tenant, session, exchange, key);
+        match self.store.append_exchange(request).await.unwrap() {
+            AppendOutcome::Appended(stored) => {
+                usize::try_from(stored.last_seq - stored.first_seq + 1).unwrap()
+            }
+            AppendOutcome::KeyReused => 1,
+            AppendOutcome::UserMismatch => 0,
+        }
+    }
+
+    async fn append(&self, variant: &str) -> usize {
+        let number = unused_number();
+        let (session, messages, key) = match variant {
+            "" => (self.session.clone(), 2, None),
+            "new session" => (session(&format!("new{number}")), 2, None),
+            "new key" => (self.session.clone(), 64, Some(format!("new{number}"))),
+            "known key" => (self.session.clone(), 2, Some("k1".to_owned())),
+            other => panic!("{other}"),
+        };
+        self.say(&self.tenant, &session, exchange(messages), key.as_deref()).await
+    }
+
+    async fn context(&self, what: &str) -> usize {
+        let Self { store, tenant, session, user, .. } = self;
+        if what == "load_context" {
+            return store.load_context(tenant, session, user, 200).await.unwrap().tail.len();
+        }
+        let Some(head) = store.session_head(tenant, session).await.unwrap() else { return 0 };
+        if what == "session_head" {
+            return usize::from(head.memory.is_some());
+        }
+        let (after, through) = (head.last_seq - 3, head.last_seq);
+        store.context_messages(tenant, session, head.incarnation, after, through).await.unwrap().len()
+    }
+
+    async fn history(&self, what: &str) -> usize {
+        let Self { store, tenant, session, size, .. } = self;
+        let page = MessageQuery { after_seq: 4 * size, before_seq: i64::MAX, descending: false, limit: 50 };
+        let messages =
+            async |page| store.messages(tenant, session, page).await.unwrap().map_or(0, |page| page.len());
+        match what {
+            "messages" => messages(page).await,
+            "messages, newest first" => messages(MessageQuery { descending: true, ..page }).await,
+            "message_metadata" => store.message_metadata(tenant, session, 4 * size, 50).await.unwrap().len(),
+            "message_range" => {
+                let range =
+                    MessageRange { after_seq: 4 * size, last_seq: 9 * size, limit: 50, max_bytes: 1 << 20 };
+                store.message_range(tenant, session, range).await.unwrap().len()
+            }
+            other => panic!("{other}"),
+        }
+    }
+
+    async fn sessions(&self, what: &str) -> usize {
+        let Self { store, tenant, user, .. } = self;
+        let last_page = SessionPosition {
+            updated_at: OffsetDateTime::now_utc() - time::Duration::minutes(self.size + 20),
+            session_id: session("x"),
+        };
+        let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();
+        match what {
+            "session" => usize::from(store.session(tenant, &self.session).await.unwrap().is_some()),
+            "sessions" => sessions(None, None).await,
+            "sessions, last page" => sessions(None, Some(&last_page)).await,
+            "sessions of a user" => sessions(Some(user), None).await,
+            "sessions of a user, last page" => sessions(Some(user), Some(&last_page)).await,
+            "set_metadata" => {
+                usize::from(store.set_metadata(tenant, &self.session, "{}").await.unwrap().is_some())
+            }
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Erases a session or a user with messages in the index, pending messages and a memory document.
+    async fn erase(&self, what: &str) -> usize {
+        let (store, tenant) = (self.store, &self.tenant);
+        let (session, user) =
+            (session(&format!("erased{}", unused_number())), user(&format!("erased{}", unused_number())));
+        let exchange = || Exchange { user_id: Some(user.clone()), ..exchange(2) };
+        self.say(tenant, &session, exchange(), Some("k")).await;
+        store.index_pending_for(tenant, Some(&session)).await.unwrap();
+        self.say(tenant, &session, exchange(), None).await;
+        let document = NewMemoryDocument { content: "x", words: 1, tokens: 1 };
+        store.write_memory_document(tenant, &user, document, None).await.unwrap();
+        usize::from(match what {
+            "erase_session" => store.erase_session(tenant, &session).await.unwrap(),
+            _ => store.erase_user(tenant, &user).await.unwrap(),
+        })
+    }
+
+    async fn consolidation(&self, what: &str) -> usize {
+        let Self { store, tenant, session, .. } = self;
+        let (token, ttl) = (Uuid::new_v4(), Duration::from_mins(1));
+        let lease =
+            async || store.take_lease(tenant, session, token, LeaseCondition::Force, ttl).await.unwrap();
+        match what {
+            "take_lease, commit_revision" => {
+                let Some(state) = lease().await else { return 0 };
+                assert!(store.renew_lease(tenant, session, token, ttl).await.unwrap());
+                let revision = next_revision(&state);
+                let committed = store.commit_revision(tenant, session, token, &revision).await.unwrap();
+                store.release_lease(tenant, session, token).await.unwrap();
+                usize::from(committed.is_some())
+            }
+            "take_lease, record_failure" => {
+                lease().await;
+                let failure = store.record_failure(tenant, session, token, ttl, "reason").await;
+                usize::from(failure.unwrap().is_some())
+            }
+            "restore_revision" => {
+                let revision =
+                    store.session(tenant, session).await.unwrap().map_or(0, |session| session.revision);
+                usize::from(store.restore_revision(tenant, session, revision - 1).await.unwrap().is_some())
+            }
+            "revisions" => store
+                .revisions(tenant, session, self.size / 2, 20)
+                .await
+                .unwrap()
+                .map_or(0, |revisions| revisions.len()),
+            other => panic!("{other}"),
+        }
+    }
+
+    async fn token_usage(&self, what: &str) -> usize {
+        if what == "add_token_usage" {
+            self.store.add_token_usage(&self.tenant, 1).await.unwrap();
+            return 0;
+        }
+        usize::from(self.store.tokens_used_today(&self.tenant).await.unwrap() > 0)
+    }
+
+    async fn memory(&self, what: &str) -> usize {
+        let Self { store, tenant, user, .. } = self;
+        let version = store.memory_document(tenant, user).await.unwrap().map(|document| document.version);
+        let new = NewMemoryDocument { content: "x", words: 1, tokens: 1 };
+        let written = match what {
+            "memory_document" => return usize::from(version.is_some()),
+            "memory_revisions" => {
+                return store.memory_revisions(tenant, user, self.size / 2, 20).await.unwrap().len();
+            }
+            "write_memory_document" => store.write_memory_document(tenant, user, new, None).await,
+            _ => store.write_memory_document(tenant, user, new, version).await,
+        };
+        usize::from(written.unwrap().is_some())
+    }
+
+    /// Lists, reads and revokes an unknown key.
+    async fn keys(&self, what: &str) -> usize {
+        let (store, number) = (self.store, unused_number());
+        let mut random = [0; RANDOM_BYTES];
+        random[..8].copy_from_slice(&number.to_le_bytes());
+        let (key, tenant) = (ApiKey::new(&random), TenantId::new(format!("new{number}")).unwrap());
+        match what {
+            "create_api_key" => {
+                let (id, hash, scope) = (key.id().clone(), key.hash(), Scope::Read);
+                let new = NewApiKey { id, hash, tenant, name: None, scope };
+                usize::from(store.create_api_key(&new).await.unwrap().is_some())
+            }
+            "api_key" => usize::from(store.api_key(key.id()).await.unwrap().is_some()),
+            "api_keys of a tenant" => store.api_keys(Some(&tenant)).await.unwrap().len(),
+            "revoke_api_key" => usize::from(store.revoke_api_key(key.id()).await.unwrap()),
+            "any_api_key" => usize::from(store.any_api_key().await.unwrap()),
+            other => panic!("{other}"),
+        }
+    }
+
+    async fn import(&self) -> usize {
+        let message = |seq| {
+            let (message, created_at) = (Message::text(Role::User, "hello"), None);
+            ImportedMessage { seq, created_at, message, tokens: 1 }
+        };
+        let imported = ImportedSession {
+            user_id: None,
+            metadata: None,
+            times: None,
+            last_seq: 2,
+            tokens: 2,
+            revision: 0,
+            cursor: 1,
+            summary: Summary { text: "x".to_owned(), words: 1, tokens: 1 },
+            fingerprint: String::new(),
+            messages_only: true,
+        };
+        let (sender, batches) = mpsc::channel(1);
+        sender.send(RowBatch { messages: vec![message(1), message(2)], revisions: vec![] }).await.unwrap();
+        drop(sender);
+        let session = session(&format!("imported{}", unused_number()));
+        let outcome = self.store.import_session(&self.tenant, &session, &self.user, &imported, batches).await;
+        usize::from(outcome.unwrap() == ImportOutcome::Imported)
+    }
+
+    async fn search(&self, method: &str, what: &str) -> usize {
+        let Self { store, tenant, session, user, .. } = self;
+        let scope = if what.ends_with("session") { Some(session.clone()) } else { None };
+        let filter = SearchFilter { session: scope, ..SearchFilter::default() };
+        let (common, few) = (probe("common"), probe("few7"));
+        let refs: Vec<MessageRef> = (1..=20)
+            .map(|n| MessageRef {
+                created_at: OffsetDateTime::UNIX_EPOCH,
+                seq: n * self.size / 10,
+                session: session.clone(),
+            })
+            .collect();
+        match method {
+            "term_statistics" => {
+                let sample = store.term_statistics(tenant, &filter, &[common, few], 1000).await.unwrap();
+                usize::try_from(sample.sampled).unwrap()
+            }
+            "lookup_terms" => store.lookup_terms(tenant, &filter, &[few], 100).await.unwrap()[0].len(),
+            "scan_recent" => {
+                let term = if what.contains("without match") { probe("unknown") } else { common };
+                store.scan_recent(tenant, &filter, &term, 4000, 50).await.unwrap().len()
+            }
+            "fetch_hits" => {
+                let user = what.ends_with("user").then_some(user);
+                store.fetch_hits(tenant, user, &refs, i64::MAX).await.unwrap().len()
+            }
+            "fetch_neighbours" => store.fetch_neighbours(tenant, &refs, 1, i64::MAX).await.unwrap().len(),
+            other => panic!("{other}"),
+        }
+    }
+
+    async fn index(&self, what: &str) -> usize {
+        let (store, tenant) = (self.store, &self.tenant);
+        match what {
+            "index_pending_for" | "index_pending_for a session" => {
+                self.say(tenant, &self.session, exchange(2), None).await;
+                let session = what.ends_with("session").then_some(&self.session);
+                store.index_pending_for(tenant, session).await.unwrap();
+                1
+            }
+            "index_batch" => usize::from(store.index_batch().await.unwrap()),
+            _ => {
+                let Some(range) = store.next_reindex_range().await.unwrap() else { return 0 };
+                if what == "reindex_messages" {
+                    let message_ref = MessageRef {
+                        created_at: OffsetDateTime::now_utc(),
+                        seq: range.through_seq,
+                        session: range.session.clone(),
+                    };
+                    let messages = [(message_ref, Message::text(Role::User, "hello"))];
+                    store.reindex_messages(&range, &messages, range.through_seq).await.unwrap();
+                }
+                1
+            }
+        }
+    }
+}
+
+/// Returns a revision that moves the cursor by one message.
+fn next_revision(session: &Session) -> NewRevision {
+    NewRevision {
+        base_revision: session.revision,
+        base_cursor: session.cursor,
+        cursor: session.cursor + 1,
+        range_tokens: 1,
+        summary: Summary { text: "x".to_owned(), words: 1, tokens: 1 },
+        added: "x".to_owned(),
+        provenance: None,
+        meta: None,
+    }
+}
