@@ -2,8 +2,8 @@
 --
 --     wrk … --script scripts/bench.lua URL -- FILE
 --
--- Each line of the file is a path, a tab, and a JSON body; requests are chosen at random. There is no function `response`
--- because wrk would then copy each response for it, which costs more than the request.
+-- Each line of the file is a path, a tab, and a JSON body, or nothing for a GET. Requests are chosen at random. There is no
+-- function `response` because wrk would then copy each response for it, which costs more than the request.
 
 local threads = 0
 
@@ -17,7 +17,8 @@ function init(arguments)
   requests = {}
   for line in io.lines(arguments[1]) do
     local path, body = line:match("^(.-)\t(.*)$")
-    requests[#requests + 1] = wrk.format("POST", path, { ["content-type"] = "application/json" }, body)
+    local method = body == "" and "GET" or "POST"
+    requests[#requests + 1] = wrk.format(method, path, { ["content-type"] = "application/json" }, body)
   end
 end
 

@@ -3,13 +3,17 @@
 import math
 import statistics
 
+import bench_goals
+
 TITLES = {
     "context-20": "Context, tail of 20 messages",
     "context-100": "Context, tail of 100 messages",
     "exchange": "Exchange, random sessions",
     "hot-session": "Exchange, one session",
 }
-NAMES = {"sqlite": "SQLite", "postgres": "Postgres", "pgbench": "pgbench"}
+NAMES = {
+    "sqlite": "SQLite", "postgres": "Postgres", "pgbench": "pgbench", "sqlite-alone": "SQLite, one transaction each",
+}  # fmt: skip
 COLOURS = {"sqlite": "#8a6d1d", "postgres": "#1f5fa8", "pgbench": "#777777"}
 
 # Assumptions of docs/capacity.md.
@@ -48,14 +52,26 @@ class Figures:
         """Returns the highest median rate, and its number of connections."""
         return max((self.median(system, workload, n, "rate"), n) for n in self.connections(system, workload))
 
-    def ratios(self, system, workload, connections):
+    def ratios(self, system, workload, connections, reference="pgbench", reference_connections=None):
+        """Returns the rate in each round relative to another system, with as many connections by default."""
+        others = self.runs[reference, workload, reference_connections or connections]
+        rates = {run["round"]: run["rate"] for run in others}
+        return [run["rate"] / rates[run["round"]] for run in self.runs[system, workload, connections]]
+
+    def ratios_to_best(self, system, workload, connections):
         """Returns the rate in each round relative to the faster run of pgbench in the same round."""
-        best = {}
-        for clients in self.connections("pgbench", workload):
-            for run in self.runs["pgbench", workload, clients]:
-                best[run["round"]] = max(best.get(run["round"], 0), run["rate"])
-        runs = self.runs[system, workload, connections]
-        return [run["rate"] / best[run["round"]] for run in runs if run["round"] in best]
+        ratios = [self.ratios(system, workload, connections, "pgbench", n) for n in self.connections("pgbench", workload)]
+        return [min(of_round) for of_round in zip(*ratios, strict=True)]
+
+    def relative_to_best(self, system, workload):
+        """Returns the median rates of 16 and more connections relative to the highest."""
+        rates = {n: self.median(system, workload, n, "rate") for n in self.connections(system, workload) if n >= 16}
+        return {n: rate / max(rates.values()) for n, rate in rates.items()}
+
+    def long_to_short(self, system, kind):
+        """Returns the p50 of a long session relative to short ones in each round."""
+        short, long = (self.values(system, f"{kind}-{length}", 1, "p50_ms") for length in ("short", "long"))
+        return [b / a for a, b in zip(short, long, strict=True)]
 
 
 def spread(values, digits=0):
@@ -71,23 +87,48 @@ def table(header, rows):
 
 def workload_table(figures, workload):
     rows = []
-    for system in ("sqlite", "postgres", "pgbench"):
+    for system in NAMES:
         for connections in figures.connections(system, workload):
             key = (system, workload, connections)
-            runs = figures.runs[key]
-            rejected = {}
-            for run in runs:
-                for status, count in {**run.get("rejected", {}), "broken": run.get("broken", 0)}.items():
-                    rejected[status] = rejected.get(status, 0) + count
-            rejected = ", ".join(f"{count} × {status}" for status, count in rejected.items() if count) or "0"
-            ratios = [] if system == "pgbench" else figures.ratios(*key)
+            ratio = best = rejected = ""
+            if system in bench_goals.STORES:
+                counts = {}
+                for run in figures.runs[key]:
+                    for status, count in {**run["rejected"], "broken": run["broken"]}.items():
+                        counts[status] = counts.get(status, 0) + count
+                rejected = ", ".join(f"{count} × {status}" for status, count in counts.items() if count) or "0"
+                best = spread(figures.ratios_to_best(*key), 2)
+                if connections in figures.connections("pgbench", workload):
+                    ratio = spread(figures.ratios(*key), 2)
             rows.append([
-                NAMES[system], connections, spread(figures.values(*key, "rate")),
-                spread(ratios, 2) if ratios else "", f"{figures.median(*key, 'p50_ms'):.2f} ms",
-                f"{figures.median(*key, 'p99_ms'):.2f} ms", "" if system == "pgbench" else rejected,
+                NAMES[system], connections, spread(figures.values(*key, "rate")), ratio, best,
+                f"{figures.median(*key, 'p50_ms'):.2f} ms", f"{figures.median(*key, 'p99_ms'):.2f} ms", rejected,
             ])  # fmt: skip
-    header = ["", "connections", "per second", "ratio to pgbench", "p50", "p99", "not accepted"]
+    header = ["", "connections", "per second", "ratio to pgbench", "ratio to its faster run", "p50", "p99", "not accepted"]
     return f"### {TITLES[workload]}\n\n{table(header, rows)}"
+
+
+def connections_table(figures):
+    """Returns the throughput with each number of connections relative to the best."""
+    rows, header = [], []
+    for workload, title in TITLES.items():
+        for system in bench_goals.STORES:
+            relative = figures.relative_to_best(system, workload)
+            header = [f"{n} connections" for n in relative]
+            rows.append([title, NAMES[system], *(f"{value:.2f}" for value in relative.values())])
+    return table(["", "", *header], rows)
+
+
+def reference_table(figures):
+    rows = []
+    for name, system, workload in (
+        ("axum, prepared response of 6 KB", "axum", "prepared"), ("precis, `/livez`", "postgres", "livez"),
+    ):  # fmt: skip
+        for connections in figures.connections(system, workload):
+            key = (system, workload, connections)
+            p50, p99 = (figures.median(*key, field) for field in ("p50_ms", "p99_ms"))
+            rows.append([name, connections, spread(figures.values(*key, "rate")), f"{p50:.2f} ms", f"{p99:.2f} ms"])
+    return table(["", "connections", "per second", "p50", "p99"], rows)
 
 
 def cpu_table(figures):
@@ -105,12 +146,13 @@ def cpu_table(figures):
 
 def history_table(figures):
     rows = []
-    for system in ("sqlite", "postgres"):
-        short, long = (figures.values(system, f"history-{name}", 1, "p50_ms") for name in ("short", "long"))
-        ratios = [b / a for a, b in zip(short, long, strict=True)]
-        rows.append([NAMES[system], f"{spread(short, 2)} ms", f"{spread(long, 2)} ms", spread(ratios, 2)])
+    for kind, title in (("context", "Context"), ("append", "Exchange")):
+        for system in bench_goals.STORES:
+            short, long = (figures.values(system, f"{kind}-{length}", 1, "p50_ms") for length in ("short", "long"))
+            ratios = spread(figures.long_to_short(system, kind), 2)
+            rows.append([title, NAMES[system], f"{spread(short, 2)} ms", f"{spread(long, 2)} ms", ratios])
     history = f"{figures.results['options']['history']:,}"
-    return table(["p50 of a context", "history of 100 messages", f"history of {history} messages", "ratio"], rows)
+    return table(["p50, one connection", "", "sessions of 100 messages", f"a session of {history} messages", "ratio"], rows)
 
 
 def open_loop_table(figures):
@@ -123,10 +165,12 @@ def open_loop_table(figures):
         def rate(count, outcome=outcome):
             return f"{count / outcome['seconds']:,.0f}"
 
+        load = f"{outcome['load']:.0%}".replace("%", " %")
+        if consolidations := outcome.get("consolidations"):
+            load += ", with " + ", ".join(f"{count} × {name}" for name, count in sorted(consolidations.items()))
         rows.append([
-            NAMES[outcome["system"]], f"{outcome['load']:.0%}".replace("%", " %"),
-            rate(outcome["sent"] + outcome["unsent"]), rate(outcome["accepted"]), latency("accepted_ms"),
-            outcome["rejected_429"], outcome["rejected_503"], latency("rejected_ms"),
+            NAMES[outcome["system"]], load, rate(outcome["sent"] + outcome["unsent"]), rate(outcome["accepted"]),
+            latency("accepted_ms"), outcome["rejected_429"], outcome["rejected_503"], latency("rejected_ms"),
             outcome["failed"] + outcome["broken"], outcome["unsent"], latency("delay_ms"),
             f"{outcome['recovery_seconds']:.2f} s", f"{max(outcome['memory_mib']):.0f} MiB",
         ])  # fmt: skip
@@ -137,27 +181,36 @@ def open_loop_table(figures):
 
 def service_table(figures):
     rows = []
-    for system in ("sqlite", "postgres"):
+    for system in bench_goals.STORES:
         service = figures.results["services"][system]
+        memory = service["memory"]
         index = [run["index_seconds"] for run in figures.results["runs"]
             if run["system"] == system and run["workload"] == "exchange"]  # fmt: skip
         rows.append([
-            NAMES[system], f"{spread(service['start_ms'])} ms", f"{service['memory_at_rest_mib']:.0f} MiB",
-            f"{service['memory_after_mib']:.0f} MiB", f"{spread(index, 1)} s", f"{service['bytes_per_message']:,.0f}",
+            NAMES[system], f"{spread(service['start_ms'])} ms", f"{memory['at_rest_mib']:.0f} MiB",
+            f"{memory['after_mib']:.0f} MiB", f"{memory['peak_mib']:.0f} MiB", f"{memory['requests']:,}",
+            f"{memory['rate']:,.0f}", f"{spread(index, 1)} s", f"{service['bytes_per_message']:,.0f}",
         ])  # fmt: skip
-    header = ["", "start to ready", "memory at rest", "memory after the runs", "index complete after exchanges",
-        "bytes in the database per message"]  # fmt: skip
+    header = ["", "start to ready", "memory at rest", "after the requests", "peak", "requests", "requests per second",
+        "index complete after exchanges", "bytes in the database per message"]  # fmt: skip
     return table(header, rows)
 
 
 def benchmarks(figures):
     machine, options = figures.results["machine"], figures.results["options"]
+    goals = bench_goals.rows(figures)
+    reached = sum(goal[-1] == "yes" for goal in goals)
     parts = [
-        f"Measured on {machine['date']} at commit {machine['commit']}: {machine['cores']} cores ({machine['cpu']}), Linux "
-        f"{machine['kernel']}, Postgres {machine['postgres']} with fsync {machine['fsync']}; {options['rounds']} rounds, "
-        f"{options['seconds']} s for each figure; load of the machine before the run {machine['load']:.1f}.\n",
+        f"Measured on {machine['date']} at commit {machine['commit']} in {figures.results['minutes']:.0f} minutes: "
+        f"{machine['cores']} cores ({machine['cpu']}), Linux {machine['kernel']}, Postgres {machine['postgres']} with fsync "
+        f"{machine['fsync']}; {options['rounds']} rounds, {options['seconds']} s for each figure; load of the machine before "
+        f"the run {machine['load']:.1f}.\n",
         "![Requests per second by number of connections](benchmarks.svg)\n",
+        f"### Goals\n\n{reached} of {len(goals)} reached.\n\n"
+        + table(["", "goal", "store", "required", "measured", "reached"], goals),
         *(workload_table(figures, workload) for workload in TITLES),
+        f"### Throughput relative to the best number of connections\n\n{connections_table(figures)}",
+        f"### Limits of this machine\n\n{reference_table(figures)}",
         f"### CPU time at 64 connections\n\n{cpu_table(figures)}",
         f"### Length of the history\n\n{history_table(figures)}",
         f"### Fixed arrival rate\n\n{open_loop_table(figures)}",
@@ -259,9 +312,11 @@ def plot(figures):
     return "\n".join(parts) + "\n"
 
 
-def replace_section(page, text):
+BEGIN, END = "<!-- begin: written by scripts/bench -->", "<!-- end: written by scripts/bench -->"
+
+
+def replace_section(page, text, begin=BEGIN, end=END):
     """Replaces the text between the two marks of a page."""
-    begin, end = "<!-- begin: written by scripts/bench -->", "<!-- end: written by scripts/bench -->"
     before, _, rest = page.partition(begin)
     _, found, after = rest.partition(end)
     if not found:
@@ -280,20 +335,3 @@ def write(results, pages, output):
     (output / "benchmarks.svg").write_text(plot(figures), encoding="utf-8")
     print(texts["benchmarks.md"])
     print(f"Written to {output}: {', '.join(texts)}, benchmarks.svg")
-
-
-def violations(results):
-    """Returns the guarantees of docs/guarantees.md about overload that the run did not fulfil."""
-    problems = []
-    for outcome in results["open_loop"]:
-        name = f"{NAMES[outcome['system']]} at {outcome['load']:.0%} of its capacity"
-        memory = outcome["memory_mib"]
-        growth = max(memory[len(memory) * 5 // 6 :]) / memory[len(memory) // 6]
-        checks = [
-            ((outcome["rejected_ms"]["p50"] or 0) >= 50, "the median rejection took 50 ms or more"),
-            (outcome["failed"] + outcome["broken"] > 0, "some requests failed or got no response"),
-            (outcome["recovery_seconds"] >= 1, "it did not recover within one second"),
-            (growth > 1.25, f"memory grew by the factor {growth:.2f}"),
-        ]
-        problems += [f"{name}: {problem}" for failed, problem in checks if failed]
-    return problems
