@@ -4,12 +4,15 @@
 use super::message::Message;
 use std::fmt;
 use std::str::FromStr;
-use tiktoken_rs::o200k_base_singleton;
+use std::sync::LazyLock;
+use tiktoken::CoreBpe;
 
 mod pretoken_boundary;
 
 /// The encoding of all stored counts.
 pub const ENCODING: &str = "o200k_base";
+
+static ENCODER: LazyLock<CoreBpe> = LazyLock::new(tiktoken::encoding::o200k_base);
 
 /// Tokens that the chat format adds to each list: the markers at the beginning of the reply (OpenAI's cookbook, "How to
 /// count tokens").
@@ -22,11 +25,12 @@ pub const PER_MESSAGE: i64 = 4;
 /// Tokens of a content part that is not text: those of an image of 1024 × 1024 in high detail (OpenAI's vision guide).
 pub const PER_ATTACHMENT: i64 = 765;
 
-/// Texts are counted in pieces of at most this size, because the tokenizer panics on very long runs of white space.
-const MAX_PIECE_BYTES: usize = 64 * 1024;
+/// Texts are counted in pieces of about this size, because the time for some texts is quadratic. A piece ends at a
+/// pre-token boundary, so the sum of the pieces is the count of the text.
+const PIECE_BYTES: usize = 4 * 1024;
 
-/// A piece ends at a pre-token boundary if there is one within this distance from its maximal end.
-const MAX_BOUNDARY_DISTANCE: usize = 4 * 1024;
+/// The size of a piece without such a boundary.
+const MAX_PIECE_BYTES: usize = 64 * 1024;
 
 /// The setting `tokens.tokenizer`: the encoding, and a factor for models whose tokenizer is not public. Stored counts do
 /// not include the factor, so the setting can change at any time.
@@ -92,23 +96,26 @@ impl FromStr for Tokenizer {
 
 /// Loads the encoding before the first request needs it.
 pub fn warm_up() {
-    o200k_base_singleton();
+    LazyLock::force(&ENCODER);
 }
 
 /// Counts the tokens of a text. Special tokens such as `<|endoftext|>` count as plain text.
 pub fn count(text: &str) -> usize {
-    let encoding = o200k_base_singleton();
     let (mut rest, mut total) = (text, 0);
-    while rest.len() > MAX_PIECE_BYTES {
-        let end = rest.floor_char_boundary(MAX_PIECE_BYTES);
-        let (piece, _) = rest.split_at(end);
-        let (head, _) = piece.split_at(
-            pretoken_boundary::last(piece).filter(|at| end - at <= MAX_BOUNDARY_DISTANCE).unwrap_or(end),
-        );
-        total += encoding.count_ordinary(head);
-        rest = rest.get(head.len()..).unwrap_or_default();
+    while rest.len() > PIECE_BYTES {
+        let (piece, next) = rest.split_at(end_of_piece(rest));
+        total += ENCODER.count(piece);
+        rest = next;
     }
-    total + encoding.count_ordinary(rest)
+    total + ENCODER.count(rest)
+}
+
+/// Returns the end of the first piece of a text that is longer than [`PIECE_BYTES`].
+fn end_of_piece(text: &str) -> usize {
+    let (start, rest) = text.split_at(text.floor_char_boundary(PIECE_BYTES));
+    let (rest, _) = rest.split_at(rest.floor_char_boundary(MAX_PIECE_BYTES - start.len()));
+    pretoken_boundary::last(start)
+        .unwrap_or_else(|| start.len() + pretoken_boundary::first(rest).unwrap_or(rest.len()))
 }
 
 /// Counts the tokens of a text and returns the type that the store uses.
@@ -171,9 +178,14 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
+    use tiktoken_rs::o200k_base_singleton;
 
     const ODD_TEXT: &str = "([a-z]{1,8}|[A-Z0-9]{1,5}|[ \n]{1,2}|\t|\r\n|[.!?,;:/#*'\"{}-]{1,4}|'s|é|私は|茶、|カ。|，|\u{3000}|한글|🍵|\u{301}\
         |\u{a0}|\u{2028}|Ⓐ|<.endoftext.>){0,30}";
+
+    fn odd_text() -> impl Strategy<Value = String> {
+        proptest::string::string_regex(ODD_TEXT).expect("a pattern")
+    }
 
     #[test]
     fn count_matches_known_token_counts() {
@@ -213,7 +225,7 @@ mod tests {
     fn count_in_pieces_equals_count_of_the_whole_text() {
         let text = "It's 12345 words, isn't it?! ".repeat(10_000);
         assert!(text.len() > 4 * MAX_PIECE_BYTES);
-        assert_eq!(count(&text), o200k_base_singleton().count_ordinary(&text));
+        assert_eq!(count(&text), ENCODER.count(&text));
     }
 
     proptest! {
@@ -221,7 +233,7 @@ mod tests {
 
         #[test]
         fn joined_count_equals_count_of_the_joined_text(
-            parts in vec((proptest::string::string_regex(ODD_TEXT).expect("a pattern"), "[a-z \n]{0,3}"), 0..6)
+            parts in vec((odd_text(), "[a-z \n]{0,3}"), 0..6)
         ) {
             let (mut count, mut joined) = (JoinedCount::default(), String::new());
             for (part, between) in &parts {
@@ -231,6 +243,31 @@ mod tests {
             }
             prop_assert_eq!(count.total(), count_text(&joined), "{:?}", joined);
         }
+
+        #[test]
+        fn count_equals_that_of_another_tokenizer(odd in odd_text(), any in ".{0,20}", spaces in "[\\s\u{a0}!]{0,8}") {
+            let text = odd + &spaces + &any;
+            prop_assert_eq!(count(&text), o200k_base_singleton().count_ordinary(&text), "{:?}", text);
+        }
+
+        #[test]
+        fn boundary_splits_the_tokens_in_every_text(
+            before in odd_text(), text in "([a-z!/é]{0,2}[\\s\u{a0}]{0,4}){1,4}", after in odd_text()
+        ) {
+            for boundary in [pretoken_boundary::first(&text), pretoken_boundary::last(&text)].into_iter().flatten() {
+                let (head, tail) = text.split_at(boundary);
+                let (head, tail) = (format!("{before}{head}"), format!("{tail}{after}"));
+                let whole = format!("{head}{tail}");
+                prop_assert_eq!(count(&whole), count(&head) + count(&tail), "{:?} {:?}", head, tail);
+            }
+        }
+    }
+
+    #[test]
+    fn text_of_pieces_without_a_boundary_near_their_end_is_counted_exactly() {
+        let piece = format!("{} tea", "é".repeat(PIECE_BYTES));
+        let text = piece.repeat(20);
+        assert_eq!(count(&text), ENCODER.count(&text));
     }
 
     #[test]

@@ -14,8 +14,7 @@ const PER_ENTRY: usize = 4;
 const PER_ATTACHMENT: usize = 765;
 
 fn text(value: &Value) -> usize {
-    let encoding = tiktoken::get_encoding("o200k_base").expect("an encoding");
-    value.as_str().map_or(0, |text| encoding.encode(text).len())
+    value.as_str().map_or(0, |text| tiktoken_rs::o200k_base_singleton().count_ordinary(text))
 }
 
 fn list(value: &Value) -> &[Value] {

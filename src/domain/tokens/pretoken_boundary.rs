@@ -3,23 +3,35 @@
 
 /// Returns the first boundary, in bytes.
 pub(super) fn first(text: &str) -> Option<usize> {
-    let mut pairs = text.char_indices().zip(text.chars().skip(1));
-    pairs.find(|((_, a), b)| is_boundary(*a, *b)).map(|((at, a), _)| at + a.len_utf8())
+    let mut pairs = text.chars().zip(text.char_indices().skip(1));
+    pairs.find(|(a, (at, _))| is_boundary(*a, text.split_at(*at).1)).map(|(_, (at, _))| at)
 }
 
 /// Returns the last boundary, in bytes.
 pub(super) fn last(text: &str) -> Option<usize> {
-    let mut pairs = text.char_indices().rev().zip(text.chars().rev().skip(1));
-    pairs.find(|((_, b), a)| is_boundary(*a, *b)).map(|((at, _), _)| at)
+    let mut pairs = text.chars().rev().skip(1).zip(text.char_indices().rev());
+    pairs.find(|(a, (at, _))| is_boundary(*a, text.split_at(*at).1)).map(|(_, (at, _))| at)
 }
 
-/// Returns `true` before a single space, and between a letter or digit and punctuation. Only characters that certainly
-/// split in the encoding are listed. The apostrophe is not, because `'s` belongs to its word.
-fn is_boundary(a: char, b: char) -> bool {
+/// Returns `true` if there is a boundary between `a` and the text that follows it: between a letter or digit and
+/// punctuation, before white space, and after the last line feed of white space. Only characters that certainly split in
+/// the encoding are listed. The apostrophe is not, because `'s` belongs to its word.
+fn is_boundary(a: char, rest: &str) -> bool {
+    let Some(b) = rest.chars().next() else { return false };
+    if is_blank(b) {
+        return match a {
+            '\r' | '\n' => rest.chars().find(|c| !is_blank(*c)).is_some_and(|c| !c.is_whitespace()),
+            _ => !a.is_whitespace(),
+        };
+    }
     let is_word = a.is_ascii_alphanumeric()
         || matches!(a, 'ぁ'..='ゖ' | 'ァ'..='ヺ' | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}');
-    let ends_word = b.is_ascii_punctuation() && b != '\'' || matches!(b, '\n' | '、' | '。' | '，');
-    (b == ' ' && !a.is_whitespace()) || (is_word && ends_word)
+    is_word && (b.is_ascii_punctuation() && b != '\'' || matches!(b, '\n' | '、' | '。' | '，'))
+}
+
+/// Returns `true` for white space except line feeds and carriage returns, which can end a token of punctuation.
+fn is_blank(c: char) -> bool {
+    c.is_whitespace() && !matches!(c, '\r' | '\n')
 }
 
 #[cfg(test)]
@@ -34,6 +46,11 @@ mod tests {
             (" tea", None),
             ("it's", None),
             ("a  b", Some((1, 1))),
+            ("!\u{a0}!", Some((1, 1))),
+            ("!\n/", None),
+            ("!\n\t ", None),
+            ("!\n\t \n!", None),
+            ("!\n\r \t!", Some((3, 3))),
             ("a\nb! c", Some((1, 4))),
             ("茶、茶。", Some((3, 9))),
         ] {
