@@ -126,19 +126,22 @@ class Run:
     def measure_overload(self):
         """Measures latencies at fixed arrival rates, below and above the highest rate of the closed loops."""
         figures = bench_report.Figures(self.results)
-        workload, seconds = bench_workloads.read(20), self.options.open_loop_seconds
+        context, exchange = bench_workloads.read(20), bench_workloads.append("exchange", bench_workloads.SESSIONS)
+        seconds, overload_seconds = self.options.open_loop_seconds, self.options.overload_seconds
         for service in self.services:
-            capacity, _ = figures.capacity(service.name, workload.name)
-            outcomes = [
-                bench_load.run_open_loop(service, workload, 0.7, capacity, seconds),
-                bench_load.run_open_loop(service, workload, 4.0, capacity, self.options.overload_seconds),
-                bench_load.run_while_sessions_consolidate(service, workload, 0.7, capacity, seconds),
+            capacity, _ = figures.capacity(service.name, context.name)
+            exchange_capacity, _ = figures.capacity(service.name, exchange.name)
+            self.results["open_loop"] += [
+                bench_load.run_open_loop(service, context, 0.7, capacity, seconds),
+                bench_load.run_open_loop(service, context, 4.0, capacity, overload_seconds),
+                bench_load.run_open_loop(service, exchange, 4.0, exchange_capacity, seconds),
+                bench_load.run_while_sessions_consolidate(service, context, 0.7, capacity, seconds),
             ]
-            self.results["open_loop"] += outcomes
             self.progress(f"{service.name}: measured latencies at fixed arrival rates")
 
     def measure_history(self):
         """Compares a long session with short ones."""
+        seconds = min(self.options.seconds, 2)  # one connection needs no long run
         pairs = bench_workloads.history_workloads()
         for service in self.services:
             bench_workloads.seed_history(service, self.options.history)
@@ -152,7 +155,7 @@ class Run:
             for number, order in self.rounds():
                 for service in order:
                     for workload in (short, long) if number % 2 == 0 else (long, short):
-                        run = bench_load.run_precis(service, self.postgres, workload, 1, self.options.seconds)
+                        run = bench_load.run_precis(service, self.postgres, workload, 1, seconds)
                         self.record(number, run)
 
     def measure_memory(self):
@@ -171,7 +174,7 @@ def parse_options():
     parser.add_argument("--seconds", type=int, default=3, help="for each workload, store and number of connections")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64, 256, 512], metavar="N")
     parser.add_argument("--open-loop-seconds", type=int, default=20, help="for each arrival rate below the capacity")
-    parser.add_argument("--overload-seconds", type=int, default=60, help="for the arrival rate above the capacity")
+    parser.add_argument("--overload-seconds", type=int, default=60, help="for contexts above the capacity")
     parser.add_argument("--history", type=int, default=1_000_000, help="messages of the long session")
     parser.add_argument("--requests", type=int, default=1_000_000, help="requests before memory is measured")
     parser.add_argument("--sessions", type=int, default=10_000, help="sessions of these requests, in thousands")

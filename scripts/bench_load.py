@@ -81,7 +81,7 @@ def run_open_loop(service, workload, load, capacity, seconds):
     ended.set()
     sampler.join()
     outcome = json.loads(result.stdout)
-    outcome.update(system=service.name, load=load, capacity=capacity, seconds=seconds)
+    outcome.update(system=service.name, workload=workload.name, load=load, capacity=capacity, seconds=seconds)
     outcome.update(recovery_seconds=recovered, memory_mib=memory)
     return outcome
 
@@ -147,7 +147,7 @@ class ModelServer:
                 await asyncio.sleep(MODEL_SECONDS)
                 writer.write((head + body).encode())
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             writer.close()
 
     def settings(self):

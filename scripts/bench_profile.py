@@ -29,7 +29,7 @@ SMALLEST_FRAME_PERCENT = 0.35
 KERNEL = (
     ("kernel: connections of clients", r"^(tcp|inet6?|ip|__ip|sock_sendmsg|__tcp|net_rx|__netif|loopback|nf_|skb_copy_datagram)_?"),
     ("kernel: connection to Postgres", r"^(unix_|__unix)"),
-    ("kernel: disk", r"^(ext4|vfs_fsync|jbd2|blk|submit_bio)"),
+    ("kernel: files", r"^(ext4|vfs_fsync|jbd2|blk|submit_bio)"),
     ("kernel: wake-ups and waiting", r"^(futex|__futex|do_futex|ep_|do_epoll|__x64_sys_epoll|eventfd|schedule|__schedule|try_to_wake)"),
     ("kernel: memory", r"^(asm_exc_page_fault|exc_page_fault|do_user_addr_fault|__x64_sys_madvise|__x64_sys_munmap)"),
 )  # fmt: skip
@@ -209,19 +209,20 @@ def measure(options):
 
 def table(profiles):
     """Returns the time of each category in microseconds per request."""
-    shares = {
-        name: {kind: count * run["cpu_precis_us"] / stacks.total() for kind, count in by_category(stacks).items()}
-        for name, (stacks, run) in profiles.items()
+    times = {
+        path: {kind: count * run["cpu_precis_us"] / stacks.total() for kind, count in by_category(stacks).items()}
+        for path, (stacks, run) in profiles.items()
     }
     order = [name for name, _ in KERNEL] + ["kernel: other"] + [name for name, _ in CATEGORIES] + [OTHER]
     rows = [
-        [name, *(f"{share.get(name, 0):.1f}" for share in shares.values())]
+        [name, *(f"{of_path.get(name, 0):.1f}" for of_path in times.values())]
         for name in order
-        if any(share.get(name, 0) >= 0.05 for share in shares.values())
+        if any(of_path.get(name, 0) >= 0.05 for of_path in times.values())
     ]
-    rows.append(["**all**", *(f"**{run['cpu_precis_us']:.0f}**" for _, run in profiles.values())])
-    rows.append(["requests per second", *(f"{run['rate']:,.0f}" for _, run in profiles.values())])
-    return bench_report.table(["µs of CPU time per request", *(bench_report.TITLES[name] for name in profiles)], rows)
+    runs = [run for _, run in profiles.values()]
+    rows.append(["**all**", *(f"**{run['cpu_precis_us']:.0f}**" for run in runs)])
+    rows.append(["requests per second", *(f"{run['rate']:,.0f}" for run in runs)])
+    return bench_report.table(["µs of CPU time per request", *(bench_report.TITLES[path] for path in profiles)], rows)
 
 
 def by_category(stacks):
@@ -256,9 +257,9 @@ def parse_options():
     parser = argparse.ArgumentParser(prog="scripts/profile", description="Shows where precis spends its CPU time.")
     parser.add_argument("--seconds", type=int, default=15, help="for each path")
     parser.add_argument("--output", type=Path, default=ROOT / "docs", help="folder of the page and the flame graphs")
-    parser.add_argument("--settings", type=Path, help="a file of settings for precis")
     parser.add_argument("--functions", type=int, default=0, metavar="N", help="prints N functions of each category")
-    parser.add_argument("--suffix", default="", help="for the names of the flame graphs; the page remains unchanged then")
+    parser.add_argument("--settings", type=Path, help="a file of settings for precis")
+    parser.add_argument("--build", default="", help="name of another build; writes its flame graphs, but not the page")
     options = parser.parse_args()
     options.output, options.settings = options.output.resolve(), options.settings and options.settings.resolve()
     return options
@@ -266,21 +267,23 @@ def parse_options():
 
 def main():
     options = parse_options()
-    page = ROOT / "docs/performance.md"
     with tempfile.TemporaryDirectory(prefix="precis-profile.", dir=os.environ["PRECIS_BENCH_FOLDER"]) as work:
         os.chdir(work)
         profiles = measure(options)
         os.chdir(ROOT)
     options.output.mkdir(parents=True, exist_ok=True)
-    for name, (stacks, _) in profiles.items():
-        file = options.output / f"flame-{name}{options.suffix}.svg"
-        write_flame_graph(stacks, f"precis on Postgres: {bench_report.TITLES[name]}", file)
+    for path, (stacks, run) in profiles.items():
+        file = options.output / "-".join(filter(None, ["flame", path, options.build]))
+        file = file.with_suffix(".svg")
+        title = f"precis on Postgres: {bench_report.TITLES[path]}"
+        write_flame_graph(stacks, f"{title} ({options.build})" if options.build else title, file)
         print(f"{file}: {file.stat().st_size // 1024} KiB", file=sys.stderr)
         if options.functions:
-            print(f"\n{bench_report.TITLES[name]}, µs\n\n{functions(*profiles[name], options.functions)}\n")
+            print(f"\n{bench_report.TITLES[path]}, µs\n\n{functions(stacks, run, options.functions)}\n")
     text = table(profiles)
     print(text)
-    if not options.suffix:
+    if not options.build:
+        page = ROOT / "docs/performance.md"
         updated = bench_report.replace_section(page.read_text(encoding="utf-8"), text, BEGIN, END)
         (options.output / page.name).write_text(updated, encoding="utf-8")
 

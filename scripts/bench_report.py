@@ -165,7 +165,7 @@ def open_loop_table(figures):
         def rate(count, outcome=outcome):
             return f"{count / outcome['seconds']:,.0f}"
 
-        load = f"{outcome['load']:.0%}".replace("%", " %")
+        load = f"{outcome['workload']}, {outcome['load'] * 100:.0f} %"
         if consolidations := outcome.get("consolidations"):
             load += ", with " + ", ".join(f"{count} × {name}" for name, count in sorted(consolidations.items()))
         rows.append([
@@ -174,7 +174,7 @@ def open_loop_table(figures):
             outcome["failed"] + outcome["broken"], outcome["unsent"], latency("delay_ms"),
             f"{outcome['recovery_seconds']:.2f} s", f"{max(outcome['memory_mib']):.0f} MiB",
         ])  # fmt: skip
-    header = ["", "of capacity", "arrivals/s", "accepted/s", "accepted p50 / p99", "429", "503", "rejected p50 / p99",
+    header = ["", "share of capacity", "arrivals/s", "accepted/s", "accepted p50 / p99", "429", "503", "rejected p50 / p99",
         "failed", "not sent", "delay of the generator", "recovery", "peak memory"]  # fmt: skip
     return table(header, rows)
 
