@@ -1,8 +1,11 @@
 //! Batches of exchanges, as far as they are common to both stores.
 
 use super::batch::Batcher;
+use super::values::to_i64;
 use super::{AppendOutcome, AppendRequest, StoreError};
 use crate::domain::error_chain::ErrorChain;
+use crate::domain::exchange::PersistedExchange;
+use crate::domain::id::UserId;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -13,8 +16,12 @@ const MAX_BATCHED_BYTES: usize = 128 * 1024;
 
 /// Returns `true` if the exchange is small enough to share a transaction with others.
 pub(super) fn can_be_batched(request: &AppendRequest) -> bool {
-    let messages = request.exchange.messages.iter();
-    messages.map(|(message, _)| message.json().len()).sum::<usize>() <= MAX_BATCHED_BYTES
+    message_bytes(request) <= MAX_BATCHED_BYTES
+}
+
+/// Returns the size of the messages as JSON.
+pub(super) fn message_bytes(request: &AppendRequest) -> usize {
+    request.exchange.messages.iter().map(|(message, _)| message.json().len()).sum()
 }
 
 pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
@@ -36,6 +43,50 @@ pub(super) struct SessionGroup<'r> {
     pub(super) exchanges: Vec<(usize, i64)>,
     pub(super) messages: i64,
     pub(super) tokens: i64,
+}
+
+impl<'r> SessionGroup<'r> {
+    /// Returns the exchanges with their index and the position of their first message.
+    pub(super) fn exchanges(
+        &self,
+        requests: &'r [AppendRequest],
+    ) -> impl DoubleEndedIterator<Item = (usize, &'r AppendRequest, i64)> {
+        let exchanges = self.exchanges.iter();
+        exchanges.filter_map(|&(index, offset)| Some((index, requests.get(index)?, offset)))
+    }
+
+    pub(super) fn user(&self, requests: &'r [AppendRequest]) -> Option<&'r str> {
+        self.exchanges(requests)
+            .find_map(|(_, request, _)| request.exchange.user_id.as_ref())
+            .map(UserId::as_str)
+    }
+
+    /// Returns the metadata of the last exchange that has any.
+    pub(super) fn metadata(&self, requests: &'r [AppendRequest]) -> Option<&'r str> {
+        self.exchanges(requests)
+            .filter_map(|(_, request, _)| request.exchange.metadata.as_deref())
+            .next_back()
+    }
+
+    /// Fills in the outcomes of the exchanges. `appended` has all messages of the group; it is `None` if the session belongs
+    /// to another user.
+    pub(super) fn fill_outcomes(
+        &self,
+        requests: &'r [AppendRequest],
+        appended: Option<&PersistedExchange>,
+        outcomes: &mut [Option<AppendOutcome>],
+    ) {
+        for (index, request, offset) in self.exchanges(requests) {
+            let outcome = appended.map_or(AppendOutcome::UserMismatch, |group| {
+                let first_seq = group.first_seq + offset;
+                let last_seq = first_seq + to_i64(request.exchange.messages.len()) - 1;
+                AppendOutcome::Appended(PersistedExchange { first_seq, last_seq, ..group.clone() })
+            });
+            if let Some(slot) = outcomes.get_mut(index) {
+                *slot = Some(outcome);
+            }
+        }
+    }
 }
 
 /// Groups the exchanges by session, sorted by tenant and session. Exchanges that do not fit into the group of their session

@@ -198,19 +198,12 @@ impl<'r> Arguments<'r> {
                 arguments.end_tenant();
                 arguments.tenants.push(group.tenant);
             }
-            let exchanges = || {
-                let exchanges = group.exchanges.iter();
-                exchanges.filter_map(|&(index, offset)| Some((index, requests.get(index)?, offset)))
-            };
-            let user = exchanges().find_map(|(_, request, _)| request.exchange.user_id.as_ref());
-            let metadata =
-                exchanges().filter_map(|(_, request, _)| request.exchange.metadata.as_deref()).next_back();
             arguments.sessions.push(group.session);
-            arguments.users.push(user.map(UserId::as_str));
-            arguments.metadata.push(metadata);
+            arguments.users.push(group.user(requests));
+            arguments.metadata.push(group.metadata(requests));
             arguments.counts.push(group.messages);
             arguments.tokens.push(group.tokens);
-            for (index, request, offset) in exchanges() {
+            for (index, request, offset) in group.exchanges(requests) {
                 arguments.push_exchange(search, place, index, request, offset);
             }
         }
@@ -339,19 +332,7 @@ async fn append_groups(
         return Ok(());
     }
     for (group, appended) in groups.iter().zip(appended) {
-        for &(index, offset) in &group.exchanges {
-            let (Some(request), Some(slot)) = (requests.get(index), outcomes.get_mut(index)) else {
-                continue;
-            };
-            *slot = Some(match &appended {
-                Some(group) => {
-                    let first_seq = group.first_seq + offset;
-                    let last_seq = first_seq + to_i64(request.exchange.messages.len()) - 1;
-                    AppendOutcome::Appended(PersistedExchange { first_seq, last_seq, ..group.clone() })
-                }
-                None => AppendOutcome::UserMismatch,
-            });
-        }
+        group.fill_outcomes(requests, appended.as_ref(), outcomes);
     }
     Ok(())
 }
