@@ -244,6 +244,32 @@ async fn large_exchanges_are_stored(backend: Backend) {
     assert!(history.iter().map(|stored| stored.seq).eq(1..=1002));
 }
 
+/// Each exchange is small enough for a batch, and together they are larger than what SQLite appends at once.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_batch_is_stored(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let sessions = ["a", "b", "c"].map(|id| demo.session(id));
+    let appends = (0..30).map(|number| {
+        let session = &sessions[number % 3];
+        let exchange = exchange(&[&format!("{number}"), &"é".repeat(50 * 1024)]);
+        async move { (number, session.record(&exchange).await) }
+    });
+    let appended = join_all(appends).await;
+    for (place, session) in sessions.iter().enumerate() {
+        let history = session.history().await;
+        assert!(history.iter().map(|stored| stored.seq).eq(1..=20));
+        for (number, exchange) in appended.iter().filter(|(number, _)| number % 3 == place) {
+            assert_eq!(exchange.last_seq, exchange.first_seq + 1);
+            let of_exchange = |seq| history.iter().find(|stored| stored.seq == seq).unwrap();
+            let (first, last) = (of_exchange(exchange.first_seq), of_exchange(exchange.last_seq));
+            assert!(first.json.contains(&format!("\"{number}\"")) && last.json.len() > 100 * 1024);
+            assert_eq!(first.created_at, exchange.created_at);
+        }
+    }
+}
+
 /// Covers a clock that is set back and replicas with different clocks.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]

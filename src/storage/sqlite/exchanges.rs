@@ -1,54 +1,185 @@
 //! Appending exchanges on SQLite.
+//!
+//! The statements are set-based: a batch takes as many statements as one exchange, and their parameter is one JSON text. They are
+//! sent to the connection as one text, because the connection has a thread of its own, and each text costs two switches.
 
 use super::{micros, now};
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::UserId;
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::append::{self, AppendBatcher};
+use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
 use crate::storage::rows::tool_columns;
 use crate::storage::search_index::{ExchangeSpan, pending_spans};
 use crate::storage::statement::DbRow as _;
 use crate::storage::values::to_i64;
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
-use serde_json::{Value, json};
+use serde::Serialize;
 use sqlx::{SqliteConnection, SqlitePool};
-use uuid::Uuid;
 
-const SELECT_IDEMPOTENCY_KEY: &str = "\
-    SELECT fingerprint, first_seq, last_seq, created_at FROM idempotency_keys
-    WHERE tenant_id = $1 AND session_id = $2 AND key = $3";
+/// Reads the keys of the groups that are known. `$1` is a list of [`Group`]s.
+const SELECT_IDEMPOTENCY_KEYS: &str = "\
+    SELECT w.value ->> 'request' AS request, k.fingerprint, k.first_seq, k.last_seq, k.created_at
+    FROM jsonb_each($1) AS g
+        CROSS JOIN jsonb_each(g.value, '$.keys') AS w
+        CROSS JOIN idempotency_keys AS k ON k.tenant_id = g.value ->> 'tenant'
+            AND k.session_id = g.value ->> 'session' AND k.key = w.value ->> 'key'";
 
-const UPSERT_SESSION: &str = "\
-    INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+/// Joins each group with its session, except if the session belongs to another user. In the statements after the first one,
+/// `last_seq` of the session is the `seq` of the last message of the group.
+macro_rules! from_groups {
+    () => {
+        "FROM jsonb_each($1) AS g
+            CROSS JOIN sessions AS s ON s.tenant_id = g.value ->> 'tenant' AND s.session_id = g.value ->> 'session'
+                AND s.user_id = coalesce(g.value ->> 'user', s.user_id)"
+    };
+}
+
+/// Appends groups of exchanges and returns a row for each appended group. `$1` is a list of [`Group`]s, `$2` the time, and
+/// `$3` the default user.
+///
+/// The hour of a session changes in a statement of its own, because an update that names the column replaces the entries of two
+/// indexes even if the hour stays the same.
+const APPEND_GROUPS: &str = concat!(
+    "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
         activity_hour, incarnation)
-    VALUES ($1, $2, coalesce($3, $8), coalesce($4, '{}'), $5, $6, $7, $7, $7 / 3600000000, randomblob(16))
+    SELECT g.value ->> 'tenant', g.value ->> 'session', coalesce(g.value ->> 'user', old.user_id, $3),
+        coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens', $2, $2,
+        $2 / 3600000000, randomblob(16)
+    FROM jsonb_each($1) AS g
+        LEFT JOIN sessions AS old
+            ON old.tenant_id = g.value ->> 'tenant' AND old.session_id = g.value ->> 'session'
+    WHERE true
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET
         last_seq = s.last_seq + excluded.last_seq,
         tokens = s.tokens + excluded.tokens,
-        metadata = coalesce($4, s.metadata),
-        updated_at = max(excluded.updated_at, s.updated_at),
-        activity_hour = max(excluded.updated_at, s.updated_at) / 3600000000
-    WHERE $3 IS NULL OR s.user_id = $3
-    RETURNING last_seq, updated_at, incarnation";
+        metadata = excluded.metadata,
+        updated_at = max(excluded.updated_at, s.updated_at)
+    WHERE s.user_id = excluded.user_id;
 
-/// Messages are one JSON parameter: each additional parameter or statement takes SQLite longer than storing a message does.
-/// Messages become pending for the search index; if search is disabled, there are no spans.
-const INSERT_MESSAGES: &str = "\
+    UPDATE sessions SET activity_hour = updated_at / 3600000000
+    WHERE rowid IN (SELECT s.rowid ",
+    from_groups!(),
+    " WHERE s.activity_hour <> s.updated_at / 3600000000);
+
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
-    SELECT $1, $2, $4 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, $5 FROM json_each($3);
+    SELECT s.tenant_id, s.session_id, s.last_seq - (g.value ->> 'count') + 1 + m.key, m.value ->> 'role',
+        m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
+        s.updated_at ",
+    from_groups!(),
+    " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
+
     INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-    SELECT $1, $2, $4 + (value ->> 0), $4 + (value ->> 1), value ->> 2, $5 FROM json_each($6)";
+    SELECT s.tenant_id, s.session_id, s.last_seq - (g.value ->> 'count') + 1 + (p.value ->> 'first'),
+        s.last_seq - (g.value ->> 'count') + 1 + (p.value ->> 'last'), p.value ->> 'bytes', s.updated_at ",
+    from_groups!(),
+    " CROSS JOIN jsonb_each(g.value, '$.spans') AS p;
 
-const INSERT_IDEMPOTENCY_KEY: &str = "\
+    SELECT g.key AS place, s.last_seq, s.updated_at, s.incarnation ",
+    from_groups!()
+);
+
+/// Adds the idempotency keys of groups that were appended, and deletes expired keys of their sessions, so that these need no
+/// background job. `$1` is a list of [`Group`]s; keys stored before `$2` are expired.
+const APPEND_KEYS: &str = concat!(
+    "DELETE FROM idempotency_keys
+    WHERE created_at < $2 AND (tenant_id, session_id) IN (SELECT s.tenant_id, s.session_id ",
+    from_groups!(),
+    ");
+
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7)";
-
-const DELETE_EXPIRED_KEYS: &str =
-    "DELETE FROM idempotency_keys WHERE tenant_id = $1 AND session_id = $2 AND created_at < $3";
+    SELECT s.tenant_id, s.session_id, k.value ->> 'key', unhex(k.value ->> 'fingerprint'),
+        s.last_seq - (g.value ->> 'count') + 1 + (k.value ->> 'first'),
+        s.last_seq - (g.value ->> 'count') + 1 + (k.value ->> 'last'), s.updated_at ",
+    from_groups!(),
+    " CROSS JOIN jsonb_each(g.value, '$.keys') AS k"
+);
 
 /// Shortest time that a key is kept.
 const KEY_RETENTION: time::Duration = time::Duration::hours(24);
+
+/// Bytes of messages that are appended at once. Encoding more would delay other tasks. The remaining exchanges of a batch follow
+/// in the same transaction.
+const MAX_BYTES: usize = 1024 * 1024;
+
+/// A [`SessionGroup`] as the statements read it. Positions of messages count from 0 in the group.
+#[derive(Serialize)]
+struct Group<'r> {
+    tenant: &'r str,
+    session: &'r str,
+    user: Option<&'r str>,
+    metadata: Option<&'r str>,
+    /// The number of messages.
+    count: i64,
+    tokens: i64,
+    messages: Vec<GroupMessage<'r>>,
+    /// Messages that become pending for the search index; empty if search is disabled.
+    spans: Vec<GroupSpan>,
+    keys: Vec<GroupKey<'r>>,
+}
+
+#[derive(Serialize)]
+struct GroupMessage<'r> {
+    role: &'static str,
+    tool_call_ids: Option<String>,
+    tool_result_of: Option<String>,
+    tokens: i64,
+    json: &'r str,
+}
+
+#[derive(Serialize)]
+struct GroupSpan {
+    first: i64,
+    last: i64,
+    bytes: i64,
+}
+
+#[derive(Serialize)]
+struct GroupKey<'r> {
+    /// The index of the exchange.
+    request: usize,
+    key: &'r str,
+    fingerprint: String,
+    first: i64,
+    last: i64,
+}
+
+impl<'r> Group<'r> {
+    fn new(search: Option<Analyzer>, requests: &'r [AppendRequest], group: &SessionGroup<'r>) -> Self {
+        let mut row = Self {
+            tenant: group.tenant,
+            session: group.session,
+            user: group.user(requests),
+            metadata: group.metadata(requests),
+            count: group.messages,
+            tokens: group.tokens,
+            messages: Vec::new(),
+            spans: Vec::new(),
+            keys: Vec::new(),
+        };
+        for (index, request, offset) in group.exchanges(requests) {
+            row.messages.extend(request.exchange.messages.iter().map(|(message, tokens)| {
+                let (tool_call_ids, tool_result_of) = tool_columns(message);
+                let role = message.role().as_str();
+                GroupMessage { role, tool_call_ids, tool_result_of, tokens: *tokens, json: message.json() }
+            }));
+            let spans = pending_spans(search, &request.exchange).into_iter();
+            row.spans.extend(spans.map(|ExchangeSpan { first, last, bytes }| GroupSpan {
+                first: offset + first,
+                last: offset + last,
+                bytes,
+            }));
+            row.keys.extend(request.key.iter().map(|key| GroupKey {
+                request: index,
+                key: &key.key,
+                fingerprint: hex::encode(&key.fingerprint),
+                first: offset,
+                last: offset + to_i64(request.exchange.messages.len()) - 1,
+            }));
+        }
+        row
+    }
+}
 
 /// Returns the batcher of the connection that writes.
 pub(super) fn batcher(writer: &SqlitePool, search: Option<Analyzer>) -> AppendBatcher {
@@ -57,7 +188,7 @@ pub(super) fn batcher(writer: &SqlitePool, search: Option<Analyzer>) -> AppendBa
         let writer = batch_writer.clone();
         async move {
             let results: Vec<_> = match append_all(&writer, search, &requests).await {
-                Ok(outcomes) => outcomes.into_iter().map(|outcome| Some(Ok(outcome))).collect(),
+                Ok(outcomes) => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
                 // The writer is busy or the file is not writable: another attempt would only wait once more.
                 Err(error @ StoreError::Unavailable(_)) => {
                     requests.iter().map(|_| Some(Err(append::batch_unavailable(&error)))).collect()
@@ -81,98 +212,102 @@ async fn append_one(
     request: &AppendRequest,
 ) -> Result<AppendOutcome, StoreError> {
     let outcomes = append_all(writer, search, std::slice::from_ref(request)).await?;
-    outcomes.into_iter().next().ok_or(StoreError::BatchFailed)
+    outcomes.into_iter().next().flatten().ok_or(StoreError::BatchFailed)
 }
 
-/// Appends the exchanges in one transaction, which is one write to the disk.
+/// Appends the exchanges in one transaction, which is one write to the disk. Each of them has an outcome then.
 async fn append_all(
     writer: &SqlitePool,
     search: Option<Analyzer>,
     requests: &[AppendRequest],
-) -> Result<Vec<AppendOutcome>, StoreError> {
+) -> Result<Vec<Option<AppendOutcome>>, StoreError> {
+    let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
     let mut transaction = writer.begin_with("BEGIN IMMEDIATE").await?;
-    let mut outcomes = Vec::with_capacity(requests.len());
-    for request in requests {
-        outcomes.push(append_exchange(&mut transaction, search, request).await?);
+    loop {
+        let mut bytes = 0;
+        let open = requests.iter().zip(&outcomes).enumerate();
+        let open =
+            open.filter_map(|(index, (request, outcome))| outcome.is_none().then_some((index, request)));
+        let fitting = open.take_while(|(_, request)| {
+            let before = bytes;
+            bytes += append::message_bytes(request);
+            before < MAX_BYTES
+        });
+        let groups = group(fitting);
+        if groups.is_empty() {
+            transaction.commit().await?;
+            return Ok(outcomes);
+        }
+        append_groups(&mut transaction, search, requests, &groups, &mut outcomes).await?;
     }
-    transaction.commit().await?;
-    Ok(outcomes)
 }
 
-async fn append_exchange(
+/// Appends groups of exchanges. If an idempotency key is known, fills in the outcomes of the known exchanges only.
+async fn append_groups(
     transaction: &mut SqliteConnection,
     search: Option<Analyzer>,
-    AppendRequest { tenant, session, exchange, key }: &AppendRequest,
-) -> Result<AppendOutcome, StoreError> {
-    if let Some(key) = key {
-        let query =
-            sqlx::query(SELECT_IDEMPOTENCY_KEY).bind(tenant.as_str()).bind(session.as_str()).bind(&key.key);
-        if let Some(row) = query.fetch_optional(&mut *transaction).await? {
-            if row.field::<Vec<u8>>("fingerprint")? != key.fingerprint {
-                return Ok(AppendOutcome::KeyReused);
-            }
-            return Ok(AppendOutcome::Appended(PersistedExchange {
+    requests: &[AppendRequest],
+    groups: &[SessionGroup<'_>],
+    outcomes: &mut [Option<AppendOutcome>],
+) -> Result<(), StoreError> {
+    let rows: Vec<_> = groups.iter().map(|group| Group::new(search, requests, group)).collect();
+    let has_keys = rows.iter().any(|row| !row.keys.is_empty());
+    let encoded =
+        serde_json::to_string(&rows).unwrap_or_else(|_| unreachable!("strings and numbers can be JSON"));
+    drop(rows);
+    if has_keys && replay_known_keys(transaction, &encoded, requests, outcomes).await? {
+        return Ok(());
+    }
+    let now = now();
+    let appended =
+        sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now)).bind(UserId::default().as_str());
+    let mut of_groups = vec![None; groups.len()];
+    for row in &appended.fetch_all(&mut *transaction).await? {
+        let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
+        if let Some((slot, group)) = of_groups.get_mut(place).zip(groups.get(place)) {
+            let last_seq: i64 = row.field("last_seq")?;
+            *slot = Some(PersistedExchange {
+                first_seq: last_seq - group.messages + 1,
+                last_seq,
+                created_at: row.time("updated_at")?,
+                incarnation: Some(row.field("incarnation")?),
+                replayed: false,
+            });
+        }
+    }
+    if has_keys {
+        let query = sqlx::query(APPEND_KEYS).bind(encoded).bind(micros(now - KEY_RETENTION));
+        query.execute(transaction).await?;
+    }
+    for (group, appended) in groups.iter().zip(of_groups) {
+        group.fill_outcomes(requests, appended.as_ref(), outcomes);
+    }
+    Ok(())
+}
+
+/// Fills in the outcomes of exchanges whose key is known. Returns `true` if there are any.
+async fn replay_known_keys(
+    transaction: &mut SqliteConnection,
+    groups: &str,
+    requests: &[AppendRequest],
+    outcomes: &mut [Option<AppendOutcome>],
+) -> Result<bool, StoreError> {
+    let known = sqlx::query(SELECT_IDEMPOTENCY_KEYS).bind(groups).fetch_all(transaction).await?;
+    for row in &known {
+        let index = usize::try_from(row.field::<i64>("request")?).unwrap_or(usize::MAX);
+        let request = requests.get(index).zip(outcomes.get_mut(index));
+        let Some((AppendRequest { key: Some(key), .. }, outcome)) = request else { continue };
+        *outcome = Some(if row.field::<Vec<u8>>("fingerprint")? == key.fingerprint {
+            AppendOutcome::Appended(PersistedExchange {
                 first_seq: row.field("first_seq")?,
                 last_seq: row.field("last_seq")?,
                 created_at: row.time("created_at")?,
                 incarnation: None,
                 replayed: true,
-            }));
-        }
+            })
+        } else {
+            AppendOutcome::KeyReused
+        });
     }
-    let count = to_i64(exchange.messages.len());
-    let advanced = sqlx::query(UPSERT_SESSION)
-        .bind(tenant.as_str())
-        .bind(session.as_str())
-        .bind(exchange.user_id.as_ref().map(UserId::as_str))
-        .bind(exchange.metadata.as_deref())
-        .bind(count)
-        .bind(exchange.tokens())
-        .bind(micros(now()))
-        .bind(UserId::default().as_str())
-        .fetch_optional(&mut *transaction)
-        .await?;
-    let Some(row) = advanced else {
-        return Ok(AppendOutcome::UserMismatch);
-    };
-    let last_seq: i64 = row.field("last_seq")?;
-    let created_at = row.time("updated_at")?;
-    let incarnation: Uuid = row.field("incarnation")?;
-    let first_seq = last_seq - count + 1;
-    let messages = exchange.messages.iter().map(|(message, tokens)| {
-        let (tool_call_ids, tool_result_of) = tool_columns(message);
-        json!([message.role().as_str(), tool_call_ids, tool_result_of, tokens, message.json()])
-    });
-    let runs = pending_spans(search, exchange).into_iter();
-    let runs = runs.map(|ExchangeSpan { first, last, bytes }| json!([first, last, bytes]));
-    sqlx::query(INSERT_MESSAGES)
-        .bind(tenant.as_str())
-        .bind(session.as_str())
-        .bind(messages.collect::<Value>().to_string())
-        .bind(first_seq)
-        .bind(micros(created_at))
-        .bind(runs.collect::<Value>().to_string())
-        .execute(&mut *transaction)
-        .await?;
-    if let Some(key) = key {
-        let query = sqlx::query(DELETE_EXPIRED_KEYS).bind(tenant.as_str()).bind(session.as_str());
-        query.bind(micros(created_at - KEY_RETENTION)).execute(&mut *transaction).await?;
-        sqlx::query(INSERT_IDEMPOTENCY_KEY)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(&key.key)
-            .bind(&key.fingerprint)
-            .bind(first_seq)
-            .bind(last_seq)
-            .bind(micros(created_at))
-            .execute(&mut *transaction)
-            .await?;
-    }
-    Ok(AppendOutcome::Appended(PersistedExchange {
-        first_seq,
-        last_seq,
-        created_at,
-        incarnation: Some(incarnation),
-        replayed: false,
-    }))
+    Ok(!known.is_empty())
 }
