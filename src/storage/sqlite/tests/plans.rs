@@ -82,8 +82,9 @@ async fn growth(few: &Measured, many: &Measured, what: &str, expected: usize) ->
     let ((found_few, few), (found_many, many)) = (few.run(what).await, many.run(what).await);
     assert_eq!((found_few, found_many), (expected, expected), "{what}");
     assert!(few > 5, "{what}: {few} steps are too few for the call");
-    // A page of the list of sessions reads the hours that it touches to their end.
-    (many * 4 > few * 5).then(|| format!("{what}: {many} steps, but {few} with a quarter of the rows"))
+    // A page of the list of sessions reads the hours that it touches to their end: up to 1.3 times as many steps, depending
+    // on the minute of the test. A scan takes four times as many.
+    (many * 5 > few * 8).then(|| format!("{what}: {many} steps, but {few} with a quarter of the rows"))
 }
 
 #[tokio::test]
