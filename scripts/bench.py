@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -193,6 +194,7 @@ def main():
     output = (options.output or (FOLDER if options.quick else ROOT / "docs")).resolve()
     report = options.report and options.report.resolve()
     options.output, options.report = None, None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the services and removes their databases
     if report:
         results = json.loads(report.read_text(encoding="utf-8"))
     else:
