@@ -26,7 +26,15 @@ pub async fn state(store: &Arc<Store>, analyzer: Analyzer) -> Result<IndexState,
 pub async fn reindex(store: &Arc<Store>, analyzer: Analyzer, progress: impl Fn(u64)) -> Result<u64, Error> {
     store.start_reindex(&analyzer.version()).await?;
     let mut indexed = 0;
-    while let Some(range) = store.next_reindex_range().await? {
+    let mut last = None;
+    loop {
+        let Some(range) = store.next_reindex_range(last.as_ref()).await? else {
+            // Another process may have added ranges of sessions before the last one.
+            if last.take().is_some() {
+                continue;
+            }
+            return Ok(indexed);
+        };
         let message_range = MessageRange {
             after_seq: range.done_seq,
             last_seq: range.through_seq,
@@ -45,6 +53,6 @@ pub async fn reindex(store: &Arc<Store>, analyzer: Analyzer, progress: impl Fn(u
         store.reindex_messages(&range, &messages, done_seq).await?;
         indexed += u64::try_from(messages.len()).unwrap_or(0);
         progress(indexed);
+        last = Some(range);
     }
-    Ok(indexed)
 }

@@ -523,9 +523,19 @@ impl Store {
         dispatch!(self, start_reindex(version))
     }
 
-    /// Returns a range of messages of any tenant that must be reindexed, or `None` if there is none.
-    pub async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
-        dispatch!(self, next_reindex_range())
+    /// Returns messages of a session of any tenant that must be reindexed, or `None` if there are none. Sessions before that of
+    /// `from` in the order of tenants and sessions are omitted.
+    pub async fn next_reindex_range(
+        &self,
+        from: Option<&ReindexRange>,
+    ) -> Result<Option<ReindexRange>, StoreError> {
+        /// The bound keeps Postgres from reading the deleted rows of the sessions that are done again and again.
+        const SELECT_REINDEX_RANGE: &str = "\
+            SELECT tenant_id, session_id, done_seq, through_seq FROM search_reindex
+            WHERE (tenant_id, session_id) >= ($1, $2) ORDER BY tenant_id, session_id LIMIT 1";
+        let (tenant, session) = from.map_or(("", ""), |from| (from.tenant.as_str(), from.session.as_str()));
+        let statement = self.global_statement(SELECT_REINDEX_RANGE).bind(tenant).bind(session);
+        decode(statement.read().await?, rows::reindex_range)
     }
 
     /// Replaces the index entries of these messages, and records `done_seq` as the progress of the range. Does nothing if

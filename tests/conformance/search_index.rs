@@ -1,6 +1,6 @@
 //! Maintenance of the search index: it contains exactly the stored messages.
 
-use crate::conversation::{Conversation, LONG, exchange_of, message, user_id};
+use crate::conversation::{Conversation, LONG, exchange_of, message, session_id, user_id};
 use crate::search::{probe, seqs};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
@@ -8,11 +8,14 @@ use precis::domain::exchange::Exchange;
 use precis::domain::search::analyzer::{Analyzer, Language};
 use precis::service::reindex::{reindex, state};
 use precis::storage::search::SearchFilter;
+use precis::storage::search_index::ReindexRange;
 use precis::storage::{self, Store, StoreOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use test_case::test_case;
+use tokio::runtime::Handle;
+use tokio::task;
 use tokio::time::timeout;
 
 /// Opens a store with an analyzer.
@@ -127,17 +130,43 @@ async fn erased_session_is_not_reindexed(backend: Backend) {
     demo.say(&["plums"]).await;
     demo.session("other").say(&["plums"]).await;
     sql.delay_indexing("session_id = 'demo'").await;
-    let piece = demo.store.next_reindex_range().await.unwrap().unwrap();
+    let piece = demo.store.next_reindex_range(None).await.unwrap().unwrap();
     let places = demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await;
     let messages = [(places[1].clone(), message(r#"{"role":"user","content":"plums"}"#))];
     assert!(demo.erase().await);
     demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
-    assert_eq!(demo.store.next_reindex_range().await.unwrap(), None);
+    assert_eq!(demo.store.next_reindex_range(None).await.unwrap(), None);
     // The same if the session was created again.
     demo.say(&["pears"]).await;
     demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
+}
+
+/// A reindex reads the sessions in order, and then again from the beginning.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reindex_includes_sessions_added_behind_its_position(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    for session in ["a", "b", "c"] {
+        demo.session(session).say(&["plums"]).await;
+    }
+    sql.delay_indexing("session_id <> 'a'").await;
+    let first = demo.store.next_reindex_range(None).await.unwrap().unwrap();
+    let last = ReindexRange { session: session_id("c"), ..first.clone() };
+    assert_eq!(first.session, session_id("b"));
+    assert_eq!(demo.store.next_reindex_range(Some(&first)).await.unwrap(), Some(first));
+    assert_eq!(demo.store.next_reindex_range(Some(&last)).await.unwrap(), Some(last));
+    let (sql, runtime) = (Mutex::new(sql), Handle::current());
+    let add_first_session = |indexed| {
+        if indexed == 1 {
+            let mut sql = sql.lock().unwrap();
+            task::block_in_place(|| runtime.block_on(sql.delay_indexing("session_id = 'a'")));
+        }
+    };
+    assert_eq!(reindex(&demo.store, Analyzer::default(), add_first_session).await.unwrap(), 3);
 }
 
 /// SQLite reuses row ids after the highest one is deleted. New rows with such ids must not count as indexed.

@@ -499,7 +499,7 @@ impl Calls<'_> {
             }
             "index_batch" => usize::from(store.index_batch().await.unwrap()),
             _ => {
-                let Some(range) = store.next_reindex_range().await.unwrap() else { return 0 };
+                let Some(range) = store.next_reindex_range(None).await.unwrap() else { return 0 };
                 if what == "reindex_messages" {
                     let message_ref = MessageRef {
                         created_at: OffsetDateTime::now_utc(),

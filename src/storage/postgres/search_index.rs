@@ -83,9 +83,6 @@ const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
     SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
-const SELECT_REINDEX_RANGE: &str =
-    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_reindex LIMIT 1";
-
 /// Locks the session against a concurrent erasure.
 const SELECT_SESSION_USER: &str =
     "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR NO KEY UPDATE";
@@ -173,11 +170,6 @@ impl Postgres {
             }
         }
         Ok(transaction.commit().await?)
-    }
-
-    pub(in crate::storage) async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
-        let row = sqlx::query(SELECT_REINDEX_RANGE).fetch_optional(&self.pool).await?;
-        row.as_ref().map(rows::reindex_range).transpose()
     }
 
     pub(in crate::storage) async fn reindex_messages(

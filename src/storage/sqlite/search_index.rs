@@ -56,9 +56,6 @@ const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
     SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
-const SELECT_REINDEX_RANGE: &str =
-    "SELECT tenant_id, session_id, done_seq, through_seq FROM search_reindex LIMIT 1";
-
 const SELECT_SESSION_USER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2";
 
 const ADVANCE_REINDEX: &str = "\
@@ -122,11 +119,6 @@ impl Sqlite {
             sqlx::query(INSERT_REINDEX_OF_ALL_SESSIONS).execute(&mut *transaction).await?;
         }
         Ok(transaction.commit().await?)
-    }
-
-    pub(in crate::storage) async fn next_reindex_range(&self) -> Result<Option<ReindexRange>, StoreError> {
-        let row = sqlx::query(SELECT_REINDEX_RANGE).fetch_optional(&self.readers).await?;
-        row.as_ref().map(rows::reindex_range).transpose()
     }
 
     pub(in crate::storage) async fn reindex_messages(
