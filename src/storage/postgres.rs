@@ -217,12 +217,18 @@ impl Postgres {
 
 /// Returns the statement that begins a transaction of one tenant. It is one round trip, so the tenant is part of the text:
 /// as hexadecimal digits, which can't end the literal.
+///
+/// The planner multiplies how common a tenant and how common the id of a session is. If many tenants have a session of that
+/// name, it expects up to a million rows for one key. Then it would compile the statement, which takes up to 300 ms, or start
+/// parallel workers, which takes 20 ms.
 fn begin(tenant: &TenantId) -> SqlStr {
     let mut begin = "BEGIN; SELECT set_config('precis.tenant', convert_from('\\x".to_owned();
     for byte in tenant.as_str().bytes() {
         let _ = write!(begin, "{byte:02x}");
     }
-    begin.push_str("', 'UTF8'), true)");
+    begin.push_str(
+        "', 'UTF8'), true), set_config('jit', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
+    );
     AssertSqlSafe(begin).into_sql_str()
 }
 

@@ -258,6 +258,31 @@ async fn reads_on_postgres_grow_without_an_index() {
     assert!(unnoticed.is_empty(), "{unnoticed:?}");
 }
 
+/// Compiling a plan or starting workers takes longer than any call, and Postgres does it if it expects many rows.
+#[tokio::test]
+async fn statements_of_a_tenant_on_postgres_are_neither_compiled_nor_parallel() {
+    /// Is called by each statement under row-level security.
+    const REJECT_SETTINGS: &str = "\
+        CREATE OR REPLACE FUNCTION precis_tenant() RETURNS text LANGUAGE plpgsql STABLE AS $$
+        BEGIN
+            IF current_setting('jit')::boolean OR current_setting('max_parallel_workers_per_gather') <> '0' THEN
+                RAISE EXCEPTION 'compiled or parallel';
+            END IF;
+            RETURN current_setting('precis.tenant', true);
+        END
+        $$";
+    let mut measured = Measured::filled(FEW).await;
+    measured.run_aside(&[REJECT_SETTINGS], 0).await;
+    assert_eq!(measured.sql.texts("SHOW jit").await, ["on"]);
+    assert_ne!(measured.sql.texts("SHOW max_parallel_workers_per_gather").await, ["0"]);
+    let store = measured.connect().await;
+    for what in ["load_context", "messages", "sessions", "restore_revision", "term_statistics", "fetch_hits"]
+    {
+        let expected = CALLS.iter().find(|(name, _)| *name == what).unwrap().1;
+        assert_eq!(store_calls::call(&store, FEW, what).await, expected, "{what}");
+    }
+}
+
 /// Updates that change no indexed column leave no dead index entries. An index on the time itself would have some.
 #[tokio::test]
 async fn exchanges_and_consolidations_on_postgres_update_no_index_of_sessions() {

@@ -109,13 +109,14 @@ fn each_method_of_the_store_is_called_on_large_tables() {
 }
 
 /// Fills the tables. `n` is a table with the numbers up to 9 N. The session `demo` gets 9 N messages and N revisions, the user
-/// `u1` N versions of a memory document; there are N sessions of one message, a minute apart, N users and N other tenants.
+/// `u1` N versions of a memory document. There are N sessions of one message, a minute apart, the older half of `u1`, N users
+/// with a memory document, and N other tenants.
 ///
 /// N must be a multiple of 256, the number of messages that are moved into FTS5 together.
 const FILL: &str = "\
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
         activity_hour, incarnation)
-    SELECT 'default', 's' || n, CASE WHEN n <= SIZE THEN 'u2' ELSE 'u1' END, '{}', 1, 1, TIME[NOW - n * 60000000]TIME,
+    SELECT 'default', 's' || n, CASE WHEN n <= SIZE / 2 THEN 'u2' ELSE 'u1' END, '{}', 1, 1, TIME[NOW - n * 60000000]TIME,
         TIME[NOW - n * 60000000]TIME, (NOW - n * 60000000) / 3600000000, UUID
     FROM n WHERE n <= SIZE + 100;
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary,
@@ -160,7 +161,7 @@ const FILL: &str = "\
     SELECT 'default', 'u1', n, 'x', 1, 1, TIME[NOW]TIME FROM n WHERE n <= SIZE;
     INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
     SELECT 'default', 'u' || n, 1, 'x', 1, 1, TIME[NOW]TIME FROM n WHERE n > 1 AND n <= SIZE;
-    INSERT INTO token_usage (tenant_id, day, tokens) SELECT 'default', n, 1 FROM n WHERE n <= SIZE;
+    INSERT INTO token_usage (tenant_id, day, tokens) SELECT 'default', -n, 1 FROM n WHERE n <= SIZE;
     INSERT INTO token_usage (tenant_id, day, tokens) SELECT 'default', NOW / 86400000000, 1 FROM n WHERE n = 1;
     INSERT INTO api_keys (key_id, tenant_id, name, scope, hash, created_at)
     SELECT 'k' || n, 't' || n, NULL, 'read', HASH, TIME[NOW]TIME FROM n WHERE n <= SIZE";
@@ -321,8 +322,9 @@ impl Calls<'_> {
 
     async fn sessions(&self, what: &str) -> usize {
         let Self { store, tenant, user, .. } = self;
+        // Full hours, because a page reads the hours that it touches to their end.
         let last_page = SessionPosition {
-            updated_at: OffsetDateTime::now_utc() - time::Duration::minutes(self.size + 20),
+            updated_at: OffsetDateTime::now_utc() - time::Duration::hours(self.size / 60 - 1),
             session_id: session("x"),
         };
         let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();

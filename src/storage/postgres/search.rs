@@ -64,6 +64,7 @@ const SCAN_SESSION: &str = "\
     ) AS newest
     WHERE lexemes @@ $2::text::tsquery AND created_at >= $3 AND created_at < $4 LIMIT $6";
 
+/// `OFFSET 0` makes Postgres look up the session of each hit: an index on the user would return all sessions of the user.
 const FETCH_HITS: &str = "\
     SELECT session_id, seq, created_at, message FROM (
         SELECT w.session_id, w.seq, m.created_at, m.message, w.place, sum(octet_length(m.message))
@@ -74,7 +75,8 @@ const FETCH_HITS: &str = "\
                 WHERE tenant_id = $1 AND session_id = w.session_id AND seq = w.seq OFFSET 0
             ) AS m
         WHERE $6::text IS NULL OR EXISTS (
-            SELECT FROM sessions WHERE tenant_id = $1 AND session_id = w.session_id AND user_id = $6
+            SELECT FROM (SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = w.session_id OFFSET 0) AS s
+            WHERE user_id = $6
         )
     ) AS sized
     WHERE before < $4 ORDER BY place";
@@ -104,9 +106,8 @@ const FETCH_NEIGHBOURS: &str = "\
 /// is a parameter.
 const PLAN_INDEX_SCAN: &str = "\
     SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-        set_config('enable_sort', 'off', true), set_config('jit', 'off', true)";
-const PLAN_INDEX_LOOKUP: &str =
-    "SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)";
+        set_config('enable_sort', 'off', true)";
+const PLAN_INDEX_LOOKUP: &str = "SELECT set_config('enable_seqscan', 'off', true)";
 
 impl Postgres {
     pub(in crate::storage) async fn term_statistics(

@@ -52,8 +52,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Asynchronous commit is safe: after a crash, the messages are pending again. The timeout releases the ranges of a client
 /// that disappeared.
-const BEGIN_LAZILY: &str =
-    "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL idle_in_transaction_session_timeout = '4s'";
+const BEGIN_LAZILY: &str = "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL idle_in_transaction_session_timeout = '4s'; SET LOCAL jit = off";
 
 const SELECT_PENDING_MESSAGES: &str = "\
     SELECT place - 1 AS place, seq, created_at, user_id, message
