@@ -16,6 +16,7 @@ mod exports;
 mod idempotency;
 mod memory;
 mod messages;
+mod plans_at_scale;
 mod postgres_plans;
 mod postgres_waits;
 mod revisions;
