@@ -101,6 +101,10 @@ impl Problem {
         Self { is_closing: true, ..self }
     }
 
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing
+    }
+
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }

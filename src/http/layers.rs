@@ -3,7 +3,7 @@
 //! The steps of a layer are calls in one function. As separate layers of `axum`, each step would box its future and clone all
 //! services inside it, for each request: ten of them took a quarter of the CPU time of a context.
 
-use super::access::AccessTable;
+use super::access::{Access, AccessTable};
 use super::error::{self, Problem};
 use super::middleware::admission::Admission;
 use super::middleware::auth::Auth;
@@ -20,6 +20,7 @@ use futures_util::FutureExt as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
@@ -63,12 +64,10 @@ impl Guard {
             self.auth.authenticate(&mut request, access).await?;
             return Ok(next.run(request).await);
         }
-        let in_flight = self.admission.enter(&request)?;
-        if kind == RouteKind::Buffered {
-            self.admission.check_wait(&request)?;
-        }
-        self.auth.authenticate(&mut request, access).await?;
-        self.admission.check_rate(&request)?;
+        let in_flight = match self.admit(&mut request, access, kind).await {
+            Ok(in_flight) => in_flight,
+            Err(problem) => return Err(body_limits::discard_body(request, problem).await),
+        };
         let response = if kind == RouteKind::Buffered {
             let response = timeout(self.request_timeout, self.serve_buffered(request, next)).await;
             response.map_err(|_| Problem::timeout(self.request_timeout))??
@@ -77,6 +76,22 @@ impl Guard {
             next.run(request).await
         };
         Ok(body_limits::hold_until_sent(in_flight, response))
+    }
+
+    /// Decides about a request before its body is read.
+    async fn admit(
+        &self,
+        request: &mut Request,
+        access: Access,
+        kind: RouteKind,
+    ) -> Result<OwnedSemaphorePermit, Problem> {
+        let in_flight = self.admission.enter()?;
+        if kind == RouteKind::Buffered {
+            self.admission.check_wait()?;
+        }
+        self.auth.authenticate(request, access).await?;
+        self.admission.check_rate(request)?;
+        Ok(in_flight)
     }
 
     /// Reads the body before the request competes for a permit, so that slow clients hold no permits. After

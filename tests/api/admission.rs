@@ -172,6 +172,24 @@ async fn received(app: &TestClient, head: &str, body: &str) -> String {
     String::from_utf8(received).expect("UTF-8")
 }
 
+/// The body arrives after the head, as on a network.
+#[tokio::test]
+async fn connection_serves_the_next_request_after_a_rejected_one() {
+    let app = TestApp::on_sqlite(&[("limits.requests_per_second", "1")]).await;
+    while app.get("/sessions").await.status == 200 {}
+    let address = app.url.strip_prefix("http://").expect("an address");
+    let mut connection = TcpStream::connect(address).await.expect("connected");
+    let post = "POST /sessions/s/exchanges HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    connection.write_all(format!("{post}content-length: 10000\r\n\r\n").as_bytes()).await.expect("sent");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let next = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    connection.write_all(format!("{}{next}", "x".repeat(10_000)).as_bytes()).await.expect("sent");
+    let mut received = String::new();
+    timeout(PATIENCE, connection.read_to_string(&mut received)).await.expect("closed in time").expect("read");
+    let statuses = received.split("HTTP/1.1 ").skip(1).filter_map(|response| response.get(..3));
+    assert_eq!(statuses.collect::<Vec<_>>(), ["429", "200"], "{received}");
+}
+
 #[tokio::test]
 async fn large_bodies_above_the_memory_budget_are_rejected() {
     let set = [("limits.max_body_bytes", "300000"), ("limits.max_body_bytes_in_flight", "500000")];

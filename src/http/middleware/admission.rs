@@ -17,7 +17,6 @@
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
 use crate::http::error::Problem;
-use crate::http::middleware::body_limits;
 use crate::service::keys::authenticator::Principal;
 use crate::service::work_permit::WorkPermit;
 use axum::extract::{FromRequestParts, Request};
@@ -116,20 +115,14 @@ impl Admission {
     }
 
     /// Counts a request as long as the result exists, and rejects it above `limits.max_requests_in_flight`.
-    pub(crate) fn enter(&self, request: &Request) -> Result<OwnedSemaphorePermit, Problem> {
-        Arc::clone(&self.in_flight).try_acquire_owned().map_err(|_| {
-            let problem = Problem::too_many_requests(&self.limits);
-            if body_limits::has_large_body(request) { problem.closing() } else { problem }
-        })
+    pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let in_flight = Arc::clone(&self.in_flight).try_acquire_owned();
+        in_flight.map_err(|_| Problem::too_many_requests(&self.limits))
     }
 
     /// Rejects a request that would wait longer than permitted.
-    pub(crate) fn check_wait(&self, request: &Request) -> Result<(), Problem> {
-        if !self.is_hopeless() {
-            return Ok(());
-        }
-        let problem = Problem::no_permit(&self.limits);
-        Err(if body_limits::has_large_body(request) { problem.closing() } else { problem })
+    pub(crate) fn check_wait(&self) -> Result<(), Problem> {
+        if self.is_hopeless() { Err(Problem::no_permit(&self.limits)) } else { Ok(()) }
     }
 
     /// Rejects a request above the rate of its [`Principal`].

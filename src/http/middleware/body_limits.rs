@@ -6,7 +6,7 @@
 
 use crate::config::Limits;
 use crate::http::error::Problem;
-use axum::body::{Body, HttpBody as _};
+use axum::body::{Body, HttpBody as _, to_bytes};
 use axum::extract::Request;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
@@ -18,8 +18,11 @@ use tokio::time::timeout;
 
 /// Bodies up to this size usually arrive with the headers. They need no reservation, because the limit of requests in
 /// flight bounds their memory; so large bodies never keep small ones out. If such a request is rejected, its
-/// connection can be reused. For larger bodies it is closed instead of draining the body.
+/// body is discarded and its connection can be reused. For larger bodies it is closed instead.
 const SMALL: usize = 16 * 1024;
+
+/// Longest time for the small body of a rejected request to arrive. It usually arrives with the head.
+const DISCARD_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The memory for large request bodies (`limits.max_body_bytes_in_flight`).
 #[derive(Debug)]
@@ -122,9 +125,14 @@ pub(crate) fn hold_until_sent<T: Send + 'static>(guard: T, response: Response) -
     })
 }
 
-/// Returns `true` if the body of a request is so large that its connection is closed rather than drained.
-pub(crate) fn has_large_body(request: &Request) -> bool {
-    request.body().size_hint().upper().is_none_or(|bytes| bytes > SMALL as u64)
+/// Reads the small body of a rejected request, so that its connection can serve the next request. The response closes the
+/// connection if the body is large or does not arrive: the rest of it would be taken for the next request.
+pub(crate) async fn discard_body(request: Request, problem: Problem) -> Problem {
+    if problem.is_closing() || request.body().size_hint().upper().is_none_or(|bytes| bytes > SMALL as u64) {
+        return problem.closing();
+    }
+    let body = timeout(DISCARD_TIMEOUT, to_bytes(request.into_body(), SMALL)).await;
+    if matches!(body, Ok(Ok(_))) { problem } else { problem.closing() }
 }
 
 #[cfg(test)]
