@@ -74,7 +74,9 @@ impl Queue {
         let sample = wait.as_secs_f64() / position.max(1) as f64;
         // A lost update between two grants loses one sample, which does not matter.
         let average = f64::from_bits(self.time_per_grant.load(Ordering::Relaxed));
-        let average = if average > 0.0 { average + (sample - average) * SAMPLE_WEIGHT } else { sample };
+        // The average begins at zero: the first sample alone may be many times too high, and would reject the requests of
+        // clients that have just connected.
+        let average = average + (sample - average) * SAMPLE_WEIGHT;
         self.time_per_grant.store(average.to_bits(), Ordering::Relaxed);
     }
 }
@@ -236,7 +238,9 @@ mod tests {
     async fn request_is_rejected_at_once_if_the_queue_is_too_long_for_the_permitted_wait() {
         let admission = admission(|_| ());
         // 100 ms per grant: ten requests are served within the permitted second, more are not.
-        assert_eq!(serve(&admission, 5).await, 5);
+        for _ in 0..10 {
+            assert_eq!(serve(&admission, 5).await, 5);
+        }
         let held = admission.permit().await.expect("free");
         let waiting: Vec<_> = (0..12)
             .map(|_| {
@@ -255,6 +259,24 @@ mod tests {
             served += usize::from(request.await.expect("no panic"));
         }
         assert!((7..=8).contains(&served), "{served} of 12 had a predicted wait below 750 ms");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_slow_grant_does_not_reject_clients_that_have_just_connected() {
+        let admission = admission(|_| ());
+        assert_eq!(serve(&admission, 1).await, 1);
+        let held = admission.permit().await.expect("free");
+        let waiting: Vec<_> = (0..20)
+            .map(|_| {
+                let admission = Arc::clone(&admission);
+                tokio::spawn(async move { admission.permit().await.is_ok() })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        drop(held);
+        for request in waiting {
+            assert!(request.await.expect("no panic"));
+        }
     }
 
     #[tokio::test(start_paused = true)]
