@@ -63,8 +63,6 @@ pub struct App {
 impl App {
     /// Creates all parts. Brings the database schema up to date if `migrate` is set.
     pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
-        // Takes about 90 ms. The service is ready without it, and the first request that counts tokens waits for it.
-        drop(tokio::task::spawn_blocking(tokens::warm_up));
         let metrics =
             Metrics::new(http::REQUEST_DURATION).map_err(|error| AppError::Setup(error.to_string()))?;
         let llm = Arc::new(metrics.with_recorder(|| models::pools(settings)).map_err(AppError::Setup)?);
@@ -114,6 +112,8 @@ impl App {
     /// Serves until `stop` completes. Then waits for running requests and consolidations, at most for
     /// `server.shutdown_grace`.
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<(), AppError> {
+        // Takes about 90 ms. The service is ready without it, and the first request that counts tokens waits for it.
+        drop(tokio::task::spawn_blocking(tokens::warm_up));
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::run_upkeep(self.metrics)));
         let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));

@@ -9,6 +9,7 @@ use crate::config;
 use crate::domain::tokens;
 use crate::domain::transcript::encode_text;
 use sha2::{Digest, Sha256};
+use std::sync::OnceLock;
 
 /// Prompt version of the built-in prompts. Increase it with every change of their text, because revisions record it.
 const VERSION: &str = "1";
@@ -86,7 +87,8 @@ pub struct Prompts {
     meta_system: String,
     meta_user: String,
     version: String,
-    overhead: usize,
+    /// Counted when it is first needed: loading the tokenizer would take more than half of the start.
+    overhead: OnceLock<usize>,
 }
 
 impl Prompts {
@@ -124,8 +126,6 @@ impl Prompts {
         }
         let Self { consolidate_system, consolidate_user, meta_system, meta_user, .. } = &prompts;
         prompts.version = version([consolidate_system, consolidate_user, meta_system, meta_user]);
-        let empty = prompts.render(&Task::Consolidate { lines: &[], sentences: MAX_SENTENCES });
-        prompts.overhead = empty.tokens();
         Ok(prompts)
     }
 
@@ -138,7 +138,8 @@ impl Prompts {
     /// Returns the number of tokens of a consolidation prompt without a conversation.
     #[must_use]
     pub fn overhead(&self) -> usize {
-        self.overhead
+        let empty = Task::Consolidate { lines: &[], sentences: MAX_SENTENCES };
+        *self.overhead.get_or_init(|| self.render(&empty).tokens())
     }
 
     #[must_use]
