@@ -14,7 +14,9 @@ use sqlx::sqlite::{
     SqliteRow, SqliteSynchronous,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, Transaction};
+use std::num::NonZero;
 use std::str::FromStr as _;
+use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
@@ -26,6 +28,17 @@ mod search_index;
 mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
+
+/// The page cache of a connection that reads, in KiB (SQLite counts them as negative). The system caches the file, too, and ten
+/// caches of the default size of 2 MiB take more memory than the sessions that precis caches.
+const READER_CACHE: &str = "-512";
+
+/// Returns the largest number of connections that read. Each has a thread, and statements do not wait for anything except the
+/// disk, so a few more than the cores can run at a time are enough.
+fn max_readers() -> u32 {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    u32::try_from(2 * cores).unwrap_or(u32::MAX).max(4)
+}
 
 #[derive(Debug)]
 pub struct Sqlite {
@@ -80,7 +93,8 @@ impl Sqlite {
         };
         // The writer connects first: it creates the file and enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
-        let readers = pool(options.max_connections.max(1)).connect_lazy_with(connect.read_only(true));
+        let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
+        let readers = pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect);
         let appends = exchanges::batcher(&writer, options.search);
         let heads = heads::batcher(&readers);
         Ok(Self { writer, readers, search: options.search, indexing: Mutex::default(), appends, heads })
