@@ -72,9 +72,16 @@ fn is_underline(line: &str) -> bool {
 /// Returns `true` if the line begins with the title of a reserved heading. Only letters and digits are compared, so that
 /// invisible characters, emphasis and closing marks make no difference; characters before the first word are ignored.
 fn is_reserved(line: &str) -> bool {
-    let letters = |text: &str| -> String { text.chars().filter(|c| c.is_alphanumeric()).collect() };
-    let title = letters(line.trim_start_matches(|c| !is_word_character(c))).to_lowercase();
-    RESERVED_HEADINGS.iter().any(|heading| title.starts_with(&letters(heading).to_lowercase()))
+    let title = line.trim_start_matches(|c| !is_word_character(c));
+    RESERVED_HEADINGS.iter().any(|heading| {
+        let mut title = letters(title);
+        letters(heading).all(|letter| title.next() == Some(letter))
+    })
+}
+
+/// Returns the letters and digits of a text in lower case.
+fn letters(text: &str) -> impl Iterator<Item = char> {
+    text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase)
 }
 
 /// Returns `false` for the marks of quotes and lists, their numbers, and the cross in the box of a task list.
