@@ -15,6 +15,7 @@
 //! | how search finds and ranks messages | [`search`] |
 //! | the tools of the agent | [`tool`] |
 //! | the export format of a session | [`export_format`] |
+//! | the times that clients give | [`given_time`] |
 //! | size limits of stored values | [`limits`] |
 
 /// Implements the names of the variants of an enum.
@@ -61,6 +62,7 @@ pub mod error_chain;
 pub mod exchange;
 pub mod export_format;
 pub mod format;
+pub mod given_time;
 pub mod headings;
 pub mod id;
 pub(crate) mod json;

@@ -98,6 +98,8 @@ pub enum Error {
     SessionUserMismatch,
     #[error("the idempotency key was used for another exchange")]
     IdempotencyKeyReused,
+    #[error("the last message of the session is {last_seq}, expected was {expected:?}")]
+    LastSeqMismatch { expected: Option<i64>, last_seq: i64 },
     #[error("the memory document is at another version")]
     VersionMismatch,
     #[error("the memory document has {bytes} bytes; at most {max_bytes} are allowed")]

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// An exchange to persist. It has at least one message.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Exchange {
     /// The messages, oldest first, with their token counts. Tokens are counted once, by [`Exchange::new`], so that reading
     /// does not count them again.
@@ -17,6 +17,13 @@ pub struct Exchange {
     pub user_id: Option<UserId>,
     /// A JSON object that replaces the metadata of the session.
     pub metadata: Option<String>,
+    /// The time at which the messages were written, as checked by [`given_time`](super::given_time::given_time). `None` is the
+    /// time of the store.
+    pub created_at: Option<OffsetDateTime>,
+    /// The times of single messages, which take precedence; empty if there are none.
+    pub message_times: Vec<Option<OffsetDateTime>>,
+    /// The `seq` that the last message of the session must have; 0 means that the session must have no message.
+    pub expected_last_seq: Option<i64>,
 }
 
 /// An idempotency key. Two requests with the same key are the same request, sent twice.
@@ -52,7 +59,18 @@ impl Exchange {
                 (message, tokens)
             })
             .collect();
-        Self { messages, user_id, metadata }
+        Self { messages, user_id, metadata, ..Self::default() }
+    }
+
+    /// Returns the times that the client gave, one for each message; empty if it gave none.
+    pub fn given_times(&self) -> impl Iterator<Item = Option<OffsetDateTime>> {
+        let count = if self.has_given_times() { self.messages.len() } else { 0 };
+        (0..count).map(|index| self.message_times.get(index).copied().flatten().or(self.created_at))
+    }
+
+    /// Returns `true` if the client gave the time of any message.
+    pub fn has_given_times(&self) -> bool {
+        self.created_at.is_some() || !self.message_times.is_empty()
     }
 
     /// Returns the number of tokens of all messages.
@@ -60,7 +78,7 @@ impl Exchange {
         self.messages.iter().map(|(_, tokens)| tokens).sum()
     }
 
-    /// Returns a hash of everything that is persisted. White space between the tokens of the JSON does not change it.
+    /// Returns a hash of everything that the request contains. White space between the tokens of the JSON does not change it.
     pub fn fingerprint(&self) -> Vec<u8> {
         let mut hash = Sha256::new();
         let user_id = self.user_id.as_ref().map(UserId::as_str);
@@ -70,6 +88,16 @@ impl Exchange {
         }
         for (message, _) in &self.messages {
             hash_text(&mut hash, message.json());
+        }
+        // Fields that a request does not have leave the hash as it was before they existed.
+        let nanos = self.created_at.map(OffsetDateTime::unix_timestamp_nanos);
+        for (name, value) in
+            [("created_at", nanos), ("expected_last_seq", self.expected_last_seq.map(i128::from))]
+        {
+            if let Some(value) = value {
+                hash_text(&mut hash, name);
+                hash.update(value.to_le_bytes());
+            }
         }
         hash.finalize().to_vec()
     }
@@ -104,5 +132,21 @@ mod tests {
             exchange(&["a"], None, None),
         ];
         assert!(!others.contains(&one));
+    }
+
+    #[test]
+    fn given_time_and_expected_last_seq_change_the_fingerprint() {
+        let messages = || vec![Message::text(Role::User, "a")];
+        let plain = Exchange::new(messages(), None, None);
+        let at = |seconds| OffsetDateTime::from_unix_timestamp(seconds).ok();
+        let exchanges = [
+            plain.clone(),
+            Exchange { created_at: at(1), ..plain.clone() },
+            Exchange { created_at: at(2), ..plain.clone() },
+            Exchange { expected_last_seq: Some(1), ..plain.clone() },
+            Exchange { expected_last_seq: Some(1), created_at: at(1), ..plain.clone() },
+        ];
+        let hashes: std::collections::HashSet<_> = exchanges.iter().map(Exchange::fingerprint).collect();
+        assert_eq!(hashes.len(), exchanges.len());
     }
 }

@@ -161,11 +161,11 @@ impl ExportWriter {
 }
 
 /// A hash of messages and, unless the import consists of messages only, of their times and the revisions. It tells
-/// whether a session begins with the content of an import.
+/// whether a session begins with the content of an import. The times of messages of the chat format are part of the messages.
 #[derive(Clone, Debug)]
 pub struct Fingerprint {
     hash: Sha256,
-    /// Ignores times, because a file with messages only has none.
+    /// Ignores times, because messages without one get the time of their import.
     messages_only: bool,
 }
 

@@ -28,6 +28,12 @@ pub(super) enum Exchange {
         /// Replaces the session's metadata: a JSON object
         #[schema(value_type = Option<Object>)]
         metadata: (),
+        /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
+        #[schema(value_type = Option<String>, format = DateTime)]
+        created_at: (),
+        /// `seq` that the last message of the session must have; 0 = the session must have no message
+        #[schema(minimum = 0)]
+        expected_last_seq: Option<i64>,
     },
     #[schema(title = "Messages")]
     Messages {
@@ -40,6 +46,12 @@ pub(super) enum Exchange {
         /// Replaces the session's metadata: a JSON object
         #[schema(value_type = Option<Object>)]
         metadata: (),
+        /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
+        #[schema(value_type = Option<String>, format = DateTime)]
+        created_at: (),
+        /// `seq` that the last message of the session must have; 0 = the session must have no message
+        #[schema(minimum = 0)]
+        expected_last_seq: Option<i64>,
     },
 }
 

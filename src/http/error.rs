@@ -45,6 +45,9 @@ pub(crate) struct Problem {
     /// The invalid fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     errors: Vec<FieldError>,
+    /// `seq` of the last message of the session, 0 = none; of `last-seq-mismatch`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_seq: Option<i64>,
     #[serde(skip)]
     retry_after: Option<u32>,
     #[serde(skip)]
@@ -82,6 +85,7 @@ impl Problem {
             status: status.as_u16(),
             detail: detail.into(),
             errors: Vec::new(),
+            last_seq: None,
             retry_after: None,
             exceeded_limit: None,
             is_closing: false,
@@ -341,6 +345,17 @@ impl From<Error> for Problem {
                 let detail =
                     "This Idempotency-Key was used with another body. Create a new key for each exchange.";
                 Self::new(S::UNPROCESSABLE_ENTITY, "idempotency-key-reused", "Idempotency key reused", detail)
+            }
+            Error::LastSeqMismatch { expected, last_seq } => {
+                let expected = expected.unwrap_or(last_seq);
+                let detail = format!(
+                    "The last message of the session is {last_seq}, and expected_last_seq is {expected}: another exchange came \
+                     first. Nothing was written. Read the messages after {}, and send the exchange again if it still applies.",
+                    expected.min(last_seq)
+                );
+                let title = "The session has another last message";
+                let last_seq = Some(last_seq);
+                Self { last_seq, ..Self::new(S::CONFLICT, "last-seq-mismatch", title, detail) }
             }
             Error::VersionMismatch => {
                 let detail = "The memory document has changed since the version in If-Match. \

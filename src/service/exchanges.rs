@@ -17,18 +17,26 @@ impl MemoryService {
         key: Option<String>,
     ) -> Result<PersistedExchange, Error> {
         let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
-        let request = AppendRequest::new(tenant, session, exchange, key);
+        self.append(AppendRequest::new(tenant, session, exchange, key)).await
+    }
+
+    /// Persists an exchange and updates the copy of its session.
+    pub(super) async fn append(&self, request: AppendRequest) -> Result<PersistedExchange, Error> {
+        let (tenant, session) = (request.tenant.clone(), request.session.clone());
         let exchange = Arc::clone(&request.exchange);
         let outcome = self.store.append_exchange(request).await;
         self.index_wakeup.notify_one();
         match outcome? {
             AppendOutcome::Appended(appended) => {
                 let limit = self.config.policy.max_history_messages;
-                self.context_cache.append(tenant, session, &exchange, &appended, limit);
+                self.context_cache.append(&tenant, &session, &exchange, &appended, limit);
                 Ok(appended)
             }
             AppendOutcome::UserMismatch => Err(Error::SessionUserMismatch),
             AppendOutcome::KeyReused => Err(Error::IdempotencyKeyReused),
+            AppendOutcome::LastSeqMismatch { last_seq } => {
+                Err(Error::LastSeqMismatch { expected: exchange.expected_last_seq, last_seq })
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::domain::validation::FieldError;
 use crate::storage::{ImportOutcome, Store};
 use staging_file::StagingFile;
 use std::sync::Arc;
+use time::OffsetDateTime;
 use tracing::Instrument as _;
 
 mod staging_file;
@@ -61,7 +62,7 @@ pub struct ImportResult {
 impl Upload {
     pub fn begin(limits: ImportLimits) -> Result<Self, Error> {
         let staging_file = StagingFile::new().map_err(Error::StagingFile)?;
-        let reader = ExportReader::new(limits.sizes);
+        let reader = ExportReader::new(limits.sizes).with_clock(OffsetDateTime::now_utc());
         Ok(Self { limits, bytes: 0, reader, staging_file, partial_line: Vec::new() })
     }
 

@@ -14,9 +14,9 @@ pub(super) const MAX_BATCH: usize = 128;
 /// Larger exchanges are appended by themselves, so that the others do not wait for them.
 const MAX_BATCHED_BYTES: usize = 128 * 1024;
 
-/// Returns `true` if the exchange is small enough to share a transaction with others.
-pub(super) fn can_be_batched(request: &AppendRequest) -> bool {
-    message_bytes(request) <= MAX_BATCHED_BYTES
+/// Returns `true` if the exchange is so large that others would wait for it.
+pub(super) fn is_large(request: &AppendRequest) -> bool {
+    message_bytes(request) > MAX_BATCHED_BYTES
 }
 
 /// Returns the size of the messages as JSON.
@@ -27,10 +27,34 @@ pub(super) fn message_bytes(request: &AppendRequest) -> usize {
 pub(super) type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
 
 impl AppendBatcher {
-    /// Appends an exchange, together with others unless it is large.
+    /// Appends an exchange, together with others unless it is large or its transaction may have to be rolled back.
     pub(super) async fn append(&self, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
-        if can_be_batched(&request) { self.run(request).await } else { self.run_alone(request).await }
+        if is_large(&request) || expects_history(&request) {
+            self.run_alone(request).await
+        } else {
+            self.run(request).await
+        }
     }
+}
+
+/// Returns `true` if the exchange must follow a certain message.
+pub(super) fn expects_history(request: &AppendRequest) -> bool {
+    request.exchange.expected_last_seq.is_some() || request.expected_incarnation.is_some()
+}
+
+/// Replaces the outcome of an exchange that does not follow the message that it expects. Returns `true` if it does so; then the
+/// transaction must be rolled back. The check after the append needs no further statement, and nothing can change in between:
+/// the transaction holds the lock of the session.
+pub(super) fn reject_unexpected(request: &AppendRequest, outcome: &mut Option<AppendOutcome>) -> bool {
+    let Some(AppendOutcome::Appended(appended)) = outcome else { return false };
+    let last_seq = appended.first_seq - 1;
+    let is_last = request.exchange.expected_last_seq.is_none_or(|expected| expected == last_seq);
+    let is_same = request.expected_incarnation.is_none_or(|same| appended.incarnation == Some(same));
+    if appended.replayed || (is_last && is_same) {
+        return false;
+    }
+    *outcome = Some(AppendOutcome::LastSeqMismatch { last_seq });
+    true
 }
 
 /// Exchanges of one session that are appended together. They name the same user, or none of them names a user, and their
@@ -80,7 +104,13 @@ impl<'r> SessionGroup<'r> {
             let outcome = appended.map_or(AppendOutcome::UserMismatch, |group| {
                 let first_seq = group.first_seq + offset;
                 let last_seq = first_seq + to_i64(request.exchange.messages.len()) - 1;
-                AppendOutcome::Appended(PersistedExchange { first_seq, last_seq, ..group.clone() })
+                let created_at = request.exchange.created_at.unwrap_or(group.created_at);
+                AppendOutcome::Appended(PersistedExchange {
+                    first_seq,
+                    last_seq,
+                    created_at,
+                    ..group.clone()
+                })
             });
             if let Some(slot) = outcomes.get_mut(index) {
                 *slot = Some(outcome);

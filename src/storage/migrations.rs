@@ -13,6 +13,7 @@ const POSTGRES: &[Source] = &[
     (1, "initial", include_str!("../../migrations/postgres/0001_initial.sql")),
     (2, "batches", include_str!("../../migrations/postgres/0002_batches.sql")),
     (3, "bounded reads", include_str!("../../migrations/postgres/0003_bounded_reads.sql")),
+    (4, "message times", include_str!("../../migrations/postgres/0004_message_times.sql")),
 ];
 
 const SQLITE: &[Source] = &[

@@ -557,6 +557,8 @@ pub struct AppendRequest {
     pub session: SessionId,
     pub exchange: Arc<Exchange>,
     pub key: Option<IdempotencyKey>,
+    /// The incarnation that the session must have, in addition to [`Exchange::expected_last_seq`].
+    pub expected_incarnation: Option<Uuid>,
 }
 
 impl AppendRequest {
@@ -567,7 +569,8 @@ impl AppendRequest {
         exchange: Exchange,
         key: Option<IdempotencyKey>,
     ) -> Self {
-        Self { tenant: tenant.clone(), session: session.clone(), exchange: Arc::new(exchange), key }
+        let (tenant, session, exchange) = (tenant.clone(), session.clone(), Arc::new(exchange));
+        Self { tenant, session, exchange, key, expected_incarnation: None }
     }
 }
 
@@ -580,6 +583,11 @@ pub enum AppendOutcome {
     UserMismatch,
     /// The idempotency key was used for another exchange. Nothing was written.
     KeyReused,
+    /// The last message of the session is not the expected one. Nothing was written.
+    LastSeqMismatch {
+        /// The `seq` of the last message; 0 if there is none.
+        last_seq: i64,
+    },
 }
 
 /// The selection and order of a page of messages.

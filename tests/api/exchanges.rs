@@ -3,6 +3,7 @@
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::{Response, TestClient, assert_includes};
+use reqwest::Method;
 use serde_json::json;
 use test_case::test_case;
 
@@ -109,6 +110,94 @@ async fn append_for_another_user_is_rejected(backend: Backend) {
     assert_includes(&app.get("/sessions/s").await.ok(200), &json!({"user_id": "ada", "message_count": 6}));
     app.post("/sessions/t/exchanges", TURN).await.ok(201);
     assert_eq!(app.get("/sessions/t").await["user_id"], "default");
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exchange_is_stored_only_after_the_expected_message(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let expecting =
+        |seq: i64| json!({"user_message": "a", "assistant_reply": "b", "expected_last_seq": seq}).to_string();
+    for wrong in [1, 2] {
+        let rejected = app.post(PATH, expecting(wrong)).await;
+        let detail = rejected.problem(409, "last-seq-mismatch");
+        assert!(detail.contains(&format!("expected_last_seq is {wrong}")), "{detail}");
+        assert_eq!(rejected.json()["last_seq"], 0);
+    }
+    app.get("/sessions/s").await.problem(404, "session-not-found");
+    assert_eq!(with_key(&app, "k", &expecting(0)).await.ok(201)["last_seq"], 2);
+    let rejected = app.post(PATH, expecting(0)).await;
+    rejected.problem(409, "last-seq-mismatch");
+    assert_eq!(rejected.json()["last_seq"], 2);
+    // A retry is the same request although the session has grown, and a rejected key can be used again.
+    assert!(with_key(&app, "k", &expecting(0)).await.is_replay());
+    with_key(&app, "k", &expecting(2)).await.problem(422, "idempotency-key-reused");
+    with_key(&app, "l", &expecting(1)).await.problem(409, "last-seq-mismatch");
+    assert_eq!(with_key(&app, "l", &expecting(2)).await.ok(201)["last_seq"], 4);
+    app.record_for("t", "ada").await;
+    let body =
+        json!({"messages": [{"role": "user", "content": "a"}], "user_id": "bo", "expected_last_seq": 2});
+    app.post("/sessions/t/exchanges", body).await.problem(409, "session-user-mismatch");
+    for seq in ["-1", "1.5", "\"2\""] {
+        let body = format!(r#"{{"user_message":"a","assistant_reply":"b","expected_last_seq":{seq}}}"#);
+        assert_eq!(app.post(PATH, body).await.fields(), ["expected_last_seq"]);
+    }
+    assert_eq!(app.get("/sessions/s").await["last_seq"], 4);
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn time_of_an_exchange_is_returned_searched_and_exported(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let at =
+        |time: &str| json!({"user_message": "plums", "assistant_reply": "b", "created_at": time}).to_string();
+    app.post(PATH, TURN).await.ok(201);
+    let first = with_key(&app, "k", &at("2020-02-03T05:06:07.1234567+01:00")).await;
+    assert_eq!(first.ok(201)["created_at"], "2020-02-03T04:06:07.123456Z");
+    let again = with_key(&app, "k", &at("2020-02-03T05:06:07.1234567+01:00")).await;
+    assert_eq!((again.ok(201), again.is_replay()), (first.json(), true));
+    with_key(&app, "k", &at("2020-02-03T05:06:08+01:00")).await.problem(422, "idempotency-key-reused");
+    // Times need not increase.
+    app.post(PATH, at("2019-01-01T00:00:00Z")).await.ok(201);
+    let messages = app.get("/sessions/s/messages").await;
+    let times: Vec<_> = (2..6).map(|index| messages["items"][index]["created_at"].clone()).collect();
+    let (feb, jan) = (json!("2020-02-03T04:06:07.123456Z"), json!("2019-01-01T00:00:00Z"));
+    assert_eq!(times, [feb.clone(), feb, jan.clone(), jan]);
+    // The order of sessions is that of the requests.
+    app.post("/sessions/t/exchanges", at("1970-01-01T00:00:00Z")).await.ok(201);
+    let sessions = app.get("/sessions").await;
+    assert_eq!(
+        (&sessions["items"][0]["session_id"], &sessions["items"][1]["session_id"]),
+        (&json!("t"), &json!("s"))
+    );
+    assert!(sessions["items"][0]["created_at"].as_str() > Some("2026"), "{sessions:?}");
+    let hits = app.get("/search?q=plums&since=2020-01-01T00:00:00Z&until=2021-01-01T00:00:00Z").await;
+    assert_eq!(hits["items"].as_array().map(Vec::len), Some(1), "{hits:?}");
+    assert_eq!(hits["items"][0]["seq"], 3);
+    let export = app.get("/sessions/s/export").await.text;
+    let import =
+        app.request(Method::POST, "/sessions/u/import").header("content-type", "application/x-ndjson");
+    import.body(export).await.ok(201);
+    assert_eq!(app.get("/sessions/u/messages").await.text, messages.text);
+}
+
+#[tokio::test]
+async fn invalid_time_of_an_exchange_is_rejected() {
+    let app = TestApp::on_sqlite(&[]).await;
+    let hour = (time::OffsetDateTime::now_utc() + time::Duration::HOUR)
+        .format(&time::format_description::well_known::Rfc3339)
+        .expect("a time");
+    for time in [&*hour, "9999-12-31T23:59:59-01:00", "1969-12-31T23:59:59Z", "yesterday", "2026-05-01"] {
+        let body = json!({"user_message": "a", "assistant_reply": "b", "created_at": time});
+        assert_eq!(app.post(PATH, body).await.fields(), ["created_at"], "{time}");
+    }
+    for time in [json!(1_700_000_000), json!(["2020-01-01T00:00:00Z"])] {
+        let body = json!({"user_message": "a", "assistant_reply": "b", "created_at": time});
+        assert_eq!(app.post(PATH, body).await.fields(), ["created_at"], "{time}");
+    }
+    app.get("/sessions/s").await.problem(404, "session-not-found");
 }
 
 #[tokio::test]

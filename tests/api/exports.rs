@@ -14,6 +14,8 @@ use reqwest::{Body, Method};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use test_case::test_case;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 /// Small limits, so that a few turns cause consolidations and meta-consolidations.
 const SET: &[(&str, &str)] = &[
@@ -148,6 +150,35 @@ async fn repeated_import_succeeds_and_changes_no_other_session(backend: Backend)
     assert_eq!(app.get("/sessions/s").await["last_seq"], 4);
     app.delete("/sessions/s").await.ok(204);
     import(&app, "s", lines).await.ok(201);
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn import_of_messages_preserves_their_times(backend: Backend) {
+    let app = TestApp::start(&backend, SET).await;
+    let lines = [
+        r#"{"role":"user","content":"a","created_at":"2020-02-03T05:06:07.5+01:00"}"#,
+        r#"{"role":"assistant","content":"b","created_at":1580702400}"#,
+        r#"{"role":"user","content":"c","created_at":null}"#,
+        r#"{"role":"assistant","content":"d"}"#,
+    ];
+    let started_at = OffsetDateTime::now_utc().format(&Rfc3339).expect("a time");
+    import(&app, "s", lines.join("\n")).await.ok(201);
+    let messages = app.get("/sessions/s/messages").await;
+    let time = |index: usize| messages["items"][index]["created_at"].as_str().expect("a time");
+    assert_eq!((time(0), time(1)), ("2020-02-03T04:06:07.5Z", "2020-02-03T04:00:00Z"));
+    let now = &started_at[..19];
+    assert!(&time(2)[..19] >= now && &time(3)[..19] >= now, "{messages:?}");
+    assert!(lines.iter().all(|line| messages.text.contains(line)), "{messages:?}");
+    assert!(app.get("/sessions/s").await["created_at"].as_str() >= Some(now));
+    import(&app, "s", lines.join("\n")).await.ok(200);
+    import(&app, "copy", export(&app, "s").await).await.ok(201);
+    assert_eq!(app.get("/sessions/copy/messages").await.text, messages.text);
+    for time in [r#""2999-01-01T00:00:00Z""#, r#""yesterday""#, "true"] {
+        let line = format!(r#"{{"role":"user","content":"a","created_at":{time}}}"#);
+        assert_eq!(import(&app, "t", line).await.fields(), ["line 1, created_at"], "{time}");
+    }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -323,7 +354,7 @@ async fn failing_export_closes_the_connection() {
     let long = "x".repeat(4 << 20);
     for _ in 0..5 {
         let messages = vec![(Message::text(Role::User, &long), 1)];
-        let exchange = Exchange { messages, user_id: None, metadata: None };
+        let exchange = Exchange { messages, ..Exchange::default() };
         let request = AppendRequest::new(&TenantId::default(), &session, exchange, None);
         store.append_exchange(request).await.expect("stored");
     }

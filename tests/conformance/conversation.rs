@@ -182,7 +182,7 @@ pub(crate) fn counted(message: Message) -> (Message, i64) {
 pub(crate) fn exchange(texts: &[&str]) -> Exchange {
     let roles = [Role::User, Role::Assistant].into_iter().cycle();
     let messages = roles.zip(texts).map(|(role, text)| counted(Message::text(role, text))).collect();
-    Exchange { messages, user_id: None, metadata: None }
+    Exchange { messages, ..Exchange::default() }
 }
 
 pub(crate) fn exchange_of(user: &str, texts: &[&str]) -> Exchange {

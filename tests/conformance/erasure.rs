@@ -84,7 +84,7 @@ async fn fill(demo: &Conversation) -> Uuid {
     // Enough data to fill pages of the database.
     let messages = texts.iter().cycle().take(300).map(|text| counted(message(text))).collect();
     let metadata = Some(r#"{"plugh":"plugh"}"#.to_owned());
-    let exchange = Exchange { messages, user_id: Some(user_id(MARKER)), metadata };
+    let exchange = Exchange { messages, user_id: Some(user_id(MARKER)), metadata, ..Exchange::default() };
     recorded(demo.append(&exchange, Some(&key("key-plugh", &exchange))).await);
     let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
     let token = demo.lease().await;

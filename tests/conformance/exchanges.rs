@@ -166,7 +166,7 @@ async fn exchanges_that_share_a_transaction_do_not_affect_each_other(backend: Ba
                 Ok(AppendOutcome::UserMismatch) => "mismatch",
                 Ok(AppendOutcome::KeyReused) => "reused",
                 Err(StoreError::Statement(_)) => "rejected",
-                Err(error) => panic!("{error:?}"),
+                other => panic!("{other:?}"),
             };
             *counts.entry((*kind, result)).or_default() += 1;
         }
@@ -267,6 +267,117 @@ async fn large_batch_is_stored(backend: Backend) {
             assert!(first.json.contains(&format!("\"{number}\"")) && last.json.len() > 100 * 1024);
             assert_eq!(first.created_at, exchange.created_at);
         }
+    }
+}
+
+/// An exchange without a time, one with a time, and one with times of its messages share transactions.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn given_times_are_stored_with_the_messages_only(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let day = |day| OffsetDateTime::UNIX_EPOCH + time::Duration::days(day) + time::Duration::microseconds(7);
+    let sessions: Vec<_> =
+        (0..9).map(|id| demo.tenant(&format!("t{}", id % 2)).session(&format!("s{id}"))).collect();
+    let before = OffsetDateTime::now_utc() - time::Duration::seconds(1);
+    for round in 1..4 {
+        let appends = sessions.iter().zip(0..).map(async |(session, number)| {
+            let plain = exchange(&["a", "b", "c"]);
+            let exchange = match number % 3 {
+                0 => plain,
+                1 => Exchange { created_at: Some(day(round)), ..plain },
+                _ => Exchange { message_times: vec![Some(day(9 - round)), None], ..plain },
+            };
+            session.record(&exchange).await
+        });
+        for (appended, number) in join_all(appends).await.iter().zip(0..) {
+            assert_eq!(appended.created_at == day(round), number % 3 == 1, "{number}: {appended:?}");
+        }
+    }
+    for (session, number) in sessions.iter().zip(0..) {
+        let given = match number % 3 {
+            0 => [None; 9],
+            1 => [1, 1, 1, 2, 2, 2, 3, 3, 3].map(Some),
+            _ => [Some(8), None, None, Some(7), None, None, Some(6), None, None],
+        };
+        for (message, given) in session.history().await.iter().zip(given) {
+            match given {
+                Some(given) => assert_eq!(message.created_at, day(given)),
+                None => assert!(message.created_at > before, "{message:?}"),
+            }
+        }
+        let state = session.state().await;
+        assert!(state.created_at > before && state.updated_at > before, "{state:?}");
+    }
+}
+
+/// A rejected exchange leaves no row, neither of the session nor of its key.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exchange_that_expects_another_last_message_writes_nothing(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let expecting = |last_seq| Exchange {
+        expected_last_seq: Some(last_seq),
+        metadata: Some(r#"{"a":1}"#.to_owned()),
+        ..exchange(&["x", "y"])
+    };
+    for last_seq in [0, 2] {
+        let rows = sql.rows().await;
+        for wrong in [1, 3, i64::MAX].into_iter().chain((last_seq > 0).then_some(0)) {
+            let wrong = expecting(wrong);
+            for key in [None, Some(key("k", &wrong))] {
+                let outcome = demo.append(&wrong, key.as_ref()).await;
+                assert_eq!(outcome, AppendOutcome::LastSeqMismatch { last_seq });
+            }
+        }
+        assert_eq!(sql.rows().await, rows);
+        let right = expecting(last_seq);
+        let key = key(&format!("k{last_seq}"), &right);
+        let stored = recorded(demo.append(&right, Some(&key)).await);
+        assert_eq!((stored.first_seq, stored.replayed), (last_seq + 1, false));
+        let again = recorded(demo.append(&right, Some(&key)).await);
+        assert_eq!((again.first_seq, again.last_seq, again.replayed), (last_seq + 1, last_seq + 2, true));
+    }
+    let head = demo.store.session_head(&demo.tenant, &demo.session).await.unwrap().unwrap();
+    for (incarnation, is_appended) in [(uuid::Uuid::new_v4(), false), (head.incarnation, true)] {
+        let request = AppendRequest::new(&demo.tenant, &demo.session, expecting(4), None);
+        let request = AppendRequest { expected_incarnation: Some(incarnation), ..request };
+        let outcome = demo.store.append_exchange(request).await.unwrap();
+        assert_eq!(matches!(outcome, AppendOutcome::Appended(_)), is_appended, "{outcome:?}");
+    }
+}
+
+/// Uses two stores, like two replicas. Exchanges without an expectation come in between.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_the_exchanges_that_expect_the_same_message_is_stored(backend: Backend) {
+    const WRITERS: usize = 8;
+    let replicas = [Conversation::on(&backend).await, Conversation::on(&backend).await];
+    for _ in 0..10 {
+        let last_seq = replicas[0].find().await.map_or(0, |state| state.last_seq);
+        let appends = (0..WRITERS).map(async |writer| {
+            let expected_last_seq = (writer > 0).then_some(last_seq);
+            let exchange = Exchange { expected_last_seq, ..exchange(&[&format!("{writer}"), "x"]) };
+            replicas[writer % 2].append(&exchange, None).await
+        });
+        let outcomes = join_all(appends).await;
+        let mut firsts: Vec<i64> = Vec::new();
+        for outcome in &outcomes {
+            match outcome {
+                AppendOutcome::Appended(stored) => firsts.push(stored.first_seq),
+                AppendOutcome::LastSeqMismatch { last_seq: actual } => assert!(*actual > last_seq),
+                other => panic!("{other:?}"),
+            }
+        }
+        firsts.sort_unstable();
+        // Either the exchange without an expectation was first, and no other is stored, or it followed one of the others.
+        let plain = matches!(&outcomes[0], AppendOutcome::Appended(first) if first.first_seq == last_seq + 1);
+        let expected = if plain { vec![last_seq + 1] } else { vec![last_seq + 1, last_seq + 3] };
+        assert_eq!(firsts, expected, "{outcomes:?}");
+        assert_eq!(replicas[0].state().await.last_seq, firsts.len() as i64 * 2 + last_seq);
     }
 }
 

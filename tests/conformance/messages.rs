@@ -32,7 +32,7 @@ async fn message_metadata_matches_the_messages(backend: Backend) {
     assert_eq!(expected[1].calls, ["a\"b,[]", "é\0"]);
     assert_eq!(expected[2].result_of.as_deref(), Some("é\0"));
     let demo = Conversation::on(&backend).await;
-    demo.record(&Exchange { messages, user_id: None, metadata: None }).await;
+    demo.record(&Exchange { messages, ..Exchange::default() }).await;
     for (after, limit) in [(0, 100), (0, 5), (0, 2), (1, 3), (4, 9), (5, 9), (9, 9), (0, 0)] {
         let metadata = demo.store.message_metadata(&demo.tenant, &demo.session, after, limit).await.unwrap();
         let (skip, take) = (usize::try_from(after).unwrap(), usize::try_from(limit).unwrap());

@@ -55,7 +55,8 @@ async fn reindex_adds_messages_stored_without_an_index(backend: Backend) {
     let call =
         r#"{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"find","arguments":"{}"}}]}"#;
     let messages = [r#"{"role":"user","content":"plums"}"#, call].map(|json| (message(json), 1));
-    let exchange = Exchange { messages: messages.to_vec(), user_id: Some(user_id("ada")), metadata: None };
+    let exchange =
+        Exchange { messages: messages.to_vec(), user_id: Some(user_id("ada")), ..Exchange::default() };
     for _ in 0..600 {
         demo.record(&exchange).await;
     }

@@ -29,6 +29,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     // Every exchange of 64 messages deletes expired keys.
     ("append_exchange, new key", 64),
     ("append_exchange, known key", 1),
+    ("append_exchange, expected message", 2),
     ("load_context", 200),
     ("session_head", 1),
     ("context_messages", 3),
@@ -216,7 +217,7 @@ fn unused_number() -> u64 {
 
 fn exchange(messages: usize) -> Exchange {
     let messages = vec![(Message::text(Role::User, "hello"), 1); messages];
-    Exchange { messages, user_id: None, metadata: None }
+    Exchange { messages, ..Exchange::default() }
 }
 
 fn probe(term: &str) -> TermQuery {
@@ -273,12 +274,17 @@ impl Calls<'_> {
                 usize::try_from(stored.last_seq - stored.first_seq + 1).unwrap()
             }
             AppendOutcome::KeyReused => 1,
-            AppendOutcome::UserMismatch => 0,
+            AppendOutcome::UserMismatch | AppendOutcome::LastSeqMismatch { .. } => 0,
         }
     }
 
     async fn append(&self, variant: &str) -> usize {
         let number = unused_number();
+        if variant == "expected message" {
+            let session = session(&format!("new{number}"));
+            let exchange = Exchange { expected_last_seq: Some(0), ..exchange(2) };
+            return self.say(&self.tenant, &session, exchange, None).await;
+        }
         let (session, messages, key) = match variant {
             "" => (self.session.clone(), 2, None),
             "new session" => (session(&format!("new{number}")), 2, None),

@@ -2,6 +2,7 @@
 //!
 //! The reader does no I/O, so that it can be tested and fuzzed with any bytes.
 
+use super::super::given_time::{message_time, stored_time};
 use super::super::id::{InvalidId, SessionId, UserId};
 use super::super::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use super::super::limits::SizeLimits;
@@ -16,13 +17,13 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
-use time::{OffsetDateTime, UtcOffset};
+use time::OffsetDateTime;
 
 /// A valid message of an import with its token count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImportedMessage {
     pub seq: i64,
-    /// Time of the first storage; `None` if the file has no times.
+    /// `None` if the line has no time.
     pub created_at: Option<OffsetDateTime>,
     pub message: Message,
     pub tokens: i64,
@@ -86,7 +87,8 @@ pub struct ExportReader {
     session: ImportedSession,
     /// Numbers of messages and revisions according to the header.
     declared: (i64, i64),
-    last_time: OffsetDateTime,
+    /// The time of our clock, for messages of the chat format: their times must not be in the future.
+    now: Option<OffsetDateTime>,
     /// Hashes of the states that a restore may return to: 32 bytes for each revision.
     states: HashSet<[u8; 32]>,
     hash: Sha256,
@@ -97,15 +99,8 @@ fn invalid<T>(field: &str, detail: impl Into<String>) -> Result<T, Vec<FieldErro
     Err(vec![FieldError::new(field, detail)])
 }
 
-/// Converts a time to the form in which it is stored: UTC, whole microseconds, not before 1970.
 fn to_stored_time(time: OffsetDateTime, field: &str) -> Result<OffsetDateTime, Vec<FieldError>> {
-    let Some(time) = time.checked_to_offset(UtcOffset::UTC) else {
-        return invalid(field, "must not be after the year 9999 in UTC");
-    };
-    if time < OffsetDateTime::UNIX_EPOCH {
-        return invalid(field, "must not be before 1970");
-    }
-    Ok(time.replace_nanosecond(time.microsecond() * 1000).unwrap_or(time))
+    stored_time(time).map_err(|detail| vec![FieldError::new(field, detail)])
 }
 
 fn hash_state(cursor: i64, summary: &str) -> [u8; 32] {
@@ -172,11 +167,17 @@ impl ExportReader {
             line: 0,
             session: ImportedSession::default(),
             declared: (0, 0),
-            last_time: OffsetDateTime::UNIX_EPOCH,
+            now: None,
             states: HashSet::from([hash_state(0, "")]),
             hash: Sha256::new(),
             fingerprint: Fingerprint::new(false),
         }
+    }
+
+    /// Rejects messages of the chat format whose time is after `now`. The times of an export come from the clock of a store.
+    #[must_use]
+    pub fn with_clock(self, now: OffsetDateTime) -> Self {
+        Self { now: Some(now), ..self }
     }
 
     /// Reads the next line, without its line feed. Returns `None` for the first, the last and empty lines. After an error,
@@ -284,7 +285,7 @@ impl ExportReader {
         (self.session.user_id, self.session.metadata) = (Some(user_id), Some(metadata));
         self.session.times = Some((created_at, updated_at));
         self.declared = (line.messages, line.revisions);
-        (self.position, self.last_time) = (Position::AfterHeader, created_at);
+        self.position = Position::AfterHeader;
         Ok(())
     }
 
@@ -294,7 +295,8 @@ impl ExportReader {
             self.session.messages_only = true;
         }
         let message: &RawValue = parse_line(text)?;
-        self.add_message("", Message::parse(message)?, None)
+        let created_at = message_time(message, self.now).map_err(|error| vec![error]);
+        self.add_message("", Message::parse(message)?, created_at?)
     }
 
     fn read_message(&mut self, line: &MessageLine<'_>) -> Result<ImportRow, Vec<FieldError>> {
@@ -306,17 +308,9 @@ impl ExportReader {
             return invalid("seq", format!("must be {expected}: messages are numbered 1, 2, 3 …"));
         }
         let created_at = to_stored_time(line.created_at, "created_at")?;
-        let latest = self.session.times.map_or(created_at, |(_, updated_at)| updated_at);
-        if created_at < self.last_time || created_at > latest {
-            return invalid(
-                "created_at",
-                "must not be before the previous message or outside the lifetime of the session",
-            );
-        }
         let message = Message::parse(line.message).map_err(|errors| -> Vec<FieldError> {
             errors.into_iter().map(|error| error.in_value("message")).collect()
         })?;
-        self.last_time = created_at;
         self.add_message("message", message, Some(created_at))
     }
 

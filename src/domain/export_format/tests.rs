@@ -159,8 +159,7 @@ fn invalid_line_is_reported_with_line_number_and_field() {
         (1, r#""role":"user""#, r#""role":"system""#, "message.role"),
         (1, r#""seq":1"#, r#""seq":1,"y":1"#, "y"),
         (1, "é", "\u{e9}\\ud800", ""),
-        (1, "10:15:00.000001", "10:15:00", "created_at"),
-        (1, "2026", "2027", "created_at"),
+        (1, "2026", "1969", "created_at"),
         (1, "2026-02-03T10:15:00.000001Z", "9999-12-31T23:59:59-23:59", "created_at"),
         (2, r#""name":"f""#, r#""name":"""#, "message.tool_calls[0].function.name"),
         (4, r#""to_seq":1"#, r#""to_seq":2"#, "from_seq"),
@@ -209,6 +208,35 @@ fn file_of_messages_only_is_imported() {
         assert!(error.to_string().contains(hint), "{error}");
     }
     assert!(check([&b"\xff"[..]]).expect_err("no UTF-8").to_string().contains("UTF-8"));
+}
+
+#[test]
+fn times_of_messages_are_read_in_any_order() {
+    let at = |time: &str| format!(r#"{{"role":"user","content":"x","created_at":{time}}}"#);
+    let lines = [at("\"2026-02-03T11:15:00+01:00\""), at("1000000000"), at("null"), MESSAGES[0].to_owned()];
+    let (imported, rows) = check(&lines).expect("valid");
+    let times = rows.iter().map(|row| match row {
+        ImportRow::Message(message) => message.created_at,
+        ImportRow::Revision(_) => panic!("no revision"),
+    });
+    let second = datetime!(2001-09-09 01:46:40 UTC);
+    assert!(times.eq([Some(datetime!(2026-02-03 10:15 UTC)), Some(second), None, None]));
+    assert_eq!(imported.times, None, "activity is the time of the import");
+    for time in ["\"yesterday\"", "\"1969-01-01T00:00:00Z\"", "[]", "1e18"] {
+        let error = check([MESSAGES[0], &at(time)]).expect_err(time);
+        assert_eq!((error.line, error.errors[0].field.as_str()), (2, "created_at"), "{error}");
+    }
+    let mut reader = ExportReader::new(SIZES).with_clock(second);
+    reader.line(lines[1].as_bytes()).expect("not in the future");
+    assert_eq!(reader.line(lines[0].as_bytes()).expect_err("in the future").errors[0].field, "created_at");
+    // The messages of an export may be older than the session, and in any order.
+    let mut writer = ExportWriter::default();
+    let header = writer.header(&Session { last_seq: 2, revision: 0, ..session() }).expect("JSON");
+    let message =
+        |writer: &mut ExportWriter, seq, time| writer.message(seq, time, MESSAGES[0]).expect("JSON");
+    let messages = [message(&mut writer, 1, BEGAN), message(&mut writer, 2, second)];
+    let lines = [header, messages.concat(), writer.end().expect("JSON")].concat();
+    check(lines.lines()).expect("valid");
 }
 
 #[test]

@@ -64,6 +64,7 @@ problem_responses! {
     RevisionNotFound NOT_FOUND "There is no session with this id, or it has no such revision"
     UserNotFound NOT_FOUND "The user has no memory document and no session"
     ToolNotFound NOT_FOUND "There is no tool with this name"
+    ExchangeConflict CONFLICT "The session belongs to another user, or its last message is not `expected_last_seq`"
     SessionUserMismatch CONFLICT "The session belongs to another user, which cannot be changed"
     SessionExists CONFLICT "Another session has this id"
     ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, or no pool of models is configured"

@@ -3,13 +3,14 @@
 use crate::blocking;
 use crate::config::Limits;
 use crate::domain::exchange::Exchange;
+use crate::domain::given_time::given_time;
 use crate::domain::message::{Message, Role};
 use crate::domain::validation::FieldError;
 use crate::http::chat;
 use crate::http::error::Problem;
 use crate::http::extract::{JsonBody, PathParams, SessionPath, TenantFromKey, user_id};
 use crate::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED};
-use crate::http::openapi::responses::SessionUserMismatch;
+use crate::http::openapi::responses::ExchangeConflict;
 use crate::service::MemoryService;
 use axum::Extension;
 use axum::extract::State;
@@ -29,6 +30,8 @@ pub(crate) struct ExchangeRequest {
     messages: Option<Vec<Box<RawValue>>>,
     user_id: Option<String>,
     metadata: Option<Box<RawValue>>,
+    created_at: Option<String>,
+    expected_last_seq: Option<i64>,
 }
 
 /// The position of a persisted exchange.
@@ -41,13 +44,15 @@ pub(crate) struct ExchangeResponse {
     last_seq: i64,
     /// Number of messages.
     message_count: i64,
+    /// Time of the messages.
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
 }
 
 /// Persists one exchange, completely or not at all.
 ///
-/// The response is sent after the commit is durable. With an `Idempotency-Key`, repeating the request returns the same
+/// The response is sent after the commit is durable. With `expected_last_seq`, nothing is written if another exchange came
+/// first. With an `Idempotency-Key`, repeating the request returns the same
 /// response and writes nothing.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "memory",
@@ -59,7 +64,7 @@ pub(crate) struct ExchangeResponse {
     responses(
         (status = 201, description = "Persisted", body = ExchangeResponse,
             headers(("Idempotent-Replayed" = Option<bool>, description = "true if an earlier request with the same key wrote the exchange"))),
-        SessionUserMismatch,
+        ExchangeConflict,
     )
 )]
 pub(crate) async fn append(
@@ -149,8 +154,18 @@ impl ExchangeRequest {
         let user_id = user_id(self.user_id, &mut errors);
         let metadata = self.metadata.map(|given| limits.sizes().metadata("metadata", &given)).transpose();
         let metadata = metadata.map_err(|error| errors.push(error)).unwrap_or_default();
+        let created_at = self.created_at.map(|text| given_time(&text, OffsetDateTime::now_utc())).transpose();
+        let created_at = created_at.unwrap_or_else(|detail| {
+            errors.push(FieldError::new("created_at", detail));
+            None
+        });
+        let expected_last_seq = self.expected_last_seq;
+        if expected_last_seq.is_some_and(|seq| seq < 0) {
+            let detail = "must be the seq of the last message, or 0 if the session must have no message";
+            errors.push(FieldError::new("expected_last_seq", detail));
+        }
         if errors.is_empty() {
-            Ok(Exchange::new(messages, user_id, metadata))
+            Ok(Exchange { created_at, expected_last_seq, ..Exchange::new(messages, user_id, metadata) })
         } else {
             Err(Problem::invalid(errors))
         }

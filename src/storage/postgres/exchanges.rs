@@ -1,6 +1,6 @@
 //! Appending exchanges on Postgres.
 //!
-//! The function `append_exchanges` (migration 2) appends a batch in one statement, which is one round trip and one commit.
+//! The function `append_exchanges` (migration 4) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
 use super::Connections;
@@ -16,13 +16,15 @@ use crate::storage::values::to_i64;
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
+use sqlx::{Connection as _, PgExecutor};
 use std::sync::Arc;
+use time::OffsetDateTime;
 use tokio::sync::Semaphore;
 
 const APPEND_EXCHANGES: &str = "\
     SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation
     FROM append_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-        $22, $23, $24, $25, $26, $27, $28, $29)";
+        $22, $23, $24, $25, $26, $27, $28, $29, $30)";
 
 /// Longest wait for the lock of a session. A batch that waits longer is rolled back, and its exchanges are appended one by
 /// one, so that a long transaction on one session, such as its erasure, does not hold up the others.
@@ -58,7 +60,7 @@ pub(super) fn batcher(pool: &Connections, search: Option<Analyzer>) -> AppendBat
 }
 
 async fn append_alone(single: Single, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
-    let large = if append::can_be_batched(&request) { None } else { single.large.acquire().await.ok() };
+    let large = if append::is_large(&request) { single.large.acquire().await.ok() } else { None };
     match append_one(&single, LOCK_TIMEOUT, &request).await {
         // The transaction was rolled back. Only exchanges of the locked session wait for their turn.
         Err(StoreError::Statement(sqlx::Error::Database(error)))
@@ -80,7 +82,11 @@ async fn append_one(
     let once = async || {
         let mut outcomes = [None];
         let requests = std::slice::from_ref(request);
-        append(&single.pool, single.search, lock_timeout, requests, &mut outcomes).await?;
+        if append::expects_history(request) {
+            append_expected(&single.pool, single.search, lock_timeout, requests, &mut outcomes).await?;
+        } else {
+            append(&single.pool, single.search, lock_timeout, requests, &mut outcomes).await?;
+        }
         let [outcome] = outcomes;
         outcome.ok_or(StoreError::BatchFailed)
     };
@@ -156,6 +162,28 @@ async fn append(
     }
 }
 
+/// Appends one exchange in a transaction that is rolled back if the exchange does not follow the message that it expects.
+async fn append_expected(
+    pool: &Connections,
+    search: Option<Analyzer>,
+    lock_timeout: &str,
+    requests: &[AppendRequest],
+    outcomes: &mut [Option<AppendOutcome>],
+) -> Result<(), StoreError> {
+    let groups = group(requests.iter().enumerate());
+    let appended = pool.with_connection(async |connection| {
+        let mut transaction = connection.begin_with("BEGIN").await?;
+        append_groups(&mut *transaction, search, lock_timeout, requests, &groups, outcomes).await?;
+        let mut checked = requests.iter().zip(outcomes.iter_mut());
+        if checked.any(|(request, outcome)| append::reject_unexpected(request, outcome)) {
+            transaction.rollback().await
+        } else {
+            transaction.commit().await
+        }
+    });
+    Ok(appended.await?)
+}
+
 /// The arguments of `append_exchanges` that have a value per tenant, group, message, key or span.
 #[derive(Default)]
 struct Arguments<'r> {
@@ -176,6 +204,8 @@ struct Arguments<'r> {
     message_result_of: Vec<Option<String>>,
     message_tokens: Vec<i64>,
     message_json: Vec<&'r str>,
+    /// Empty if no client gave a time.
+    message_times: Vec<Option<OffsetDateTime>>,
     key_groups: Vec<i64>,
     key_sessions: Vec<&'r str>,
     keys: Vec<&'r str>,
@@ -219,6 +249,10 @@ impl<'r> Arguments<'r> {
         request: &'r AppendRequest,
         offset: i64,
     ) {
+        if request.exchange.has_given_times() {
+            self.message_times.resize(self.message_json.len(), None);
+            self.message_times.extend(request.exchange.given_times());
+        }
         for (position, (message, tokens)) in (offset + 1..).zip(&request.exchange.messages) {
             let (call_ids, result_of) = tool_columns(message);
             self.message_groups.push(group);
@@ -259,13 +293,13 @@ impl<'r> Arguments<'r> {
 /// Appends groups of exchanges in one transaction. If an idempotency key is known, fills in the outcomes of the known
 /// exchanges only.
 async fn append_groups(
-    pool: &Connections,
+    executor: impl PgExecutor<'_>,
     search: Option<Analyzer>,
     lock_timeout: &str,
     requests: &[AppendRequest],
     groups: &[SessionGroup<'_>],
     outcomes: &mut [Option<AppendOutcome>],
-) -> Result<(), StoreError> {
+) -> Result<(), sqlx::Error> {
     let arguments = Arguments::new(search, requests, groups);
     let query = sqlx::query(APPEND_EXCHANGES)
         .bind(&arguments.tenants)
@@ -286,6 +320,7 @@ async fn append_groups(
         .bind(&arguments.message_result_of)
         .bind(&arguments.message_tokens)
         .bind(&arguments.message_json)
+        .bind(&arguments.message_times)
         .bind(&arguments.key_groups)
         .bind(&arguments.key_sessions)
         .bind(&arguments.keys)
@@ -297,7 +332,7 @@ async fn append_groups(
         .bind(&arguments.span_lasts)
         .bind(&arguments.span_bytes)
         .bind(lock_timeout);
-    let rows = query.fetch_all(pool).await?;
+    let rows = query.fetch_all(executor).await?;
     let mut appended = vec![None; groups.len()];
     let mut found_known_key = false;
     for row in &rows {
@@ -317,7 +352,9 @@ async fn append_groups(
             let index = arguments.key_requests.get(place).copied().unwrap_or(usize::MAX);
             let is_same = arguments.key_fingerprints.get(place).is_some_and(|key| **key == fingerprint);
             let outcome = if is_same {
-                AppendOutcome::Appended(PersistedExchange { replayed: true, ..exchange })
+                let given = requests.get(index).and_then(|request| request.exchange.created_at);
+                let created_at = given.unwrap_or(exchange.created_at);
+                AppendOutcome::Appended(PersistedExchange { replayed: true, created_at, ..exchange })
             } else {
                 AppendOutcome::KeyReused
             };

@@ -65,7 +65,7 @@ const APPEND_GROUPS: &str = concat!(
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     SELECT s.tenant_id, s.session_id, s.last_seq - (g.value ->> 'count') + 1 + m.key, m.value ->> 'role',
         m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
-        s.updated_at ",
+        coalesce(m.value ->> 'created_at', s.updated_at) ",
     from_groups!(),
     " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
 
@@ -125,6 +125,9 @@ struct GroupMessage<'r> {
     tool_result_of: Option<String>,
     tokens: i64,
     json: &'r str,
+    /// Microseconds since 1970, if the client gave the time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created_at: Option<i64>,
 }
 
 #[derive(Serialize)]
@@ -158,10 +161,12 @@ impl<'r> Group<'r> {
             keys: Vec::new(),
         };
         for (index, request, offset) in group.exchanges(requests) {
+            let mut times = request.exchange.given_times();
             row.messages.extend(request.exchange.messages.iter().map(|(message, tokens)| {
                 let (tool_call_ids, tool_result_of) = tool_columns(message);
-                let role = message.role().as_str();
-                GroupMessage { role, tool_call_ids, tool_result_of, tokens: *tokens, json: message.json() }
+                let (role, json) = (message.role().as_str(), message.json());
+                let created_at = times.next().flatten().map(micros);
+                GroupMessage { role, tool_call_ids, tool_result_of, tokens: *tokens, json, created_at }
             }));
             let spans = pending_spans(search, &request.exchange).into_iter();
             row.spans.extend(spans.map(|ExchangeSpan { first, last, bytes }| GroupSpan {
@@ -235,7 +240,12 @@ async fn append_all(
         });
         let groups = group(fitting);
         if groups.is_empty() {
-            transaction.commit().await?;
+            let mut checked = requests.iter().zip(&mut outcomes);
+            if checked.any(|(request, outcome)| append::reject_unexpected(request, outcome)) {
+                transaction.rollback().await?;
+            } else {
+                transaction.commit().await?;
+            }
             return Ok(outcomes);
         }
         append_groups(&mut transaction, search, requests, &groups, &mut outcomes).await?;
@@ -296,12 +306,15 @@ async fn replay_known_keys(
     for row in &known {
         let index = usize::try_from(row.field::<i64>("request")?).unwrap_or(usize::MAX);
         let request = requests.get(index).zip(outcomes.get_mut(index));
-        let Some((AppendRequest { key: Some(key), .. }, outcome)) = request else { continue };
+        let Some((AppendRequest { key: Some(key), exchange, .. }, outcome)) = request else { continue };
         *outcome = Some(if row.field::<Vec<u8>>("fingerprint")? == key.fingerprint {
             AppendOutcome::Appended(PersistedExchange {
                 first_seq: row.field("first_seq")?,
                 last_seq: row.field("last_seq")?,
-                created_at: row.time("created_at")?,
+                created_at: match exchange.created_at {
+                    Some(given) => given,
+                    None => row.time("created_at")?,
+                },
                 incarnation: None,
                 replayed: true,
             })
