@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 
 pub use crate::storage::SessionPosition;
 pub use crate::storage::StoreError;
-pub use crate::storage::{MessageQuery, StoredMessage};
+pub use crate::storage::{MessagePage, MessageQuery, StoredMessage};
 
 pub mod consolidation;
 mod context_cache;

@@ -32,8 +32,8 @@ pub use error::StoreError;
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
 pub use store::{
-    AppendOutcome, AppendRequest, ContextSnapshot, MemoryVersion, MessageQuery, MessageRange, SessionHead,
-    SessionPosition, Store, StoredMessage,
+    AppendOutcome, AppendRequest, ContextSnapshot, MemoryVersion, MessagePage, MessageQuery, MessageRange,
+    SessionHead, SessionPosition, Store, StoredMessage,
 };
 
 #[derive(Clone, Debug)]

@@ -35,6 +35,16 @@ impl<T: ToSchema> Page<T> {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let has_next = items.len() > limit;
         items.truncate(limit);
+        Self::with_end(items, has_next, position, body)
+    }
+
+    /// Returns a page of these items. If it `has_next`, the next page begins after the `position` of the last item.
+    pub(super) fn with_end<I, P: Serialize>(
+        items: Vec<I>,
+        has_next: bool,
+        position: impl Fn(&I) -> P,
+        body: impl Fn(I) -> T,
+    ) -> Self {
         let last = if has_next { items.last() } else { None };
         let next = last.and_then(|last| serde_json::to_vec(&position(last)).ok());
         let next = next.map(|position| URL_SAFE_NO_PAD.encode(position));

@@ -16,7 +16,7 @@ use crate::domain::session::{Session, Summary};
 use crate::domain::transcript::{TranscriptEntry, TranscriptLine, encode_text};
 use crate::domain::{batching, summary, tokens};
 use crate::llm::{Cost, LlmError, PoolResponse, Task};
-use crate::storage::{LeaseCondition, MessageQuery, NewRevision, StoreError};
+use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError};
 use futures_util::FutureExt as _;
 use serde::Serialize;
 use std::panic::AssertUnwindSafe;
@@ -29,6 +29,9 @@ use uuid::Uuid;
 
 /// Number of messages that are planned at once. A longer tail is planned again after the first plan.
 const MAX_PLANNED_MESSAGES: i64 = 10_000;
+
+/// Size of the messages that are loaded at once. Images count few tokens, and only their names become part of a transcript.
+const MAX_LOADED_BYTES: i64 = 8 * 1024 * 1024;
 
 /// Time that a lease lasts beyond the longest model call, for the statements before and after it.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
@@ -351,16 +354,20 @@ impl ConsolidationRun {
         Ok(())
     }
 
-    /// Loads `count` messages, beginning `offset` messages after the cursor.
+    /// Loads `count` messages, beginning `offset` messages after the cursor; fewer if they are large.
     async fn load(&self, offset: usize, count: usize) -> Result<Vec<TranscriptLine>, RunError> {
         let query = MessageQuery {
             after_seq: self.session.cursor.saturating_add(i64::try_from(offset).unwrap_or(i64::MAX)),
             before_seq: i64::MAX,
             descending: false,
             limit: i64::try_from(count).unwrap_or(i64::MAX),
+            max_bytes: MAX_LOADED_BYTES,
         };
-        let messages = self.service.store.messages(&self.tenant, &self.session.session_id, query).await?;
-        let messages = messages.filter(|messages| messages.len() == count).ok_or(RunError::Superseded)?;
+        let page = self.service.store.messages(&self.tenant, &self.session.session_id, query).await?;
+        let is_complete = |page: &MessagePage| page.messages.len() == count;
+        let is_part = |page: &MessagePage| page.has_more && !page.messages.is_empty();
+        let page = page.filter(|page| is_complete(page) || is_part(page)).ok_or(RunError::Superseded)?;
+        let messages = page.messages;
         // Parsing and counting a megabyte takes some tens of milliseconds.
         let lines = move || -> Option<Vec<TranscriptLine>> {
             messages

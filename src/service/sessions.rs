@@ -5,7 +5,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::domain::session::Session;
 use crate::storage::SessionPosition;
-use crate::storage::{MessageQuery, StoredMessage};
+use crate::storage::{MessagePage, MessageQuery};
 
 impl MemoryService {
     /// Returns the state of a session.
@@ -47,7 +47,7 @@ impl MemoryService {
         tenant: &TenantId,
         session: &SessionId,
         page: MessageQuery,
-    ) -> Result<Vec<StoredMessage>, Error> {
+    ) -> Result<MessagePage, Error> {
         self.store.messages(tenant, session, page).await?.ok_or(Error::SessionNotFound)
     }
 

@@ -115,9 +115,10 @@ impl Store {
         tenant: &TenantId,
         session: &SessionId,
         query: MessageQuery,
-    ) -> Result<Option<Vec<StoredMessage>>, StoreError> {
+    ) -> Result<Option<MessagePage>, StoreError> {
         /// The first row, with `seq` 0, exists if the session exists: it distinguishes an empty page from a missing
-        /// session.
+        /// session. Messages beyond the size of the page have no text, and the database does not read it: `octet_length`
+        /// needs only the length that is stored with a text.
         macro_rules! select_messages {
             ($order:literal) => {
                 concat!(
@@ -125,11 +126,16 @@ impl Store {
                         CAST(NULL AS text) AS message
                     FROM sessions WHERE tenant_id = $1 AND session_id = $2
                     UNION ALL SELECT * FROM (
-                        SELECT seq, created_at, message FROM messages
-                        WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
-                        ORDER BY ",
-                    $order,
-                    " LIMIT $5
+                        SELECT seq, created_at, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
+                            SELECT seq, created_at, message,
+                                sum(octet_length(message)) OVER (ORDER BY ", $order, ") - octet_length(message)
+                                    AS bytes_before
+                            FROM (
+                                SELECT seq, created_at, message FROM messages
+                                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
+                                ORDER BY ", $order, " LIMIT $5
+                            ) AS numbered
+                        ) AS sized ORDER BY ", $order, "
                     ) AS page"
                 )
             };
@@ -142,18 +148,24 @@ impl Store {
             .bind(session.as_str())
             .bind(query.after_seq)
             .bind(query.before_seq)
-            .bind(query.limit);
+            // One more message shows if there is another page.
+            .bind(query.limit.saturating_add(1))
+            .bind(query.max_bytes);
         let rows = statement.read_all().await?;
-        let mut messages = Vec::with_capacity(rows.len());
-        let mut session_exists = false;
+        let (mut page, mut session_exists) = (MessagePage::default(), false);
         for row in &rows {
             if row.field::<i64>("seq")? == 0 {
                 session_exists = true;
+            } else if to_i64(page.messages.len()) < query.limit
+                && row.field::<Option<&str>>("message")?.is_some()
+            {
+                page.messages.push(rows::stored_message(row)?);
             } else {
-                messages.push(rows::stored_message(row)?);
+                page.has_more = true;
+                break;
             }
         }
-        Ok(session_exists.then_some(messages))
+        Ok(session_exists.then_some(page))
     }
 
     /// Returns the metadata of at most `limit` messages after `after_seq`, in order.
@@ -601,6 +613,16 @@ pub struct MessageQuery {
     pub descending: bool,
     /// Largest number of messages.
     pub limit: i64,
+    /// The page ends with the message that exceeds this sum of sizes, so that it has at least one message.
+    pub max_bytes: i64,
+}
+
+/// A page of messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MessagePage {
+    pub messages: Vec<StoredMessage>,
+    /// `true` if further messages follow in the order of the page.
+    pub has_more: bool,
 }
 
 /// A range of the history, bounded in number and size.

@@ -47,3 +47,29 @@ async fn messages_in_the_requested_range_are_returned(backend: Backend) {
     let page = app.get("/sessions/s/messages").await;
     assert_eq!(page["items"].as_array().map(Vec::len), Some(50), "the default limit");
 }
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_with_large_messages_ends_early(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let large = "word ".repeat(300_000);
+    for turn in 0..4 {
+        let message = |role: &str| json!({ "role": role, "content": format!("{turn} {large}") });
+        app.record("s", &["user", "assistant"].map(message)).await;
+    }
+    // 1.5 MB each: the third one exceeds 4 MiB.
+    for (order, expected) in [
+        ("asc", [vec![1, 2, 3], vec![4, 5, 6], vec![7, 8]]),
+        ("desc", [vec![8, 7, 6], vec![5, 4, 3], vec![2, 1]]),
+    ] {
+        let (mut pages, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = app.get(&format!("/sessions/s/messages?limit=1000&order={order}{cursor}")).await;
+            pages.push(seqs(&page));
+            let Some(next) = page["next"].as_str() else { break };
+            cursor = format!("&cursor={next}");
+        }
+        assert_eq!(pages, expected.map(|page| json!(page)), "{order}");
+    }
+}

@@ -20,8 +20,13 @@ use uuid::Uuid;
 pub(crate) const LONG: Duration = Duration::from_hours(1);
 
 /// The whole history, oldest first.
-pub(crate) const ALL: MessageQuery =
-    MessageQuery { after_seq: 0, before_seq: i64::MAX, descending: false, limit: i64::MAX };
+pub(crate) const ALL: MessageQuery = MessageQuery {
+    after_seq: 0,
+    before_seq: i64::MAX,
+    descending: false,
+    limit: i64::MAX,
+    max_bytes: i64::MAX,
+};
 
 #[derive(Clone)]
 pub(crate) struct Conversation {
@@ -78,7 +83,7 @@ impl Conversation {
     }
 
     pub(crate) async fn page(&self, page: MessageQuery) -> Option<Vec<StoredMessage>> {
-        self.store.messages(&self.tenant, &self.session, page).await.unwrap()
+        Some(self.store.messages(&self.tenant, &self.session, page).await.unwrap()?.messages)
     }
 
     pub(crate) async fn history(&self) -> Vec<StoredMessage> {

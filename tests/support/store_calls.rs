@@ -310,9 +310,16 @@ impl Calls<'_> {
 
     async fn history(&self, what: &str) -> usize {
         let Self { store, tenant, session, size, .. } = self;
-        let page = MessageQuery { after_seq: 4 * size, before_seq: i64::MAX, descending: false, limit: 50 };
-        let messages =
-            async |page| store.messages(tenant, session, page).await.unwrap().map_or(0, |page| page.len());
+        let page = MessageQuery {
+            after_seq: 4 * size,
+            before_seq: i64::MAX,
+            descending: false,
+            limit: 50,
+            max_bytes: 1 << 20,
+        };
+        let messages = async |page| {
+            store.messages(tenant, session, page).await.unwrap().map_or(0, |page| page.messages.len())
+        };
         match what {
             "messages" => messages(page).await,
             "messages, newest first" => messages(MessageQuery { descending: true, ..page }).await,

@@ -59,7 +59,12 @@ enum Order {
     Desc,
 }
 
+/// The size from which a page ends, whatever its number of messages: a page of 1,000 messages could have gigabytes.
+const MAX_PAGE_BYTES: i64 = 4 * 1024 * 1024;
+
 /// Lists the messages of the history.
+///
+/// A page with large messages ends before `limit`; `next` is set then.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "memory",
     params(SessionPath, ListParams),
@@ -85,10 +90,10 @@ pub(crate) async fn list(
             after_seq = after_seq.max(last);
         }
     }
-    let page = service::MessageQuery { after_seq, before_seq, descending, limit: limit + 1 };
-    let page = service.messages(&tenant, &session, page).await?;
-    let bytes = page.iter().map(|message| message.json.len()).sum();
-    let body = move || page.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>();
+    let query = service::MessageQuery { after_seq, before_seq, descending, limit, max_bytes: MAX_PAGE_BYTES };
+    let service::MessagePage { messages, has_more } = service.messages(&tenant, &session, query).await?;
+    let bytes = messages.iter().map(|message| message.json.len()).sum();
+    let body = move || messages.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>();
     let messages = blocking::spawn_cpu_if_large(bytes, body).await?;
-    Ok(Json(Page::new(messages, limit, |message| message.seq, |message| message)))
+    Ok(Json(Page::with_end(messages, has_more, |message| message.seq, |message| message)))
 }
