@@ -9,7 +9,6 @@
 use crate::domain::transcript::TranscriptLine;
 use async_trait::async_trait;
 use std::fmt;
-use std::time::Duration;
 
 pub mod check;
 pub mod circuit_breaker;
@@ -72,7 +71,4 @@ pub trait Llm: Send + Sync + fmt::Debug {
     /// pool. The value decreases when a model turns out to accept less than its settings say, so smaller batches may
     /// succeed after [`LlmError::is_prompt_too_long`].
     fn capacity(&self, pool: &str) -> usize;
-
-    /// Returns the deadline of the pool: the longest possible duration of [`Llm::complete`].
-    fn deadline(&self, pool: &str) -> Duration;
 }

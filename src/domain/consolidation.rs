@@ -31,6 +31,10 @@ pub struct Policy {
     pub retry_max: Duration,
 }
 
+/// The time for which a run takes and renews the lease of its session: a session is locked for at most this long after the
+/// process of its run was killed.
+pub const LEASE_TTL: Duration = Duration::from_secs(4);
+
 /// The time at which a context request consolidates its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", rename_all = "snake_case")]
@@ -88,27 +92,24 @@ impl Policy {
     }
 
     /// Applies the rule to a session: at most one consolidation runs at a time, and none before its retry time.
-    pub fn due(&self, session: &Session, now: OffsetDateTime, lease_ttl: Duration) -> Due {
+    pub fn due(&self, session: &Session, now: OffsetDateTime) -> Due {
         if !self.exceeds_threshold(session.tail_len(), session.tail_tokens()) {
             return Due::No;
         }
-        match self.activity(&session.consolidation, now, lease_ttl) {
+        match self.activity(&session.consolidation, now) {
             Activity::Idle => Due::Yes,
             Activity::Running => Due::InProgress,
             Activity::Backoff { until } => Due::Backoff { until },
         }
     }
 
-    /// Interprets the times of a lease and of a retry. `lease_ttl` is the duration for which a lease is taken.
-    ///
-    /// A time is ignored if it lies more than twice as far in the future as it is ever set: the clock of the database was
-    /// set back since. So replicas must have about the same deadlines of pools: one whose `lease_ttl` is less than half of
-    /// another's would ignore its leases.
-    pub fn activity(&self, state: &ConsolidationState, now: OffsetDateTime, lease_ttl: Duration) -> Activity {
+    /// Interprets the times of a lease and of a retry. A time is ignored if it lies more than twice as far in the future as
+    /// it is ever set: the clock of the database was set back since.
+    pub fn activity(&self, state: &ConsolidationState, now: OffsetDateTime) -> Activity {
         let pending = |time: Option<OffsetDateTime>, longest: Duration| {
             time.filter(|time| *time > now && *time - now <= longest.saturating_mul(2))
         };
-        if pending(state.lease_until, lease_ttl).is_some() {
+        if pending(state.lease_until, LEASE_TTL).is_some() {
             Activity::Running
         } else if let Some(until) = pending(state.retry_at, self.retry_max) {
             Activity::Backoff { until }
@@ -209,11 +210,11 @@ mod tests {
     #[test]
     fn times_too_far_in_the_future_are_ignored() {
         let now = OffsetDateTime::UNIX_EPOCH;
-        let activity = |lease_until, retry_at| {
-            let in_minutes = |minutes: Option<u64>| minutes.map(|minutes| now + Duration::from_mins(minutes));
-            let (lease_until, retry_at) = (in_minutes(lease_until), in_minutes(retry_at));
+        let activity = |leases: Option<u32>, minutes: Option<u64>| {
+            let lease_until = leases.map(|leases| now + LEASE_TTL * leases);
+            let retry_at = minutes.map(|minutes| now + Duration::from_mins(minutes));
             let state = ConsolidationState { lease_until, retry_at, ..ConsolidationState::default() };
-            policy().activity(&state, now, Duration::from_mins(1))
+            policy().activity(&state, now)
         };
         assert_eq!(activity(None, None), Activity::Idle);
         assert_eq!(activity(Some(0), Some(0)), Activity::Idle, "expired");

@@ -70,7 +70,7 @@ impl Llm for ModelPools {
         let started_at = Instant::now();
         // References to pools are validated with the settings. An unknown pool behaves like one without models.
         let pool = self.pools.get(pool_name);
-        let deadline = self.deadline(pool_name);
+        let deadline = pool.map_or(Duration::ZERO, |pool| pool.deadline);
         let mut request = PoolRequest {
             task,
             prompts: &self.prompts,
@@ -127,9 +127,5 @@ impl Llm for ModelPools {
         let margin = input_limit.div_ceil(100).saturating_mul(INPUT_MARGIN_PERCENT);
         // At least one token: batches of one token are slow, but the work ends.
         input_limit.saturating_sub(margin).saturating_sub(self.prompts.overhead()).max(1)
-    }
-
-    fn deadline(&self, pool: &str) -> Duration {
-        self.pools.get(pool).map_or(Duration::ZERO, |pool| pool.deadline)
     }
 }

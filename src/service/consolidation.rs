@@ -7,7 +7,7 @@
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::domain::api_key::redact_keys;
-use crate::domain::consolidation::{Activity, ConsolidationPlan, requested_sentences};
+use crate::domain::consolidation::{Activity, ConsolidationPlan, LEASE_TTL, requested_sentences};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
@@ -19,7 +19,9 @@ use crate::llm::{Cost, LlmError, PoolResponse, Task};
 use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError};
 use futures_util::FutureExt as _;
 use serde::Serialize;
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::task::JoinHandle;
@@ -33,8 +35,8 @@ const MAX_PLANNED_MESSAGES: i64 = 10_000;
 /// Size of the messages that are loaded at once. Images count few tokens, and only their names become part of a transcript.
 const MAX_LOADED_BYTES: i64 = 8 * 1024 * 1024;
 
-/// Time that a lease lasts beyond the longest model call, for the statements before and after it.
-const LEASE_MARGIN: Duration = Duration::from_secs(30);
+/// The interval of renewals. A run loses its lease only if three consecutive renewals fail or are late.
+const LEASE_RENEWAL: Duration = Duration::from_secs(1);
 
 /// The result of consolidation in a context request: the object `consolidation` of a context.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -120,7 +122,6 @@ struct ConsolidationRun {
     session: Session,
     /// The token of the lease.
     lease: Uuid,
-    lease_ttl: Duration,
     /// Set if the run was requested explicitly, so that it ignores the threshold.
     is_forced: bool,
     /// The plan that the context request made before the run, if any.
@@ -184,16 +185,10 @@ impl MemoryService {
         self.tasks.spawn(run.instrument(span))
     }
 
-    /// Returns the duration for which a lease is taken.
-    pub(super) fn lease_ttl(&self, pools: &PoolNames) -> Duration {
-        self.llm.deadline(&pools.consolidation).max(self.llm.deadline(&pools.meta)) + LEASE_MARGIN
-    }
-
     /// Returns the present state of a session's consolidation. It is only displayed, so the clock of this host suffices.
     #[must_use]
     pub fn activity(&self, session: &Session) -> Activity {
-        let lease_ttl = self.config.pools.as_ref().map_or(Duration::MAX, |pools| self.lease_ttl(pools));
-        self.config.policy.activity(&session.consolidation, OffsetDateTime::now_utc(), lease_ttl)
+        self.config.policy.activity(&session.consolidation, OffsetDateTime::now_utc())
     }
 
     /// Takes the lease and runs the consolidation.
@@ -205,8 +200,8 @@ impl MemoryService {
         plan: Option<SnapshotPlan>,
         pools: PoolNames,
     ) -> ConsolidationReport {
-        let (lease, lease_ttl) = (Uuid::new_v4(), self.lease_ttl(&pools));
-        let session = match self.store.take_lease(&tenant, session, lease, condition, lease_ttl).await {
+        let lease = Uuid::new_v4();
+        let session = match self.store.take_lease(&tenant, session, lease, condition, LEASE_TTL).await {
             Ok(Some(session)) => session,
             Ok(None) => return Outcome::InProgress.into(),
             Err(error) => {
@@ -223,7 +218,6 @@ impl MemoryService {
             tenant,
             session,
             lease,
-            lease_ttl,
             is_forced: condition == LeaseCondition::Force,
             plan,
             lines: Vec::new(),
@@ -239,7 +233,16 @@ impl ConsolidationRun {
     async fn run(mut self) -> ConsolidationReport {
         // A message that triggers a bug does so again in the next run. A panic is therefore handled like other failures:
         // the lease ends and the retry delay grows. After a panic, only committed state is read.
-        let result = AssertUnwindSafe(self.run_until_not_due()).catch_unwind().await;
+        let lost_lease = self.keep_lease();
+        let result = async {
+            tokio::select! {
+                // Checked first: a run that has ended needs no lease.
+                biased;
+                result = self.run_until_not_due() => result,
+                () = lost_lease => Err(RunError::Superseded),
+            }
+        };
+        let result = AssertUnwindSafe(result).catch_unwind().await;
         match result.unwrap_or(Err(RunError::Panicked)) {
             Ok(()) => self.release_lease().await,
             Err(reason @ (RunError::Superseded | RunError::ShuttingDown)) => {
@@ -252,6 +255,25 @@ impl ConsolidationRun {
             Err(error) => self.record_failure(&error).await,
         }
         self.report
+    }
+
+    /// Renews the lease until another holder has it, or the session was erased. A failed renewal is repeated: without another
+    /// holder, a lease that has expired can still be renewed.
+    fn keep_lease(&self) -> impl Future<Output = ()> + use<> {
+        let (store, tenant, lease) = (Arc::clone(&self.service.store), self.tenant.clone(), self.lease);
+        let session = self.session.session_id.clone();
+        async move {
+            loop {
+                tokio::time::sleep(LEASE_RENEWAL).await;
+                match store.renew_lease(&tenant, &session, lease, LEASE_TTL).await {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(error) => {
+                        tracing::warn!(error = %ErrorChain(&error), "failed to renew the lease of a consolidation");
+                    }
+                }
+            }
+        }
     }
 
     async fn run_until_not_due(&mut self) -> Result<(), RunError> {
@@ -451,11 +473,11 @@ impl ConsolidationRun {
         }
     }
 
-    /// Has a pool complete a task, under a lease that outlasts the call. The usage is recorded immediately, because the
-    /// tokens are spent whether or not the response is committed.
+    /// Has a pool complete a task. The usage is recorded immediately, because the tokens are spent whether or not the response
+    /// is committed.
     async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, RunError> {
         let (service, session) = (&self.service, &self.session.session_id);
-        if !service.store.renew_lease(&self.tenant, session, self.lease, self.lease_ttl).await? {
+        if !service.store.renew_lease(&self.tenant, session, self.lease, LEASE_TTL).await? {
             return Err(RunError::Superseded);
         }
         self.ensure_within_daily_limit().await?;

@@ -179,7 +179,7 @@ impl MemoryService {
         let Some(session) = &snapshot.session else {
             return ConsolidationCheck::Report(Outcome::NotDue.into());
         };
-        match self.config.policy.due(session, snapshot.now, self.lease_ttl(pools)) {
+        match self.config.policy.due(session, snapshot.now) {
             Due::No => ConsolidationCheck::Report(Outcome::NotDue.into()),
             Due::InProgress => ConsolidationCheck::Report(Outcome::InProgress.into()),
             Due::Backoff { until } => ConsolidationCheck::Report(ConsolidationReport {

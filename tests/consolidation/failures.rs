@@ -257,10 +257,6 @@ impl Llm for Bug {
     fn capacity(&self, _: &str) -> usize {
         10_000
     }
-
-    fn deadline(&self, _: &str) -> Duration {
-        Duration::from_secs(1)
-    }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -73,10 +73,6 @@ impl Llm for Models {
     fn capacity(&self, _: &str) -> usize {
         CAPACITY
     }
-
-    fn deadline(&self, _: &str) -> Duration {
-        PATIENCE
-    }
 }
 
 /// A service over these models, with one session.

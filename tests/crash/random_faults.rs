@@ -207,7 +207,7 @@ pub(crate) async fn run_on_postgres() {
         run.sleep(1..100).await;
         proxy.set_fault(ProxyFault::None);
         run.restart_killed_replicas().await;
-        // Killed processes leave leases that last half a minute. Running ones may lose a lease if a clock jumps.
+        // Killed processes leave leases that last some seconds. Running ones may lose a lease if a clock jumps.
         let mut connection = PgConnection::connect(server.url()).await.expect("connected");
         let expire = sqlx::query("UPDATE sessions SET lease_until = now() WHERE lease_until > now()");
         expire.execute(&mut connection).await.expect("expired");

@@ -3,8 +3,10 @@
 use crate::service::{Precis, Process, SOON, messages, outcome};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
+use precis::domain::consolidation::LEASE_TTL;
 use serde_json::json;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use test_case::test_case;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
@@ -62,6 +64,7 @@ async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend)
     let asked = tokio::spawn(killed.post("/sessions/s/context", "{}").unchecked());
     model.until_calls(1).await;
     killed.signal("KILL");
+    let killed_at = Instant::now();
     assert_eq!(killed.ended().await.0, None);
     assert!(asked.await.expect("no panic").is_err());
 
@@ -74,13 +77,14 @@ async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend)
         "the lease outlives its holder, for as long as it lasts"
     );
     assert_eq!(model.calls().len(), 1);
-
-    let expired = backend.execute(
-        "UPDATE sessions SET lease_until = now() - interval '1 second' WHERE lease_until > now()",
-        "UPDATE sessions SET lease_until = 1 WHERE lease_until > 1",
-    );
-    assert_eq!(expired.await, 1);
-    let context = heir.context("s", &json!({})).await;
+    let context = loop {
+        let context = heir.context("s", &json!({})).await;
+        if outcome(&context, 102) != "in_progress" {
+            break context;
+        }
+        assert!(killed_at.elapsed() < Duration::from_secs(5), "the session is still locked");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
     assert_eq!(outcome(&context, 102), "consolidated");
     assert_eq!(context["coverage"]["summary_through"], 82);
     assert_eq!(model.calls().len(), 2);
@@ -88,4 +92,26 @@ async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend)
     assert_eq!(revisions["items"].as_array().map(Vec::len), Some(1));
     assert_eq!(heir.history("s").await, messages);
     heir.delete("/sessions/s").await.ok(204);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_lasts_as_long_as_the_model_call() {
+    let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
+    let released = Arc::new(Semaphore::new(0));
+    model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
+    let (holder, other) = (start(&backend, &model).await, start(&backend, &model).await);
+    holder.record("s", &messages(102)).await;
+    let asked = tokio::spawn(holder.post("/sessions/s/context", "{}").unchecked());
+    model.until_calls(1).await;
+    // Longer than a lease lasts without renewal.
+    let until = Instant::now() + LEASE_TTL + Duration::from_secs(1);
+    while Instant::now() < until {
+        let context = other.context("s", &json!({})).await;
+        assert_eq!(outcome(&context, 102), "in_progress");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    released.add_permits(1);
+    assert!(asked.await.expect("no panic").is_ok());
+    let context = other.context("s", &json!({})).await;
+    assert_eq!((context["coverage"]["summary_through"].as_i64(), model.calls().len()), (Some(82), 1));
 }
