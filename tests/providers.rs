@@ -281,6 +281,22 @@ async fn only_tokens_extend_the_timeouts() {
 }
 
 #[tokio::test]
+async fn stream_without_the_end_of_an_event_is_read_up_to_a_limit() {
+    let server = ModelServer::start().await;
+    let part = "x".repeat(64 * 1024);
+    for protocol in PROTOCOLS {
+        let provider = provider(protocol, &settings(&server.base_url()));
+        for begin in ["data: ", ": ", "data: y\ndata: "] {
+            let parts = [vec![begin.to_owned()], vec![part.clone(); 32]].concat();
+            server.push(Behaviour::Slow(Duration::ZERO, parts));
+            let error = complete_within(&provider, PATIENCE).await.expect_err("the event does not end");
+            let expected = ModelError::Protocol("the response is larger than any summary");
+            assert_eq!(error, expected, "{protocol:?} {begin:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn connection_that_fails_is_an_error_that_is_retried() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let closing = format!("http://{}/v1", listener.local_addr().expect("an address"));

@@ -55,7 +55,12 @@ pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) 
     if normalized.is_empty() {
         return Err(Rejection::Empty);
     }
-    let body = normalized.strip_prefix("summary").map_or(normalized.as_str(), str::trim_start);
+    let mut body = normalized.as_str();
+    while let Some(rest) =
+        body.strip_prefix("summary").filter(|rest| rest.is_empty() || rest.starts_with(' '))
+    {
+        body = rest.trim_start();
+    }
     if body.is_empty() || NON_ANSWERS.contains(&body) {
         return Err(Rejection::NonAnswer);
     }
@@ -67,11 +72,13 @@ pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) 
     Ok(text.to_owned())
 }
 
-/// Returns the words in lower case without punctuation and Markdown. Stops after the length of the longest non-answer.
+/// Returns the words in lower case without punctuation, Markdown and tags. Stops after the length of the longest non-answer.
 fn normalize(text: &str) -> String {
     let max_len = NON_ANSWERS.iter().map(|answer| answer.len()).max().unwrap_or_default() + "summary ".len();
     let mut normalized = String::new();
-    for word in text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
+    let without_tags = strip_tags(text);
+    let words = without_tags.split(|c: char| !c.is_alphanumeric() || is_invisible_letter(c));
+    for word in words.filter(|word| !word.is_empty()) {
         if normalized.len() > max_len {
             break;
         }
@@ -81,6 +88,36 @@ fn normalize(text: &str) -> String {
         normalized.push_str(&word.to_lowercase());
     }
     normalized
+}
+
+/// Replaces tags such as `<summary>` and `</b>` by spaces. Only the beginning of a text is relevant, so that the work is
+/// bounded.
+fn strip_tags(text: &str) -> String {
+    const MAX_CHARS: usize = 4096;
+    let (mut stripped, mut tag) = (String::new(), None::<String>);
+    for c in text.chars().take(MAX_CHARS) {
+        match (&mut tag, c) {
+            (Some(_), '>') => {
+                tag = None;
+                stripped.push(' ');
+            }
+            (Some(open), _) if open.len() > 1 || c == '/' || c.is_ascii_alphabetic() => open.push(c),
+            // A `<` of the text: no name of a tag follows.
+            (Some(_), _) => {
+                stripped.extend(tag.take());
+                stripped.push(c);
+            }
+            (None, '<') => tag = Some("<".to_owned()),
+            (None, _) => stripped.push(c),
+        }
+    }
+    stripped.extend(tag);
+    stripped
+}
+
+/// Returns `true` for the letters that Unicode defines as invisible: fillers of Hangul.
+fn is_invisible_letter(c: char) -> bool {
+    matches!(c, '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}')
 }
 
 #[cfg(test)]
@@ -95,7 +132,21 @@ mod tests {
 
     #[test]
     fn response_without_words_is_rejected_as_empty() {
-        for text in ["", " ", "\n\t \u{3000}", "---", "…", "```\n```", "\"\"", "{}", "**"] {
+        for text in [
+            "",
+            " ",
+            "\n\t \u{3000}",
+            "---",
+            "…",
+            "```\n```",
+            "\"\"",
+            "{}",
+            "**",
+            "\u{3164}",
+            "\u{115f}.",
+            "<p></p>",
+            "<br/>",
+        ] {
             assert_eq!(rejection(text), Some(Rejection::Empty), "{text:?}");
         }
     }
@@ -120,6 +171,8 @@ mod tests {
             "Summary: None",
             "## Summary\n\nn/a",
             "Summary:",
+            "<summary>Summary: None.</summary>",
+            "Summary: <b>n/a</b>",
             "{\"summary\": null}",
             "Nothing to summarise.",
             "Not applicable",
@@ -140,6 +193,9 @@ mod tests {
             "N/A was the entry in field 3.",
             "Nonetheless Bo agreed.",
             "Ada.",
+            "Summaryless notes.",
+            "a < b and c > d",
+            "<summary>Ada flies.</summary>",
             "42",
             "三月三日に会う。",
             "Null is the name of the dog.",

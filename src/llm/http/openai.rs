@@ -241,6 +241,12 @@ mod tests {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
             assert_eq!(read(&[text, &end, "[DONE]"]), Err(ModelError::StreamTruncated), "{reason}");
         }
+        let [cut, end] = ["length", "stop"]
+            .map(|reason| format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#));
+        assert_eq!(
+            read(&[text, &cut, &end]).map(|response| response.finish_reason),
+            Ok(FinishReason::Length)
+        );
         let refusal = r#"{"choices":[{"message":{"content":null,"refusal":"No."},"finish_reason":"stop"}]}"#;
         assert_eq!(read(&[refusal]).map(|response| response.finish_reason), Ok(FinishReason::Filtered));
     }

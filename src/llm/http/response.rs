@@ -11,19 +11,21 @@ use serde_json::Value;
 use sseer::EventStream;
 use sseer::errors::EventStreamError;
 use sseer::event::Event;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Maximum size of the body of an error response; the rest is ignored.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 /// Maximum size of a response. A stream contains a few hundred bytes of JSON for each token.
 const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
-/// Maximum size of one JSON object. A completion is far smaller, and a parser needs a multiple of the size of hostile
-/// JSON.
-pub(super) const MAX_OBJECT_BYTES: usize = 4 * 1024 * 1024;
+/// Maximum size of one JSON object, and of what is read without the end of an event. A completion is far smaller, and a
+/// parser needs a multiple of the size of hostile JSON. It also bounds the memory of a call, together with [`MAX_TEXT_BYTES`].
+pub(super) const MAX_OBJECT_BYTES: usize = 1024 * 1024;
 /// Maximum amount of white space before the content.
 const MAX_LEADING_BYTES: usize = 64 * 1024;
 /// Maximum size of the text of a completion, far above the size of any summary.
-const MAX_TEXT_BYTES: usize = 1024 * 1024;
+const MAX_TEXT_BYTES: usize = 512 * 1024;
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 pub(super) const RESPONSE_TOO_LARGE: ModelError =
@@ -81,12 +83,21 @@ impl ResponseBody {
 
     pub(super) fn into_events(self) -> BoxStream<'static, Result<Event, ModelError>> {
         let prefix = stream::once(std::future::ready(Ok(Bytes::from(self.prefix))));
-        let events = EventStream::new(Box::pin(prefix.chain(self.chunks)));
+        // The parser keeps everything since the last event, which an endless line would grow without limit.
+        let since_event = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&since_event);
+        let chunks = prefix.chain(self.chunks).map(move |chunk| {
+            let chunk = chunk?;
+            let unparsed = counter.fetch_add(chunk.len(), Ordering::Relaxed);
+            // A single chunk may contain many complete events.
+            if unparsed > MAX_OBJECT_BYTES { Err(RESPONSE_TOO_LARGE) } else { Ok(chunk) }
+        });
+        let events = EventStream::new(Box::pin(chunks));
         let events = events.map_err(|error| match error {
             EventStreamError::Transport(error) => error,
             EventStreamError::Utf8Error(_) => ModelError::Protocol("not UTF-8"),
         });
-        events.boxed()
+        events.inspect(move |_| since_event.store(0, Ordering::Relaxed)).boxed()
     }
 }
 
@@ -171,8 +182,11 @@ impl ResponseBuilder {
         self.token_events += 1;
     }
 
+    /// Notes a finish reason. Some servers send several; a truncated or filtered completion stays one.
     pub fn finish_reason(&mut self, finish_reason: FinishReason) {
-        self.finish_reason = Some(finish_reason);
+        if matches!(self.finish_reason, None | Some(FinishReason::Complete)) {
+            self.finish_reason = Some(finish_reason);
+        }
     }
 
     /// Sets the usage from the fields of these names if they are numbers. Later values replace earlier ones, except for
