@@ -49,24 +49,34 @@ pub fn escape_headings(text: &str) -> Cow<'_, str> {
 
 /// Returns `true` for each character that some reader takes for the end of a line.
 pub fn is_line_break(c: char) -> bool {
-    matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Returns `true` for the characters that mark a heading: `#`, its full-width form, and the underlines of Setext headings.
+/// Returns `true` for the characters that mark a heading: `#` and the underlines of Setext headings.
 fn is_heading_mark(c: char) -> bool {
-    matches!(c, '#' | '＃' | '=' | '-')
+    is_number_sign(c) || is_underline_mark(c)
+}
+
+/// Returns `true` for `#` and all characters that compatibility normalisation (NFKC) turns into it.
+fn is_number_sign(c: char) -> bool {
+    matches!(c, '#' | '\u{fe5f}' | '\u{ff03}')
+}
+
+/// Returns `true` for `=`, `-` and all characters that compatibility normalisation (NFKC) turns into one of them.
+fn is_underline_mark(c: char) -> bool {
+    matches!(c, '=' | '\u{207c}' | '\u{208c}' | '\u{fe66}' | '\u{ff1d}' | '-' | '\u{fe63}' | '\u{ff0d}')
 }
 
 /// Returns the text after the first `#` if no word precedes it: the title, if the line is a heading.
 fn heading_title(line: &str) -> Option<&str> {
-    let (before, title) = line.split_once(['#', '＃'])?;
+    let (before, title) = line.split_once(is_number_sign)?;
     (!before.contains(is_word_character)).then_some(title)
 }
 
 /// Returns `true` if the line makes the previous line a heading: it contains only `=` and `-`, possibly in a quote.
 fn is_underline(line: &str) -> bool {
     let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '>').trim_end();
-    !line.is_empty() && line.chars().all(|c| matches!(c, '=' | '-'))
+    !line.is_empty() && line.chars().all(is_underline_mark)
 }
 
 /// Returns `true` if the line begins with the title of a reserved heading. Only letters and digits are compared, so that
@@ -102,6 +112,12 @@ mod tests {
             "##\u{200b} Session\u{200b} Summary",
             "> ## **Session Summary**",
             "＃＃ Session Summary",
+            "﹟ Session Summary",
+            "x\u{1c}## Session Summary",
+            "x\u{1d}## Session Summary",
+            "x\u{1e}## Session Summary",
+            "Session Summary\n－－－",
+            "Session Summary\n﹦﹦﹦",
             "x\r## Session Summary",
             "x\u{2028}## Session Summary",
             "Session Summary\n---",
