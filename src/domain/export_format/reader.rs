@@ -95,6 +95,10 @@ pub struct ExportReader {
     fingerprint: Fingerprint,
 }
 
+/// Largest summary of an import: twice the largest response of a model that a consolidation accepts. Every context of the
+/// session contains its summary.
+pub(super) const MAX_SUMMARY_BYTES: usize = 1024 * 1024;
+
 fn invalid<T>(field: &str, detail: impl Into<String>) -> Result<T, Vec<FieldError>> {
     Err(vec![FieldError::new(field, detail)])
 }
@@ -338,6 +342,20 @@ impl ExportReader {
         let last_seq = self.session.last_seq;
         if revision.cursor > last_seq {
             return invalid("cursor", format!("must be at most {last_seq}, the last message"));
+        }
+        let before = revision.meta.as_ref().map_or("", |meta| &meta.text_before);
+        for (field, text) in [
+            ("summary.text", &*revision.summary.text),
+            ("added", &*revision.added),
+            ("meta.text_before", before),
+        ] {
+            if text.len() > MAX_SUMMARY_BYTES {
+                let detail = format!(
+                    "has {} bytes, at most {MAX_SUMMARY_BYTES} are allowed in a summary: shorten it",
+                    text.len()
+                );
+                return invalid(field, detail);
+            }
         }
         let state = hash_state(revision.cursor, &revision.summary.text);
         match revision.kind {

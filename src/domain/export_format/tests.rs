@@ -1,5 +1,6 @@
 //! Tests of the export format: the exact lines, and all reasons for which an import is rejected.
 
+use super::reader::MAX_SUMMARY_BYTES;
 use super::*;
 use crate::domain::id::{SessionId, UserId};
 use crate::domain::revision::{MetaConsolidation, ModelUsage, RevisionKind};
@@ -180,6 +181,15 @@ fn invalid_line_is_reported_with_line_number_and_field() {
         assert_ne!(changed, lines, "{from}");
         let error = check(&changed).expect_err(to);
         assert_eq!((error.line, error.errors[0].field.as_str()), (*line as u64 + 1, *field), "{to}: {error}");
+    }
+    for (line, from, field) in
+        [(4, "one", "summary.text"), (4, "added", "added"), (5, "long", "meta.text_before")]
+    {
+        let mut changed = lines.clone();
+        let text = |text: &str| format!(":\"{text}\"");
+        changed[line] = changed[line].replacen(&text(from), &text(&"x".repeat(MAX_SUMMARY_BYTES + 1)), 1);
+        let error = check(&changed).expect_err("too long");
+        assert_eq!(error.errors[0].field, field, "{error}");
     }
     let after_end = lines.iter().map(String::as_str).chain([MESSAGES[0]]);
     assert_eq!(check(after_end).expect_err("line after the end").line, 11);
