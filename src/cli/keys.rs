@@ -20,7 +20,7 @@ pub(super) enum KeysCommand {
     /// Create a key and print it once; only its hash is stored
     Create {
         /// Tenant whose data the key opens
-        #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+        #[arg(long, value_parser = tenant)]
         tenant: TenantId,
         /// Name of the key in the list
         #[arg(long, value_parser = |text: &str| KeyName::new(text))]
@@ -40,6 +40,14 @@ pub(super) enum KeysCommand {
         /// ID of the key, as shown by `precis keys list`
         id: String,
     },
+}
+
+/// Reads the tenant of a new key. In lists and logs, ` acme` and `acme` would look like the same tenant.
+fn tenant(text: &str) -> Result<TenantId, String> {
+    if text.trim() != text {
+        return Err("must not begin or end with white space".to_owned());
+    }
+    TenantId::new(text).map_err(|error| error.to_string())
 }
 
 fn scopes() -> impl TypedValueParser<Value = Scope> {

@@ -14,7 +14,10 @@ use sqlx::sqlite::{
     SqliteRow, SqliteSynchronous,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, Transaction};
+use std::fs::OpenOptions;
 use std::num::NonZero;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::str::FromStr as _;
 use std::thread;
 use std::time::Duration;
@@ -38,6 +41,12 @@ const READER_CACHE: &str = "-512";
 fn max_readers() -> u32 {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     u32::try_from(2 * cores).unwrap_or(u32::MAX).max(4)
+}
+
+/// Creates the file if it does not exist, so that only its owner can read the conversations. SQLite gives its log the same
+/// permissions. Any error also occurs when SQLite opens the file, and is reported there.
+fn create_private(file: &Path) {
+    let _ = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
 }
 
 #[derive(Debug)]
@@ -91,7 +100,8 @@ impl Sqlite {
                     Box::pin(async move { Ok(is_free) })
                 })
         };
-        // The writer connects first: it creates the file and enables the write-ahead log.
+        create_private(connect.get_filename());
+        // The writer connects first: it enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
         let readers = pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect);
@@ -176,5 +186,31 @@ fn micros(time: OffsetDateTime) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
     mod plans;
+
+    #[tokio::test]
+    async fn only_the_owner_can_read_the_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let url = format!("sqlite://{}", folder.path().join("precis.db").display());
+        let options = StoreOptions {
+            max_connections: 1,
+            acquire_timeout: Duration::from_secs(5),
+            statement_timeout: Duration::from_secs(5),
+            search: None,
+        };
+        let store = Sqlite::connect(&url, &options).await.expect("connected");
+        store.migrate().await.expect("migrated");
+        let mut files = 0;
+        for entry in folder.path().read_dir().expect("readable") {
+            let entry = entry.expect("an entry");
+            let mode = entry.metadata().expect("metadata").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{:?}", entry.path());
+            files += 1;
+        }
+        assert_eq!(files, 3, "the database, its log, and the index of the log");
+        store.close().await;
+    }
 }

@@ -7,8 +7,8 @@ use crate::http::error::ExceededLimit;
 use crate::http::headers::X_REQUEST_ID;
 use crate::http::middleware::metrics;
 use crate::http::path::redact_path;
-use axum::extract::Request;
-use axum::http::{HeaderValue, Uri};
+use axum::extract::{MatchedPath, Request};
+use axum::http::HeaderValue;
 use axum::response::Response;
 use std::time::Instant;
 use tracing::{Span, field};
@@ -22,7 +22,7 @@ pub(crate) struct AccessLog {
     id: HeaderValue,
     span: Span,
     method: &'static str,
-    uri: Uri,
+    route: Option<MatchedPath>,
     started_at: Instant,
 }
 
@@ -38,8 +38,8 @@ impl AccessLog {
             tenant = field::Empty,
             key = field::Empty,
         );
-        let (method, uri) = (metrics::method_label(request.method()), request.uri().clone());
-        Self { id, span, method, uri, started_at: Instant::now() }
+        let (method, route) = (metrics::method_label(request.method()), request.extensions().get().cloned());
+        Self { id, span, method, route, started_at: Instant::now() }
     }
 
     /// Returns the span for all log lines of the request.
@@ -49,7 +49,7 @@ impl AccessLog {
 
     /// Logs the request and adds the id to its response.
     pub(crate) fn finish(self, response: &mut Response) {
-        let Self { id, span, method, uri, started_at } = self;
+        let Self { id, span, method, route, started_at } = self;
         let (status, elapsed) = (response.status(), started_at.elapsed());
         // Overload has a line of its own: `metrics` logs the number of rejections. Successful requests are logged on
         // request only, because formatting and writing a line takes as long as a third of a context request.
@@ -57,12 +57,14 @@ impl AccessLog {
             response.extensions().get().is_some_and(|exceeded: &ExceededLimit| exceeded.is_overload);
         let is_logged = (status.is_client_error() || status.is_server_error()) && !is_overload;
         span.in_scope(|| {
-            // Clients control both values, so they are reduced to known methods and redacted paths.
-            let (path, status) = (|| redact_path(uri.path()), status.as_u16());
+            // Clients control method and path, and people paste keys in place of ids. So only known methods and the templates
+            // of routes are logged.
+            let route = route.as_ref().map_or("(no route)", MatchedPath::as_str);
+            let status = status.as_u16();
             if is_logged {
-                tracing::info!(method, path = %path(), status, ?elapsed, "answered");
+                tracing::info!(method, route, status, ?elapsed, "answered");
             } else {
-                tracing::debug!(method, path = %path(), status, ?elapsed, "answered");
+                tracing::debug!(method, route, status, ?elapsed, "answered");
             }
         });
         response.headers_mut().insert(X_REQUEST_ID, id);
