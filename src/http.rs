@@ -121,6 +121,7 @@ pub fn router(
         .merge(operational.into_router().route_layer(Extension(prometheus)))
         .with_state(service)
         .fallback(error::route_not_found)
+        .method_not_allowed_fallback(error::method_not_allowed)
         .layer(from_fn_with_state(Arc::new(guard), layers::guard))
         // The page with the documentation needs no key: it is static and the same for all tenants.
         .merge(openapi::page())

@@ -24,6 +24,10 @@ use utoipa::ToSchema;
 const TYPE_PREFIX: &str = "urn:precis:problem:";
 /// The largest number of fields that a response lists: a request can have a million invalid ones.
 const MAX_ERRORS: usize = 100;
+/// Longest name of a field in an error.
+const MAX_FIELD_CHARS: usize = 150;
+/// Longest text of an error of a field, which may contain a value of the request.
+const MAX_DETAIL_CHARS: usize = 600;
 /// `Retry-After` while the store is unavailable, has another schema, or lags with the search index.
 const RETRY_SECONDS: u32 = 2;
 /// `Retry-After` under overload.
@@ -119,6 +123,10 @@ impl Problem {
     pub(crate) fn invalid(mut errors: Vec<FieldError>) -> Self {
         let more = errors.len().saturating_sub(MAX_ERRORS);
         errors.truncate(MAX_ERRORS);
+        for error in &mut errors {
+            error.field = shorten_middle(&error.field, MAX_FIELD_CHARS);
+            error.detail = shorten_middle(&error.detail, MAX_DETAIL_CHARS);
+        }
         let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
         let more = if more > 0 { format!(", and {more} more") } else { String::new() };
         let detail = format!("Correct these fields and send the request again: {}{more}.", fields.join(", "));
@@ -477,6 +485,16 @@ impl IntoResponse for Problem {
         }
         response
     }
+}
+
+/// Replaces the middle of a long text by an ellipsis. Names and values of requests can be as long as their bodies.
+fn shorten_middle(text: &str, max_chars: usize) -> String {
+    let count = text.chars().count();
+    if count <= max_chars {
+        return text.to_owned();
+    }
+    let (begin, end) = (max_chars * 2 / 3, max_chars / 3);
+    text.chars().take(begin).chain(std::iter::once('…')).chain(text.chars().skip(count - end)).collect()
 }
 
 /// Answers requests for unknown paths.

@@ -107,7 +107,9 @@ impl<const MIN: i64, const MAX: i64> TryFrom<String> for Bounded<MIN, MAX> {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let number = text.parse().ok().filter(|number| (MIN..=MAX).contains(number));
+        // Other spellings, such as `+1` and `01`, would be aliases of a path.
+        let number = text.parse().ok().filter(|number: &i64| number.to_string() == text);
+        let number = number.filter(|number| (MIN..=MAX).contains(number));
         number.map(Self).ok_or_else(|| format!("must be a number from {MIN} to {MAX}"))
     }
 }
@@ -191,7 +193,7 @@ impl<S: Send + Sync> FromRequest<S> for EmptyBody {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         reject_query(request.uri(), "unknown: this request takes no parameters")?;
-        match &*body_bytes(request).await? {
+        match &*json_bytes(request, true).await? {
             b"" | b"{}" => Ok(Self),
             _ => Err(Problem::invalid_field("body", "must be empty: this request takes no body")),
         }

@@ -14,6 +14,8 @@ use super::middleware::security_headers::set_security_headers;
 use super::openapi::responses::RouteKind;
 use crate::config::Limits;
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::Version;
+use axum::http::header::{HOST, TRANSFER_ENCODING};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::FutureExt as _;
@@ -57,6 +59,7 @@ pub(super) async fn guard(State(guard): State<Arc<Guard>>, request: Request, nex
 
 impl Guard {
     async fn serve(&self, mut request: Request, next: Next) -> Result<Response, Problem> {
+        check_framing(&request).map_err(Problem::closing)?;
         let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
         let (access, kind) = self.access.required(path, request.method());
         request.extensions_mut().insert(Arc::clone(&self.limits));
@@ -105,4 +108,19 @@ impl Guard {
         drop(permit);
         Ok(response)
     }
+}
+
+/// Rejects messages that HTTP/1.1 does not permit, or whose body is encoded. A proxy in front of the service may read them in
+/// another way, and could then mistake a part of a body for the next request.
+fn check_framing(request: &Request) -> Result<(), Problem> {
+    let headers = request.headers();
+    if request.version() == Version::HTTP_11 && headers.get_all(HOST).iter().count() != 1 {
+        return Err(Problem::bad_request("A request of HTTP/1.1 needs exactly one header Host. Send it."));
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if codings.any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+        let detail = "The only supported value of the header Transfer-Encoding is chunked. Send the body without compression.";
+        return Err(Problem::bad_request(detail));
+    }
+    Ok(())
 }

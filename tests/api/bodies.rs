@@ -67,6 +67,12 @@ async fn error_does_not_quote_the_request() {
     let response = app.post(PATH, format!(r#"{{"messages":"{}"}}"#, "x".repeat(100_000))).await;
     assert_eq!(response.fields(), ["messages"]);
     assert!(response.text.len() < 1000);
+    let name = "n".repeat(100_000);
+    for body in [format!(r#"{{"{name}":1}}"#), format!(r#"{{"messages":[{{"role":"{name}"}}]}}"#)] {
+        let response = app.post(PATH, body).await;
+        assert_eq!(response.status, 422);
+        assert!(response.text.len() < 2000, "{}", response.text.len());
+    }
 }
 
 #[tokio::test]

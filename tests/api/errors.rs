@@ -3,8 +3,9 @@
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use reqwest::Method;
-use serde_json::Value;
+use serde_json::{Value, json};
 use test_case::test_case;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 #[tokio::test]
 async fn unknown_path_returns_route_not_found() {
@@ -147,4 +148,41 @@ async fn invalid_query_parameters_are_all_reported(backend: Backend) {
         }
     }
     app.get("/sessions?limit=1000&").await.ok(200);
+}
+
+#[tokio::test]
+async fn malformed_messages_are_rejected() {
+    let app = TestApp::on_sqlite(&[]).await;
+    let exchange = "POST /sessions/s/exchanges HTTP/1.1\r\ncontent-type: application/json";
+    let coded = app.raw(&format!("{exchange}\r\ntransfer-encoding: gzip, chunked"), b"0\r\n\r\n").await;
+    let detail = coded.problem(400, "bad-request");
+    assert!(detail.contains("Transfer-Encoding"), "{detail}");
+    let twice = app.raw("GET /sessions HTTP/1.1\r\nhost: localhost", b"").await;
+    assert!(twice.problem(400, "bad-request").contains("Host"));
+    let mut stream = app.connect().await;
+    stream.write_all(b"GET /sessions HTTP/1.1\r\nconnection: close\r\n\r\n").await.expect("sent");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.expect("a response");
+    assert!(response.starts_with("HTTP/1.1 400 "), "{response}");
+}
+
+#[tokio::test]
+async fn each_revision_has_one_path() {
+    let app = TestApp::on_sqlite(&[]).await;
+    app.record("s", &["user", "assistant"].map(|role| json!({ "role": role, "content": "x" }))).await;
+    app.get("/sessions/s/revisions/1").await.problem(404, "revision-not-found");
+    for alias in ["+1", "01", "-0", "1.0", "%2B1"] {
+        let response = app.get(&format!("/sessions/s/revisions/{alias}")).await;
+        assert_eq!(response.fields(), ["revision"], "{alias}");
+    }
+}
+
+#[tokio::test]
+async fn empty_object_needs_its_media_type() {
+    let app = TestApp::on_sqlite(&[]).await;
+    for path in ["/sessions/s/consolidations", "/sessions/s/revisions/0/restore"] {
+        let text = app.request(Method::POST, path).header("content-type", "text/plain").body("{}");
+        text.await.problem(415, "unsupported-media-type");
+        app.post(path, "{}").await.problem(404, "session-not-found");
+    }
 }

@@ -73,6 +73,8 @@ async fn each_route_enforces_its_documented_scope() {
             continue;
         };
         without.problem(401, "unauthorized");
+        // Without a key, a client does not learn which methods a path has.
+        ask(&app, &Method::TRACE, &path).await.problem(401, "unauthorized");
         for (scope, app) in &keys {
             let response = ask(app, &method, &path).await;
             if scope.covers(needed) {
@@ -103,7 +105,8 @@ async fn undocumented_paths_need_a_key() {
             ask(&reader, &method, path).await.problem(404, "route-not-found");
         }
     }
-    ask(&app, &Method::PUT, "/sessions").await.problem(405, "method-not-allowed");
+    ask(&app, &Method::PUT, "/sessions").await.problem(401, "unauthorized");
+    ask(&reader, &Method::PUT, "/sessions").await.problem(405, "method-not-allowed");
     ask(&app, &Method::HEAD, "/livez").await.ok(200);
     assert_eq!(ask(&app, &Method::HEAD, "/sessions").await.status, 401);
     assert_eq!(ask(&reader, &Method::HEAD, "/sessions").await.status, 200);

@@ -83,7 +83,7 @@ async fn pages_are_rejected_without_cors_origins() {
     let app = TestApp::on_sqlite(&[]).await;
     for origin in [PAGE, "null", "http://localhost:3000"] {
         let response = preflight(&app, origin).await;
-        response.problem(405, "method-not-allowed");
+        response.problem(403, "origin-not-allowed");
         assert_eq!(allowed(&response), None);
         let response = from_page(&app, "/sessions", origin).await;
         let detail = response.problem(403, "origin-not-allowed");

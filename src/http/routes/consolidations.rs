@@ -2,7 +2,9 @@
 
 use crate::http::error::Problem;
 use crate::http::extract::{EmptyBody, PathParams, SessionPath, TenantFromKey};
-use crate::http::openapi::responses::{ConsolidationFailed, ConsolidationUnavailable, SessionNotFound};
+use crate::http::openapi::responses::{
+    ConsolidationFailed, ConsolidationUnavailable, SessionNotFound, UnsupportedMediaType,
+};
 use crate::http::routes::revisions::RevisionBody;
 use crate::service::MemoryService;
 use crate::service::work_permit::WorkPermit;
@@ -19,7 +21,7 @@ use axum::http::StatusCode;
     responses(
         (status = 201, description = "The new revision; the last one if several batches were needed", body = RevisionBody),
         (status = 200, description = "null: there was nothing to summarise", body = Option<RevisionBody>),
-        SessionNotFound, ConsolidationUnavailable, ConsolidationFailed,
+        SessionNotFound, ConsolidationUnavailable, ConsolidationFailed, UnsupportedMediaType,
     )
 )]
 pub(crate) async fn consolidate(

@@ -5,7 +5,7 @@ use crate::http::error::Problem;
 use crate::http::extract::{
     Bounded, EmptyBody, NoQuery, PathParams, QueryParams, RevisionPath, SessionPath, TenantFromKey,
 };
-use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound};
+use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound, UnsupportedMediaType};
 use crate::http::pagination::{Page, PageParams};
 use crate::service::MemoryService;
 use axum::Json;
@@ -137,7 +137,7 @@ pub(crate) async fn get(
     params(RevisionPath),
     responses(
         (status = 201, description = "The new revision", body = RevisionBody),
-        RevisionNotFound,
+        RevisionNotFound, UnsupportedMediaType,
     )
 )]
 pub(crate) async fn restore(

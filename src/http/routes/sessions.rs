@@ -8,7 +8,7 @@ use crate::http::error::Problem;
 use crate::http::extract::{
     EmptyBody, JsonBody, NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey,
 };
-use crate::http::openapi::responses::SessionNotFound;
+use crate::http::openapi::responses::{SessionNotFound, UnsupportedMediaType};
 use crate::http::pagination::{self, Limit, Page};
 use crate::service::{MemoryService, SessionPosition};
 use axum::Extension;
@@ -212,7 +212,7 @@ pub(crate) async fn patch(
     params(SessionPath),
     responses(
         (status = 204, description = "Erased"),
-        SessionNotFound,
+        SessionNotFound, UnsupportedMediaType,
     )
 )]
 pub(crate) async fn erase(

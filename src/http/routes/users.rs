@@ -2,7 +2,7 @@
 
 use crate::http::error::Problem;
 use crate::http::extract::{EmptyBody, PathParams, TenantFromKey, UserPath};
-use crate::http::openapi::responses::UserNotFound;
+use crate::http::openapi::responses::{UnsupportedMediaType, UserNotFound};
 use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,7 +13,7 @@ use axum::http::StatusCode;
     params(UserPath),
     responses(
         (status = 204, description = "Erased"),
-        UserNotFound,
+        UserNotFound, UnsupportedMediaType,
     )
 )]
 pub(crate) async fn erase(
