@@ -58,6 +58,9 @@ def map_case(context, case):
         case.headers["If-Match"] = "*" if tag == "*" else f'"{tag}"'
     if is_sound(ParameterLocation.BODY) and isinstance(case.body, dict):
         for message in case.body.get("messages") or []:
+            if message["role"] == "assistant" and not any(map(message.get, ["content", "refusal", "tool_calls"])):
+                # An answer with nothing in it is refused.
+                message["content"] = "Nothing."
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
                 call["id"] = f"{call['id']}-{next(ids)}"
@@ -68,6 +71,9 @@ def map_case(context, case):
                 skill | {"name": f"{skill['name']}-{next(ids)}", "body": f"{skill.get('body')}."} for skill in skills
             ]
             case.body = case.body | {"skills": sound}
+        if case.operation.definition.raw["operationId"] == "call_tool" and not is_call(case.body):
+            # Arguments alone are any object without the fields of a call.
+            case.body = {name: value for name, value in case.body.items() if name not in ("type", "function")}
         if "name" in (case.path_parameters or {}) and is_sound(ParameterLocation.PATH):
             # The call names the tool that the path names.
             name = {"name": case.path_parameters["name"]}
@@ -79,6 +85,18 @@ def map_case(context, case):
 
 
 keys = itertools.count()
+
+
+def is_call(body):
+    """Whether an object is a tool call of one of the formats, with all that it needs."""
+    function = body.get("function")
+    if isinstance(function, dict) and body.get("type") in (None, "function"):
+        names = [body.get("id"), function.get("name")]
+    elif body.get("type") == "tool_use":
+        names = [body.get("id"), body.get("name")]
+    else:
+        return False
+    return all(isinstance(name, str) and name for name in names)
 
 
 def near(case):

@@ -38,7 +38,7 @@ pub const LEASE_TTL: Duration = Duration::from_secs(4);
 /// The time at which a context request consolidates its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", rename_all = "snake_case")]
-#[schema(rename_all = "snake_case")]
+#[schema(as = ConsolidationMode, rename_all = "snake_case")]
 pub enum Mode {
     /// During the request.
     Inline,

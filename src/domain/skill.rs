@@ -16,7 +16,6 @@ const SEARCH_SENTENCE: &str =
 
 /// A skill of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
-#[schema(as = SkillBody)]
 pub struct Skill {
     /// One line, unique within the request.
     #[schema(

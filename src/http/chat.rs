@@ -1,104 +1,131 @@
 //! OpenAPI schemas of bodies in a provider's format. The service stores such JSON verbatim; `domain::message` and
 //! `domain::tool` validate it. These types repeat the rules as far as a schema can express them.
+//!
+//! The variants of a union are types of their own, so that generated clients have a name for each. Messages have further
+//! fields, and all are kept: so the schemas leave `additionalProperties` open. They do not declare it either, because the
+//! types of the official clients are not assignable to a generated type with an index signature.
 #![expect(dead_code, reason = "only the schemas are used")]
 
 use crate::domain::id::UserId;
 use serde::Serialize;
 use utoipa::ToSchema;
-use utoipa::openapi::{Object, Type};
-
-fn null() -> Object {
-    Object::with_type(Type::Null)
-}
 
 /// An exchange: either `user_message` and `assistant_reply`, or `messages`
 #[derive(Serialize, ToSchema)]
 #[schema(as = ExchangeRequest)]
 #[serde(untagged)]
 pub(super) enum Exchange {
-    #[schema(title = "Question and answer")]
-    QuestionAndAnswer {
-        /// Content of the user message: text, or content parts
-        user_message: ContentBody,
-        /// Content of the reply: text, or content parts
-        assistant_reply: ContentBody,
-        /// User of the session; cannot change
-        #[schema(value_type = Option<UserId>)]
-        user_id: (),
-        /// Replaces the session's metadata: a JSON object
-        #[schema(value_type = Option<Object>)]
-        metadata: (),
-        /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
-        #[schema(value_type = Option<String>, format = DateTime)]
-        created_at: (),
-        /// `seq` that the last message of the session must have; 0 = the session must have no message
-        #[schema(minimum = 0)]
-        expected_last_seq: Option<i64>,
-    },
-    #[schema(title = "Messages")]
-    Messages {
-        /// The messages of the exchange in the OpenAI chat format
-        #[schema(min_items = 1)]
-        messages: Vec<ChatMessage>,
-        /// User of the session; cannot change
-        #[schema(value_type = Option<UserId>)]
-        user_id: (),
-        /// Replaces the session's metadata: a JSON object
-        #[schema(value_type = Option<Object>)]
-        metadata: (),
-        /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
-        #[schema(value_type = Option<String>, format = DateTime)]
-        created_at: (),
-        /// `seq` that the last message of the session must have; 0 = the session must have no message
-        #[schema(minimum = 0)]
-        expected_last_seq: Option<i64>,
-    },
+    QuestionAndAnswer(QuestionAndAnswer),
+    Messages(MessagesExchange),
+}
+
+/// An exchange of a question and an answer
+#[derive(Serialize, ToSchema)]
+pub(super) struct QuestionAndAnswer {
+    /// Content of the user message: text, or content parts
+    user_message: Content,
+    /// Content of the reply: text, or content parts
+    assistant_reply: Content,
+    /// User of the session; cannot change
+    #[schema(value_type = Option<UserId>)]
+    user_id: (),
+    /// Replaces the session's metadata: a JSON object
+    #[schema(value_type = Option<Object>)]
+    metadata: (),
+    /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
+    #[schema(value_type = Option<String>, format = DateTime)]
+    created_at: (),
+    /// `seq` that the last message of the session must have; 0 = the session must have no message
+    #[schema(minimum = 0)]
+    expected_last_seq: Option<i64>,
+}
+
+/// An exchange of any messages, for example with tool calls
+#[derive(Serialize, ToSchema)]
+pub(super) struct MessagesExchange {
+    /// The messages of the exchange in the OpenAI chat format
+    #[schema(min_items = 1)]
+    messages: Vec<ChatMessage>,
+    /// User of the session; cannot change
+    #[schema(value_type = Option<UserId>)]
+    user_id: (),
+    /// Replaces the session's metadata: a JSON object
+    #[schema(value_type = Option<Object>)]
+    metadata: (),
+    /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
+    #[schema(value_type = Option<String>, format = DateTime)]
+    created_at: (),
+    /// `seq` that the last message of the session must have; 0 = the session must have no message
+    #[schema(minimum = 0)]
+    expected_last_seq: Option<i64>,
 }
 
 /// A message in the OpenAI chat format; every field is kept
 #[derive(Serialize, ToSchema)]
-#[serde(tag = "role")]
+#[serde(untagged)]
 pub(super) enum ChatMessage {
-    #[schema(title = "User")]
-    #[serde(rename = "user")]
-    User { name: Option<String>, content: ContentBody },
-    #[schema(title = "Assistant")]
-    #[serde(rename = "assistant")]
-    Assistant { name: Option<String>, content: ContentBody, tool_calls: Option<Vec<ToolCall>> },
-    #[schema(title = "Assistant that only calls tools")]
-    #[serde(rename = "assistant")]
-    ToolCalls {
-        name: Option<String>,
-        #[schema(schema_with = null, required = false)]
-        content: (),
-        #[schema(min_items = 1)]
-        tool_calls: Vec<ToolCall>,
-    },
-    #[schema(title = "Assistant that refuses")]
-    #[serde(rename = "assistant")]
-    Refusal {
-        name: Option<String>,
-        #[schema(schema_with = null, required = false)]
-        content: (),
-        refusal: String,
-        #[schema(max_items = 0)]
-        tool_calls: Option<Vec<ToolCall>>,
-    },
-    #[schema(title = "Tool")]
-    #[serde(rename = "tool")]
-    Tool {
-        name: Option<String>,
-        content: ContentBody,
-        /// The call that it answers
-        #[schema(min_length = 1)]
-        tool_call_id: String,
-    },
+    User(UserMessage),
+    Assistant(AssistantMessage),
+    Tool(ToolMessage),
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum UserRole {
+    User,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum AssistantRole {
+    Assistant,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ToolRole {
+    Tool,
+}
+
+/// A message of the user
+#[derive(Serialize, ToSchema)]
+pub(super) struct UserMessage {
+    #[schema(inline)]
+    role: UserRole,
+    content: Content,
+    /// Name of the participant
+    name: Option<String>,
+}
+
+/// A message of the model: content, a refusal, or tool calls
+#[derive(Serialize, ToSchema)]
+pub(super) struct AssistantMessage {
+    #[schema(inline)]
+    role: AssistantRole,
+    content: Option<Content>,
+    refusal: Option<String>,
+    tool_calls: Option<Vec<ToolCall>>,
+    /// Name of the participant
+    name: Option<String>,
+}
+
+/// The result of a tool call
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolMessage {
+    #[schema(inline)]
+    role: ToolRole,
+    content: Content,
+    /// The call that it answers
+    #[schema(min_length = 1)]
+    tool_call_id: String,
+    /// Name of the tool
+    name: Option<String>,
 }
 
 /// The content of a message: text, or content parts of the OpenAI chat format
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-pub(super) enum ContentBody {
+pub(super) enum Content {
     Text(String),
     Parts(Vec<ContentPart>),
 }
@@ -108,25 +135,58 @@ pub(super) enum ContentBody {
 #[serde(untagged)]
 pub(super) enum ContentPart {
     Text(TextPart),
-    #[schema(title = "Other")]
-    Other {
-        /// `image_url`, `input_audio`, `file` or another type of the chat format
-        #[schema(
-            min_length = 1,
-            pattern = "^(?!(text|refusal|tool_use|tool_result|image|document|thinking|redacted_thinking)$)",
-            example = "image_url"
-        )]
-        r#type: String,
-        text: Option<String>,
-        refusal: Option<String>,
-    },
+    Refusal(RefusalPart),
+    Other(OtherPart),
 }
 
 #[derive(Serialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum TextPart {
-    Text { text: String, refusal: Option<String> },
-    Refusal { refusal: String, text: Option<String> },
+#[serde(rename_all = "lowercase")]
+enum TextType {
+    Text,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum RefusalType {
+    Refusal,
+}
+
+/// A text as a content part
+#[derive(Serialize, ToSchema)]
+pub(super) struct TextPart {
+    #[schema(inline)]
+    r#type: TextType,
+    text: String,
+    refusal: Option<String>,
+}
+
+/// A refusal as a content part
+#[derive(Serialize, ToSchema)]
+pub(super) struct RefusalPart {
+    #[schema(inline)]
+    r#type: RefusalType,
+    refusal: String,
+    text: Option<String>,
+}
+
+/// A content part of another type
+#[derive(Serialize, ToSchema)]
+pub(super) struct OtherPart {
+    /// `image_url`, `input_audio`, `file` or another type of the chat format
+    #[schema(
+        min_length = 1,
+        pattern = "^(?!(text|refusal|tool_use|tool_result|image|document|thinking|redacted_thinking)$)",
+        example = "image_url"
+    )]
+    r#type: String,
+    text: Option<String>,
+    refusal: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum FunctionType {
+    Function,
 }
 
 /// A tool call as an assistant message makes it
@@ -136,18 +196,13 @@ pub(super) struct ToolCall {
     #[schema(min_length = 1)]
     id: String,
     #[schema(inline)]
-    r#type: Option<CallType>,
-    function: Function,
+    r#type: Option<FunctionType>,
+    function: FunctionCall,
 }
 
+/// The function that a tool call names, and its arguments
 #[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum CallType {
-    Function,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct Function {
+pub(super) struct FunctionCall {
     #[schema(min_length = 1)]
     name: String,
     /// JSON text, as the model wrote it
@@ -158,24 +213,22 @@ pub(super) struct Function {
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum ToolRequest {
-    #[schema(title = "A call of the OpenAI chat format")]
-    OpenAi {
-        #[schema(min_length = 1)]
-        id: String,
-        #[schema(inline)]
-        r#type: Option<CallType>,
-        function: CalledFunction,
-    },
-    Anthropic(AnthropicBlock),
-    #[schema(title = "The arguments alone")]
-    Arguments {
-        #[schema(schema_with = null, required = false)]
-        r#type: (),
-        #[schema(schema_with = null, required = false)]
-        function: (),
-    },
+    OpenAi(ToolCallRequest),
+    Anthropic(ToolUseRequest),
+    Arguments(ToolArguments),
 }
 
+/// A call of the OpenAI chat format
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolCallRequest {
+    #[schema(min_length = 1)]
+    id: String,
+    #[schema(inline)]
+    r#type: Option<FunctionType>,
+    function: CalledFunction,
+}
+
+/// The function of a call; without `arguments`, it is called with none
 #[derive(Serialize, ToSchema)]
 pub(super) struct CalledFunction {
     #[schema(min_length = 1)]
@@ -185,15 +238,66 @@ pub(super) struct CalledFunction {
 }
 
 #[derive(Serialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum AnthropicBlock {
-    #[schema(title = "A block of the Anthropic messages format")]
-    ToolUse {
-        #[schema(min_length = 1)]
-        id: String,
-        #[schema(min_length = 1)]
-        name: String,
-        #[schema(value_type = Option<Object>)]
-        input: (),
-    },
+#[serde(rename_all = "snake_case")]
+enum ToolUseType {
+    ToolUse,
+}
+
+/// A block of the Anthropic messages format
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolUseRequest {
+    #[schema(inline)]
+    r#type: ToolUseType,
+    #[schema(min_length = 1)]
+    id: String,
+    #[schema(min_length = 1)]
+    name: String,
+    /// The arguments, as the model wrote them
+    #[schema(value_type = Value, required = false)]
+    input: (),
+}
+
+/// The arguments alone, as `GET /tools` describes them; they have neither a `type` nor a `function`
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolArguments {}
+
+/// The result of a tool call as a message to the model, in the format of the call
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ToolResultMessage {
+    OpenAi(ToolCallResult),
+    Anthropic(ToolUseResult),
+}
+
+/// A message of the OpenAI chat format
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolCallResult {
+    #[schema(inline)]
+    role: ToolRole,
+    tool_call_id: String,
+    content: String,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ToolResultType {
+    ToolResult,
+}
+
+/// A block of the Anthropic messages format
+#[derive(Serialize, ToSchema)]
+pub(super) struct ToolUseResult {
+    #[schema(inline)]
+    r#type: ToolResultType,
+    tool_use_id: String,
+    content: String,
+    is_error: bool,
+}
+
+/// A text in the Anthropic format
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicTextBlock {
+    #[schema(inline)]
+    r#type: TextType,
+    text: String,
 }

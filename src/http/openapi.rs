@@ -8,27 +8,27 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use utoipa::OpenApi;
-use utoipa::openapi::path::{Operation, Parameter};
-use utoipa::openapi::schema::{AdditionalProperties, SchemaType};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{RefOr, Schema, Type};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 mod links;
 pub(super) mod operations;
 pub(super) mod responses;
+mod schemas;
 
 /// A memory for LLM agents that fits their context window.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "precis", license(name = "Apache-2.0", identifier = "Apache-2.0")),
+    servers((url = "/", description = "The service that returned this document")),
     components(schemas(error::Problem)),
     tags(
-        (name = "memory", description = "Exchanges, contexts, sessions and search"),
-        (name = "summary", description = "Consolidation and the revisions of the summary"),
-        (name = "users", description = "Memory documents"),
+        (name = "sessions", description = "Sessions: exchanges, contexts, history, export and import"),
+        (name = "summaries", description = "Consolidation of sessions, and the revisions of their summaries"),
+        (name = "users", description = "Memory documents, and the erasure of users"),
+        (name = "search", description = "Search in the messages of all sessions"),
         (name = "tools", description = "Tools and instructions for agents; /mcp offers the same tools by MCP"),
-        (name = "operation", description = "Health and metrics, for operators"),
+        (name = "operations", description = "Health and metrics, for operators"),
     )
 )]
 struct Document;
@@ -46,52 +46,25 @@ pub fn document() -> utoipa::openapi::OpenApi {
     let components = document.components.get_or_insert_default();
     components.add_security_scheme(responses::SECURITY_SCHEME, SecurityScheme::Http(key.build()));
     components.responses.extend(responses::all());
-    for name in ["ContextRequest", "ExchangeRequest", "MemoryRequest", "SessionPatch", "SkillBody"] {
-        components.schemas.entry(name.to_owned()).and_modify(deny_unknown_fields);
+    for name in REQUESTS {
+        components.schemas.entry((*name).to_owned()).and_modify(schemas::deny_unknown_fields);
     }
+    components.schemas.entry("ToolRequest".to_owned()).and_modify(schemas::allow_several);
+    schemas::name_pages(&mut components.schemas);
+    components.schemas.values_mut().for_each(schemas::open_objects_without_fields);
     for item in document.paths.paths.values_mut() {
         for (_, operation) in operations(item) {
-            remove_null(operation);
+            schemas::remove_null(operation);
+            schemas::rename_pages(operation);
             links::add(operation);
         }
     }
     document
 }
 
-/// Describes that the extractors reject unknown fields. utoipa would derive this from `deny_unknown_fields`, but with that
-/// attribute serde reports only the first unknown field.
-fn deny_unknown_fields(schema: &mut RefOr<Schema>) {
-    match schema {
-        RefOr::T(Schema::Object(object)) => {
-            object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
-        }
-        RefOr::T(Schema::OneOf(one_of)) => one_of.items.iter_mut().for_each(deny_unknown_fields),
-        _ => {}
-    }
-}
-
-/// Removes null from the types of an optional body and of optional headers and parameters: utoipa adds it, but the
-/// extractors reject a null as the body, and headers and parameters have no null.
-fn remove_null(operation: &mut Operation) {
-    if let Some(RefOr::T(body)) = &mut operation.request_body {
-        for content in body.content.values_mut() {
-            if let RefOr::T(content) = content
-                && let Some(RefOr::T(Schema::OneOf(one_of))) = &content.schema
-                && let Some(body) = one_of.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
-            {
-                content.schema = Some(body.clone());
-            }
-        }
-    }
-    for parameter in operation.parameters.iter_mut().flatten() {
-        if let RefOr::T(Parameter { schema: Some(RefOr::T(Schema::Object(value))), .. }) = parameter
-            && let SchemaType::Array(types) = &value.schema_type
-            && let [kind, Type::Null] = types.as_slice()
-        {
-            value.schema_type = SchemaType::Type(kind.clone());
-        }
-    }
-}
+/// The bodies whose unknown fields are rejected, and the objects in them.
+const REQUESTS: &[&str] =
+    &["ContextRequest", "MemoryRequest", "MessagesExchange", "QuestionAndAnswer", "SessionPatch", "Skill"];
 
 /// Returns the document as it is committed in `openapi/openapi.json`.
 pub fn json() -> Result<String, serde_json::Error> {

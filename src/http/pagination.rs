@@ -15,6 +15,7 @@ pub(super) struct Page<T: ToSchema> {
     /// The items.
     items: Vec<T>,
     /// The value of the parameter `cursor` for the next page; null on the last page.
+    #[schema(required)]
     next: Option<String>,
 }
 

@@ -40,6 +40,7 @@ const LEASE_RENEWAL: Duration = Duration::from_secs(1);
 
 /// The result of consolidation in a context request: the object `consolidation` of a context.
 #[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ContextConsolidation)]
 pub struct ConsolidationReport {
     pub outcome: Outcome,
     /// Number of messages that were summarised.
@@ -47,11 +48,14 @@ pub struct ConsolidationReport {
     /// `true` if the summary was compressed.
     pub meta: bool,
     /// The model that wrote the summary.
+    #[schema(required)]
     pub model: Option<String>,
     /// After a failure: earliest time of the next automatic run.
+    #[schema(required)]
     #[serde(with = "time::serde::rfc3339::option")]
     pub retry_at: Option<OffsetDateTime>,
     /// Cause of a failure, otherwise null.
+    #[schema(required)]
     pub reason: Option<String>,
     /// The last committed revision.
     #[serde(skip)]
@@ -60,6 +64,7 @@ pub struct ConsolidationReport {
 
 /// The result of a consolidation as a context reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ConsolidationOutcome)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The tail does not exceed the threshold, or it has no safe split point yet.

@@ -54,6 +54,7 @@ pub struct Context {
 
 /// The summary in a context.
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = ContextSummary)]
 pub struct SummaryInfo {
     /// 0 if there is no summary.
     pub revision: i64,
@@ -62,6 +63,7 @@ pub struct SummaryInfo {
 
 /// The memory document in a context.
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = ContextMemory)]
 pub struct MemoryInfo {
     /// 0 if the document was never written.
     pub version: i64,

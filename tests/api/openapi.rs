@@ -72,6 +72,12 @@ fn every_operation_is_complete() {
             "{at}: its id is another's too"
         );
         assert!(!operation["summary"].as_str().expect("a summary").is_empty(), "{at}");
+        assert!(!operation["description"].as_str().expect("a description").is_empty(), "{at}");
+        // An open route has an empty list.
+        assert_eq!(
+            operation["security"].as_array().expect("security").is_empty(),
+            ["/livez", "/readyz"].contains(&path)
+        );
         let tag = &operation["tags"][0];
         assert!(tags.iter().any(|known| known["name"] == *tag), "{at}: {tag}");
         let responses = operation["responses"].as_object().expect("responses");
@@ -97,7 +103,51 @@ fn every_operation_is_complete() {
             takes_body,
             "{at}"
         );
+        for content in
+            operation["requestBody"]["content"].as_object().into_iter().flat_map(|types| types.values())
+        {
+            assert!(content["examples"].is_object() || content["example"].is_string(), "{at}: no example");
+        }
     }
+    assert_eq!(document["servers"][0]["url"], "/");
+}
+
+/// Generators name a type after its schema, or number it. A field that is always null has no type in some of them, and an
+/// object without fields is an empty one.
+#[test]
+fn every_generated_type_has_a_name_and_fields() {
+    fn check(schema: &Value, at: &str) {
+        for (index, variant) in
+            ["oneOf", "anyOf"].iter().filter_map(|of| schema[*of].as_array()).flatten().enumerate()
+        {
+            let at = format!("{at}/{index}");
+            assert!(
+                variant["$ref"].is_string() || variant["type"] != "object",
+                "{at}: a variant without a name"
+            );
+            check(variant, &at);
+        }
+        if let Some(items) = schema.get("items") {
+            assert!(!items["properties"].is_object(), "{at}: items without a name");
+            check(items, &format!("{at}/items"));
+        }
+        let is_object = schema["type"] == "object" || schema["type"] == json!(["object", "null"]);
+        let is_open = schema["additionalProperties"] == true;
+        assert!(!is_object || is_open || schema["properties"].is_object(), "{at}: an object without fields");
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let at = format!("{at}.{name}");
+            assert_ne!(field["type"], "null", "{at}");
+            assert!(!field["properties"].is_object(), "{at}: an object without a name");
+            check(field, &at);
+        }
+    }
+    let document = document();
+    let schemas = document["components"]["schemas"].as_object().expect("schemas");
+    for (name, schema) in schemas {
+        assert!(name.chars().all(char::is_alphanumeric), "{name}");
+        check(schema, name);
+    }
+    assert!(schemas.len() >= 60, "{}", schemas.len());
 }
 
 #[test]
@@ -125,15 +175,15 @@ fn every_parameter_is_declared() {
 #[test]
 fn content_schema_is_text_or_parts() {
     let document = document();
-    let content = &document["components"]["schemas"]["ContentBody"]["oneOf"];
+    let content = &document["components"]["schemas"]["Content"]["oneOf"];
     assert_eq!((&content[0]["type"], &content[1]["type"]), (&"string".into(), &"array".into()));
     let schema = |pointer: &str| document.pointer(pointer).unwrap_or_else(|| panic!("{pointer}")).to_string();
     for pointer in [
-        "/components/schemas/ExchangeRequest/oneOf/0/properties/user_message",
-        "/components/schemas/ExchangeRequest/oneOf/0/properties/assistant_reply",
+        "/components/schemas/QuestionAndAnswer/properties/user_message",
+        "/components/schemas/QuestionAndAnswer/properties/assistant_reply",
         "/components/schemas/ContextRequest/properties/user_message",
     ] {
-        assert!(schema(pointer).contains("#/components/schemas/ContentBody"), "{}", schema(pointer));
+        assert!(schema(pointer).contains("#/components/schemas/Content"), "{}", schema(pointer));
     }
 }
 
@@ -176,14 +226,14 @@ fn every_link_resolves() {
 fn documented_bodies_deny_unknown_fields() {
     let document = document();
     let schema = |name: &str| &document["components"]["schemas"][name];
-    for name in ["ContextRequest", "MemoryRequest", "SessionPatch", "SkillBody"] {
+    for name in
+        ["ContextRequest", "MemoryRequest", "MessagesExchange", "QuestionAndAnswer", "SessionPatch", "Skill"]
+    {
         assert_eq!(schema(name)["additionalProperties"], false, "{name}");
     }
-    for form in schema("ExchangeRequest")["oneOf"].as_array().expect("forms") {
-        assert_eq!(form["additionalProperties"], false, "{form}");
-    }
-    for message in schema("ChatMessage")["oneOf"].as_array().expect("roles") {
-        assert_ne!(message["additionalProperties"], false, "{message}");
+    for name in ["UserMessage", "AssistantMessage", "ToolMessage", "TextPart", "ToolCall", "FunctionCall"] {
+        assert!(schema(name)["properties"].is_object(), "{name}");
+        assert_ne!(schema(name)["additionalProperties"], false, "{name}");
     }
 }
 
@@ -195,7 +245,7 @@ async fn undocumented_parameters_are_rejected() {
     app.record("s", &[json!({"role": "user", "content": "kept"})]).await;
     let mut requests_sent = 0;
     for (path, method, operation) in
-        operations(&document).into_iter().filter(|of| of.2["tags"][0] != "operation")
+        operations(&document).into_iter().filter(|of| of.2["tags"][0] != "operations")
     {
         let filled = path.replace("{session_id}", "s").replace("{user_id}", "default");
         let filled = filled.replace("{revision}", "0").replace("{name}", "memory_read");

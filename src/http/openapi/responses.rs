@@ -95,9 +95,9 @@ type ResponsesFn = fn() -> BTreeMap<String, RefOr<Response>>;
 /// Adds the security requirement and the error responses of layers and extractors. Responses that the operation lists
 /// itself stay.
 pub(in crate::http) fn complete(operation: &mut Operation, kind: RouteKind, scope: Option<Scope>) {
-    if let Some(scope) = scope {
-        operation.security = Some(vec![SecurityRequirement::new(SECURITY_SCHEME, [scope.as_str()])]);
-    }
+    // An empty list says that the route is open. Without the list, generators and linters have to guess.
+    let requirement = scope.map(|scope| SecurityRequirement::new(SECURITY_SCHEME, [scope.as_str()]));
+    operation.security = Some(requirement.into_iter().collect());
     let (needs_key, takes_body) = (scope.is_some(), operation.request_body.is_some());
     let (is_admitted, is_buffered) = (kind != RouteKind::Operational, kind == RouteKind::Buffered);
     let responses: [(bool, ResponsesFn); 11] = [

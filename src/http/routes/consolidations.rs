@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 ///
 /// Summarises all messages except the last `consolidation.keep_recent`.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/consolidations", tag = "summary",
+    post, path = "/sessions/{session_id}/consolidations", tag = "summaries",
     params(SessionPath),
     responses(
         (status = 201, description = "The new revision; the last one if several batches were needed", body = RevisionBody),

@@ -10,7 +10,7 @@ use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
 use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
-use crate::http::chat::ContentBody;
+use crate::http::chat::{AnthropicTextBlock, Content};
 use crate::http::error::Problem;
 use crate::http::extract::{OptionalJsonBody, PathParams, SessionPath, TenantFromKey, user_id};
 use crate::http::openapi::responses::SessionUserMismatch;
@@ -35,7 +35,7 @@ pub(crate) struct ContextRequest {
     /// First part of the system message.
     system_prompt: Option<String>,
     /// The new message, which comes last: text or content parts. It is not persisted.
-    #[schema(value_type = Option<ContentBody>)]
+    #[schema(value_type = Option<Content>)]
     user_message: Option<Box<RawValue>>,
     /// The user whose memory document applies if the session does not exist yet.
     #[schema(value_type = Option<UserId>)]
@@ -94,17 +94,19 @@ pub(crate) struct ContextResponse {
 
 /// A system prompt in Anthropic's format.
 #[derive(Serialize, ToSchema)]
+#[schema(as = AnthropicSystem)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
 enum SystemBody {
     Text(String),
-    Blocks(Vec<serde_json::Map<String, serde_json::Value>>),
+    Blocks(Vec<AnthropicTextBlock>),
 }
 
 /// The part that will be the same in the next context, so that a provider can cache it. It changes with the summary, the
 /// memory document, the notice about omitted messages, and the `system_prompt`, `skills` and `include_memory_skill` of the
 /// request.
 #[derive(Serialize, ToSchema)]
+#[schema(as = StablePrefix)]
 #[expect(clippy::struct_field_names, reason = "the fields are part of the API")]
 struct CacheBody {
     /// Number of stable messages at the beginning. In the format `anthropic`, the last one may receive further blocks.
@@ -123,9 +125,17 @@ struct CacheBody {
 /// response then contains the existing summary and, verbatim, the messages that it does not cover. An unknown session is
 /// treated as empty and is not created.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "memory",
+    post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "sessions",
     params(SessionPath),
-    request_body = Option<ContextRequest>,
+    request_body(content = Option<ContextRequest>, examples(
+        ("turn" = (summary = "The next turn", value = json!({
+            "system_prompt": "You are a travel assistant.", "user_message": "When does the ferry leave?", "user_id": "ada",
+        }))),
+        ("anthropic" = (summary = "In the Anthropic format, within a budget", value = json!({
+            "system_prompt": "You are a travel assistant.", "format": "anthropic", "cache_control": true,
+            "max_tokens": 100_000,
+        }))),
+    )),
     responses(
         (status = 200, description = "The context", body = ContextResponse),
         SessionUserMismatch,

@@ -52,18 +52,29 @@ pub(crate) struct ExchangeResponse {
 /// Persists one exchange, completely or not at all.
 ///
 /// The response is sent after the commit is durable. With `expected_last_seq`, nothing is written if another exchange came
-/// first. With an `Idempotency-Key`, repeating the request returns the same
-/// response and writes nothing.
+/// first. With an `Idempotency-Key`, repeating the request returns the same response and writes nothing.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "memory",
+    post, path = "/sessions/{session_id}/exchanges", operation_id = "record_exchange", tag = "sessions",
     params(
         SessionPath,
         ("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, pattern = "^[!-~]+$", description = "1 to 255 visible ASCII characters, new for each exchange"),
     ),
-    request_body = chat::Exchange,
+    request_body(content = chat::Exchange, examples(
+        ("texts" = (summary = "A question and an answer", value = json!({
+            "user_message": "When does the ferry leave?", "assistant_reply": "At nine.", "user_id": "ada",
+        }))),
+        ("messages" = (summary = "A turn with a tool call", value = json!({"messages": [
+            {"role": "user", "content": "When does the ferry leave?"},
+            {"role": "assistant", "content": null, "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "timetable", "arguments": "{\"line\": 3}"}},
+            ]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "09:00"},
+            {"role": "assistant", "content": "At nine."},
+        ]}))),
+    )),
     responses(
         (status = 201, description = "Persisted", body = ExchangeResponse,
-            headers(("Idempotent-Replayed" = Option<bool>, description = "true if an earlier request with the same key wrote the exchange"))),
+            headers(("Idempotent-Replayed" = bool, description = "true if an earlier request with the same key wrote the exchange"))),
         ExchangeConflict,
     )
 )]

@@ -39,7 +39,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// The export is a snapshot of the moment when it begins. If it fails, the connection is closed before the last line.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "memory",
+    get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "sessions",
     params(SessionPath),
     responses(
         (status = 200, description = "The lines; docs/export.md describes their format", body = String, content_type = "application/x-ndjson"),
@@ -89,9 +89,13 @@ pub(crate) struct ImportResponse {
 ///
 /// Repeating an import returns 200 and writes nothing. An import into any other existing session returns 409.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "memory",
+    post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "sessions",
     params(SessionPath, ImportParams),
-    request_body(content = String, content_type = "application/x-ndjson", description = "An export, or one message per line; at most limits.max_import_bytes"),
+    request_body(
+        content = String, content_type = "application/x-ndjson",
+        description = "An export, or one message per line; at most limits.max_import_bytes",
+        example = json!("{\"role\": \"user\", \"content\": \"Hello.\"}\n{\"role\": \"assistant\", \"content\": \"Hello!\"}\n"),
+    ),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),
         (status = 200, description = "Imported by an earlier request", body = ImportResponse),

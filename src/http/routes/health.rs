@@ -14,14 +14,23 @@ use utoipa::ToSchema;
 /// A positive health check.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Health {
-    status: &'static str,
+    status: HealthStatus,
 }
 
-const OK: Json<Health> = Json(Health { status: "ok" });
+/// The only status of a positive health check.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum HealthStatus {
+    Ok,
+}
 
-/// Tells that the process runs. It does not check the database, because restarting precis would not repair it.
+const OK: Json<Health> = Json(Health { status: HealthStatus::Ok });
+
+/// Tells that the process runs.
+///
+/// It does not check the database, because restarting precis would not repair it.
 #[utoipa::path(
-    get, path = "/livez", tag = "operation",
+    get, path = "/livez", tag = "operations",
     responses(
         (status = 200, description = "The process runs", body = Health),
     )
@@ -30,9 +39,11 @@ pub(crate) async fn livez() -> Json<Health> {
     OK
 }
 
-/// Tells whether requests can be served: the database is available and its schema matches this version.
+/// Tells whether requests can be served.
+///
+/// Requests can be served if the database is available and its schema matches this version.
 #[utoipa::path(
-    get, path = "/readyz", tag = "operation",
+    get, path = "/readyz", tag = "operations",
     responses(
         (status = 200, description = "Requests can be served", body = Health),
         Unavailable, Internal,
@@ -46,9 +57,11 @@ pub(crate) async fn readyz(State(service): State<MemoryService>) -> Result<Json<
 /// The media type of the Prometheus text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns all metrics in the Prometheus text format. Their names begin with `precis_`.
+/// Returns all metrics in the Prometheus text format.
+///
+/// The names of the metrics begin with `precis_`.
 #[utoipa::path(
-    get, path = "/metrics", tag = "operation",
+    get, path = "/metrics", tag = "operations",
     responses(
         (status = 200, description = "All metrics", body = String, content_type = "text/plain"),
     )

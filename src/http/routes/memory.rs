@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 
 /// A user's memory document.
 #[derive(Serialize, ToSchema)]
+#[schema(as = MemoryDocument)]
 pub(crate) struct MemoryBody {
     user_id: String,
     /// 0 if it was never written.
@@ -22,7 +23,8 @@ pub(crate) struct MemoryBody {
     content: String,
     words: i64,
     tokens: i64,
-    /// Time at which this version was written.
+    /// Time at which this version was written; null if it was never written.
+    #[schema(required)]
     #[serde(with = "time::serde::rfc3339::option")]
     updated_at: Option<OffsetDateTime>,
 }
@@ -51,6 +53,8 @@ fn with_etag(body: MemoryBody) -> TaggedMemory {
 }
 
 /// Returns the memory document of a user; version 0 if it was never written.
+///
+/// The header `ETag` contains the version. Send it as `If-Match` to replace this version and no newer one.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory", operation_id = "read_memory", tag = "users",
     params(UserPath),
@@ -77,13 +81,17 @@ pub(crate) struct MemoryRequest {
 }
 
 /// Replaces the memory document.
+///
+/// All sessions of the user share the document. Without `If-Match`, the last write wins; earlier versions remain readable.
 #[utoipa::path(
     put, path = "/users/{user_id}/memory", operation_id = "write_memory", tag = "users",
     params(
         UserPath,
         ("If-Match" = Option<String>, Header, pattern = "^([*]|\"[0-9]{1,18}\")$", description = "The ETag of the version that the change is based on; 412 if there is a newer one"),
     ),
-    request_body = MemoryRequest,
+    request_body(content = MemoryRequest, examples(
+        ("document" = (summary = "A document", value = json!({"content": "# Ada\n\n- Likes tea.\n"}))),
+    )),
     responses(
         (status = 200, description = "The new document", body = MemoryBody, headers(("ETag" = String, description = "Its version"))),
         VersionMismatch,
@@ -121,6 +129,8 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 }
 
 /// Lists all versions of the memory document, newest first.
+///
+/// The list is empty if the document was never written.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
     params(UserPath, PageParams),

@@ -17,9 +17,11 @@ use utoipa::{IntoParams, ToSchema};
 
 /// A message of the history.
 #[derive(Serialize, ToSchema)]
+#[schema(as = StoredMessage)]
 pub(crate) struct MessageBody {
     /// 1, 2, 3 … per session, without gaps.
     seq: i64,
+    /// Time at which the message was stored.
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
     /// The message as it was sent.
@@ -64,9 +66,10 @@ const MAX_PAGE_BYTES: i64 = 4 * 1024 * 1024;
 
 /// Lists the messages of the history.
 ///
+/// `after_seq` and `before_seq` exclude their own message. The history has no gaps, and messages never change.
 /// A page with large messages ends before `limit`; `next` is set then.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "memory",
+    get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "sessions",
     params(SessionPath, ListParams),
     responses(
         (status = 200, description = "Messages", body = Page<MessageBody>),

@@ -16,16 +16,18 @@ use time::OffsetDateTime;
 use utoipa::ToSchema;
 
 /// Summary and cursor after one change, and their provenance.
-///
-/// The API lists the fields of summary and provenance next to the others; export and store nest them.
+// The API lists the fields of summary and provenance next to the others; export and store nest them.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Revision)]
 pub(crate) struct RevisionBody {
     /// 1, 2, 3 … per session.
     revision: i64,
     kind: RevisionKind,
     /// First message that was added to the summary; null for a restore.
+    #[schema(required)]
     from_seq: Option<i64>,
     /// Last message that was added to the summary; null for a restore.
+    #[schema(required)]
     to_seq: Option<i64>,
     /// The last message that the summary covers.
     cursor: i64,
@@ -34,16 +36,22 @@ pub(crate) struct RevisionBody {
     /// The text that was written for the added messages.
     added: String,
     /// The meta-consolidation that followed because the summary had become too long.
+    #[schema(required)]
     meta: Option<MetaConsolidationBody>,
     /// Null if no model was called.
+    #[schema(required)]
     model: Option<String>,
+    #[schema(required)]
     pool: Option<String>,
+    #[schema(required)]
     prompt_version: Option<String>,
     /// Words of the complete summary.
     words: i64,
     /// Tokens of the complete summary.
     tokens: i64,
     usage: ModelUsage,
+    /// Milliseconds from the first attempt to the text. Null if no model was called.
+    #[schema(required)]
     duration_ms: Option<i64>,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
@@ -52,6 +60,7 @@ pub(crate) struct RevisionBody {
 /// The meta-consolidation that followed a consolidation.
 // The fields of the provenance are listed: its schema allows no further field, so it cannot be a part of this one.
 #[derive(Serialize, ToSchema)]
+#[schema(as = MetaConsolidation)]
 struct MetaConsolidationBody {
     /// The summary before it was compressed.
     text_before: String,
@@ -92,8 +101,10 @@ impl From<Revision> for RevisionBody {
 }
 
 /// Lists the revisions of the summary, newest first.
+///
+/// Each contains the complete summary after the change, the text that was added, and what it cost.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summary",
+    get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summaries",
     params(SessionPath, PageParams),
     responses(
         (status = 200, description = "Revisions", body = Page<RevisionBody>),
@@ -112,8 +123,10 @@ pub(crate) async fn list(
 }
 
 /// Returns one revision.
+///
+/// Revision 0 is the session before its first revision and has no text, so it is not found.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summary",
+    get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summaries",
     params(RevisionPath),
     responses(
         (status = 200, description = "The revision", body = RevisionBody),
@@ -133,7 +146,7 @@ pub(crate) async fn get(
 ///
 /// The history is unchanged, so the messages after the cursor can be summarised again. Revision 0 removes the summary.
 #[utoipa::path(
-    post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summary",
+    post, path = "/sessions/{session_id}/revisions/{revision}/restore", operation_id = "restore_revision", tag = "summaries",
     params(RevisionPath),
     responses(
         (status = 201, description = "The new revision", body = RevisionBody),

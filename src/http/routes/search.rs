@@ -4,6 +4,7 @@ use crate::blocking;
 use crate::domain::id::{SessionId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
+use crate::http::chat::ChatMessage;
 use crate::http::error::Problem;
 use crate::http::extract::{Bounded, QueryParams, TenantFromKey};
 use crate::http::json::stored;
@@ -85,16 +86,18 @@ impl TryFrom<String> for Time {
 
 /// A search hit.
 #[derive(Serialize, ToSchema)]
+#[schema(as = SearchHit)]
 pub(crate) struct HitBody {
     session_id: String,
     /// Position in the session.
     seq: i64,
+    /// Time at which the message was stored.
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
     /// Relevance. Comparable only with other hits of the same response.
     score: f64,
     /// The message as it was sent.
-    #[schema(value_type = Object)]
+    #[schema(value_type = ChatMessage)]
     message: Box<RawValue>,
     /// The best excerpt as HTML: matches are in `<mark>`, everything else is escaped.
     snippet: String,
@@ -105,8 +108,10 @@ pub(crate) struct HitBody {
 }
 
 /// Finds messages that match `q`: best first, newest first among equal scores.
+///
+/// Searches the text of all messages that are stored, including those that the summary covers.
 #[utoipa::path(
-    get, path = "/search", operation_id = "search", tag = "memory",
+    get, path = "/search", operation_id = "search", tag = "search",
     params(SearchParams),
     responses(
         (status = 200, description = "Hits; `next` is always null", body = Page<HitBody>),

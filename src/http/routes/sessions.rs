@@ -22,9 +22,11 @@ use utoipa::{IntoParams, ToSchema};
 
 /// The state of a session.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Session)]
 pub(crate) struct SessionBody {
     session_id: String,
     user_id: String,
+    /// Data of the client: any JSON object.
     #[schema(value_type = Object)]
     metadata: Box<RawValue>,
     /// Number of messages of the history.
@@ -45,11 +47,14 @@ pub(crate) struct SessionBody {
     updated_at: OffsetDateTime,
 }
 
+/// The summary of a session.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Summary)]
 struct SummaryBody {
     /// 0 if there is no summary.
     revision: i64,
     words: i64,
+    /// Empty if there is no summary.
     text: String,
 }
 
@@ -61,17 +66,29 @@ struct SessionTokens {
     summary: i64,
 }
 
+/// The state of consolidation.
 #[derive(Serialize, ToSchema)]
+#[schema(as = ConsolidationStatus)]
 struct ConsolidationBody {
-    /// `idle`, `running`, or `waiting` after a failure.
-    state: &'static str,
+    state: ConsolidationState,
     /// Failures since the last success.
     failures: i32,
     /// Reason of the last failure.
+    #[schema(required)]
     last_failure: Option<String>,
     /// The next automatic run starts after this time at the earliest.
+    #[schema(required)]
     #[serde(with = "time::serde::rfc3339::option")]
     retry_at: Option<OffsetDateTime>,
+}
+
+/// The current activity of consolidation: `waiting` means until `retry_at`, after a failure.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ConsolidationState {
+    Idle,
+    Running,
+    Waiting,
 }
 
 impl SessionBody {
@@ -99,9 +116,9 @@ impl SessionBody {
             },
             consolidation: ConsolidationBody {
                 state: match activity {
-                    Activity::Idle => "idle",
-                    Activity::Running => "running",
-                    Activity::Backoff { .. } => "waiting",
+                    Activity::Idle => ConsolidationState::Idle,
+                    Activity::Running => ConsolidationState::Running,
+                    Activity::Backoff { .. } => ConsolidationState::Waiting,
                 },
                 failures: state.failures,
                 last_failure: state.last_failure,
@@ -127,8 +144,10 @@ pub(crate) struct ListParams {
 }
 
 /// Lists the sessions, the most recently active first.
+///
+/// A session that becomes active between two requests moves to the first page, so that later pages do not contain it.
 #[utoipa::path(
-    get, path = "/sessions", operation_id = "list_sessions", tag = "memory", params(ListParams),
+    get, path = "/sessions", operation_id = "list_sessions", tag = "sessions", params(ListParams),
     responses(
         (status = 200, description = "Sessions", body = Page<SessionBody>),
     )
@@ -158,8 +177,10 @@ fn list_position(micros: i64, session_id: String) -> Option<SessionPosition> {
 }
 
 /// Returns the state of a session.
+///
+/// The state contains counts, the cursor, the summary and the state of consolidation, but no messages.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "memory",
+    get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "sessions",
     params(SessionPath),
     responses(
         (status = 200, description = "The state", body = SessionBody),
@@ -185,10 +206,14 @@ pub(crate) struct SessionPatch {
 }
 
 /// Replaces the metadata of a session.
+///
+/// The metadata is replaced as a whole; its fields are not merged.
 #[utoipa::path(
-    patch, path = "/sessions/{session_id}", operation_id = "patch_session", tag = "memory",
+    patch, path = "/sessions/{session_id}", operation_id = "patch_session", tag = "sessions",
     params(SessionPath),
-    request_body = SessionPatch,
+    request_body(content = SessionPatch, examples(
+        ("metadata" = (summary = "New metadata", value = json!({"metadata": {"topic": "travel"}}))),
+    )),
     responses(
         (status = 200, description = "The new state", body = SessionBody),
         SessionNotFound,
@@ -207,8 +232,10 @@ pub(crate) async fn patch(
 }
 
 /// Erases a session with its history, summary, revisions and idempotency keys.
+///
+/// The memory document of its user remains. Afterwards, the id can be used for a new session.
 #[utoipa::path(
-    delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "memory",
+    delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "sessions",
     params(SessionPath),
     responses(
         (status = 204, description = "Erased"),

@@ -6,8 +6,9 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 
-/// Returns the guide that teaches an agent to use its memory, as Markdown for a system prompt. `include_memory_skill` adds
-/// the guide to a context.
+/// Returns the guide that teaches an agent to use its memory.
+///
+/// The guide is Markdown for a system prompt. `include_memory_skill` adds it to a context.
 #[utoipa::path(
     get, path = "/skills/memory", operation_id = "read_memory_skill", tag = "tools",
     responses(

@@ -8,7 +8,7 @@ use crate::domain::id::UserId;
 use crate::domain::tool::provider_call::ProviderToolCall;
 use crate::domain::tool::{Tool, ToolCall};
 use crate::domain::validation::FieldError;
-use crate::http::chat::ToolRequest;
+use crate::http::chat::{ToolRequest, ToolResultMessage};
 use crate::http::error::Problem;
 use crate::http::extract::{JsonTextBody, PathParams, QueryParams, TenantFromKey, ToolPath};
 use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
@@ -39,6 +39,8 @@ pub(crate) struct ToolList {
 }
 
 /// Returns the definitions of the tools for a request to a model.
+///
+/// They are the value of `tools` in a request in this format. `/mcp` offers the same tools over MCP.
 #[utoipa::path(
     get, path = "/tools", operation_id = "list_tools", tag = "tools",
     params(ListParams),
@@ -57,17 +59,18 @@ pub(crate) async fn list(
 /// The result of a tool call.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ToolResult {
+    #[schema(value_type = Tool)]
     tool: &'static str,
     /// `true` if nothing was done. `content` then tells the model what to do.
     is_error: bool,
     /// Text for the model.
     content: String,
     /// The same as data. The fields depend on the tool; null if nothing was done.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, required)]
     data: Value,
     /// The message to send to the model: a message with the role `tool`, or a `tool_result` block. Null if the request was
     /// arguments alone.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<ToolResultMessage>, required)]
     result: Option<Value>,
 }
 
@@ -87,7 +90,16 @@ pub(crate) struct CallParams {
 #[utoipa::path(
     post, path = "/sessions/{session_id}/tools/{name}", operation_id = "call_tool", tag = "tools",
     params(ToolPath, CallParams),
-    request_body = Option<ToolRequest>,
+    request_body(content = Option<ToolRequest>, examples(
+        ("openai" = (summary = "A call of the chat format", value = json!({
+            "id": "call_1", "type": "function",
+            "function": {"name": "search_history", "arguments": "{\"query\": \"ferry\"}"},
+        }))),
+        ("anthropic" = (summary = "A tool_use block", value = json!({
+            "type": "tool_use", "id": "toolu_1", "name": "search_history", "input": {"query": "ferry"},
+        }))),
+        ("arguments" = (summary = "The arguments alone", value = json!({"query": "ferry"}))),
+    )),
     responses(
         (status = 200, description = "The result", body = ToolResult),
         ToolNotFound, SessionUserMismatch,

@@ -8,6 +8,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 
 /// Erases a user: the memory document with all versions, and all sessions.
+///
+/// The sessions are erased with their histories and summaries.
 #[utoipa::path(
     delete, path = "/users/{user_id}", operation_id = "erase_user", tag = "users",
     params(UserPath),
