@@ -235,6 +235,7 @@ fn service_config(settings: &Settings) -> ServiceConfig {
         inline_wait: set.inline_wait,
         daily_token_limit: set.daily_token_limit,
         memory_max_bytes: settings.memory.max_bytes,
+        default_user: settings.memory.default_user(),
         context_cache_bytes: settings.limits.max_context_cache_bytes,
         tokenizer: settings.tokens.tokenizer,
         search: settings.analyzer(),

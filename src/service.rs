@@ -6,6 +6,7 @@
 use self::metrics::ServiceMetrics;
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
+use crate::domain::id::UserId;
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::InvalidQuery;
@@ -14,6 +15,7 @@ use crate::domain::validation::FieldError;
 use crate::llm::Llm;
 use crate::storage::Store;
 use context_cache::ContextCache;
+use keys::authenticator::Principal;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +59,8 @@ pub struct ServiceConfig {
     /// checked before each request to a pool, so running requests can exceed it.
     pub daily_token_limit: Option<u64>,
     pub memory_max_bytes: usize,
+    /// The user of requests that name none, while no API key exists. `None`: such requests have no user.
+    pub default_user: Option<UserId>,
     /// Memory for copies of recently used sessions.
     pub context_cache_bytes: usize,
     /// The tokenizer for limits and responses.
@@ -94,6 +98,7 @@ pub enum Error {
     RevisionNotFound,
     #[error("no such user")]
     UserNotFound,
+    /// The session is bound to another user.
     #[error("the session belongs to another user")]
     SessionUserMismatch,
     #[error("the idempotency key was used for another exchange")]
@@ -170,6 +175,13 @@ impl Deref for MemoryService {
 }
 
 impl MemoryService {
+    /// Returns the user of requests that name none. With API keys there is none, because the users of a tenant would share
+    /// its memory document unknowingly.
+    #[must_use]
+    pub fn default_user(&self, caller: &Principal) -> Option<&UserId> {
+        self.config.default_user.as_ref().filter(|_| caller.key.is_none())
+    }
+
     /// Creates the service. Its metrics belong to the recorder that is installed during this call.
     #[must_use]
     pub fn new(store: Arc<Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {

@@ -33,7 +33,7 @@ pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
 pub use store::{
     AppendOutcome, AppendRequest, ContextSnapshot, MemoryVersion, MessagePage, MessageQuery, MessageRange,
-    SessionHead, SessionPosition, Store, StoredMessage,
+    SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
 };
 
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ pub(super) struct ImportArgs {
     session: SessionArgs,
     /// File to read; default: standard input
     file: Option<PathBuf>,
-    /// User of the new session; default: the user of the export
+    /// User of the new session; default: the user of the export, or else of the session, or else the default user
     #[arg(long)]
     user: Option<String>,
 }
@@ -73,7 +73,10 @@ pub(super) async fn import(
     reading.finish();
     let writing = progress_bar("written", received.messages());
     let bar = writing.clone();
-    let imported = write_import(&store, &tenant, &session, user.as_ref(), received, move |written| {
+    let has_keys = store.any_api_key().await.map_err(|error| failed(error.into()))?;
+    let default_user = settings.memory.default_user().filter(|_| !has_keys);
+    let users = (user.as_ref(), default_user.as_ref());
+    let imported = write_import(&store, &tenant, &session, users, received, move |written| {
         bar.set_position(to_count(written));
     });
     let imported = imported.await.map_err(failed)?;

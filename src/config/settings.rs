@@ -4,6 +4,7 @@
 
 use super::secret::{DatabaseUrl, Secret};
 use crate::domain::consolidation::Mode;
+use crate::domain::id::UserId;
 use crate::domain::search::analyzer::{Analyzer, Language};
 use crate::domain::tokens::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -162,6 +163,15 @@ section! {
 section! {
     Memory {
         max_bytes: usize = 64 * 1024,
+        default_user: String = "default".to_owned(),
+    }
+}
+
+impl Memory {
+    /// Returns the user of requests that name none, while no API key exists.
+    #[must_use]
+    pub fn default_user(&self) -> Option<UserId> {
+        UserId::new(&*self.default_user).ok()
     }
 }
 

@@ -3,6 +3,7 @@
 use super::error::{SettingError, SettingPath, origin_of};
 use super::schema::{closest, entries};
 use super::settings::{Provider, ProviderKind, Settings};
+use crate::domain::id::UserId;
 use crate::domain::json_validation::MAX_JSON_DEPTH;
 use reqwest::Url;
 use reqwest::header::HeaderName;
@@ -45,6 +46,11 @@ pub(super) fn validate(settings: &Settings) -> Vec<Violation> {
         if let Some(problem) = provider.base_url.as_deref().and_then(base_url_error) {
             violations.add([SettingPath::llm("providers", name, "base_url")], problem);
         }
+    }
+    if !settings.memory.default_user.is_empty()
+        && let Err(error) = UserId::new(&*settings.memory.default_user)
+    {
+        violations.add(["memory.default_user"], error.to_string());
     }
     violations.check_references(settings);
     violations.0

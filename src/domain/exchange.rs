@@ -13,7 +13,7 @@ pub struct Exchange {
     /// The messages, oldest first, with their token counts. Tokens are counted once, by [`Exchange::new`], so that reading
     /// does not count them again.
     pub messages: Vec<(Message, i64)>,
-    /// The user of the session. `None` keeps the user of an existing session, and means `default` for a new one.
+    /// The user of the session. An exchange that names no user keeps the user of the session.
     pub user_id: Option<UserId>,
     /// A JSON object that replaces the metadata of the session.
     pub metadata: Option<String>,
@@ -43,6 +43,8 @@ pub struct PersistedExchange {
     /// The `seq` of its last message.
     pub last_seq: i64,
     pub created_at: OffsetDateTime,
+    /// The user of the session, if it has one.
+    pub user_id: Option<UserId>,
     /// The incarnation of the session; `None` if an earlier request persisted the exchange.
     pub incarnation: Option<Uuid>,
     /// `true` if an earlier request with the same key persisted the exchange.

@@ -49,7 +49,9 @@ struct HeaderLine {
 #[serde(deny_unknown_fields)]
 struct HeaderSession {
     session_id: String,
-    user_id: String,
+    /// Missing if the session has no user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user_id: Option<String>,
     metadata: Box<RawValue>,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
@@ -121,7 +123,7 @@ impl ExportWriter {
             precis_export: VERSION,
             session: HeaderSession {
                 session_id: session.session_id.as_str().to_owned(),
-                user_id: session.user_id.as_str().to_owned(),
+                user_id: session.user_id.as_ref().map(|user| user.as_str().to_owned()),
                 metadata: RawValue::from_string(session.metadata.clone())?,
                 created_at: session.created_at,
                 updated_at: session.updated_at,

@@ -95,10 +95,3 @@ impl Default for TenantId {
         Self("default".to_owned())
     }
 }
-
-impl Default for UserId {
-    /// The user of a session without a user.
-    fn default() -> Self {
-        Self("default".to_owned())
-    }
-}

@@ -10,11 +10,12 @@ use time::OffsetDateTime;
 pub struct Session {
     /// Chosen by the client.
     pub session_id: SessionId,
-    /// The owner; never changes.
-    pub user_id: UserId,
+    /// The owner. `None` until a request names a user; then it never changes.
+    pub user_id: Option<UserId>,
     /// A JSON object as sent, without white space between tokens.
     pub metadata: String,
-    /// `seq` of the newest message, which is also the number of messages; 0 if there are none.
+    /// `seq` of the newest message, which is also the number of messages. 0 if the session is only bound to its user: it
+    /// exists from its first exchange on.
     pub last_seq: i64,
     /// Tokens of all messages.
     pub tokens: i64,

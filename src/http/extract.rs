@@ -10,6 +10,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::field_error_from_serde;
 use crate::domain::tool::Tool;
 use crate::domain::validation::FieldError;
+use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
@@ -34,6 +35,23 @@ impl<S: Send + Sync> FromRequestParts<S> for TenantFromKey {
         // Without the authentication layer the request fails, rather than act for a wrong tenant.
         let principal = parts.extensions.get::<Principal>().ok_or_else(Problem::internal)?;
         Ok(Self(principal.tenant.clone()))
+    }
+}
+
+/// The sender of a request that acts for a user.
+pub(super) struct Caller {
+    /// As in [`TenantFromKey`].
+    pub(super) tenant: TenantId,
+    /// The user if the request names none.
+    pub(super) default_user: Option<UserId>,
+}
+
+impl FromRequestParts<MemoryService> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, service: &MemoryService) -> Result<Self, Problem> {
+        let principal = parts.extensions.get::<Principal>().ok_or_else(Problem::internal)?;
+        Ok(Self { tenant: principal.tenant.clone(), default_user: service.default_user(principal).cloned() })
     }
 }
 

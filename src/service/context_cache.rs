@@ -54,7 +54,7 @@ impl ContextCache {
     }
 
     /// Returns everything that a context consists of, with the newest `limit` messages of the tail, as of one moment.
-    /// `user` applies only if the session does not exist.
+    /// `user` is the owner of the memory document if the session has no user.
     pub(super) async fn load(
         &self,
         store: &Store,
@@ -64,7 +64,7 @@ impl ContextCache {
         limit: usize,
     ) -> Result<ContextSnapshot, StoreError> {
         let key = (tenant.clone(), session.clone());
-        if let Some(copy) = self.snapshots.get(&key) {
+        if let Some(copy) = self.snapshots.get(&key).filter(|copy| is_independent_of(user, copy)) {
             match store.session_head(tenant, session).await? {
                 Some(head) => {
                     if let Some(snapshot) = self.refresh(store, &key, &copy, head, limit).await? {
@@ -74,8 +74,10 @@ impl ContextCache {
                 None => self.forget_session(tenant, session),
             }
         }
-        let snapshot = store.load_context(tenant, session, &user.cloned().unwrap_or_default(), limit).await?;
-        if snapshot.session.is_some() {
+        let snapshot = store.load_context(tenant, session, user, limit).await?;
+        // The first exchange changes the time of creation of a session that is only bound to its user.
+        let exists = snapshot.session.as_ref().is_some_and(|session| session.last_seq > 0);
+        if exists && is_independent_of(user, &snapshot) {
             self.keep(key, &snapshot);
         }
         Ok(snapshot)
@@ -138,7 +140,8 @@ impl ContextCache {
     /// Removes the copies of all sessions of an erased user.
     pub(super) fn forget_user(&self, tenant: &TenantId, user: &UserId) {
         self.snapshots.retain(|(of_tenant, _), copy| {
-            of_tenant != tenant || copy.session.as_ref().is_none_or(|session| session.user_id != *user)
+            of_tenant != tenant
+                || copy.session.as_ref().is_none_or(|session| session.user_id.as_ref() != Some(user))
         });
     }
 
@@ -166,6 +169,12 @@ impl ContextCache {
             self.keep(key, &ContextSnapshot { tail: Arc::new(tail), ..ContextSnapshot::clone(&copy) });
         }
     }
+}
+
+/// Returns `true` if the snapshot is the same for all requests. The memory document of a session without a user is that of the
+/// requesting user.
+fn is_independent_of(user: Option<&UserId>, snapshot: &ContextSnapshot) -> bool {
+    user.is_none() || snapshot.session.as_ref().is_some_and(|session| session.user_id.is_some())
 }
 
 /// Returns the first of the newest `limit` messages of a tail.

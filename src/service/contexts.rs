@@ -26,8 +26,10 @@ pub struct ContextOptions {
     pub system_prompt: Option<String>,
     /// Last message of the list; it is not persisted.
     pub user_message: Option<Message>,
-    /// The user whose memory document applies if the session does not exist yet.
+    /// The user of the session. The first request that names a user binds the session to it.
     pub user_id: Option<UserId>,
+    /// The user whose memory document applies if neither the session nor the request has a user.
+    pub default_user: Option<UserId>,
     /// The part of the system message about skills: see [`crate::domain::skill::section`].
     pub skills: String,
     /// The mode of consolidation; by default as configured.
@@ -44,6 +46,10 @@ pub struct ContextOptions {
 /// A message list that is ready to be sent, and a description of its parts.
 #[derive(Clone, Debug)]
 pub struct Context {
+    /// The user whose memory document applies.
+    pub user: Option<UserId>,
+    /// `true` from the first exchange of the session on.
+    pub exists: bool,
     pub list: RenderedContext,
     pub coverage: Coverage,
     pub summary: SummaryInfo,
@@ -109,8 +115,7 @@ impl MemoryService {
         session: &SessionId,
         options: ContextOptions,
     ) -> Result<Context, Error> {
-        let user = options.user_id.as_ref();
-        let snapshot = self.load_snapshot(tenant, session, user).await?;
+        let snapshot = self.load_snapshot(tenant, session, &options).await?;
         let (snapshot, report) = match self.check_consolidation(&snapshot, options.mode) {
             ConsolidationCheck::Report(report) => (snapshot, report),
             ConsolidationCheck::Due(due) => {
@@ -120,7 +125,7 @@ impl MemoryService {
                 } else {
                     let wait = tokio::time::timeout(self.config.inline_wait, run);
                     let finished = options.permit.release_while(wait).await;
-                    let snapshot = match self.load_snapshot(tenant, session, user).await {
+                    let snapshot = match self.load_snapshot(tenant, session, &options).await {
                         Err(Error::Store(error)) => {
                             tracing::warn!(%error, "failed to read a session after its consolidation");
                             snapshot
@@ -157,19 +162,31 @@ impl MemoryService {
         blocking::spawn_cpu_if_large(bytes, move || service.assemble(snapshot, options, report)).await
     }
 
-    /// Reads everything that a context consists of. Fails if the session belongs to another user.
+    /// Reads everything that a context consists of. If the request names a user, binds a session without a user to it, and
+    /// fails if the session belongs to another user.
     async fn load_snapshot(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        user: Option<&UserId>,
+        options: &ContextOptions,
     ) -> Result<ContextSnapshot, Error> {
         let limit = self.config.policy.max_history_messages;
-        let snapshot = self.context_cache.load(&self.store, tenant, session, user, limit).await?;
-        match (user, &snapshot.session) {
-            (Some(user), Some(session)) if *user != session.user_id => Err(Error::SessionUserMismatch),
-            _ => Ok(snapshot),
+        let named = options.user_id.as_ref();
+        let user = named.or(options.default_user.as_ref());
+        let mut snapshot = self.context_cache.load(&self.store, tenant, session, user, limit).await?;
+        let owner = snapshot.session.as_ref().and_then(|session| session.user_id.as_ref());
+        match (owner, named) {
+            (Some(owner), Some(named)) if owner != named => return Err(Error::SessionUserMismatch),
+            // The snapshot has the memory document of this user already.
+            (None, Some(named)) => {
+                let owner = self.bind(tenant, session, named).await?;
+                if let Some(state) = &mut snapshot.session {
+                    state.user_id = Some(owner);
+                }
+            }
+            _ => {}
         }
+        Ok(snapshot)
     }
 
     /// Checks whether a consolidation of the session is due and possible.
@@ -225,6 +242,9 @@ impl MemoryService {
         let tokenizer = self.config.tokenizer;
         let system = self.system_message(&snapshot, &options);
         let ContextSnapshot { session, memory, tail, .. } = snapshot;
+        let exists = session.as_ref().is_some_and(|session| session.last_seq > 0);
+        let owner = session.as_ref().and_then(|session| session.user_id.clone());
+        let user = owner.or(options.user_id).or(options.default_user);
         let mut coverage = self.plan_coverage(session.as_ref(), tail.metadata(), &report);
         let omitted = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
         let metadata = tail.metadata().get(omitted..).unwrap_or_default();
@@ -257,6 +277,8 @@ impl MemoryService {
             session.map(|session| SummaryInfo { revision: session.revision, words: session.summary.words });
         let memory = memory.map(|memory| MemoryInfo { version: memory.version, words: memory.words });
         Ok(Context {
+            user,
+            exists,
             list,
             coverage,
             summary: summary.unwrap_or_default(),

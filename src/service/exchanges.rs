@@ -2,22 +2,27 @@
 
 use super::{Error, MemoryService};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
-use crate::domain::id::{SessionId, TenantId};
+use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::{AppendOutcome, AppendRequest};
 use std::sync::Arc;
 
 impl MemoryService {
     /// Persists an exchange durably. The write completes even if the client disconnects. The client can then repeat the
     /// request with the same key to get the result.
+    ///
+    /// The first user that an exchange, a context or a tool call names is the user of the session. If the exchange names no
+    /// user and the session has none, it gets `default_user`.
     pub async fn append_exchange(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         exchange: Exchange,
         key: Option<String>,
+        default_user: Option<UserId>,
     ) -> Result<PersistedExchange, Error> {
         let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
-        self.append(AppendRequest::new(tenant, session, exchange, key)).await
+        self.append(AppendRequest { default_user, ..AppendRequest::new(tenant, session, exchange, key) })
+            .await
     }
 
     /// Persists an exchange and updates the copy of its session.

@@ -157,11 +157,13 @@ impl MemoryService {
         tenant: &TenantId,
         session: &SessionId,
         user: Option<UserId>,
+        default_user: Option<UserId>,
         staged: StagedImport,
     ) -> Result<ImportResult, Error> {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let write = async move {
-            let result = write_import(&this.store, &tenant, &session, user.as_ref(), staged, |_| {}).await;
+            let users = (user.as_ref(), default_user.as_ref());
+            let result = write_import(&this.store, &tenant, &session, users, staged, |_| {}).await;
             this.index_wakeup.notify_one();
             result
         };
@@ -170,30 +172,31 @@ impl MemoryService {
     }
 }
 
-/// Creates the session for `user`, or for the user in the export if `user` is `None`. A repeated import finds the session
-/// that it created, even if messages were added since. `progress` receives the number of messages written so far.
+/// Creates the session for `user`; if that is `None`, for the user in the export; without one, for the user that the session is
+/// bound to, or else for `default_user`. A repeated import finds the session that it created, even if messages were added since. `progress` receives the number of messages written so far.
 pub async fn write_import(
     store: &Arc<Store>,
     tenant: &TenantId,
     session: &SessionId,
-    user: Option<&UserId>,
+    (user, default_user): (Option<&UserId>, Option<&UserId>),
     staged: StagedImport,
     progress: impl Fn(i64) + Send + 'static,
 ) -> Result<ImportResult, Error> {
     let StagedImport { session: imported, staging_file } = staged;
     let user = user.or(imported.user_id.as_ref()).cloned();
     let (batches, reading) = staging_file.into_batches(progress);
-    let new_user = user.clone().unwrap_or_default();
-    let outcome = store.import_session(tenant, session, &new_user, &imported, batches).await?;
+    let users = (user.as_ref(), default_user);
+    let outcome = store.import_session(tenant, session, users, &imported, batches).await?;
     if outcome == ImportOutcome::Incomplete {
         let result = reading.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let truncated = || std::io::Error::other("the staging file of an import was truncated");
         return Err(Error::StagingFile(result.err().unwrap_or_else(truncated)));
     }
-    let stored = store.session(tenant, session).await?.ok_or(Error::SessionNotFound)?;
     let created = outcome == ImportOutcome::Imported;
+    let missing = if created { Error::SessionNotFound } else { Error::SessionExists };
+    let stored = store.session(tenant, session).await?.ok_or(missing)?;
     if !created {
-        let same_user = user.is_none_or(|user| user == stored.user_id);
+        let same_user = user.is_none_or(|user| Some(user) == stored.user_id);
         if !same_user || !begins_with(store.as_ref(), tenant, &stored, &imported).await? {
             return Err(Error::SessionExists);
         }

@@ -13,6 +13,38 @@ impl MemoryService {
         self.store.session(tenant, session).await?.ok_or(Error::SessionNotFound)
     }
 
+    /// Returns the user of a session on whose behalf a request acts: the user of the session, or else `named`, which becomes
+    /// the user of the session if the request `may_bind`, or else `default_user`.
+    pub(super) async fn session_user(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        named: Option<&UserId>,
+        default_user: Option<&UserId>,
+        may_bind: bool,
+    ) -> Result<Option<UserId>, Error> {
+        let owner = self.store.session_owner(tenant, session).await?.user;
+        match (owner, named) {
+            (Some(owner), Some(named)) if owner != *named => Err(Error::SessionUserMismatch),
+            (Some(owner), _) => Ok(Some(owner)),
+            (None, Some(named)) if may_bind => self.bind(tenant, session, named).await.map(Some),
+            (None, named) => Ok(named.or(default_user).cloned()),
+        }
+    }
+
+    /// Binds a session without a user to a user. Fails if a concurrent request has bound it to another one.
+    pub(super) async fn bind(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &UserId,
+    ) -> Result<UserId, Error> {
+        let owner = self.store.bind_session(tenant, session, user).await?;
+        // The messages of the session are indexed again, because entries of the index contain the user.
+        self.index_wakeup.notify_one();
+        if owner == *user { Ok(owner) } else { Err(Error::SessionUserMismatch) }
+    }
+
     /// Lists at most `limit` sessions, most recent activity first.
     pub async fn sessions(
         &self,

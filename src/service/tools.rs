@@ -12,15 +12,21 @@ use crate::domain::tool::{LONG_MEMORY_WORDS, Tool, ToolCall, ToolError};
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 
+use search_history::HistoryScope;
+
 mod search_history;
 
 /// The session and user on whose behalf a tool is called.
 #[derive(Clone, Debug, Default)]
 pub struct ToolContext {
-    /// The session of the agent. An existing session determines the user.
+    /// The session of the agent. A session with a user determines the user.
     pub session: Option<SessionId>,
-    /// The user, while the session does not exist yet. Defaults to `default`.
+    /// The user that the call names. It becomes the user of a session that has none.
     pub user: Option<UserId>,
+    /// The user if neither the session nor the call has one.
+    pub default_user: Option<UserId>,
+    /// Permits the call to bind the session to its user. Otherwise, the call only uses the user.
+    pub may_bind: bool,
 }
 
 /// The result of a tool call.
@@ -53,19 +59,43 @@ impl MemoryService {
         skill::memory_guide(self.config.search.is_some())
     }
 
-    /// Executes a tool call.
+    /// Executes a tool call, or returns its error to the model. Returns the user of the call, too.
     pub async fn call_tool(
         &self,
         tenant: &TenantId,
         context: &ToolContext,
+        call: Result<ToolCall, ToolError>,
+    ) -> Result<(Option<UserId>, ToolOutcome), Error> {
+        let user = self.tool_user(tenant, context).await?;
+        let outcome = match call {
+            Ok(call) => self.execute(tenant, user.as_ref(), context.session.as_ref(), call).await?,
+            Err(error) => error.into(),
+        };
+        Ok((user, outcome))
+    }
+
+    async fn execute(
+        &self,
+        tenant: &TenantId,
+        user: Option<&UserId>,
+        session: Option<&SessionId>,
         call: ToolCall,
     ) -> Result<ToolOutcome, Error> {
-        let user = self.tool_user(tenant, context).await?;
-        match call {
-            ToolCall::MemoryRead => Ok(memory_read(self.memory(tenant, &user).await?)),
-            ToolCall::MemoryWrite { content } => {
-                match self.write_memory(tenant, &user, &content, None).await {
-                    Ok(document) => Ok(memory_saved(&document)),
+        match (call, user) {
+            (ToolCall::SearchHistory { query, days, max_results }, user) => {
+                // Without a user, the model sees its own session only.
+                let scope = match (user, session) {
+                    (Some(user), _) => HistoryScope::User(user.clone()),
+                    (None, Some(session)) => HistoryScope::Session(session.clone()),
+                    (None, None) => return Ok(no_user().into()),
+                };
+                self.search_history(tenant, scope, session, (query, days, max_results)).await
+            }
+            (_, None) => Ok(no_user().into()),
+            (ToolCall::MemoryRead, Some(user)) => Ok(memory_read(user, self.memory(tenant, user).await?)),
+            (ToolCall::MemoryWrite { content }, Some(user)) => {
+                match self.write_memory(tenant, user, &content, None).await {
+                    Ok(document) => Ok(memory_saved(user, &document)),
                     Err(Error::MemoryTooLarge { bytes, max_bytes }) => {
                         Ok(ToolOutcome::from(ToolError(format!(
                             "Nothing was written: the document has {bytes} bytes, and at most {max_bytes} fit. Keep what matters, \
@@ -75,36 +105,40 @@ impl MemoryService {
                     Err(error) => Err(error),
                 }
             }
-            ToolCall::SearchHistory { query, days, max_results } => {
-                self.search_history(tenant, user, context.session.as_ref(), (query, days, max_results)).await
-            }
         }
     }
 
-    /// Returns the user of the session, or the named user if the session does not exist.
-    async fn tool_user(&self, tenant: &TenantId, context: &ToolContext) -> Result<UserId, Error> {
-        let session = match &context.session {
-            Some(session) => self.store.session(tenant, session).await?,
-            None => None,
-        };
-        match (session, &context.user) {
-            (Some(session), Some(user)) if session.user_id != *user => Err(Error::SessionUserMismatch),
-            (Some(session), _) => Ok(session.user_id),
-            (None, user) => Ok(user.clone().unwrap_or_default()),
+    /// Returns the user on whose behalf a tool is called.
+    pub async fn tool_user(&self, tenant: &TenantId, context: &ToolContext) -> Result<Option<UserId>, Error> {
+        let (named, default_user) = (context.user.as_ref(), context.default_user.as_ref());
+        match &context.session {
+            Some(session) => self.session_user(tenant, session, named, default_user, context.may_bind).await,
+            None => Ok(named.or(default_user).cloned()),
         }
     }
 }
 
-fn memory_read(document: Option<MemoryDocument>) -> ToolOutcome {
+/// Returns the error for a call without a user.
+fn no_user() -> ToolError {
+    ToolError(
+        "Nothing was done: this session has no user, and a memory document belongs to a user. Name the user with \
+         `user_id`: in this call, or before it in an exchange or a context of this session."
+            .to_owned(),
+    )
+}
+
+fn memory_read(user: &UserId, document: Option<MemoryDocument>) -> ToolOutcome {
     let updated_at = document.as_ref().and_then(|document| document.created_at.format(&Rfc3339).ok());
     let (version, words, text) = document
         .map_or((0, 0, String::new()), |document| (document.version, document.words, document.content));
-    let data = json!({"version": version, "words": words, "updated_at": updated_at, "content": text});
+    let data = json!({
+        "user_id": user.as_str(), "version": version, "words": words, "updated_at": updated_at, "content": text,
+    });
     let content = if text.trim().is_empty() { "Your memory document is empty.".to_owned() } else { text };
     ToolOutcome { is_error: false, content, data }
 }
 
-fn memory_saved(document: &MemoryDocument) -> ToolOutcome {
+fn memory_saved(user: &UserId, document: &MemoryDocument) -> ToolOutcome {
     let MemoryDocument { version, words, .. } = *document;
     let hint = (words > LONG_MEMORY_WORDS).then(|| {
         format!("It has {words} words: keep it to about 300, and write it again without what matters least.")
@@ -117,5 +151,6 @@ fn memory_saved(document: &MemoryDocument) -> ToolOutcome {
         content.push(' ');
         content.push_str(hint);
     }
-    ToolOutcome { is_error: false, content, data: json!({"version": version, "words": words, "hint": hint}) }
+    let data = json!({"user_id": user.as_str(), "version": version, "words": words, "hint": hint});
+    ToolOutcome { is_error: false, content, data }
 }

@@ -57,8 +57,8 @@ pub(super) fn reject_unexpected(request: &AppendRequest, outcome: &mut Option<Ap
     true
 }
 
-/// Exchanges of one session that are appended together. They name the same user, or none of them names a user, and their
-/// idempotency keys differ.
+/// Exchanges of one session that are appended together. They name the same user, or none of them names a user; they have
+/// the same default user; and their idempotency keys differ.
 #[derive(Debug)]
 pub(super) struct SessionGroup<'r> {
     pub(super) tenant: &'r str,
@@ -83,6 +83,11 @@ impl<'r> SessionGroup<'r> {
         self.exchanges(requests)
             .find_map(|(_, request, _)| request.exchange.user_id.as_ref())
             .map(UserId::as_str)
+    }
+
+    /// Returns the user of a session without a user if the exchanges name none.
+    pub(super) fn default_user(&self, requests: &'r [AppendRequest]) -> Option<&'r str> {
+        self.exchanges(requests).find_map(|(_, request, _)| request.default_user.as_ref()).map(UserId::as_str)
     }
 
     /// Returns the metadata of the last exchange that has any.
@@ -133,7 +138,9 @@ pub(super) fn group<'r>(
         let fits = |member: &&AppendRequest| {
             let has_same_key =
                 member.key.as_ref().zip(request.key.as_ref()).is_some_and(|(a, b)| a.key == b.key);
-            member.exchange.user_id == request.exchange.user_id && !has_same_key
+            member.exchange.user_id == request.exchange.user_id
+                && member.default_user == request.default_user
+                && !has_same_key
         };
         if !members.iter().all(fits) {
             continue;

@@ -57,7 +57,7 @@ impl Store {
         const TAKE_LEASE: Sql = Sql {
             postgres: concat!(
                 "UPDATE sessions SET lease_token = $3, lease_until = now() + $4 * interval '1 microsecond'
-                WHERE tenant_id = $1 AND session_id = $2
+                WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
                     AND (lease_until IS NULL OR lease_until <= now()
                         OR lease_until > now() + 2 * $4 * interval '1 microsecond')
                     AND ($5::bigint IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= now())))
@@ -66,7 +66,7 @@ impl Store {
             ),
             sqlite: concat!(
                 "UPDATE sessions SET lease_token = $3, lease_until = $6 + $4
-                WHERE tenant_id = $1 AND session_id = $2
+                WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
                     AND (lease_until IS NULL OR lease_until <= $6 OR lease_until > $6 + 2 * $4)
                     AND ($5 IS NULL OR (revision = $5 AND (retry_at IS NULL OR retry_at <= $6)))
                 RETURNING ",
@@ -253,7 +253,7 @@ impl Store {
             ORDER BY revision DESC LIMIT $4"
         );
         const SESSION_EXISTS: &str =
-            "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+            "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
         let statement = self.statement(tenant, SELECT_REVISIONS).bind(session.as_str());
         let rows = statement.bind(before).bind(limit).read_all().await?;
         if rows.is_empty() {
@@ -289,7 +289,7 @@ impl Store {
                         WHERE tenant_id = $1 AND session_id = $2 AND revision = $3
                         UNION ALL SELECT 0, '', 0, 0 WHERE $3 = 0
                     ) AS t
-                    WHERE s.tenant_id = $1 AND s.session_id = $2"
+                    WHERE s.tenant_id = $1 AND s.session_id = $2 AND s.last_seq > 0"
                 )
             };
         }

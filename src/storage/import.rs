@@ -3,7 +3,7 @@
 use super::rows::{json_column, tool_columns};
 use super::search_index::{SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries, lexemes_of_messages};
 use super::statement::{DbRow as _, Sql, Transaction};
-use super::values::{DbTime, to_i64};
+use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};
 use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -25,21 +25,22 @@ pub type RowBatches = mpsc::Receiver<RowBatch>;
 pub enum ImportOutcome {
     /// The session is complete and durable.
     Imported,
-    /// A session with this id exists. Nothing was written.
+    /// A session with this id exists, or the id is bound to another user. Nothing was written.
     Exists,
     /// The number of rows differs from that in the header of the export. Nothing was written.
     Incomplete,
 }
 
 impl Store {
-    /// Creates a session with all of its rows in one transaction, or nothing. The caller must have all batches at hand
+    /// Creates a session with all of its rows in one transaction, or nothing. Without `user`, the session gets the user that it
+    /// is bound to, or else `default_user`. The caller must have all batches at hand
     /// and never wait for a client in between, because other writers wait for the transaction: on Postgres those of
     /// the same session, on SQLite all. Rows without a time get the time of the store.
     pub async fn import_session(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        user: &UserId,
+        (user, default_user): (Option<&UserId>, Option<&UserId>),
         imported: &ImportedSession,
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
@@ -58,6 +59,9 @@ impl Store {
                     coalesce($13, $14), coalesce($13, $14) / 3600000000, randomblob(16))
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
         };
+        /// Removes the row of a session that is only bound to its user.
+        const DELETE_BINDING: &str = "\
+            DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq = 0 RETURNING user_id";
         /// Sets the token count of the messages up to the cursor, which an export does not contain.
         const UPDATE_CURSOR_TOKENS: &str = "\
             UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
@@ -67,11 +71,20 @@ impl Store {
             Self::Postgres(database) => (database.begin_transaction(tenant).await?, database.analyzer()),
             Self::Sqlite(database) => (database.begin_transaction().await?, database.analyzer()),
         };
+        let statement = transaction.statement(DELETE_BINDING).bind(tenant.as_str()).bind(session.as_str());
+        let bound = match statement.read().await? {
+            Some(row) => user_from_column(row.field("user_id")?)?,
+            None => None,
+        };
+        if user.is_some_and(|user| bound.as_ref().is_some_and(|bound| bound != user)) {
+            return Ok(ImportOutcome::Exists);
+        }
+        let user = user.or(bound.as_ref()).or(default_user);
         let inserted = transaction
             .statement(INSERT_SESSION)
             .bind(tenant.as_str())
             .bind(session.as_str())
-            .bind(user.as_str())
+            .bind(user_column(user))
             .bind(imported.metadata.as_deref())
             .bind(imported.last_seq)
             .bind(imported.tokens)

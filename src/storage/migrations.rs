@@ -14,12 +14,14 @@ const POSTGRES: &[Source] = &[
     (2, "batches", include_str!("../../migrations/postgres/0002_batches.sql")),
     (3, "bounded reads", include_str!("../../migrations/postgres/0003_bounded_reads.sql")),
     (4, "message times", include_str!("../../migrations/postgres/0004_message_times.sql")),
+    (5, "session users", include_str!("../../migrations/postgres/0005_session_users.sql")),
 ];
 
 const SQLITE: &[Source] = &[
     (1, "initial", include_str!("../../migrations/sqlite/0001_initial.sql")),
     (2, "batches", include_str!("../../migrations/sqlite/0002_batches.sql")),
     (3, "bounded reads", include_str!("../../migrations/sqlite/0003_bounded_reads.sql")),
+    (4, "session users", include_str!("../../migrations/sqlite/0004_session_users.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

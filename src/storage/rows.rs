@@ -3,9 +3,10 @@
 use super::search::MessageRef;
 use super::search_index::{PendingMessage, PendingRange, ReindexRange};
 use super::statement::DbRow;
+use super::values::user_from_column;
 use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
 use crate::domain::api_key::{KeyId, KeyRecord, Scope};
-use crate::domain::id::{KeyName, SessionId, TenantId, UserId};
+use crate::domain::id::{KeyName, SessionId, TenantId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
@@ -57,7 +58,7 @@ pub(super) fn api_key(row: &impl DbRow) -> Result<KeyRecord, StoreError> {
 pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
     Ok(Session {
         session_id: session_id(row)?,
-        user_id: user_id(row)?,
+        user_id: user_from_column(row.field("user_id")?)?,
         metadata: row.field("metadata")?,
         last_seq: row.field("last_seq")?,
         tokens: row.field("tokens")?,
@@ -217,10 +218,6 @@ fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {
 
 fn session_id(row: &impl DbRow) -> Result<SessionId, StoreError> {
     SessionId::new(row.field::<String>("session_id")?).map_err(StoreError::corrupt("a session id"))
-}
-
-fn user_id(row: &impl DbRow) -> Result<UserId, StoreError> {
-    UserId::new(row.field::<String>("user_id")?).map_err(StoreError::corrupt("a user id"))
 }
 
 /// Returns the columns `tool_call_ids` and `tool_result_of` of a message. They are JSON because an id can be any text, and

@@ -6,7 +6,7 @@
 //! `precis reindex`. Erasing a session removes its index entries and pending ranges.
 
 use super::StoreError;
-use super::values::to_i64;
+use super::values::{to_i64, user_from_column};
 use crate::blocking;
 use crate::domain::exchange::Exchange;
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -141,6 +141,7 @@ pub(super) fn next_batch(mut pending: Vec<PendingRange>) -> (Vec<PendingRange>, 
 pub(super) struct PendingMessage {
     pub(super) tenant: String,
     pub(super) session: String,
+    /// Empty if the session has no user.
     pub(super) user: String,
     pub(super) seq: i64,
     pub(super) created_at: OffsetDateTime,
@@ -159,16 +160,17 @@ pub(super) struct IndexEntry {
 }
 
 impl IndexEntry {
-    /// Appends the lexeme of the user to those of the message.
+    /// Appends the lexeme of the user, if there is one, to those of the message.
     fn new(
         tenant: &TenantId,
         session: &SessionId,
-        user: &str,
+        user: Option<&str>,
         (seq, created_at): (i64, Option<OffsetDateTime>),
         lexemes: &str,
     ) -> Self {
         let (tenant, session) = (tenant.as_str().to_owned(), session.as_str().to_owned());
-        Self { tenant, session, seq, created_at, lexemes: format!("{lexemes} {user}") }
+        let lexemes = user.map_or_else(|| lexemes.to_owned(), |user| format!("{lexemes} {user}"));
+        Self { tenant, session, seq, created_at, lexemes }
     }
 }
 
@@ -176,13 +178,14 @@ impl IndexEntry {
 pub(super) fn index_entries(
     tenant: &TenantId,
     session: &SessionId,
-    user: &UserId,
+    user: Option<&UserId>,
     positions: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
     lexemes: &[String],
 ) -> Vec<IndexEntry> {
-    let user = lexemes::user_lexeme(&lexemes::tenant_prefix(tenant), user);
-    let entry =
-        |(position, lexemes): (_, &String)| IndexEntry::new(tenant, session, &user, position, lexemes);
+    let user = user.map(|user| lexemes::user_lexeme(&lexemes::tenant_prefix(tenant), user));
+    let entry = |(position, lexemes): (_, &String)| {
+        IndexEntry::new(tenant, session, user.as_deref(), position, lexemes)
+    };
     positions.zip(lexemes).map(entry).collect()
 }
 
@@ -202,7 +205,8 @@ pub(super) fn analyzer_for_import(version: &str, own: Option<Analyzer>) -> Optio
 pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<PendingMessage>) -> Vec<IndexEntry> {
     let entry = move |message: PendingMessage| {
         let PendingMessage { tenant, session, user, seq, created_at, json } = message;
-        let ids = (TenantId::new(&*tenant), SessionId::new(&*session), UserId::new(user));
+        let user = user_from_column(user);
+        let ids = (TenantId::new(&*tenant), SessionId::new(&*session), user);
         let ((Ok(tenant), Ok(session), Ok(user)), Ok(message)) = (ids, Message::from_stored(json)) else {
             tracing::error!(
                 tenant,
@@ -218,8 +222,8 @@ pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<Pending
             tracing::error!(tenant, session, seq, "failed to index a message; search will not find it");
             return None;
         };
-        let user = lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user);
-        Some(IndexEntry::new(&tenant, &session, &user, (seq, Some(created_at)), &lexemes))
+        let user = user.map(|user| lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user));
+        Some(IndexEntry::new(&tenant, &session, user.as_deref(), (seq, Some(created_at)), &lexemes))
     };
     blocking::spawn_cpu(move || messages.into_iter().filter_map(entry).collect()).await
 }

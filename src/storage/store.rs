@@ -15,7 +15,7 @@ use super::search::{MessageRef, SearchFilter, StoredHit, TermStatistics};
 use super::search_index::{IndexState, ReindexRange};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
-use super::values::{DbTime, to_i64};
+use super::values::{DbTime, to_i64, user_column, user_from_column};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
@@ -124,7 +124,7 @@ impl Store {
                 concat!(
                     "SELECT CAST(0 AS bigint) AS seq, CAST(NULL AS timestamptz) AS created_at,
                         CAST(NULL AS text) AS message
-                    FROM sessions WHERE tenant_id = $1 AND session_id = $2
+                    FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
                     UNION ALL SELECT * FROM (
                         SELECT seq, created_at, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
                             SELECT seq, created_at, message,
@@ -225,15 +225,78 @@ impl Store {
         statement.read_all().await?.iter().map(rows::stored_message).collect()
     }
 
+    /// Returns the state of a session, or `None` before its first exchange.
     pub async fn session(
         &self,
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<Option<Session>, StoreError> {
-        const SELECT_SESSION: &str =
-            concat!("SELECT ", session_columns!(), " FROM sessions WHERE tenant_id = $1 AND session_id = $2");
+        const SELECT_SESSION: &str = concat!(
+            "SELECT ",
+            session_columns!(),
+            " FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0"
+        );
         let statement = self.statement(tenant, SELECT_SESSION).bind(session.as_str());
         decode(statement.read().await?, rows::session)
+    }
+
+    /// Returns the owner of a session, also before its first exchange.
+    pub async fn session_owner(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<SessionOwner, StoreError> {
+        const SELECT_SESSION_OWNER: &str =
+            "SELECT user_id, last_seq FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+        let statement = self.statement(tenant, SELECT_SESSION_OWNER).bind(session.as_str());
+        let Some(row) = statement.read().await? else {
+            return Ok(SessionOwner::default());
+        };
+        let user = user_from_column(row.field("user_id")?)?;
+        Ok(SessionOwner { user, exists: row.field::<i64>("last_seq")? > 0 })
+    }
+
+    /// Binds a session to a user, unless it is bound already, and returns its user. A session without exchanges does not exist
+    /// afterwards either: it only has a user. Of concurrent calls, one binds the session.
+    pub async fn bind_session(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &UserId,
+    ) -> Result<UserId, StoreError> {
+        /// A session that gets its user also gets another incarnation, so that copies without the user become invalid.
+        macro_rules! bind_session {
+            ($columns:literal, $now:literal, $hour:literal, $value:literal, $random:literal) => {
+                concat!(
+                    "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at,
+                        updated_at, activity_hour", $columns, ")
+                    VALUES ($1, $2, $3, '{}', 0, 0, ", $now, ", ", $now, ", ", $hour, $value, ")
+                    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
+                        user_id = CASE WHEN s.user_id = '' THEN excluded.user_id ELSE s.user_id END,
+                        incarnation = CASE WHEN s.user_id = '' THEN ", $random, " ELSE s.incarnation END
+                    RETURNING user_id"
+                )
+            };
+        }
+        const BIND_SESSION: Sql = Sql {
+            postgres: bind_session!(
+                "",
+                "now()",
+                "floor(extract(epoch FROM now()) / 3600)",
+                "",
+                "gen_random_uuid()"
+            ),
+            sqlite: bind_session!(
+                ", incarnation",
+                "$4",
+                "$4 / 3600000000",
+                ", randomblob(16)",
+                "randomblob(16)"
+            ),
+        };
+        let statement = self.statement(tenant, BIND_SESSION).bind(session.as_str()).bind(user.as_str());
+        let row = statement.bind_now().write_returning().await?.ok_or(sqlx::Error::RowNotFound)?;
+        Ok(user_from_column(row.field("user_id")?)?.unwrap_or_else(|| user.clone()))
     }
 
     /// Returns at most `limit` sessions of one user or of all, most recent activity first.
@@ -253,7 +316,7 @@ impl Store {
                     "SELECT ",
                     session_columns!(),
                     " FROM sessions WHERE tenant_id = $1 AND activity_hour <= $2
-                        AND ($3 IS NULL OR (updated_at, session_id) < ($3, $4)) ",
+                        AND ($3 IS NULL OR (updated_at, session_id) < ($3, $4)) AND last_seq > 0 ",
                     $condition,
                     " ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $5"
                 )
@@ -280,14 +343,14 @@ impl Store {
         metadata: &str,
     ) -> Result<Option<Session>, StoreError> {
         const UPDATE_METADATA: &str = concat!(
-            "UPDATE sessions SET metadata = $3 WHERE tenant_id = $1 AND session_id = $2 RETURNING ",
+            "UPDATE sessions SET metadata = $3 WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 RETURNING ",
             session_columns!()
         );
         let statement = self.statement(tenant, UPDATE_METADATA).bind(session.as_str()).bind(metadata);
         decode(statement.write_returning().await?, rows::session)
     }
 
-    /// Erases a session with its history, summary, revisions and idempotency keys. Returns `false` if there was none.
+    /// Erases a session with its user, history, summary, revisions and idempotency keys. Returns `false` if there was none.
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
         const DELETE_SESSION: &str = "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2";
         let erased = self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await? > 0;
@@ -357,12 +420,12 @@ impl Store {
     }
 
     /// Reads the session, the memory document and the newest `limit` messages of the tail in one round trip and as of
-    /// one moment. `user` applies only if the session does not exist.
+    /// one moment. `user` is the owner of the memory document if the session has no user.
     pub async fn load_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        user: &UserId,
+        user: Option<&UserId>,
         limit: usize,
     ) -> Result<ContextSnapshot, StoreError> {
         /// A single statement reads a consistent snapshot. The user and the bounds of the tail are scalar subqueries,
@@ -383,7 +446,7 @@ impl Store {
                     NULL::text AS tool_call_ids, NULL::text AS tool_result_of
                 FROM (SELECT 1) AS always LEFT JOIN session ON true
                     LEFT JOIN memories AS d
-                        ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT user_id FROM session), $3))
+                        ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
                 UNION ALL
                 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -403,7 +466,7 @@ impl Store {
                     0 AS seq, 0 AS message_tokens, '' AS message, '' AS role,
                     NULL AS tool_call_ids, NULL AS tool_result_of
                 FROM (SELECT 1) AS always LEFT JOIN session ON true
-                    LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(session.user_id, $3)
+                    LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
                 UNION ALL
                 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -414,7 +477,7 @@ impl Store {
         };
         let rows = retry_on_disconnect(async || {
             let statement = self.statement(tenant, SELECT_CONTEXT).bind(session.as_str());
-            statement.bind(user.as_str()).bind(to_i64(limit)).bind_now().read_all().await
+            statement.bind(user_column(user)).bind(to_i64(limit)).bind_now().read_all().await
         });
         let rows = rows.await?;
         let mut tail = Vec::with_capacity(rows.len());
@@ -569,8 +632,11 @@ pub struct AppendRequest {
     pub session: SessionId,
     pub exchange: Arc<Exchange>,
     pub key: Option<IdempotencyKey>,
-    /// The incarnation that the session must have, in addition to [`Exchange::expected_last_seq`].
+    /// The incarnation that the session must have, in addition to [`Exchange::expected_last_seq`]. An exchange that names the
+    /// user of a session without a user changes the incarnation: bind the session first.
     pub expected_incarnation: Option<Uuid>,
+    /// The user of the session if it has none and the exchange names none.
+    pub default_user: Option<UserId>,
 }
 
 impl AppendRequest {
@@ -582,8 +648,17 @@ impl AppendRequest {
         key: Option<IdempotencyKey>,
     ) -> Self {
         let (tenant, session, exchange) = (tenant.clone(), session.clone(), Arc::new(exchange));
-        Self { tenant, session, exchange, key, expected_incarnation: None }
+        Self { tenant, session, exchange, key, expected_incarnation: None, default_user: None }
     }
+}
+
+/// The owner of a session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionOwner {
+    /// `None` until a request names a user.
+    pub user: Option<UserId>,
+    /// `true` from the first exchange on.
+    pub exists: bool,
 }
 
 /// The result of [`Store::append_exchange`].
@@ -685,11 +760,11 @@ pub struct SessionHead {
 pub struct ContextSnapshot {
     /// The moment, by the clock of the store.
     pub now: OffsetDateTime,
-    /// `None` before the first exchange.
+    /// `None` before the first exchange, except if the session is bound to a user.
     pub session: Option<Session>,
     /// The incarnation of the session; `None` if there is no session.
     pub incarnation: Option<Uuid>,
-    /// The memory document of the owner of the session, or of the requesting user if there is no session.
+    /// The memory document of the owner of the session, or of the requesting user if the session has no owner.
     pub memory: Option<Arc<MemoryDocument>>,
     pub memory_version: Option<MemoryVersion>,
     /// The newest messages of the tail, oldest first.

@@ -1,5 +1,7 @@
 //! Values as both databases store them.
 
+use super::StoreError;
+use crate::domain::id::UserId;
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArgumentBuffer, PgTypeInfo, PgValueRef};
@@ -70,4 +72,17 @@ impl<'r> Decode<'r, sqlx::Sqlite> for DbTime {
     fn decode(value: SqliteValueRef<'r>) -> Result<Self, BoxDynError> {
         Ok(Self::from_micros(<i64 as Decode<sqlx::Sqlite>>::decode(value)?)?)
     }
+}
+
+/// Decodes the column `user_id` of a session. It is empty if the session has no user.
+pub(super) fn user_from_column(user: String) -> Result<Option<UserId>, StoreError> {
+    if user.is_empty() {
+        return Ok(None);
+    }
+    UserId::new(user).map(Some).map_err(StoreError::corrupt("a user id"))
+}
+
+/// Returns the column `user_id` of a session.
+pub(super) fn user_column(user: Option<&UserId>) -> &str {
+    user.map_or("", UserId::as_str)
 }

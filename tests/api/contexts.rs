@@ -116,8 +116,10 @@ async fn memory_document_is_in_every_session_of_its_user(backend: Backend) {
         ("a1", json!({}), true),
         ("a2", json!({"user_id": "ada"}), true),
         ("b", json!({}), false),
-        ("new", json!({"user_id": "ada"}), true),
         ("new", json!({}), false),
+        ("new", json!({"user_id": "ada"}), true),
+        // The context before has bound the session.
+        ("new", json!({}), true),
     ] {
         let context = app.context(session, &options).await;
         assert_eq!(context["messages"][0]["content"] == system, remembers, "{session}");

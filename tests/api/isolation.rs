@@ -7,7 +7,7 @@
 
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
-use crate::support::client::{Response, TestClient};
+use crate::support::client::{Response, TestClient, assert_includes};
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
 use precis::service::keys::create_key;
@@ -353,4 +353,72 @@ async fn no_route_returns_data_of_another_tenant(backend: Backend) {
         );
     }
     assert!(requests_sent >= 35, "{requests_sent}");
+}
+
+/// Requests of one tenant that name no user, or a mistyped session, while two users have documents.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_without_a_user_returns_the_document_of_a_user(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let app = app.with_key(backend.key("acme", Scope::Write).await.expose());
+    for user in ["ada", "bo"] {
+        app.record_for(&format!("of-{user}"), user).await;
+        let document = json!({"content": format!("{MARK} of {user}")});
+        let written = app.post(&format!("/sessions/of-{user}/tools/memory_write"), &document).await.ok(200);
+        assert_eq!((&written["user_id"], &written["is_error"]), (&json!(user), &json!(false)));
+    }
+    let mcp = |name: &str, arguments: &Value| {
+        let params = json!({"name": name, "arguments": arguments});
+        app.post("/mcp", json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}))
+    };
+    let needs_user = |response: &Value| {
+        let text = response.to_string();
+        assert!(text.contains("user_id") && text.contains("Nothing was done"), "{response}");
+        assert!(!text.contains(MARK), "{response}");
+    };
+    for session in ["new", "of-Ada", "of-ada "] {
+        let context = app.context(&session.replace(' ', "%20"), &json!({})).await;
+        let expected = json!({"user_id": null, "exists": false, "memory": {"version": 0}, "messages": []});
+        assert_includes(&context, &expected);
+        for (tool, arguments) in [("memory_read", json!({})), ("memory_write", json!({"content": "leaked"}))]
+        {
+            let path = format!("/sessions/{}/tools/{tool}", session.replace(' ', "%20"));
+            let response = app.post(&path, &arguments).await.ok(200);
+            assert_eq!((&response["is_error"], &response["user_id"]), (&json!(true), &Value::Null));
+            needs_user(&response);
+            needs_user(&mcp(tool, &arguments).await.ok(200));
+            let by_header = mcp(tool, &arguments).header("x-precis-session", session.replace(' ', "%20"));
+            needs_user(&by_header.await.ok(200));
+            let mut with_session = arguments.clone();
+            with_session["session_id"] = session.into();
+            needs_user(&mcp(tool, &with_session).await.ok(200));
+        }
+        let search = json!({"query": "a", "session_id": session});
+        assert!(!mcp("search_history", &search).await.text.contains("of-ada"), "{session}");
+    }
+    // A session that never had a user shows only itself.
+    app.record("nobody", &[json!({"role": "user", "content": "a"})]).await;
+    let context = app.context("nobody", &json!({})).await;
+    assert_includes(&context, &json!({"user_id": null, "exists": true, "memory": {"version": 0}}));
+    let found = app.post("/sessions/nobody/tools/search_history", r#"{"query":"a"}"#).await.ok(200);
+    let sessions = found["data"]["hits"].as_array().expect("hits").iter().map(|hit| &hit["session_id"]);
+    assert_eq!(sessions.collect::<Vec<_>>(), ["nobody"]);
+    needs_user(&app.post("/sessions/nobody/tools/memory_read", "{}").await.ok(200));
+    // Each user still has only their own document.
+    for (session, user, other) in [("of-ada", "ada", "bo"), ("of-bo", "bo", "ada"), ("fresh", "bo", "ada")] {
+        let context = app.context(session, &json!({"user_id": user})).await;
+        assert_eq!(context["user_id"], user);
+        let text = context["messages"].to_string();
+        assert!(
+            text.contains(&format!("{MARK} of {user}")) && !text.contains(&format!("of {other}")),
+            "{text}"
+        );
+        app.post(&format!("/sessions/{session}/context"), json!({"user_id": other}))
+            .await
+            .problem(409, "session-user-mismatch");
+        let read = app.post(&format!("/sessions/{session}/tools/memory_read"), "{}").await.ok(200);
+        assert_eq!(read["content"], format!("{MARK} of {user}"));
+    }
+    assert_eq!(app.get("/users/default/memory").await["version"], 0);
 }

@@ -90,6 +90,10 @@ async fn mcp_headers_determine_session_and_user(backend: Backend) {
         app.put(&format!("/users/{user}/memory"), json!({"content": user}).to_string()).await.ok(200);
     }
     let read = |arguments: Value| tool(&app, "memory_read", &arguments);
+    // A call that names a user binds the session, as in HTTP.
+    let bound = read(json!({"session_id": "bound", "user_id": "bo"}));
+    assert_eq!(called(bound).await, ("bo".to_owned(), false));
+    app.post("/sessions/bound/context", r#"{"user_id":"ada"}"#).await.problem(409, "session-user-mismatch");
     let session = |request: Request| request.header("x-precis-session", "caf%C3%A9%2F1");
     for (request, text, is_error) in [
         (read(json!({})), "default", false),
@@ -188,13 +192,14 @@ async fn mcp_key_with_read_scope_lists_and_calls_reading_tools_only(backend: Bac
     let list = |app: &TestClient| message(app, "tools/list", &json!({}));
     assert_eq!(names(list(&reader)).await, ["memory_read", "search_history"]);
     assert_eq!(names(list(&writer)).await, ["memory_read", "memory_write", "search_history"]);
-    let write = json!({"content": "Likes tea."});
+    let write = json!({"content": "Likes tea.", "user_id": "ada"});
     let (output, is_error) = called(tool(&reader, "memory_write", &write)).await;
     assert!(is_error && output.contains("scope write"), "{output}");
     let (output, is_error) = called(tool(&reader, "memory_delete", &json!({}))).await;
     assert!(is_error && output.contains("The tools are memory_read, search_history."), "{output}");
     assert!(!called(tool(&writer, "memory_write", &write)).await.1);
-    assert_eq!(called(tool(&reader, "memory_read", &json!({}))).await, ("Likes tea.".to_owned(), false));
+    let read = json!({"user_id": "ada"});
+    assert_eq!(called(tool(&reader, "memory_read", &read)).await, ("Likes tea.".to_owned(), false));
 }
 
 #[tokio::test]

@@ -40,7 +40,8 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
     let exchange = json!({"user_message": "I like tea.", "assistant_reply": "Noted.", "user_id": "ada"});
     let response = redacted(app.post("/sessions/s/exchanges", &exchange).await.ok(201));
     let expected = json!({
-        "session_id": "s", "first_seq": 1, "last_seq": 2, "message_count": 2, "created_at": "[redacted]",
+        "session_id": "s", "user_id": "ada", "first_seq": 1, "last_seq": 2, "message_count": 2,
+        "created_at": "[redacted]",
     });
     assert_eq!(response, expected);
 
@@ -48,6 +49,8 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
     let request = json!({"system_prompt": "You help Ada.", "user_message": "And now?"});
     let expected = json!({
         "session_id": "s",
+        "user_id": "ada",
+        "exists": true,
         "messages": [
             {"role": "system", "content": "You help Ada.\n\n## Session Summary\n\nThey talked about tea."},
             {"role": "user", "content": "Question 1: what did we decide about subject 1?"},

@@ -46,7 +46,8 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
     }});
     let response = call(&app, "s", "memory_write", &write).await.ok(200);
     assert_includes(&response, &json!({"tool": "memory_write", "is_error": false}));
-    assert_eq!(response["data"], json!({"version": 1, "words": 3, "hint": null}));
+    let data = json!({"user_id": "default", "version": 1, "words": 3, "hint": null});
+    assert_eq!((&response["user_id"], &response["data"]), (&json!("default"), &data));
     let content = response["content"].as_str().expect("a text");
     assert!(content.contains("version 1") && content.contains("## Your Memory"), "{content}");
     assert_eq!(response["result"], json!({"role": "tool", "tool_call_id": "call_1", "content": content}));
@@ -79,7 +80,7 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
         assert_includes(&output, &json!({"content": response["content"], "is_error": false}));
     }
     // A document that was never written has version 0; a blank one does not.
-    let empty = |version: i64, updated_at: Value, content: &str| json!({"version": version, "words": 0, "updated_at": updated_at, "content": content});
+    let empty = |version: i64, updated_at: Value, content: &str| json!({"user_id": "bo", "version": version, "words": 0, "updated_at": updated_at, "content": content});
     let never = app.post("/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
     assert_eq!(never["data"], empty(0, Value::Null, ""));
     app.put("/users/bo/memory", r#"{"content":" \n"}"#).await.ok(200);
@@ -125,7 +126,9 @@ async fn session_determines_the_user_of_a_tool_call(backend: Backend) {
         ("a/tools/memory_read?user_id=ada", "ada's"),
         ("b/tools/memory_read", "bo's"),
         ("new/tools/memory_read?user_id=ada", "ada's"),
-        ("new/tools/memory_read", "Your memory document is empty."),
+        // The call before has bound the session.
+        ("new/tools/memory_read", "ada's"),
+        ("newer/tools/memory_read", "Your memory document is empty."),
     ] {
         let response = app.post(&format!("/sessions/{path}"), "{}").await.ok(200);
         assert_eq!(response["content"], content, "{path}");
@@ -143,7 +146,8 @@ async fn tool_call_requires_the_scope_of_the_tool(backend: Backend) {
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
     let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
     let content = json!({"content": "Likes tea."});
-    call(&writer, "s", "memory_write", &content).await.ok(200);
+    let written = writer.post("/sessions/s/tools/memory_write?user_id=ada", &content).await;
+    assert_eq!(written.ok(200)["user_id"], "ada");
     let rejected =
         call(&reader, "s", "memory_write", &json!({"content": "x"})).await.problem(403, "forbidden");
     assert!(rejected.contains("scope write"), "{rejected}");

@@ -21,7 +21,7 @@ use uuid::Uuid;
 const MARKER: &str = "plugh";
 
 /// Text columns without user data: they hold the name of the tenant or fixed words.
-const COLUMNS_WITHOUT_USER_DATA: [&str; 3] = ["tenant_id", "role", "kind"];
+const COLUMNS_WITHOUT_USER_DATA: [&str; 4] = ["has_user", "tenant_id", "role", "kind"];
 
 /// Returns the text columns of a table.
 async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {

@@ -5,7 +5,6 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::domain::exchange::Exchange;
-use precis::domain::id::UserId;
 use precis::domain::message::Message;
 use precis::storage::{AppendOutcome, AppendRequest, StoreError};
 use std::collections::BTreeMap;
@@ -71,8 +70,7 @@ async fn exchanges_after_cancelled_reads_are_committed_on_postgres() {
         for number in 0..20 {
             let demo = demo.clone();
             reads.spawn(async move {
-                let user = UserId::default();
-                let read = demo.store.load_context(&demo.tenant, &demo.session, &user, 10);
+                let read = demo.store.load_context(&demo.tenant, &demo.session, None, 10);
                 let _ = tokio::time::timeout(Duration::from_micros(100 * number), read).await;
             });
         }

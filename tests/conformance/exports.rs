@@ -108,7 +108,8 @@ async fn import(
     imported: &ImportedSession,
     batches: Vec<RowBatch>,
 ) -> Result<ImportOutcome, StoreError> {
-    demo.store.import_session(&demo.tenant, &demo.session, &user_id("ada"), imported, ready(batches)).await
+    let users = (Some(&user_id("ada")), None);
+    demo.store.import_session(&demo.tenant, &demo.session, users, imported, ready(batches)).await
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -23,6 +23,7 @@ mod revisions;
 mod schema;
 mod search;
 mod search_index;
+mod session_users;
 mod sessions;
 mod snapshots;
 mod sql;

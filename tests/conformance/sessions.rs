@@ -106,7 +106,7 @@ async fn successive_pages_are_complete_across_hours(backend: Backend) {
     let mut expected = Vec::new();
     for (at, time) in times.into_iter().enumerate() {
         for id in [format!("{at}a"), format!("{at}b")] {
-            demo.session(&id).say(&["x"]).await;
+            demo.session(&id).record(&exchange_of("ada", &["x"])).await;
             set_activity(&mut sql, &id, time).await;
             expected.push((time, id));
         }
@@ -114,7 +114,7 @@ async fn successive_pages_are_complete_across_hours(backend: Backend) {
     expected.sort_by(|a, b| b.cmp(a));
     for limit in 1..=7 {
         read_in_pages(&demo, None, limit, &expected).await;
-        read_in_pages(&demo, Some(&UserId::default()), limit, &expected).await;
+        read_in_pages(&demo, Some(&user_id("ada")), limit, &expected).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Context snapshots.
 
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, user_id};
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::storage::ContextSnapshot;
@@ -9,7 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use test_case::test_case;
 
 async fn load(conversation: &Conversation, user: &UserId, most: usize) -> ContextSnapshot {
-    conversation.store.load_context(&conversation.tenant, &conversation.session, user, most).await.unwrap()
+    conversation
+        .store
+        .load_context(&conversation.tenant, &conversation.session, Some(user), most)
+        .await
+        .unwrap()
 }
 
 fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
@@ -29,7 +33,7 @@ async fn snapshot_contains_newest_messages_of_the_tail(backend: Backend) {
             demo.consolidate(cursor, summary).await;
         }
         for most in [0, 1, 5, 22, 23, 24, 30, 31, 1000, usize::MAX] {
-            let snapshot = load(&demo, &UserId::default(), most).await;
+            let snapshot = load(&demo, &user_id("ada"), most).await;
             let first = (cursor + 1).max(31_i64.saturating_sub_unsigned(most as u64));
             assert_eq!(seqs(&snapshot), (first..=30).collect::<Vec<_>>(), "{cursor} {most}");
             let session = snapshot.session.unwrap();
@@ -57,7 +61,7 @@ async fn snapshot_is_consistent_under_concurrent_writes(backend: Backend) {
             tokio::spawn(async move {
                 let mut seen = std::collections::BTreeSet::new();
                 while !written.load(Ordering::Relaxed) {
-                    let snapshot = load(&demo, &UserId::default(), 1000).await;
+                    let snapshot = load(&demo, &user_id("ada"), 1000).await;
                     let session = snapshot.session.as_ref().unwrap();
                     let expected: Vec<_> = (session.cursor + 1..=session.last_seq).collect();
                     assert_eq!(seqs(&snapshot), expected);

@@ -88,7 +88,7 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(store.message_metadata(tenant, session, 0, 9).await.unwrap(), []);
         let part = MessageRange { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 999 };
         assert_eq!(store.message_range(tenant, session, part).await.unwrap(), []);
-        let snapshot = store.load_context(tenant, session, &ada, 9).await.unwrap();
+        let snapshot = store.load_context(tenant, session, Some(&ada), 9).await.unwrap();
         assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
         for user in [None, Some(&ada)] {
             assert_eq!(store.sessions(tenant, user, None, 9).await.unwrap(), []);

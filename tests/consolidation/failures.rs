@@ -266,7 +266,10 @@ async fn panic_during_consolidation_is_reported_as_failure(backend: Backend) {
     let service = MemoryService::new(backend.store().await, Arc::new(Bug), config());
     let (tenant, session) = (TenantId::default(), SessionId::new("s").unwrap());
     let messages = (0..6).map(|_| Message::text(Role::User, "hi")).collect();
-    service.append_exchange(&tenant, &session, Exchange::new(messages, None, None), None).await.unwrap();
+    service
+        .append_exchange(&tenant, &session, Exchange::new(messages, None, None), None, None)
+        .await
+        .unwrap();
     for _ in 0..2 {
         let context = service.build_context(&tenant, &session, ContextOptions::default()).await.unwrap();
         assert_eq!((context.consolidation.outcome, sent(&context)), (Outcome::Failed, 6));

@@ -134,6 +134,7 @@ pub(crate) fn config() -> ServiceConfig {
         tokenizer: Tokenizer::default(),
         context_cache_bytes: 1 << 20,
         memory_max_bytes: 1000,
+        default_user: None,
         search: None,
     }
 }

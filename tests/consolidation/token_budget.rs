@@ -93,7 +93,7 @@ impl Scene {
     async fn say(&self, texts: &[&str]) {
         let messages = texts.iter().map(|text| Message::text(Role::User, text)).collect();
         let exchange = Exchange::new(messages, None, None);
-        self.service.append_exchange(&self.tenant, &self.session, exchange, None).await.unwrap();
+        self.service.append_exchange(&self.tenant, &self.session, exchange, None, None).await.unwrap();
     }
 
     async fn context(&self) -> Context {

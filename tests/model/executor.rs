@@ -78,7 +78,9 @@ impl Executor {
             Operation::ReadMemory { user } => tenant.check_memory(app, user).await,
             Operation::EraseSession { session } => {
                 let response = app.delete(&format!("/sessions/s{session}")).await;
-                if known_session(tenant, session, &response).is_some() {
+                if tenant.bound.remove(&session).is_some() {
+                    response.ok(204);
+                } else if known_session(tenant, session, &response).is_some() {
                     response.ok(204);
                     tenant.sessions.remove(&session);
                 }
@@ -150,11 +152,14 @@ impl Executor {
         let fault = self.prepare_model(fault);
         let (app, tenant) = (&self.clients[client], &mut self.tenants[client / 2]);
         let settings = &self.settings;
-        let owner = tenant.sessions.get(&id).map(|session| session.user);
-        let mut unknown = Session::new(0);
-        let memory_user = owner.or(user).unwrap_or(0);
-        let memory = tenant.memory(memory_user).to_owned();
-        let memory_version = tenant.memory_version(memory_user);
+        let (owner, is_of_another) = (tenant.owner(id).or(user), tenant.is_of_another(id, user));
+        if !is_of_another {
+            tenant.bind(id, user);
+        }
+        let mut unknown = Session::new(None);
+        let memory = owner.map_or("", |owner| tenant.memory(owner)).to_owned();
+        let memory_version = owner.map_or(0, |owner| tenant.memory_version(owner));
+        let exists = tenant.sessions.contains_key(&id);
         let session = tenant.sessions.get_mut(&id).unwrap_or(&mut unknown);
         let (mut mode, (mut outcome, run)) = (mode, session.predict_context(settings, mode, fault));
         if outcome == "scheduled" && run.revisions.is_empty() && !run.failed {
@@ -167,7 +172,7 @@ impl Executor {
             body["user_id"] = USERS[usize::from(user)].into();
         }
         let response = app.post(&format!("/sessions/s{id}/context"), body).await;
-        if owner.is_some_and(|owner| user.is_some_and(|user| user != owner)) {
+        if is_of_another {
             return drop(response.problem(409, "session-user-mismatch"));
         }
         let json = response.ok(200);
@@ -179,6 +184,8 @@ impl Executor {
         );
         context.verify(&session.json());
         assert_eq!(json["memory"]["version"], memory_version);
+        let user_id = owner.map(|owner| USERS[usize::from(owner)]);
+        assert_includes(&json, &json!({"user_id": user_id, "exists": exists}));
         assert_eq!(json["consolidation"]["outcome"], outcome, "{json}");
 
         let is_scheduled = outcome == "scheduled";
@@ -390,17 +397,20 @@ async fn import(
     lines: &str,
     exported: &Session,
 ) {
-    let owner = user.unwrap_or(exported.user);
+    let named = user.or(exported.user);
     let query = user.map_or(String::new(), |user| format!("?user_id={}", USERS[usize::from(user)]));
     let response = send_lines(app, id, &query, lines).await;
     let status = match tenant.sessions.get(&id) {
-        None => 201,
-        Some(known) if known.user == owner && known.begins_with(exported) => 200,
-        Some(_) => return drop(response.problem(409, "session-exists")),
+        None if !tenant.is_of_another(id, named) => 201,
+        Some(known) if named.is_none_or(|user| known.user == Some(user)) && known.begins_with(exported) => {
+            200
+        }
+        _ => return drop(response.problem(409, "session-exists")),
     };
+    let owner = tenant.bound.remove(&id).or(named);
     let session = tenant.sessions.entry(id).or_insert_with(|| Session { user: owner, ..exported.clone() });
     let expected = json!({
-        "session_id": format!("s{id}"), "user_id": USERS[usize::from(owner)],
+        "session_id": format!("s{id}"), "user_id": session.user.map(|user| USERS[usize::from(user)]),
         "messages": exported.history.len(), "revisions": exported.revisions.len(),
         "last_seq": session.history.len(), "cursor": session.cursor(),
     });
@@ -424,7 +434,8 @@ async fn import_messages(app: &TestClient, tenant: &mut Tenant, id: u8, count: u
         app.get(&format!("/sessions/s{id}")).await["updated_at"].as_str().expect("a time").to_owned();
     let messages = super::state_checks::history(app, id).await;
     let messages = messages.into_iter().map(|(_, json, created_at)| Message::new(json, &created_at));
-    let session = Session { history: messages.collect(), updated_at, ..Session::new(0) };
+    let session =
+        Session { history: messages.collect(), updated_at, ..Session::new(tenant.bound.remove(&id)) };
     assert_eq!(session.json(), lines);
     tenant.sessions.insert(id, session);
 }

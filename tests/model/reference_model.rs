@@ -14,13 +14,15 @@ pub(super) const USERS: [&str; 3] = ["default", "ada", "bo"];
 #[derive(Default)]
 pub(super) struct Tenant {
     pub(super) sessions: BTreeMap<u8, Session>,
+    /// The users of sessions that do not exist yet.
+    pub(super) bound: BTreeMap<u8, u8>,
     /// The versions of each user's memory document, beginning with version 1.
     pub(super) memories: BTreeMap<u8, Vec<String>>,
 }
 
 #[derive(Clone)]
 pub(super) struct Session {
-    pub(super) user: u8,
+    pub(super) user: Option<u8>,
     pub(super) metadata: String,
     pub(super) history: Vec<Message>,
     pub(super) revisions: Vec<Revision>,
@@ -96,12 +98,30 @@ enum KeptCalls {
 
 impl Tenant {
     pub(super) fn predict_append(&self, exchange: &Exchange) -> AppendOutcome {
-        let Some(session) = self.sessions.get(&exchange.session) else { return AppendOutcome::Appended };
-        match exchange.key.and_then(|key| session.keys.get(&key)) {
+        let session = self.sessions.get(&exchange.session);
+        match exchange.key.and_then(|key| session?.keys.get(&key)) {
             Some(known) if known.exchange == *exchange => AppendOutcome::Replayed(known.clone()),
             Some(_) => AppendOutcome::KeyReused,
-            None if exchange.user.is_some_and(|user| user != session.user) => AppendOutcome::UserMismatch,
+            None if self.is_of_another(exchange.session, exchange.user) => AppendOutcome::UserMismatch,
             None => AppendOutcome::Appended,
+        }
+    }
+
+    pub(super) fn owner(&self, session: u8) -> Option<u8> {
+        self.sessions.get(&session).map_or(self.bound.get(&session).copied(), |session| session.user)
+    }
+
+    /// Returns `true` if the session belongs to another user than the one that a request names.
+    pub(super) fn is_of_another(&self, session: u8, named: Option<u8>) -> bool {
+        self.owner(session).zip(named).is_some_and(|(owner, named)| owner != named)
+    }
+
+    /// Binds a session without a user to the user that a request names.
+    pub(super) fn bind(&mut self, session: u8, named: Option<u8>) {
+        let Some(user) = self.owner(session).or(named) else { return };
+        match self.sessions.get_mut(&session) {
+            Some(session) => session.user = Some(user),
+            None => drop(self.bound.insert(session, user)),
         }
     }
 
@@ -120,8 +140,9 @@ impl Tenant {
     /// Appends an exchange. The time is taken from the response.
     pub(super) fn append(&mut self, exchange: &Exchange, messages: &[String], body: &str, response: &Value) {
         let created_at = response["created_at"].as_str().expect("a time");
-        let session =
-            self.sessions.entry(exchange.session).or_insert_with(|| Session::new(exchange.user.unwrap_or(0)));
+        self.bind(exchange.session, exchange.user);
+        let bound = self.bound.remove(&exchange.session);
+        let session = self.sessions.entry(exchange.session).or_insert_with(|| Session::new(bound));
         session.history.extend(messages.iter().map(|json| Message::new(json.clone(), created_at)));
         created_at.clone_into(&mut session.updated_at);
         if let Some(number) = exchange.metadata {
@@ -135,9 +156,10 @@ impl Tenant {
 
     /// Returns `true` if the user had any data.
     pub(super) fn erase_user(&mut self, user: u8) -> bool {
-        let before = self.sessions.len();
-        self.sessions.retain(|_, session| session.user != user);
-        self.memories.remove(&user).is_some() || self.sessions.len() < before
+        let before = self.sessions.len() + self.bound.len();
+        self.sessions.retain(|_, session| session.user != Some(user));
+        self.bound.retain(|_, owner| *owner != user);
+        self.memories.remove(&user).is_some() || self.sessions.len() + self.bound.len() < before
     }
 
     pub(super) fn memory_version(&self, user: u8) -> usize {
@@ -220,7 +242,7 @@ impl Revision {
 }
 
 impl Session {
-    pub(super) fn new(user: u8) -> Self {
+    pub(super) fn new(user: Option<u8>) -> Self {
         Self {
             user,
             metadata: "{}".to_owned(),

@@ -90,7 +90,7 @@ impl Tenant {
         let mut expected: Vec<_> = self
             .sessions
             .iter()
-            .filter(|(_, session)| user.is_none_or(|user| session.user == user))
+            .filter(|(_, session)| user.is_none_or(|user| session.user == Some(user)))
             .collect();
         let at = |text: &str| OffsetDateTime::parse(text, &Rfc3339).expect("a time");
         expected.sort_by_key(|(id, session)| Reverse((at(&session.updated_at), **id)));
@@ -120,7 +120,7 @@ impl Session {
     fn assert_matches(&self, state: &Value, id: u8) {
         let (last, cursor) = (self.history.len(), self.cursor());
         let expected = json!({
-            "session_id": format!("s{id}"), "user_id": USERS[usize::from(self.user)],
+            "session_id": format!("s{id}"), "user_id": self.user.map(|user| USERS[usize::from(user)]),
             "last_seq": last, "message_count": last, "cursor": cursor, "tail_messages": last - cursor,
             "updated_at": self.updated_at,
             "metadata": serde_json::from_str::<Value>(&self.metadata).expect("JSON"),

@@ -38,6 +38,9 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("message_metadata", 50),
     ("message_range", 50),
     ("session", 1),
+    ("session_owner", 1),
+    ("bind_session", 1),
+    ("bind_session, new session", 1),
     ("sessions", 51),
     ("sessions, last page", 51),
     ("sessions of a user", 51),
@@ -243,7 +246,9 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         "append_exchange" => calls.append(variant.trim()).await,
         "load_context" | "session_head" | "context_messages" => calls.context(what).await,
         "messages" | "message_metadata" | "message_range" => calls.history(what).await,
-        "session" | "sessions" | "set_metadata" => calls.sessions(what).await,
+        "session" | "session_owner" | "bind_session" | "sessions" | "set_metadata" => {
+            calls.sessions(what).await
+        }
         "erase_session" | "erase_user" => calls.erase(what).await,
         "take_lease" | "restore_revision" | "revisions" => calls.consolidation(what).await,
         "add_token_usage" | "tokens_used_today" => calls.token_usage(what).await,
@@ -298,7 +303,7 @@ impl Calls<'_> {
     async fn context(&self, what: &str) -> usize {
         let Self { store, tenant, session, user, .. } = self;
         if what == "load_context" {
-            return store.load_context(tenant, session, user, 200).await.unwrap().tail.len();
+            return store.load_context(tenant, session, Some(user), 200).await.unwrap().tail.len();
         }
         let Some(head) = store.session_head(tenant, session).await.unwrap() else { return 0 };
         if what == "session_head" {
@@ -343,6 +348,14 @@ impl Calls<'_> {
         let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();
         match what {
             "session" => usize::from(store.session(tenant, &self.session).await.unwrap().is_some()),
+            "session_owner" => usize::from(store.session_owner(tenant, &self.session).await.unwrap().exists),
+            "bind_session" => {
+                usize::from(store.bind_session(tenant, &self.session, user).await.unwrap() == *user)
+            }
+            "bind_session, new session" => {
+                let new = session(&format!("bound{}", unused_number()));
+                usize::from(store.bind_session(tenant, &new, user).await.unwrap() == *user)
+            }
             "sessions" => sessions(None, None).await,
             "sessions, last page" => sessions(None, Some(&last_page)).await,
             "sessions of a user" => sessions(Some(user), None).await,
@@ -468,7 +481,8 @@ impl Calls<'_> {
         sender.send(RowBatch { messages: vec![message(1), message(2)], revisions: vec![] }).await.unwrap();
         drop(sender);
         let session = session(&format!("imported{}", unused_number()));
-        let outcome = self.store.import_session(&self.tenant, &session, &self.user, &imported, batches).await;
+        let users = (Some(&self.user), None);
+        let outcome = self.store.import_session(&self.tenant, &session, users, &imported, batches).await;
         usize::from(outcome.unwrap() == ImportOutcome::Imported)
     }
 

@@ -272,7 +272,8 @@ impl ExportReader {
         let session = line.session;
         let id_error = |field: &str, error: InvalidId| vec![FieldError::new(field, error.to_string())];
         SessionId::new(session.session_id).map_err(|error| id_error("session.session_id", error))?;
-        let user_id = UserId::new(session.user_id).map_err(|error| id_error("session.user_id", error))?;
+        let user_id = session.user_id.map(UserId::new).transpose();
+        let user_id = user_id.map_err(|error| id_error("session.user_id", error))?;
         let metadata = self.sizes.metadata("session.metadata", &session.metadata);
         let metadata = metadata.map_err(|error| vec![error])?;
         let created_at = to_stored_time(session.created_at, "session.created_at")?;
@@ -286,7 +287,7 @@ impl ExportReader {
         if line.revisions < 0 {
             return invalid("revisions", "must not be negative");
         }
-        (self.session.user_id, self.session.metadata) = (Some(user_id), Some(metadata));
+        (self.session.user_id, self.session.metadata) = (user_id, Some(metadata));
         self.session.times = Some((created_at, updated_at));
         self.declared = (line.messages, line.revisions);
         self.position = Position::AfterHeader;

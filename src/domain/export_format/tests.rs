@@ -53,7 +53,7 @@ fn revisions() -> Vec<Revision> {
 fn session() -> Session {
     Session {
         session_id: SessionId::new("s").expect("valid"),
-        user_id: UserId::new("ada").expect("valid"),
+        user_id: Some(UserId::new("ada").expect("valid")),
         metadata: r#"{"z":1.0}"#.to_owned(),
         last_seq: 3,
         tokens: 0,

@@ -12,7 +12,7 @@ use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
 use crate::http::chat::{AnthropicTextBlock, Content};
 use crate::http::error::Problem;
-use crate::http::extract::{OptionalJsonBody, PathParams, SessionPath, TenantFromKey, user_id};
+use crate::http::extract::{Caller, OptionalJsonBody, PathParams, SessionPath, user_id};
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::service::MemoryService;
 use crate::service::consolidation::ConsolidationReport;
@@ -37,7 +37,8 @@ pub(crate) struct ContextRequest {
     /// The new message, which comes last: text or content parts. It is not persisted.
     #[schema(value_type = Option<Content>)]
     user_message: Option<Box<RawValue>>,
-    /// The user whose memory document applies if the session does not exist yet.
+    /// The user of the session, whose memory document the context contains. The first request that names a user binds the
+    /// session to it.
     #[schema(value_type = Option<UserId>)]
     user_id: Option<String>,
     /// Adds the memory guide (`GET /skills/memory`) to the system message.
@@ -72,6 +73,11 @@ impl TryFrom<Number> for MaxTokens {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ContextResponse {
     session_id: String,
+    /// The user whose memory document the context contains; null if the session has no user.
+    #[schema(required)]
+    user_id: Option<String>,
+    /// `false` before the first exchange of the session: its id may be mistyped.
+    exists: bool,
     /// In the format `anthropic`: the system prompt as a text, or as content blocks if `cache_control` was requested. Left
     /// out if it is empty.
     #[schema(value_type = Option<SystemBody>, nullable = false)]
@@ -123,7 +129,7 @@ struct CacheBody {
 ///
 /// Consolidates the session first if that is due. A failed consolidation neither fails the request nor loses a message: the
 /// response then contains the existing summary and, verbatim, the messages that it does not cover. An unknown session is
-/// treated as empty and is not created.
+/// treated as empty and does not exist afterwards either (`exists`).
 #[utoipa::path(
     post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "sessions",
     params(SessionPath),
@@ -143,7 +149,7 @@ struct CacheBody {
 )]
 pub(crate) async fn build(
     State(service): State<MemoryService>,
-    TenantFromKey(tenant): TenantFromKey,
+    Caller { tenant, default_user }: Caller,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
     permit: WorkPermit,
@@ -153,7 +159,8 @@ pub(crate) async fn build(
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
     let options =
         blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
-    let context = service.build_context(&tenant, &session, ContextOptions { permit, ..options }).await?;
+    let context =
+        service.build_context(&tenant, &session, ContextOptions { default_user, permit, ..options }).await?;
     ContextResponse::new(session.as_str(), context).into_response()
 }
 
@@ -196,6 +203,7 @@ impl ContextRequest {
             system_prompt: self.system_prompt,
             user_message,
             user_id,
+            default_user: None,
             skills,
             mode: self.mode,
             max_tokens: self.max_tokens.map(|MaxTokens(max)| max),
@@ -208,10 +216,12 @@ impl ContextRequest {
 
 impl ContextResponse {
     fn new(session_id: &str, context: Context) -> Self {
-        let Context { list, coverage, summary, memory, consolidation, tokens } = context;
+        let Context { user, exists, list, coverage, summary, memory, consolidation, tokens } = context;
         let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
         Self {
             session_id: session_id.to_owned(),
+            user_id: user.map(|user| user.as_str().to_owned()),
+            exists,
             system: list.system,
             messages: list.messages,
             cache: CacheBody { stable_messages: messages, stable_blocks: blocks, stable_tokens },

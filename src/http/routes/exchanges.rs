@@ -8,7 +8,7 @@ use crate::domain::message::{Message, Role};
 use crate::domain::validation::FieldError;
 use crate::http::chat;
 use crate::http::error::Problem;
-use crate::http::extract::{JsonBody, PathParams, SessionPath, TenantFromKey, user_id};
+use crate::http::extract::{Caller, JsonBody, PathParams, SessionPath, user_id};
 use crate::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED};
 use crate::http::openapi::responses::ExchangeConflict;
 use crate::service::MemoryService;
@@ -38,6 +38,9 @@ pub(crate) struct ExchangeRequest {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ExchangeResponse {
     session_id: String,
+    /// The user of the session; null if no request has named one.
+    #[schema(required)]
+    user_id: Option<String>,
     /// `seq` of the first message.
     first_seq: i64,
     /// `seq` of the last message.
@@ -80,7 +83,7 @@ pub(crate) struct ExchangeResponse {
 )]
 pub(crate) async fn append(
     State(service): State<MemoryService>,
-    TenantFromKey(tenant): TenantFromKey,
+    Caller { tenant, default_user }: Caller,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
     headers: HeaderMap,
@@ -89,9 +92,10 @@ pub(crate) async fn append(
     let key = idempotency_key(&headers)?;
     let exchange =
         blocking::spawn_cpu_if_large(request.bytes(), move || request.into_exchange(&limits)).await?;
-    let appended = service.append_exchange(&tenant, &session, exchange, key).await?;
+    let appended = service.append_exchange(&tenant, &session, exchange, key, default_user).await?;
     let body = ExchangeResponse {
         session_id: session.as_str().to_owned(),
+        user_id: appended.user_id.map(|user| user.as_str().to_owned()),
         first_seq: appended.first_seq,
         last_seq: appended.last_seq,
         message_count: appended.last_seq - appended.first_seq + 1,

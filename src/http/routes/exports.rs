@@ -6,7 +6,7 @@
 use crate::blocking;
 use crate::domain::id::UserId;
 use crate::http::error::Problem;
-use crate::http::extract::{NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey};
+use crate::http::extract::{Caller, NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey};
 use crate::http::headers::media_type;
 use crate::http::middleware::body_limits::BodyMemoryBudget;
 use crate::http::openapi::responses::{ImportTooLarge, InsufficientStorage, SessionExists, SessionNotFound};
@@ -66,7 +66,8 @@ pub(crate) async fn export(
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImportParams {
-    /// User of the new session. Without it, the user in the export; without that, `default`.
+    /// User of the new session. Without it, the user in the export; without that, the user that the session is bound to, or
+    /// else `memory.default_user`.
     user_id: Option<UserId>,
 }
 
@@ -74,7 +75,9 @@ pub(crate) struct ImportParams {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ImportResponse {
     session_id: String,
-    user_id: String,
+    /// The user of the session; null if it has none.
+    #[schema(required)]
+    user_id: Option<String>,
     /// Number of imported messages.
     messages: i64,
     /// Number of imported revisions.
@@ -104,7 +107,7 @@ pub(crate) struct ImportResponse {
 )]
 pub(crate) async fn import(
     State(service): State<MemoryService>,
-    TenantFromKey(tenant): TenantFromKey,
+    Caller { tenant, default_user }: Caller,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<ImportParams>,
     Extension(budget): Extension<Arc<BodyMemoryBudget>>,
@@ -129,11 +132,11 @@ pub(crate) async fn import(
             return Err(problem);
         }
     };
-    let imported = service.import(&tenant, &session, params.user_id, received).await?;
+    let imported = service.import(&tenant, &session, params.user_id, default_user, received).await?;
     let status = if imported.created { StatusCode::CREATED } else { StatusCode::OK };
     let body = ImportResponse {
         session_id: session.as_str().to_owned(),
-        user_id: imported.session.user_id.as_str().to_owned(),
+        user_id: imported.session.user_id.map(|user| user.as_str().to_owned()),
         messages: imported.messages,
         revisions: imported.revisions,
         last_seq: imported.session.last_seq,

@@ -6,7 +6,8 @@
 
 use crate::blocking;
 use crate::config::Limits;
-use crate::domain::id::InvalidId;
+use crate::domain::api_key::Scope;
+use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
@@ -52,7 +53,8 @@ pub(crate) async fn serve(
     if !is_json(request.headers()) {
         return Err(Problem::unsupported_media_type());
     }
-    let server = McpServer { service, caller, context: context_from_headers(request.headers())? };
+    let (session, user) = ids_from_headers(request.headers())?;
+    let server = McpServer { service, caller, session, user };
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::incomplete_body())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
@@ -95,7 +97,7 @@ async fn problem_from_plain_text(answer: Response) -> Problem {
 }
 
 /// Reads session and user from the headers.
-fn context_from_headers(headers: &HeaderMap) -> Result<ToolContext, Problem> {
+fn ids_from_headers(headers: &HeaderMap) -> Result<(Option<SessionId>, Option<UserId>), Problem> {
     fn id<T: TryFrom<String, Error = InvalidId>>(
         headers: &HeaderMap,
         name: &HeaderName,
@@ -112,7 +114,7 @@ fn context_from_headers(headers: &HeaderMap) -> Result<ToolContext, Problem> {
         let text = text.ok_or_else(|| error("must be percent-encoded UTF-8, as in a path".to_owned()))?;
         T::try_from(text).map(Some).map_err(|invalid| error(invalid.to_string()))
     }
-    Ok(ToolContext { session: id(headers, &MCP_SESSION)?, user: id(headers, &MCP_USER)? })
+    Ok((id(headers, &MCP_SESSION)?, id(headers, &MCP_USER)?))
 }
 
 /// The MCP server for one request.
@@ -120,7 +122,10 @@ fn context_from_headers(headers: &HeaderMap) -> Result<ToolContext, Problem> {
 struct McpServer {
     service: MemoryService,
     caller: Principal,
-    context: ToolContext,
+    /// The session that a header names.
+    session: Option<SessionId>,
+    /// The user that a header names.
+    user: Option<UserId>,
 }
 
 impl ServerHandler for McpServer {
@@ -195,22 +200,29 @@ impl McpServer {
         let tool = Tool::parse(name)
             .ok_or_else(|| ToolError::unknown_tool(tools::allowed_tools(&self.service, &self.caller)))?;
         tools::check_scope(tool, &self.caller).map_err(tool_error)?;
-        let context = if self.has_fixed_context() {
-            self.context.clone()
+        let (session, user) = if self.has_fixed_context() {
+            (self.session.clone(), self.user.clone())
         } else {
-            ToolContext {
-                session: take_id(&mut arguments, SESSION_ID)?,
-                user: take_id(&mut arguments, USER_ID)?,
-            }
+            (take_id(&mut arguments, SESSION_ID)?, take_id(&mut arguments, USER_ID)?)
         };
-        let call = ToolCall::from_arguments(tool, arguments)?;
-        let called = self.service.call_tool(&self.caller.tenant, &context, call).await;
-        called.map_err(|error| tool_error(Problem::from(error)))
+        let call = ToolCall::from_arguments(tool, arguments);
+        let called =
+            self.service.call_tool(&self.caller.tenant, &self.tool_context(session, user), call).await;
+        called.map(|(_, outcome)| outcome).map_err(|error| tool_error(Problem::from(error)))
+    }
+
+    fn tool_context(&self, session: Option<SessionId>, user: Option<UserId>) -> ToolContext {
+        ToolContext {
+            session,
+            user,
+            default_user: self.service.default_user(&self.caller).cloned(),
+            may_bind: self.caller.scope.covers(Scope::Write),
+        }
     }
 
     /// Returns `true` if headers name the session or user. The tools then have no arguments for them.
     fn has_fixed_context(&self) -> bool {
-        self.context.session.is_some() || self.context.user.is_some()
+        self.session.is_some() || self.user.is_some()
     }
 
     fn definition(&self, tool: Tool) -> rmcp::model::Tool {
@@ -220,7 +232,7 @@ impl McpServer {
         {
             let optional = |detail: &str| json!({"type": "string", "description": detail});
             let session = "The session that you are in, if you were told its id; it gives the user.";
-            let user = "The user, if you were told an id and there is no session; `default`, if left out.";
+            let user = "The user, if you were told an id and the session has no user yet.";
             properties.insert(SESSION_ID.to_owned(), optional(session));
             properties.insert(USER_ID.to_owned(), optional(user));
         }

@@ -25,7 +25,9 @@ use utoipa::{IntoParams, ToSchema};
 #[schema(as = Session)]
 pub(crate) struct SessionBody {
     session_id: String,
-    user_id: String,
+    /// The user of the session; null if no request has named one.
+    #[schema(required)]
+    user_id: Option<String>,
     /// Data of the client: any JSON object.
     #[schema(value_type = Object)]
     metadata: Box<RawValue>,
@@ -98,7 +100,7 @@ impl SessionBody {
         let state = session.consolidation;
         Self {
             session_id: session.session_id.as_str().to_owned(),
-            user_id: session.user_id.as_str().to_owned(),
+            user_id: session.user_id.map(|user| user.as_str().to_owned()),
             metadata: RawValue::from_string(session.metadata).unwrap_or_default(),
             message_count: session.last_seq,
             last_seq: session.last_seq,

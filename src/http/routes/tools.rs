@@ -61,6 +61,9 @@ pub(crate) async fn list(
 pub(crate) struct ToolResult {
     #[schema(value_type = Tool)]
     tool: &'static str,
+    /// The user on whose behalf the tool was called; null if there is none.
+    #[schema(required)]
+    user_id: Option<String>,
     /// `true` if nothing was done. `content` then tells the model what to do.
     is_error: bool,
     /// Text for the model.
@@ -78,15 +81,16 @@ pub(crate) struct ToolResult {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct CallParams {
-    /// The user, if the session does not exist yet.
+    /// The user. The first request that names a user binds the session to it; 409 if the session belongs to another one.
     user_id: Option<UserId>,
 }
 
 /// Executes a tool call and returns the message for the model.
 ///
 /// Errors that the model can correct (invalid arguments, a document that is too long) are results with `is_error`, so that
-/// the loop of the agent continues. The session determines the user; an unknown session is not created. `memory_read` and
-/// `search_history` require an API key with the scope `read`, `memory_write` one with the scope `write`.
+/// the loop of the agent continues. The same applies to a call without a user. The user is that of the session. A session
+/// without a user is bound to `user_id`, except if the API key has the scope `read`; an unknown session does not exist
+/// afterwards either. `memory_read` and `search_history` require an API key with the scope `read`, `memory_write` one with the scope `write`.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/tools/{name}", operation_id = "call_tool", tag = "tools",
     params(ToolPath, CallParams),
@@ -133,14 +137,17 @@ pub(crate) async fn call(
             format!("is {name:?}, but the path names {}: POST to the path of the call's tool", tool.as_str());
         return Err(Problem::invalid_field(field, detail));
     }
-    let context = ToolContext { session: Some(session), user: params.user_id };
-    let outcome = match call {
-        Ok(call) => service.call_tool(&tenant, &context, call).await?,
-        Err(error) => error.into(),
+    let context = ToolContext {
+        session: Some(session),
+        user: params.user_id,
+        default_user: service.default_user(&caller).cloned(),
+        may_bind: caller.scope.covers(Scope::Write),
     };
+    let (user, outcome) = service.call_tool(&tenant, &context, call).await?;
     let ToolOutcome { is_error, content, data } = outcome;
     let result = provider_call.result(&content, is_error);
-    Ok(axum::Json(ToolResult { tool: tool.as_str(), is_error, content, data, result }))
+    let user_id = user.map(|user| user.as_str().to_owned());
+    Ok(axum::Json(ToolResult { tool: tool.as_str(), user_id, is_error, content, data, result }))
 }
 
 /// Returns the tools that the API key permits. Models should not be offered others.

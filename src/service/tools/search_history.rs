@@ -24,19 +24,30 @@ const MAX_NEIGHBOUR_CHARS: usize = 200;
 /// Marks around a match. The first pair is used of which no character occurs in the stored texts of the answer.
 const HIGHLIGHT_MARKS: [[&str; 2]; 3] = [["**", "**"], ["[[", "]]"], ["⟦", "⟧"]];
 
+/// The messages that a search finds.
+pub(super) enum HistoryScope {
+    /// All sessions of the user.
+    User(UserId),
+    Session(SessionId),
+}
+
 impl MemoryService {
-    /// Searches all sessions of the user.
+    /// Searches the messages of the scope.
     pub(super) async fn search_history(
         &self,
         tenant: &TenantId,
-        user: UserId,
+        scope: HistoryScope,
         session: Option<&SessionId>,
         (text, days, max_results): (String, Option<i64>, i64),
     ) -> Result<ToolOutcome, Error> {
+        let (user_id, session_id) = match scope {
+            HistoryScope::User(user) => (Some(user), None),
+            HistoryScope::Session(session) => (None, Some(session)),
+        };
         let request = SearchRequest {
             text,
-            session_id: None,
-            user_id: Some(user),
+            session_id,
+            user_id,
             role: None,
             since: days.map(|days| OffsetDateTime::now_utc() - Duration::days(days)),
             until: None,

@@ -1,18 +1,17 @@
 //! Appending exchanges on Postgres.
 //!
-//! The function `append_exchanges` (migration 4) appends a batch in one statement, which is one round trip and one commit.
+//! The function `append_exchanges` (migration 5) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
 use super::Connections;
 use crate::domain::exchange::PersistedExchange;
-use crate::domain::id::UserId;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::{BatchResults, Batcher};
 use crate::storage::pool::retry_on_disconnect;
 use crate::storage::rows::tool_columns;
 use crate::storage::search_index::pending_spans;
-use crate::storage::values::to_i64;
+use crate::storage::values::{to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -22,7 +21,7 @@ use time::OffsetDateTime;
 use tokio::sync::Semaphore;
 
 const APPEND_EXCHANGES: &str = "\
-    SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation
+    SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation, user_id
     FROM append_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
         $22, $23, $24, $25, $26, $27, $28, $29, $30)";
 
@@ -194,6 +193,7 @@ struct Arguments<'r> {
     tenant_spans: Vec<i64>,
     sessions: Vec<&'r str>,
     users: Vec<Option<&'r str>>,
+    default_users: Vec<Option<&'r str>>,
     metadata: Vec<Option<&'r str>>,
     counts: Vec<i64>,
     tokens: Vec<i64>,
@@ -230,6 +230,7 @@ impl<'r> Arguments<'r> {
             }
             arguments.sessions.push(group.session);
             arguments.users.push(group.user(requests));
+            arguments.default_users.push(group.default_user(requests));
             arguments.metadata.push(group.metadata(requests));
             arguments.counts.push(group.messages);
             arguments.tokens.push(group.tokens);
@@ -312,7 +313,7 @@ async fn append_groups(
         .bind(&arguments.metadata)
         .bind(&arguments.counts)
         .bind(&arguments.tokens)
-        .bind(UserId::default().as_str().to_owned())
+        .bind(&arguments.default_users)
         .bind(&arguments.message_groups)
         .bind(&arguments.message_offsets)
         .bind(&arguments.message_roles)
@@ -344,6 +345,8 @@ async fn append_groups(
             last_seq: row.try_get("last_seq")?,
             created_at: row.try_get("created_at")?,
             incarnation: row.try_get("incarnation")?,
+            user_id: user_from_column(row.try_get("user_id")?)
+                .map_err(|error| sqlx::Error::Decode(error.into()))?,
             replayed: false,
         };
         let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;

@@ -1,7 +1,7 @@
 //! Maintenance of the search index on Postgres.
 
 use super::{Postgres, Query, begin};
-use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
@@ -12,6 +12,7 @@ use crate::storage::search_index::{
     SELECT_ANALYZER_VERSION, SELECT_NEWEST_PENDING, analyzer_for, check_deadline, claim_pending,
     entries_of_pending, index_entries, lexemes_of_messages, next_batch, pending_statements,
 };
+use crate::storage::values::user_from_column;
 use sqlx::{Connection as _, PgConnection, Row as _};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -185,8 +186,7 @@ impl Postgres {
         let Some(row) = query.fetch_optional(&mut *transaction).await? else {
             return Ok(());
         };
-        let user: String = row.try_get("user_id")?;
-        let user = UserId::new(user).map_err(StoreError::corrupt("a user id"))?;
+        let user = user_from_column(row.try_get("user_id")?)?;
         let query =
             sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(range.done_seq);
         if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
@@ -200,7 +200,7 @@ impl Postgres {
         insert_entries(
             &mut transaction,
             UPSERT_ENTRIES,
-            index_entries(tenant, session, &user, positions, &lexemes),
+            index_entries(tenant, session, user.as_ref(), positions, &lexemes),
         )
         .await?;
         let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());

@@ -5,25 +5,26 @@
 
 use super::{micros, now};
 use crate::domain::exchange::PersistedExchange;
-use crate::domain::id::UserId;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
 use crate::storage::rows::tool_columns;
 use crate::storage::search_index::{ExchangeSpan, pending_spans};
 use crate::storage::statement::DbRow as _;
-use crate::storage::values::to_i64;
+use crate::storage::values::{to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use serde::Serialize;
 use sqlx::{SqliteConnection, SqlitePool};
 
 /// Reads the keys of the groups that are known. `$1` is a list of [`Group`]s.
 const SELECT_IDEMPOTENCY_KEYS: &str = "\
-    SELECT w.value ->> 'request' AS request, k.fingerprint, k.first_seq, k.last_seq, k.created_at
+    SELECT w.value ->> 'request' AS request, k.fingerprint, k.first_seq, k.last_seq, k.created_at,
+        iif(k.has_user, s.user_id, '') AS user_id
     FROM jsonb_each($1) AS g
         CROSS JOIN jsonb_each(g.value, '$.keys') AS w
         CROSS JOIN idempotency_keys AS k ON k.tenant_id = g.value ->> 'tenant'
-            AND k.session_id = g.value ->> 'session' AND k.key = w.value ->> 'key'";
+            AND k.session_id = g.value ->> 'session' AND k.key = w.value ->> 'key'
+        CROSS JOIN sessions AS s ON s.tenant_id = k.tenant_id AND s.session_id = k.session_id";
 
 /// Joins each group with its session, except if the session belongs to another user. In the statements after the first one,
 /// `last_seq` of the session is the `seq` of the last message of the group.
@@ -31,19 +32,20 @@ macro_rules! from_groups {
     () => {
         "FROM jsonb_each($1) AS g
             CROSS JOIN sessions AS s ON s.tenant_id = g.value ->> 'tenant' AND s.session_id = g.value ->> 'session'
-                AND s.user_id = coalesce(g.value ->> 'user', s.user_id)"
+                AND s.user_id IN ('', coalesce(g.value ->> 'user', s.user_id))"
     };
 }
 
-/// Appends groups of exchanges and returns a row for each appended group. `$1` is a list of [`Group`]s, `$2` the time, and
-/// `$3` the default user.
+/// Appends groups of exchanges and returns a row for each appended group. `$1` is a list of [`Group`]s, and `$2` the time.
 ///
-/// The hour of a session changes in a statement of its own, because an update that names the column replaces the entries of two
-/// indexes even if the hour stays the same.
+/// The hour and the user of an existing session change in a statement of their own, because an update that names these columns
+/// replaces the entries of two indexes even if the values stay the same. A session that gets its user also gets another
+/// incarnation, so that copies of the session without the user become invalid.
 const APPEND_GROUPS: &str = concat!(
     "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
         activity_hour, incarnation)
-    SELECT g.value ->> 'tenant', g.value ->> 'session', coalesce(g.value ->> 'user', old.user_id, $3),
+    SELECT g.value ->> 'tenant', g.value ->> 'session', 
+        coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
         coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens', $2, $2,
         $2 / 3600000000, randomblob(16)
     FROM jsonb_each($1) AS g
@@ -54,13 +56,20 @@ const APPEND_GROUPS: &str = concat!(
         last_seq = s.last_seq + excluded.last_seq,
         tokens = s.tokens + excluded.tokens,
         metadata = excluded.metadata,
+        created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
         updated_at = max(excluded.updated_at, s.updated_at)
-    WHERE s.user_id = excluded.user_id;
+    WHERE s.user_id IN ('', excluded.user_id);
 
-    UPDATE sessions SET activity_hour = updated_at / 3600000000
+    UPDATE sessions SET activity_hour = updated_at / 3600000000,
+        incarnation = iif(user_id = '', randomblob(16), incarnation),
+        user_id = iif(user_id = '', (
+            SELECT coalesce(g.value ->> 'user', g.value ->> 'default_user', '') FROM jsonb_each($1) AS g
+            WHERE g.value ->> 'tenant' = tenant_id AND g.value ->> 'session' = session_id
+        ), user_id)
     WHERE rowid IN (SELECT s.rowid ",
     from_groups!(),
-    " WHERE s.activity_hour <> s.updated_at / 3600000000);
+    " WHERE s.activity_hour <> s.updated_at / 3600000000
+        OR (s.user_id = '' AND coalesce(g.value ->> 'user', g.value ->> 'default_user') IS NOT NULL));
 
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     SELECT s.tenant_id, s.session_id, s.last_seq - (g.value ->> 'count') + 1 + m.key, m.value ->> 'role',
@@ -75,7 +84,7 @@ const APPEND_GROUPS: &str = concat!(
     from_groups!(),
     " CROSS JOIN jsonb_each(g.value, '$.spans') AS p;
 
-    SELECT g.key AS place, s.last_seq, s.updated_at, s.incarnation ",
+    SELECT g.key AS place, s.last_seq, s.updated_at, s.incarnation, s.user_id ",
     from_groups!()
 );
 
@@ -87,10 +96,10 @@ const APPEND_KEYS: &str = concat!(
     from_groups!(),
     ");
 
-    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
+    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at, has_user)
     SELECT s.tenant_id, s.session_id, k.value ->> 'key', unhex(k.value ->> 'fingerprint'),
         s.last_seq - (g.value ->> 'count') + 1 + (k.value ->> 'first'),
-        s.last_seq - (g.value ->> 'count') + 1 + (k.value ->> 'last'), s.updated_at ",
+        s.last_seq - (g.value ->> 'count') + 1 + (k.value ->> 'last'), s.updated_at, s.user_id <> '' ",
     from_groups!(),
     " CROSS JOIN jsonb_each(g.value, '$.keys') AS k"
 );
@@ -108,6 +117,7 @@ struct Group<'r> {
     tenant: &'r str,
     session: &'r str,
     user: Option<&'r str>,
+    default_user: Option<&'r str>,
     metadata: Option<&'r str>,
     /// The number of messages.
     count: i64,
@@ -153,6 +163,7 @@ impl<'r> Group<'r> {
             tenant: group.tenant,
             session: group.session,
             user: group.user(requests),
+            default_user: group.default_user(requests),
             metadata: group.metadata(requests),
             count: group.messages,
             tokens: group.tokens,
@@ -269,8 +280,7 @@ async fn append_groups(
         return Ok(());
     }
     let now = now();
-    let appended =
-        sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now)).bind(UserId::default().as_str());
+    let appended = sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now));
     let mut of_groups = vec![None; groups.len()];
     for row in &appended.fetch_all(&mut *transaction).await? {
         let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
@@ -281,6 +291,7 @@ async fn append_groups(
                 last_seq,
                 created_at: row.time("updated_at")?,
                 incarnation: Some(row.field("incarnation")?),
+                user_id: user_from_column(row.field("user_id")?)?,
                 replayed: false,
             });
         }
@@ -316,6 +327,7 @@ async fn replay_known_keys(
                     None => row.time("created_at")?,
                 },
                 incarnation: None,
+                user_id: user_from_column(row.field("user_id")?)?,
                 replayed: true,
             })
         } else {

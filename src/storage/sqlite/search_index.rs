@@ -1,7 +1,7 @@
 //! Maintenance of the search index on SQLite.
 
 use super::{Query, Sqlite, micros, now};
-use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
@@ -12,6 +12,7 @@ use crate::storage::search_index::{
     SELECT_NEWEST_PENDING, analyzer_for, check_deadline, claim_pending, entries_of_pending, index_entries,
     lexemes_of_messages, next_batch,
 };
+use crate::storage::values::user_from_column;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 use std::time::Instant;
@@ -135,8 +136,7 @@ impl Sqlite {
         let Some(row) = query.fetch_optional(&mut *transaction).await? else {
             return Ok(());
         };
-        let user: String = row.try_get("user_id")?;
-        let user = UserId::new(user).map_err(StoreError::corrupt("a user id"))?;
+        let user = user_from_column(row.try_get("user_id")?)?;
         let query =
             sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(range.done_seq);
         if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
@@ -147,8 +147,12 @@ impl Sqlite {
         query.execute(&mut *transaction).await?;
         let positions =
             messages.iter().map(|(message_ref, _)| (message_ref.seq, Some(message_ref.created_at)));
-        insert_entries(&mut transaction, index_entries(tenant, session, &user, positions, &lexemes), now())
-            .await?;
+        insert_entries(
+            &mut transaction,
+            index_entries(tenant, session, user.as_ref(), positions, &lexemes),
+            now(),
+        )
+        .await?;
         let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
