@@ -58,9 +58,6 @@ def map_case(context, case):
         case.headers["If-Match"] = "*" if tag == "*" else f'"{tag}"'
     if is_sound(ParameterLocation.BODY) and isinstance(case.body, dict):
         for message in case.body.get("messages") or []:
-            if message["role"] == "assistant" and not any(map(message.get, ["content", "refusal", "tool_calls"])):
-                # An answer with nothing in it is refused.
-                message["content"] = "Nothing."
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
                 call["id"] = f"{call['id']}-{next(ids)}"

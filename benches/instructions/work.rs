@@ -7,7 +7,7 @@ use crate::domain::consolidation::Policy;
 use crate::domain::context::{self, CountedText, SystemParts};
 use crate::domain::coverage::{self, TailSelection};
 use crate::domain::exchange::Exchange;
-use crate::domain::format::{Format, RenderInput};
+use crate::domain::format::{Format, ListOptions, RenderInput};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use crate::domain::message::{Message, Role};
@@ -135,7 +135,8 @@ fn assemble() {
         });
         for format in [Format::OpenAi, Format::Anthropic] {
             run(&format!("render_{format}_{messages}_messages"), || {
-                let history = format.render_messages(black_box(&tail), 0).expect("valid messages");
+                let history = format.render_messages(ListOptions::default(), black_box(&tail), 0);
+                let history = history.expect("valid messages");
                 let input = RenderInput {
                     system: system.text.clone(),
                     system_tokens: system.tokens,

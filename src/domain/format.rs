@@ -5,6 +5,7 @@
 //! (`RenderedMessage::provisional`). So a growing list keeps its beginning, which providers can cache. To add a format,
 //! add a file next to `openai` and an arm in each function here.
 
+use super::message;
 use super::tail::Tail;
 use super::validation::FieldError;
 use serde::Deserialize;
@@ -15,13 +16,36 @@ mod openai;
 mod tool_pairing;
 mod types;
 
-pub use types::{RenderInput, RenderedContext, RenderedMessage, StablePrefix};
+pub use types::{MessageExtra, RenderInput, RenderedContext, RenderedMessage, StablePrefix};
+
+/// The fields of the messages in a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(try_from = "String")]
+pub enum Fields {
+    /// Only what all providers of the format accept.
+    #[default]
+    #[schema(rename = "standard")]
+    Standard,
+    /// Everything that is stored except nulls and `extra`, for providers with fields of their own.
+    #[schema(rename = "all")]
+    All,
+}
+
+named_variants!(Fields { Standard = "standard", All = "all" });
+
+/// The content of the rendered messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListOptions {
+    pub fields: Fields,
+    /// Returns the fields `extra` next to the list.
+    pub include_extra: bool,
+}
 
 /// The chat format of a provider, for contexts and tool definitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(try_from = "String")]
 pub enum Format {
-    /// OpenAI chat completions: messages exactly as they were stored.
+    /// OpenAI chat completions.
     #[default]
     #[schema(rename = "openai")]
     OpenAi,
@@ -34,39 +58,44 @@ named_variants!(Format { OpenAi = "openai", Anthropic = "anthropic" });
 
 impl Format {
     /// Estimates how many bytes [`Self::render_messages`] reads and writes for these messages.
-    pub fn estimate_bytes(self, tail: &Tail) -> usize {
-        match self {
-            // Stored messages are copied, not parsed; only inserted results are made.
-            Self::OpenAi => {
+    pub fn estimate_bytes(self, options: ListOptions, tail: &Tail) -> usize {
+        match (self, options.fields) {
+            // Standard messages are copied, not parsed; only inserted results are made.
+            (Self::OpenAi, Fields::Standard) => {
                 let calls = tail.metadata().iter().flat_map(|metadata| &metadata.calls);
                 calls.map(|id| id.len() + tool_pairing::NO_RESULT.len()).sum()
             }
-            Self::Anthropic => tail.bytes(),
+            (Self::OpenAi, Fields::All) | (Self::Anthropic, _) => tail.bytes(),
         }
     }
 
     /// Renders each message of the tail from `position` on.
     pub fn render_messages(
         self,
+        options: ListOptions,
         tail: &Tail,
         position: usize,
     ) -> Result<Vec<RenderedMessage<'_>>, Vec<FieldError>> {
         let metadata = tail.metadata().get(position..).unwrap_or_default();
         let missing = tool_pairing::missing_halves(metadata.iter());
         let messages = tail.messages(position).zip(missing);
-        match self {
-            Self::OpenAi => Ok(messages
-                .map(|((_, metadata, json), missing)| openai::render_message(metadata, json, &missing))
-                .collect()),
+        let mut rendered: Vec<RenderedMessage<'_>> = match self {
+            Self::OpenAi => messages
+                .map(|(message, missing)| openai::render_message(message, options.fields, &missing))
+                .collect(),
             Self::Anthropic => {
                 let mut ids = anthropic::CallIds::default();
                 messages
-                    .map(|((seq, metadata, json), missing)| {
-                        anthropic::render_message(seq, metadata, json, &missing, &mut ids)
-                    })
-                    .collect()
+                    .map(|(message, missing)| anthropic::render_message(message, &missing, &mut ids))
+                    .collect::<Result<_, _>>()?
+            }
+        };
+        if options.include_extra {
+            for (rendered, message) in rendered.iter_mut().zip(tail.messages(position)) {
+                rendered.extra = message::extra(message.json).map(|extra| (message.seq, extra));
             }
         }
+        Ok(rendered)
     }
 
     /// Joins the parts of a context to a list.

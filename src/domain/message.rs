@@ -1,16 +1,22 @@
 //! A message of a session: the JSON text as sent, without white space between tokens, and the parsed fields.
 //!
-//! The JSON text is stored, sent and returned; it is never encoded again from the parsed fields. So unknown fields, the
-//! spelling of numbers and strings and the order of keys are preserved.
+//! The JSON text is stored and returned; it is never encoded again from the parsed fields. So unknown fields, the spelling
+//! of numbers and strings and the order of keys are preserved. Models receive the standard form: see [`standard`].
 
 use super::validation::FieldError;
+use members::Members;
+use parse::Source;
 use parts::{Content, MessageParts};
 use serde_json::value::RawValue;
+use standard::Attachments;
 
+mod members;
 mod parse;
 mod parts;
+mod standard;
 
 pub use parts::{Role, ToolCall};
+pub use standard::{CompleteForm, describe_attachment};
 
 /// A valid message in the OpenAI chat format.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,24 +40,40 @@ impl Message {
 
     /// Parses a message sent by a client. Returns all invalid fields, not only the first one.
     pub fn parse(json: &RawValue) -> Result<Self, Vec<FieldError>> {
-        Ok(Self { parts: parse::parse(json.get())?, json: minify_json(json.get()).into() })
+        Ok(Self { parts: parse::parse(json.get(), Source::Client)?, json: minify_json(json.get()).into() })
+    }
+
+    /// Parses a message of an export, which may come from an earlier version that accepted more.
+    pub fn parse_exported(json: &RawValue) -> Result<Self, Vec<FieldError>> {
+        Self::from_stored(minify_json(json.get()))
     }
 
     /// Creates a message from its content: a string or a list of content parts. Errors have paths relative to the content.
     pub fn from_content(role: Role, content: &RawValue) -> Result<Self, Vec<FieldError>> {
         let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(content.get()));
-        Self::from_stored(json).map_err(|mut errors| {
+        let parts = parse::parse(&json, Source::Client).map_err(|mut errors| {
             for error in &mut errors {
                 let path = error.field.strip_prefix("content").unwrap_or(&error.field);
                 error.field = path.trim_start_matches('.').to_owned();
             }
             errors
-        })
+        })?;
+        if content.get() == "null" {
+            return Err(vec![FieldError::new("", "must be a string or a list of content parts")]);
+        }
+        Ok(Self { parts, json: json.into() })
     }
 
     /// Parses a message that was stored or is already free of white space between tokens.
     pub fn from_stored(json: String) -> Result<Self, Vec<FieldError>> {
-        Ok(Self { parts: parse::parse(&json)?, json: json.into() })
+        Ok(Self { parts: parse::parse(&json, Source::Stored)?, json: json.into() })
+    }
+
+    /// Returns the message in its standard form, or `None` if it has that form.
+    pub fn standard(&self) -> Option<Self> {
+        let converted =
+            standard::convert(&self.json, !self.tool_calls().is_empty(), Attachments::OfAllMessages)?;
+        Self::from_stored(converted.json).ok()
     }
 
     pub fn json(&self) -> &str {
@@ -95,6 +117,36 @@ impl Message {
     pub fn tool_call_id(&self) -> Option<&str> {
         self.parts.tool_call_id.as_deref()
     }
+}
+
+/// A stored message as chat completions accept it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentForm {
+    pub json: String,
+    /// A text has replaced an image, audio or a file, so the message has another number of tokens than its standard form.
+    pub lacks_attachments: bool,
+}
+
+impl SentForm {
+    /// Returns `None` if the stored message has the form. `makes_calls` tells if the message was stored with calls.
+    pub fn of(json: &str, makes_calls: bool) -> Option<Self> {
+        let converted = standard::convert(json, makes_calls, Attachments::OfUsers)?;
+        Some(Self { json: converted.json, lacks_attachments: converted.lacks_attachments })
+    }
+}
+
+impl<'a> CompleteForm<'a> {
+    /// Returns a stored message with all fields. `makes_calls` tells if the message was stored with calls.
+    pub fn of(json: &'a str, makes_calls: bool) -> Self {
+        standard::complete(json, makes_calls)
+    }
+}
+
+/// Returns the field `extra` of a stored message: a JSON object with data of an adapter.
+pub fn extra(json: &str) -> Option<&str> {
+    // Most messages do not contain this text at all and need not be parsed.
+    let extra = json.contains(r#""extra":"#).then(|| Members::parse(json).get("extra"))?;
+    extra.filter(|extra| extra.starts_with('{'))
 }
 
 /// Removes the white space between the tokens of valid JSON text, so that a message never spans several lines.
@@ -148,21 +200,25 @@ mod tests {
     #[test_case(r#"{"role":"user","content":[["text","a"]]}"# => vec!["content[0]"]; "list instead of a part")]
     #[test_case(r#"{"role":"assistant","tool_calls":[["a","function",{"name":"f","arguments":""}]]}"# => vec!["tool_calls[0]"]; "list instead of a call")]
     #[test_case(r#"{"role":"assistant","tool_calls":[{"id":"a","function":["f","{}"]}]}"# => vec!["tool_calls[0].function"]; "list instead of a function")]
-    #[test_case(r#"{"role":"assistant","content":null,"refusal":7}"# => vec!["content"]; "refusal of another type")]
+    #[test_case(r#"{"role":"function","content":"a"}"# => vec!["name"]; "result of an unknown function")]
+    #[test_case(r#"{"role":"assistant","tool_calls":[{"id":"a","type":"custom","custom":{"name":"f"}}]}"# => vec!["tool_calls[0].custom.input"]; "custom call without input")]
+    #[test_case(r#"{"role":"user","content":[{"type":"output_text"}]}"# => vec!["content[0].text"]; "text part without text")]
     fn invalid_fields_are_reported_with_their_paths(json: &str) -> Vec<String> {
         parse(json).expect_err("invalid").into_iter().map(|error| error.field).collect()
     }
 
-    #[test_case("tool_use")]
-    #[test_case("tool_result")]
-    #[test_case("image")]
-    #[test_case("document")]
-    #[test_case("thinking")]
-    fn content_block_of_anthropic_format_is_rejected(kind: &str) {
-        let errors =
-            parse(&format!(r#"{{"role":"user","content":[{{"type":"{kind}"}}]}}"#)).expect_err("rejected");
+    #[test_case("tool_use", "tool_calls")]
+    #[test_case("tool-call", "tool_calls")]
+    #[test_case("tool_result", "role tool")]
+    #[test_case("image", "image_url")]
+    #[test_case("document", "file")]
+    #[test_case("whatever", "input_text")]
+    fn unknown_content_part_is_rejected_with_advice(kind: &str, advice: &str) {
+        let json = format!(r#"{{"role":"user","content":[{{"type":"{kind}"}}]}}"#);
+        let errors = parse(&json).expect_err("rejected");
         assert_eq!(errors[0].field, "content[0].type");
-        assert!(errors[0].detail.starts_with(kind) && errors[0].detail.contains(": "), "{errors:?}");
+        assert!(errors[0].detail.contains(kind) && errors[0].detail.contains(advice), "{errors:?}");
+        Message::from_stored(json).expect("an earlier version has stored it");
     }
 
     #[test]

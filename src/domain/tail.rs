@@ -1,6 +1,9 @@
 //! The tail of a session in memory: few allocations and one copy of each text, so that a replica can keep many of them.
 
+use super::message::{Message, SentForm};
 use super::message_metadata::{ContextMessage, MessageMetadata};
+use super::tokens;
+use std::sync::Arc;
 
 /// Consecutive messages of a session, oldest first. They never change, because a history is append-only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,6 +14,43 @@ pub struct Tail {
     /// End of each message in `json`.
     ends: Vec<usize>,
     metadata: Vec<MessageMetadata>,
+    /// Messages that are sent in another form than they are stored in, ordered by `seq`. There are few.
+    sent_forms: Vec<(i64, Arc<SentMessage>)>,
+}
+
+/// The form in which a message is sent, computed once.
+#[derive(Debug, PartialEq, Eq)]
+struct SentMessage {
+    json: Box<str>,
+    tokens: i64,
+    lacks_attachments: bool,
+}
+
+/// A message of a [`Tail`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TailMessage<'t> {
+    pub seq: i64,
+    pub metadata: &'t MessageMetadata,
+    /// The message as stored.
+    pub json: &'t str,
+    /// The message as chat completions accept it.
+    pub sent_json: &'t str,
+    /// Tokens of `sent_json`.
+    pub sent_tokens: i64,
+    /// In `sent_json`, a text has replaced an image, audio or a file.
+    pub lacks_attachments: bool,
+}
+
+impl SentMessage {
+    fn of(message: &ContextMessage) -> Option<Self> {
+        let SentForm { json, lacks_attachments } =
+            SentForm::of(&message.json, !message.metadata.calls.is_empty())?;
+        let mut tokens = message.metadata.tokens;
+        if lacks_attachments && let Ok(message) = Message::from_stored(json.clone()) {
+            tokens = tokens::count_message(&message);
+        }
+        Some(Self { json: json.into(), tokens, lacks_attachments })
+    }
 }
 
 impl Tail {
@@ -21,6 +61,7 @@ impl Tail {
             json: String::with_capacity(messages.iter().map(|message| message.json.len()).sum()),
             ends: Vec::with_capacity(messages.len()),
             metadata: Vec::with_capacity(messages.len()),
+            sent_forms: Vec::new(),
         };
         tail.push(messages);
         tail
@@ -28,6 +69,8 @@ impl Tail {
 
     fn push(&mut self, messages: Vec<ContextMessage>) {
         for message in messages {
+            let seq = self.last_seq() + 1;
+            self.sent_forms.extend(SentMessage::of(&message).map(|form| (seq, Arc::new(form))));
             self.json.push_str(&message.json);
             self.ends.push(self.json.len());
             self.metadata.push(message.metadata);
@@ -51,6 +94,7 @@ impl Tail {
             ),
             ends: Vec::with_capacity(self.len() - skipped + messages.len()),
             metadata: Vec::with_capacity(self.len() - skipped + messages.len()),
+            sent_forms: self.sent_forms.iter().filter(|(seq, _)| *seq >= first_seq).cloned().collect(),
         };
         tail.json.push_str(json);
         tail.ends.extend(self.ends.iter().skip(skipped).map(|end| end - start));
@@ -80,18 +124,25 @@ impl Tail {
         &self.metadata
     }
 
-    /// Returns the JSON of the messages from `position` on, with their `seq` and metadata.
-    pub fn messages(&self, position: usize) -> impl Iterator<Item = (i64, &MessageMetadata, &str)> {
+    /// Returns the messages from `position` on.
+    pub fn messages(&self, position: usize) -> impl Iterator<Item = TailMessage<'_>> {
         let mut start = self.start(position);
         let messages = self.ends.iter().zip(&self.metadata).skip(position);
+        let mut sent_forms = self.sent_forms.iter().peekable();
         (self.first_seq..).skip(position).zip(messages).map(move |(seq, (end, metadata))| {
             let json = self.json.get(start..*end).unwrap_or_default();
             start = *end;
-            (seq, metadata, json)
+            while sent_forms.next_if(|(earlier, _)| *earlier < seq).is_some() {}
+            let (sent_json, sent_tokens, lacks_attachments) =
+                match sent_forms.next_if(|(sent, _)| *sent == seq) {
+                    Some((_, sent)) => (&*sent.json, sent.tokens, sent.lacks_attachments),
+                    None => (json, metadata.tokens, false),
+                };
+            TailMessage { seq, metadata, json, sent_json, sent_tokens, lacks_attachments }
         })
     }
 
-    /// Returns the size of the JSON in bytes.
+    /// Returns the size of the stored JSON in bytes.
     pub fn bytes(&self) -> usize {
         self.json.len()
     }
@@ -103,6 +154,11 @@ impl Tail {
             + self.json.capacity()
             + self.ends.capacity() * size_of::<usize>()
             + self.metadata.capacity() * size_of::<MessageMetadata>()
+            + self
+                .sent_forms
+                .iter()
+                .map(|(_, sent)| sent.json.len() + size_of::<(i64, SentMessage)>())
+                .sum::<usize>()
             + ids.map(|id| id.capacity() + size_of::<String>()).sum::<usize>()
     }
 
@@ -115,14 +171,15 @@ impl Tail {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::message::{Message, Role};
     use proptest::prelude::*;
 
     fn messages(seqs: std::ops::RangeInclusive<i64>) -> Vec<ContextMessage> {
         let message = |seq: i64| {
-            let message = Message::text(Role::User, &format!("{seq}"));
-            let metadata = MessageMetadata::new(&message, seq);
-            ContextMessage { seq, metadata, json: message.json().to_owned() }
+            // Every third message is sent in another form than it is stored in.
+            let name = if seq % 3 == 0 { r#","name":null"# } else { "" };
+            let json = format!(r#"{{"role":"user","content":"{seq}"{name}}}"#);
+            let message = Message::from_stored(json.clone()).expect("a message");
+            ContextMessage { seq, metadata: MessageMetadata::new(&message, seq), json }
         };
         seqs.map(message).collect()
     }
@@ -136,11 +193,12 @@ mod tests {
             let advanced = tail.advance(first + skip, messages(last + 1..=last + new)).expect("no gap");
             prop_assert_eq!(advanced.last_seq(), last + new);
             prop_assert_eq!(&advanced, &Tail::new(first + skip, messages(first + skip..=last + new)));
-            for (expected, (seq, metadata, json)) in (first + skip..).zip(advanced.messages(0)) {
-                prop_assert_eq!(seq, expected);
-                prop_assert_eq!(metadata.tokens, seq);
-                let text = format!("\"{seq}\"");
-                prop_assert!(json.contains(&text));
+            for (expected, message) in (first + skip..).zip(advanced.messages(0)) {
+                prop_assert_eq!(message.seq, expected);
+                prop_assert_eq!(message.metadata.tokens, expected);
+                let text = format!("\"{expected}\"");
+                prop_assert!(message.json.contains(&text) && message.sent_json.contains(&text));
+                prop_assert_eq!(message.sent_json.contains("name"), false);
             }
             let rest: Vec<_> = advanced.messages(1).collect();
             prop_assert_eq!(rest, advanced.messages(0).skip(1).collect::<Vec<_>>());

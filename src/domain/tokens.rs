@@ -156,9 +156,13 @@ impl JoinedCount {
     }
 }
 
-/// Counts the tokens of a message: [`PER_MESSAGE`], text and name, [`PER_MESSAGE`] and id, name and arguments of each tool
-/// call, and [`PER_ATTACHMENT`] for each content part that is not text.
+/// Counts the tokens of a message in its standard form: [`PER_MESSAGE`], text and name, [`PER_MESSAGE`] and id, name and
+/// arguments of each tool call, and [`PER_ATTACHMENT`] for each content part that is not text.
 pub fn count_message(message: &Message) -> i64 {
+    message.standard().map_or_else(|| count_standard(message), |standard| count_standard(&standard))
+}
+
+fn count_standard(message: &Message) -> i64 {
     let calls: i64 = message
         .tool_calls()
         .iter()

@@ -67,6 +67,7 @@ pub(super) enum ChatMessage {
     User(UserMessage),
     Assistant(AssistantMessage),
     Tool(ToolMessage),
+    Function(FunctionMessage),
 }
 
 #[derive(Serialize, ToSchema)]
@@ -87,6 +88,12 @@ enum ToolRole {
     Tool,
 }
 
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum FunctionRole {
+    Function,
+}
+
 /// A message of the user
 #[derive(Serialize, ToSchema)]
 pub(super) struct UserMessage {
@@ -95,18 +102,26 @@ pub(super) struct UserMessage {
     content: Content,
     /// Name of the participant
     name: Option<String>,
+    /// Data of an adapter, at most 16 KiB; no model receives it
+    #[schema(value_type = Option<Object>)]
+    extra: (),
 }
 
-/// A message of the model: content, a refusal, or tool calls
+/// A message of the model: content, a refusal, tool calls, or nothing
 #[derive(Serialize, ToSchema)]
 pub(super) struct AssistantMessage {
     #[schema(inline)]
     role: AssistantRole,
     content: Option<Content>,
     refusal: Option<String>,
-    tool_calls: Option<Vec<ToolCall>>,
+    tool_calls: Option<Vec<MessageToolCall>>,
+    /// The older form of a tool call
+    function_call: Option<FunctionCall>,
     /// Name of the participant
     name: Option<String>,
+    /// Data of an adapter, at most 16 KiB; no model receives it
+    #[schema(value_type = Option<Object>)]
+    extra: (),
 }
 
 /// The result of a tool call
@@ -120,6 +135,23 @@ pub(super) struct ToolMessage {
     tool_call_id: String,
     /// Name of the tool
     name: Option<String>,
+    /// Data of an adapter, at most 16 KiB; no model receives it
+    #[schema(value_type = Option<Object>)]
+    extra: (),
+}
+
+/// The result of a call in the older form `function_call`
+#[derive(Serialize, ToSchema)]
+pub(super) struct FunctionMessage {
+    #[schema(inline)]
+    role: FunctionRole,
+    /// The function that was called
+    #[schema(min_length = 1)]
+    name: String,
+    content: Option<Content>,
+    /// Data of an adapter, at most 16 KiB; no model receives it
+    #[schema(value_type = Option<Object>)]
+    extra: (),
 }
 
 /// The content of a message: text, or content parts of the OpenAI chat format
@@ -140,9 +172,17 @@ pub(super) enum ContentPart {
 }
 
 #[derive(Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 enum TextType {
     Text,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum TextPartType {
+    Text,
+    InputText,
+    OutputText,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -155,7 +195,7 @@ enum RefusalType {
 #[derive(Serialize, ToSchema)]
 pub(super) struct TextPart {
     #[schema(inline)]
-    r#type: TextType,
+    r#type: TextPartType,
     text: String,
     refusal: Option<String>,
 }
@@ -172,10 +212,9 @@ pub(super) struct RefusalPart {
 /// A content part of another type
 #[derive(Serialize, ToSchema)]
 pub(super) struct OtherPart {
-    /// `image_url`, `input_audio`, `file` or another type of the chat format
+    /// An attachment, or reasoning, which models do not receive
     #[schema(
-        min_length = 1,
-        pattern = "^(?!(text|refusal|tool_use|tool_result|image|document|thinking|redacted_thinking)$)",
+        pattern = "^(image_url|input_image|input_audio|file|input_file|reasoning|thinking|redacted_thinking)$",
         example = "image_url"
     )]
     r#type: String,
@@ -190,6 +229,40 @@ enum FunctionType {
 }
 
 /// A tool call as an assistant message makes it
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum MessageToolCall {
+    Function(ToolCall),
+    Custom(CustomToolCall),
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum CustomType {
+    Custom,
+}
+
+/// A call of a custom tool
+#[derive(Serialize, ToSchema)]
+pub(super) struct CustomToolCall {
+    /// Once in a message; the result names it
+    #[schema(min_length = 1)]
+    id: String,
+    #[schema(inline)]
+    r#type: CustomType,
+    custom: CustomCall,
+}
+
+/// The custom tool that a call names, and its input
+#[derive(Serialize, ToSchema)]
+pub(super) struct CustomCall {
+    #[schema(min_length = 1)]
+    name: String,
+    /// Text, as the model wrote it
+    input: String,
+}
+
+/// A call of a function
 #[derive(Serialize, ToSchema)]
 pub(super) struct ToolCall {
     /// Once in a message; the result names it

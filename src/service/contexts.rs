@@ -8,7 +8,7 @@ use crate::domain::budget::{self, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
 use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
-use crate::domain::format::{Format, RenderInput, RenderedContext, RenderedMessage};
+use crate::domain::format::{Format, ListOptions, RenderInput, RenderedContext, RenderedMessage};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
@@ -37,6 +37,7 @@ pub struct ContextOptions {
     /// Largest number of tokens of the whole list.
     pub max_tokens: Option<i64>,
     pub format: Format,
+    pub list: ListOptions,
     /// Marks the stable part for the provider's prompt cache.
     pub cache_control: bool,
     /// Released while the request waits for its consolidation.
@@ -157,7 +158,7 @@ impl MemoryService {
         let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
             + options.skills.len()
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = request_bytes + options.format.estimate_bytes(&snapshot.tail);
+        let bytes = request_bytes + options.format.estimate_bytes(options.list, &snapshot.tail);
         let service = self.clone();
         blocking::spawn_cpu_if_large(bytes, move || service.assemble(snapshot, options, report)).await
     }
@@ -255,8 +256,9 @@ impl MemoryService {
             let seq = coverage.last_seq + 1;
             Tail::new(seq, vec![ContextMessage { seq, metadata, json }])
         });
-        let mut history = options.format.render_messages(&tail, omitted).map_err(invalid_message)?;
-        let user_message = options.format.render_messages(&new_tail, 0).map_err(invalid_message)?.pop();
+        let render = |tail, position| options.format.render_messages(options.list, tail, position);
+        let mut history = render(&tail, omitted).map_err(invalid_message)?;
+        let user_message = render(&new_tail, 0).map_err(invalid_message)?.pop();
         let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref());
         if let Some(max_tokens) = options.max_tokens {
             let first = costs.first_within_budget(metadata, max_tokens)?;

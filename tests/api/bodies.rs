@@ -43,7 +43,6 @@ async fn all_invalid_fields_of_an_exchange_are_reported() {
                 "messages[4].content",
                 "messages[5].tool_call_id",
                 "messages[6].content[0].text",
-                "messages[7].content",
                 "messages[8].role",
                 "messages[9].tool_calls[1].function.arguments",
                 "messages[9].tool_calls[1].function.name",

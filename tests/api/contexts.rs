@@ -10,6 +10,7 @@ use test_case::test_case;
 
 mod formats;
 mod lists;
+mod shapes;
 
 const PATH: &str = "/sessions/s/context";
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];

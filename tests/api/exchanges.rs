@@ -56,12 +56,23 @@ async fn message_is_returned_byte_for_byte(backend: Backend) {
         r#"{"role":"tool","tool_call_id":"a\u0000b","content":"a NUL in an id"}"#,
     ];
     app.post(PATH, format!(r#"{{"messages": [ {} ]}}"#, given.join(" ,\n "))).await.ok(201);
-    let (messages, context) =
-        (app.get("/sessions/s/messages").await, app.post("/sessions/s/context", "").await);
+    let messages = app.get("/sessions/s/messages").await;
     for message in given {
         assert!(messages.text.contains(message), "{messages:?}");
     }
-    assert!(context.text.contains(&format!(r#""messages":[{}]"#, given.join(","))), "{context:?}");
+    let sent = [
+        r#"{"role":"user","content":"é\u00e9\/\u0000 😀 \ud83d\ude00"}"#,
+        r#"{"content":[{"type":"text","text":"a"}],"role":"user","name":"Bo"}"#,
+        r#"{"role":"assistant","content":""}"#,
+        r#"{"role":"user","content":"\u001f\\\"\/ ' ; DROP TABLE messages; -- $1 ? :a {}"}"#,
+        given[4],
+        given[5],
+    ];
+    let all = given.join(",").replace(r#","a":null"#, "");
+    for (options, sent) in [("", sent.join(",")), (r#"{"fields":"all"}"#, all)] {
+        let context = app.post("/sessions/s/context", options).await;
+        assert!(context.text.contains(&format!(r#""messages":[{sent}]"#)), "{context:?}");
+    }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -17,7 +17,7 @@ async fn load(conversation: &Conversation, user: &UserId, most: usize) -> Contex
 }
 
 fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
-    snapshot.tail.messages(0).map(|(seq, _, _)| seq).collect()
+    snapshot.tail.messages(0).map(|message| message.seq).collect()
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -39,9 +39,9 @@ async fn snapshot_contains_newest_messages_of_the_tail(backend: Backend) {
             let session = snapshot.session.unwrap();
             assert_eq!(session, demo.state().await);
             assert_eq!((session.cursor, session.summary.text.as_str()), (cursor, summary));
-            for (seq, metadata, json) in snapshot.tail.messages(0) {
-                assert_eq!(json, history[usize::try_from(seq).unwrap() - 1].json);
-                assert_eq!(metadata.tokens, json.len() as i64);
+            for message in snapshot.tail.messages(0) {
+                assert_eq!(message.json, history[usize::try_from(message.seq).unwrap() - 1].json);
+                assert_eq!(message.metadata.tokens, message.json.len() as i64);
             }
         }
     }

@@ -162,8 +162,10 @@ pub(crate) async fn record(app: &TestClient, session: &str, messages: &[String])
     app.post(&format!("/sessions/{session}/exchanges"), body).await.ok(201);
 }
 
-/// Requests a context and checks its coverage.
+/// Requests a context with all fields and checks its coverage.
 pub(crate) async fn context(app: &TestClient, session: &str, body: &Value, given: &[String]) -> Answer {
+    let mut body = body.clone();
+    body["fields"] = json!("all");
     let response = app.post(&format!("/sessions/{session}/context"), body).await;
     response.ok(200);
     let answer: Answer = serde_json::from_str(&response.text).unwrap();

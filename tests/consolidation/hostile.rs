@@ -40,7 +40,7 @@ fn hostile_messages() -> Vec<String> {
             json!({"role": "user", "content": text, "name": text}),
             json!({"role": "assistant", "content": text, "tool_calls": [call]}),
             json!({"role": "tool", "tool_call_id": id, "content": text}),
-            json!({"role": "user", "content": [{"type": "text", "text": text}, {"type": text, "x": text}]}),
+            json!({"role": "user", "content": [{"type": "text", "text": text}, {"type": "input_audio", "x": text}]}),
         ]);
     }
     messages.iter().map(Value::to_string).collect()
@@ -93,7 +93,7 @@ async fn hostile_message_stays_on_its_line_of_the_prompt(backend: Backend) {
             0 => json!({"role": "user", "name": text, "text": text}),
             1 => json!({"role": "assistant", "text": text, "calls": [format!("{text}({text})")]}),
             2 => json!({"role": "tool", "text": text}),
-            _ => json!({"role": "user", "text": format!("{text}\n[attached: {text}]")}),
+            _ => json!({"role": "user", "text": format!("{text}\n[attached: input_audio]")}),
         };
         assert_eq!(line, expected);
     }

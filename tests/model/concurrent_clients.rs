@@ -153,7 +153,7 @@ async fn append(
 fn messages(tool_call: bool, mark: &str) -> Vec<String> {
     let text = |role: &str, text: &str| {
         format!(
-            r#"{{"n":1.0,"role":"{role}","content":"{text} \u00e9é {mark} is about plan {mark}.","x":null}}"#
+            r#"{{"n":1.0,"role":"{role}","content":"{text} \u00e9é {mark} is about plan {mark}.","x":[null]}}"#
         )
     };
     let (question, answer) = (text("user", "Question"), text("assistant", "Answer"));
@@ -169,7 +169,9 @@ fn messages(tool_call: bool, mark: &str) -> Vec<String> {
 }
 
 async fn build_context(app: &TestClient, session: u8, mode: Mode) -> Answer {
-    let response = app.post(&format!("/sessions/s{session}/context"), json!({"mode": mode.name()})).await;
+    let response = app
+        .post(&format!("/sessions/s{session}/context"), json!({"mode": mode.name(), "fields": "all"}))
+        .await;
     response.ok(200);
     serde_json::from_str(&response.text).expect("a context")
 }

@@ -167,7 +167,7 @@ impl Executor {
             (mode, outcome) = (Mode::Inline, "not_due");
         }
 
-        let mut body = json!({"mode": mode.name(), "user_message": "And now?"});
+        let mut body = json!({"mode": mode.name(), "fields": "all", "user_message": "And now?"});
         if let Some(user) = user {
             body["user_id"] = USERS[usize::from(user)].into();
         }

@@ -35,14 +35,11 @@ pub(crate) fn tokens_of_openai(messages: &[Value]) -> usize {
             content => {
                 for part in list(content) {
                     match word(part, "type") {
-                        kind @ ("text" | "refusal") => texts.push(word(part, kind)),
+                        "text" => texts.push(word(part, "text")),
                         _ => attachments += PER_ATTACHMENT,
                     }
                 }
             }
-        }
-        if message["role"] == "assistant" {
-            texts.extend(message["refusal"].as_str());
         }
         let calls = list(&message["tool_calls"]).iter().map(|call| {
             let function = &call["function"];
@@ -119,13 +116,13 @@ pub(crate) fn tokens_of_anthropic(answer: &str) -> usize {
     PER_LIST + system + blocks.map(|block| block.tokens(false)).sum::<usize>()
 }
 
-/// Asserts that chat completions accept the list: results follow their calls immediately, each result has a call, and
-/// lists of calls are not empty.
+/// Asserts that all providers of chat completions accept the list: results follow their calls immediately, each result has
+/// a call, lists are not empty, and there are no fields and no nulls beyond the standard.
 pub(crate) fn assert_openai_accepts(messages: &[Value]) {
     let mut open: HashSet<&str> = HashSet::new();
     for (at, message) in messages.iter().enumerate() {
         let place = || format!("message {at} of {messages:#?}");
-        assert_ne!(message["tool_calls"], Value::Array(Vec::new()), "{}", place());
+        assert_standard(message);
         match word(message, "role") {
             "tool" => {
                 assert!(open.remove(word(message, "tool_call_id")), "a result without a call: {}", place());
@@ -139,6 +136,44 @@ pub(crate) fn assert_openai_accepts(messages: &[Value]) {
         }
     }
     assert!(open.is_empty(), "calls without a result at the end: {messages:#?}");
+}
+
+fn assert_standard(message: &Value) {
+    let assert_fields = |value: &Value, known: &[&str]| {
+        for (key, value) in value.as_object().expect("an object") {
+            let may_be_null = key == "content" && !message["tool_calls"].is_null();
+            assert!(known.contains(&key.as_str()), "{key} in {message:#}");
+            assert!(!value.is_null() || may_be_null, "null in {message:#}");
+            assert_ne!(*value, Value::Array(Vec::new()), "{message:#}");
+        }
+    };
+    let role = word(message, "role");
+    assert_fields(
+        message,
+        match role {
+            "tool" => &["role", "content", "tool_call_id"],
+            "assistant" => &["role", "content", "name", "tool_calls"],
+            _ => &["role", "content", "name"],
+        },
+    );
+    assert!(role == "assistant" || !message["content"].is_null(), "{message:#}");
+    for part in list(&message["content"]) {
+        match word(part, "type") {
+            "text" => assert_fields(part, &["type", "text"]),
+            kind @ ("image_url" | "input_audio" | "file") if role == "user" => {
+                assert_fields(part, &["type", kind]);
+            }
+            other => panic!("{other} in {message:#}"),
+        }
+    }
+    for call in list(&message["tool_calls"]) {
+        assert_fields(call, &["id", "type", "function"]);
+        assert_eq!(
+            (call["type"].as_str(), call.as_object().map(serde_json::Map::len)),
+            (Some("function"), Some(3))
+        );
+        assert_fields(&call["function"], &["name", "arguments"]);
+    }
 }
 
 /// Asserts that the messages API accepts the list: roles alternate, results come first and follow their calls, ids are

@@ -313,7 +313,7 @@ impl ExportReader {
             return invalid("seq", format!("must be {expected}: messages are numbered 1, 2, 3 …"));
         }
         let created_at = to_stored_time(line.created_at, "created_at")?;
-        let message = Message::parse(line.message).map_err(|errors| -> Vec<FieldError> {
+        let message = Message::parse_exported(line.message).map_err(|errors| -> Vec<FieldError> {
             errors.into_iter().map(|error| error.in_value("message")).collect()
         })?;
         self.add_message("message", message, Some(created_at))

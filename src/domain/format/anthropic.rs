@@ -8,8 +8,8 @@ use super::types::{
     RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix, json_list,
 };
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
-use crate::domain::message::{Message, Role};
-use crate::domain::message_metadata::MessageMetadata;
+use crate::domain::message::{Message, Role, describe_attachment};
+use crate::domain::tail::TailMessage;
 use crate::domain::tokens::{JoinedCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
 use crate::domain::validation::FieldError;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ const EMPTY_MESSAGE: &str = "(empty message)";
 const OPENING: &str = "(The conversation began earlier.)";
 /// Image types that the API accepts.
 const IMAGE_TYPES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
-/// Number of characters of a file name, or of an unknown part type, that are shown to the model.
+/// Number of characters of a file name that are shown to the model.
 const MAX_NAME_CHARS: usize = 200;
 /// Longest id or name that the API accepts.
 const MAX_ID_CHARS: usize = 128;
@@ -80,12 +80,11 @@ impl ContentBlock {
 }
 
 pub(super) fn render_message<'t>(
-    seq: i64,
-    metadata: &MessageMetadata,
-    json: &'t str,
+    message: TailMessage<'t>,
     missing: &MissingHalves,
     ids: &mut CallIds,
 ) -> Result<RenderedMessage<'t>, Vec<FieldError>> {
+    let TailMessage { seq, metadata, .. } = message;
     let mut rendered = RenderedMessage::default();
     if let (true, Some(id)) = (missing.call, metadata.result_of.as_deref()) {
         let id = ids.assign(id, seq);
@@ -97,7 +96,10 @@ pub(super) fn render_message<'t>(
     for id in &metadata.calls {
         ids.assign(id, seq);
     }
+    // Here, results of tools may contain images, so they must come from the stored message.
+    let json = if message.lacks_attachments { message.json } else { message.sent_json };
     let message = Message::from_stored(json.to_owned())?;
+    let message = message.standard().unwrap_or(message);
     let (blocks, tokens) = render_blocks(&message, metadata.tokens, ids);
     let speaker = if message.role() == Role::Assistant { Speaker::Assistant } else { Speaker::User };
     rendered.items.extend(blocks.into_iter().map(|block| block.into_item(speaker)));
@@ -125,6 +127,8 @@ pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
             encode(&input.system)
         }
     });
+    let positions = positions(&input.history);
+    let extra = input.extra(|item| positions.get(item).copied().unwrap_or_default());
     let rendered = input.history.into_iter().chain(input.user_message);
     let mut items: Vec<RenderedItem<'_>> = rendered.flat_map(|message| message.items).collect();
     if items.first().is_some_and(|item| item.speaker == Speaker::Assistant) {
@@ -152,7 +156,23 @@ pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     });
     let messages: Vec<String> = messages.collect();
     let messages = json_list(messages.iter().map(String::as_str));
-    RenderedContext { system, messages, stable, ..RenderedContext::default() }
+    RenderedContext { system, messages, stable, extra, ..RenderedContext::default() }
+}
+
+/// Returns the position in the list of the message that contains each block, if any field `extra` was requested.
+fn positions(history: &[RenderedMessage<'_>]) -> Vec<usize> {
+    if history.iter().all(|message| message.extra.is_none()) {
+        return Vec::new();
+    }
+    // The list begins with the user, even if the history does not.
+    let (mut position, mut previous) = (0, Speaker::User);
+    let items = history.iter().flat_map(|message| &message.items);
+    let next = |item: &RenderedItem<'_>| {
+        position += usize::from(item.speaker != previous);
+        previous = item.speaker;
+        position
+    };
+    items.map(next).collect()
 }
 
 /// Marks a block as the end of a prefix that the provider caches.
@@ -230,7 +250,7 @@ fn render_content(message: &Message) -> (Vec<ContentBlock>, i64) {
         let block = match part_type(&part) {
             kind @ ("text" | "refusal") => texts.render(string_at(&part, kind)),
             _ => attachment(&part).filter(|_| !by_assistant).or_else(|| {
-                let text = describe_omitted_part(&part);
+                let text = describe_attachment(part_type(&part), &file_name(&part));
                 tokens += count_text(&text) - PER_ATTACHMENT;
                 Some(ContentBlock::Text { text })
             }),
@@ -352,19 +372,6 @@ fn parse_data_url(url: &str) -> Option<(&str, &str)> {
 
 fn file_name(part: &Value) -> String {
     string_at(part, "file/filename").chars().take(MAX_NAME_CHARS).collect()
-}
-
-/// Returns the text that replaces a part without an equivalent.
-fn describe_omitted_part(part: &Value) -> String {
-    let name = file_name(part);
-    let description = match part_type(part) {
-        "image_url" => "an image".to_owned(),
-        "input_audio" => "audio".to_owned(),
-        "file" if !name.trim().is_empty() => format!("the file {name:?}"),
-        "file" => "a file".to_owned(),
-        kind => format!("a part of the type {:?}", kind.chars().take(MAX_NAME_CHARS).collect::<String>()),
-    };
-    format!("({description} that can't be shown here)")
 }
 
 /// Ids of tool calls in one list. The API accepts ASCII letters, digits, `_` and `-`, and each id once per list.

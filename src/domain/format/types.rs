@@ -31,15 +31,20 @@ pub struct RenderedMessage<'t> {
     pub tokens_if_first: i64,
     /// Number of items that are not part of the history: see [`super::tool_pairing`].
     pub(super) inserted: usize,
+    /// The first item is a call that is not part of the history.
+    pub(super) begins_with_inserted_call: bool,
     /// Number of trailing items that stand for missing results of the newest message. The results may still arrive and
     /// replace these items.
     pub(super) provisional: usize,
     pub(super) provisional_tokens: i64,
+    /// `seq` and field `extra` of the message, if both were requested and it has one.
+    pub(super) extra: Option<(i64, &'t str)>,
 }
 
 impl<'t> RenderedMessage<'t> {
     /// Appends an item that is not part of the history.
     pub(super) fn insert(&mut self, item: RenderedItem<'t>, tokens: i64) {
+        self.begins_with_inserted_call |= self.items.is_empty();
         self.items.push(item);
         self.inserted += 1;
         self.tokens += tokens;
@@ -79,6 +84,21 @@ pub struct RenderInput<'t> {
 }
 
 impl RenderInput<'_> {
+    /// Returns the requested fields `extra`; `position_of` returns the position in the list for that of an item.
+    pub(super) fn extra(&self, position_of: impl Fn(usize) -> usize) -> Vec<MessageExtra> {
+        let mut item = 0;
+        let extra_of = |message: &RenderedMessage<'_>| {
+            let own = item + usize::from(message.begins_with_inserted_call);
+            item += message.items.len();
+            message.extra.map(|(seq, json)| MessageExtra {
+                seq,
+                position: position_of(own),
+                json: json.to_owned(),
+            })
+        };
+        self.history.iter().filter_map(extra_of).collect()
+    }
+
     /// Returns the number of stable items of the history, and the tokens of the stable prefix. Each message is scaled
     /// separately.
     pub(super) fn stable_items(&self) -> (usize, i64) {
@@ -104,6 +124,18 @@ pub struct RenderedContext {
     pub stable: StablePrefix,
     /// Number of calls and results in the list that are not part of the history.
     pub inserted: usize,
+    /// Empty unless requested.
+    pub extra: Vec<MessageExtra>,
+}
+
+/// The field `extra` of a message of the history. It is data of an adapter and is not part of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageExtra {
+    pub seq: i64,
+    /// Position in the list of the message that contains the message of the history.
+    pub position: usize,
+    /// A JSON object.
+    pub json: String,
 }
 
 /// The beginning of a list that will also be the beginning of the next list.

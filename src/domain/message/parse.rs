@@ -1,47 +1,92 @@
 //! Parses and validates a message in the OpenAI chat format.
 //!
-//! The text of a message, including its content parts, is parsed in one pass.
+//! The text of a message, including its content parts, is parsed in one pass. A model has been paid for the messages of a
+//! turn, so an error is only what cannot be understood: other fields are kept.
 
 use super::super::json::{self, MapOnly};
 use super::super::validation::FieldError;
-use super::parts::{Content, MessageParts, Role, ToolCall};
+use super::minify_json;
+use super::parts::{Content, MessageParts, Role, ToolCall, custom_arguments, function_call_id};
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
+
+/// The role of a result in the older form of tool calls, which chat completions still accept.
+const FUNCTION_ROLE: &str = "function";
+/// Largest field `extra` of a message, in bytes of its JSON.
+const MAX_EXTRA_BYTES: usize = 16 * 1024;
+/// The types of content parts, for error texts.
+const KNOWN_PARTS: &str = "text, input_text, output_text, refusal, image_url, input_image, input_audio, file, input_file, \
+    reasoning or thinking";
+/// Number of characters of an unknown type that an error shows.
+const MAX_SHOWN_CHARS: usize = 64;
+
+/// The source of a message, which decides about unknown content parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A request: unknown content parts are errors, because their text would be lost.
+    Client,
+    /// The database or an export. Earlier versions accepted all types of content parts.
+    Stored,
+}
 
 /// The fields that the rules read. All other fields are kept in the JSON text only.
 #[derive(Deserialize)]
 struct RawMessage<'a> {
     role: Option<String>,
     name: Option<String>,
-    content: Option<RawContent>,
-    /// Only a string is a refusal; any other value is kept and ignored.
     #[serde(borrow)]
+    content: Option<RawContent<'a>>,
+    /// Only a string is a refusal; any other value is kept and ignored.
     refusal: Option<&'a RawValue>,
-    tool_calls: Option<Vec<MapOnly<RawToolCall>>>,
+    tool_calls: Option<Vec<MapOnly<RawToolCall<'a>>>>,
+    /// The older form of a tool call; any value of another type is kept and ignored.
+    function_call: Option<&'a RawValue>,
+    /// A spoken answer; only its transcript is read.
+    audio: Option<&'a RawValue>,
+    /// Data of an adapter, which no model receives.
+    extra: Option<&'a RawValue>,
     tool_call_id: Option<String>,
 }
 
-enum RawContent {
+enum RawContent<'a> {
     Text(String),
-    Parts(Vec<MapOnly<RawContentPart>>),
+    Parts(Vec<MapOnly<RawContentPart<'a>>>),
 }
 
 #[derive(Deserialize)]
-struct RawContentPart {
-    r#type: Option<String>,
+struct RawContentPart<'a> {
+    #[serde(borrow)]
+    r#type: Option<Cow<'a, str>>,
     text: Option<String>,
     refusal: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct RawToolCall {
+struct RawToolCall<'a> {
     id: Option<String>,
     r#type: Option<String>,
     function: Option<MapOnly<RawFunction>>,
+    /// The content of a call of the type `custom`.
+    #[serde(borrow)]
+    custom: Option<&'a RawValue>,
+}
+
+/// A call of a custom tool, whose input is text.
+#[derive(Default, Deserialize)]
+struct RawCustom {
+    name: Option<String>,
+    input: Option<String>,
+}
+
+/// A spoken answer.
+#[derive(Deserialize)]
+struct RawAudio {
+    transcript: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -50,7 +95,7 @@ struct RawFunction {
     arguments: Option<String>,
 }
 
-impl<'de> Deserialize<'de> for RawContent {
+impl<'de: 'a, 'a> Deserialize<'de> for RawContent<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(RawContentVisitor)
     }
@@ -59,38 +104,38 @@ impl<'de> Deserialize<'de> for RawContent {
 struct RawContentVisitor;
 
 impl<'de> Visitor<'de> for RawContentVisitor {
-    type Value = RawContent;
+    type Value = RawContent<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a string or a list of content parts")
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<RawContent, E> {
+    fn visit_str<E>(self, text: &str) -> Result<RawContent<'de>, E> {
         Ok(RawContent::Text(text.to_owned()))
     }
 
-    fn visit_string<E>(self, text: String) -> Result<RawContent, E> {
+    fn visit_string<E>(self, text: String) -> Result<RawContent<'de>, E> {
         Ok(RawContent::Text(text))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<RawContent, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<RawContent<'de>, A::Error> {
         Vec::deserialize(SeqAccessDeserializer::new(parts)).map(RawContent::Parts)
     }
 }
 
 /// Parses a message. Returns all invalid fields, not only the first one.
-pub(super) fn parse(json: &str) -> Result<MessageParts, Vec<FieldError>> {
+pub(super) fn parse(json: &str, source: Source) -> Result<MessageParts, Vec<FieldError>> {
     if !json.trim_ascii_start().starts_with('{') {
         return Err(vec![FieldError::new("", "must be an object with role and content")]);
     }
     match json::read::<RawMessage<'_>>(json) {
-        Ok(message) => message.validate(),
+        Ok(message) => message.validate(source),
         // Serde stops at the first field of a wrong type. The errors of the other fields show without that field, but a
         // missing field may then be a consequence of the removal.
         Err(error) => {
             let other_fields = json::remove_field(json, json::top_level_key(&error.field));
             let mut errors = vec![error];
-            if let Some(Err(others)) = other_fields.map(|json| parse(&json)) {
+            if let Some(Err(others)) = other_fields.map(|json| parse(&json, source)) {
                 let is_missing = |error: &FieldError| {
                     !error.field.contains(['.', '[']) && error.detail.starts_with("missing")
                 };
@@ -102,38 +147,49 @@ pub(super) fn parse(json: &str) -> Result<MessageParts, Vec<FieldError>> {
 }
 
 impl RawMessage<'_> {
-    fn validate(self) -> Result<MessageParts, Vec<FieldError>> {
+    fn validate(self, source: Source) -> Result<MessageParts, Vec<FieldError>> {
         let mut errors = Vec::new();
+        if let Some(extra) = self.extra.filter(|_| source == Source::Client) {
+            errors.extend(check_extra(extra).err());
+        }
+        let is_function = self.role.as_deref() == Some(FUNCTION_ROLE);
         let role = parse_role(self.role.as_deref(), &mut errors);
-        let content = self.content.map(|content| content.validate(&mut errors));
-        let refusal: Option<String> = match role {
-            Some(Role::Assistant) => self.refusal.and_then(|raw| serde_json::from_str(raw.get()).ok()),
-            _ => None,
-        };
-        let is_empty = content.is_none() && refusal.is_none();
+        let by_assistant = role == Some(Role::Assistant);
+        let content = self.content.map(|content| content.validate(source, &mut errors));
+        let refusal: Option<String> = self.refusal.filter(|_| by_assistant).and_then(parse_raw);
+        let has_content = content.is_some();
         let mut content = content.unwrap_or_default();
         content.append(refusal.as_deref().unwrap_or_default());
-        let tool_calls = validate_tool_calls(self.tool_calls.unwrap_or_default(), &mut errors);
-        if role == Some(Role::Assistant) && is_empty && tool_calls.is_empty() {
-            let detail = "missing: an assistant message has content, a refusal or tool_calls";
-            errors.push(FieldError::new("content", detail));
+        if by_assistant && !has_content && refusal.as_ref().is_none_or(String::is_empty) {
+            let audio: Option<RawAudio> = self.audio.and_then(parse_raw);
+            content.append(&audio.and_then(|audio| audio.transcript).unwrap_or_default());
         }
-        if matches!(role, Some(Role::User | Role::Tool)) && is_empty {
+        let mut tool_calls = validate_tool_calls(self.tool_calls.unwrap_or_default(), &mut errors);
+        if role.is_some() && !by_assistant && !tool_calls.is_empty() {
+            errors.push(FieldError::new("tool_calls", "only an assistant message makes tool calls"));
+        }
+        if by_assistant && tool_calls.is_empty() {
+            tool_calls.extend(self.function_call.and_then(parse_raw).and_then(RawFunction::into_call));
+        }
+        // Answers of assistants and results of tools can be empty.
+        if role == Some(Role::User) && !has_content {
             errors.push(FieldError::new("content", "missing: a string or a list of content parts"));
         }
-        if role == Some(Role::Tool) && self.tool_call_id.as_deref().is_none_or(str::is_empty) {
+        let name = self.name.as_deref().filter(|name| !name.is_empty());
+        let tool_call_id = if is_function { name.map(function_call_id) } else { self.tool_call_id };
+        if is_function && tool_call_id.is_none() {
+            let detail = "missing: a function message names the function whose result it is";
+            errors.push(FieldError::new("name", detail));
+        } else if role == Some(Role::Tool) && tool_call_id.as_deref().is_none_or(str::is_empty) {
             let detail = "missing: a tool message names the tool call whose result it is";
             errors.push(FieldError::new("tool_call_id", detail));
         }
-        if role.is_some_and(|role| role != Role::Assistant) && !tool_calls.is_empty() {
-            errors.push(FieldError::new("tool_calls", "only an assistant message makes tool calls"));
-        }
-        if role.is_some_and(|role| role != Role::Tool) && self.tool_call_id.is_some() {
+        if role.is_some_and(|role| role != Role::Tool) && tool_call_id.is_some() {
             errors.push(FieldError::new("tool_call_id", "only a tool message is the result of a tool call"));
         }
         match role {
             Some(role) if errors.is_empty() => {
-                let (name, tool_call_id) = (self.name, self.tool_call_id);
+                let name = self.name;
                 Ok(MessageParts { role, name, content, refusal, tool_calls, tool_call_id })
             }
             _ => Err(errors),
@@ -141,8 +197,36 @@ impl RawMessage<'_> {
     }
 }
 
+/// Checks the field `extra`: a JSON object of limited size.
+fn check_extra(extra: &RawValue) -> Result<(), FieldError> {
+    if !extra.get().starts_with('{') {
+        return Err(FieldError::new("extra", "must be a JSON object"));
+    }
+    let bytes = minify_json(extra.get()).len();
+    if bytes <= MAX_EXTRA_BYTES {
+        return Ok(());
+    }
+    let detail = format!(
+        "has {bytes} bytes, at most {MAX_EXTRA_BYTES} are allowed: store large data elsewhere and refer to it"
+    );
+    Err(FieldError::new("extra", detail))
+}
+
+/// Parses a value that is ignored if it has another type.
+fn parse_raw<T: DeserializeOwned>(raw: &RawValue) -> Option<T> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+impl RawFunction {
+    /// Returns the call of a field `function_call`.
+    fn into_call(self) -> Option<ToolCall> {
+        let (name, arguments) = (self.name.filter(|name| !name.is_empty())?, self.arguments?);
+        Some(ToolCall { id: function_call_id(&name), name, arguments })
+    }
+}
+
 fn parse_role(name: Option<&str>, errors: &mut Vec<FieldError>) -> Option<Role> {
-    let role = name.and_then(Role::parse);
+    let role = name.and_then(|name| if name == FUNCTION_ROLE { Some(Role::Tool) } else { Role::parse(name) });
     if role.is_none() {
         let detail = match name {
             None => "missing: one of user, assistant, tool",
@@ -156,38 +240,49 @@ fn parse_role(name: Option<&str>, errors: &mut Vec<FieldError>) -> Option<Role> 
     role
 }
 
-fn validate_tool_calls(calls: Vec<MapOnly<RawToolCall>>, errors: &mut Vec<FieldError>) -> Vec<ToolCall> {
+fn validate_tool_calls(calls: Vec<MapOnly<RawToolCall<'_>>>, errors: &mut Vec<FieldError>) -> Vec<ToolCall> {
     let mut valid = Vec::with_capacity(calls.len());
     let mut ids = HashSet::with_capacity(calls.len());
     for (index, MapOnly(call)) in calls.into_iter().enumerate() {
         let mut push = |field: &str, detail| {
             errors.push(FieldError::new(format!("tool_calls[{index}].{field}"), detail));
         };
-        if call.r#type.is_some_and(|kind| kind != "function") {
-            push("type", "must be \"function\"");
+        let is_custom = call.r#type.as_deref() == Some("custom");
+        if call.r#type.is_some_and(|kind| kind != "function" && kind != "custom") {
+            push("type", "must be \"function\" or \"custom\"");
         }
         let id = call.id.unwrap_or_default();
         if id.is_empty() {
             push("id", "missing: the result of the call repeats it");
         }
-        let function = call.function.map(|MapOnly(function)| function).unwrap_or_default();
-        let name = function.name.unwrap_or_default();
+        let (name, arguments) = if is_custom {
+            let custom: RawCustom = call.custom.and_then(parse_raw).unwrap_or_default();
+            if custom.input.is_none() {
+                push("custom.input", "missing: the text that the model wrote for the tool");
+            }
+            (custom.name, custom.input.as_deref().map(custom_arguments))
+        } else {
+            let function = call.function.map(|MapOnly(function)| function).unwrap_or_default();
+            if function.arguments.is_none() {
+                push("function.arguments", "missing: a string of JSON text");
+            }
+            (function.name, function.arguments)
+        };
+        let name = name.unwrap_or_default();
         if name.is_empty() {
-            push("function.name", "missing: the name of the tool");
-        }
-        if function.arguments.is_none() {
-            push("function.arguments", "missing: a string of JSON text");
+            let field = if is_custom { "custom.name" } else { "function.name" };
+            push(field, "missing: the name of the tool");
         }
         if !ids.insert(id.clone()) {
             push("id", "used twice in this message");
         }
-        valid.push(ToolCall { id, name, arguments: function.arguments.unwrap_or_default() });
+        valid.push(ToolCall { id, name, arguments: arguments.unwrap_or_default() });
     }
     valid
 }
 
-impl RawContent {
-    fn validate(self, errors: &mut Vec<FieldError>) -> Content {
+impl RawContent<'_> {
+    fn validate(self, source: Source, errors: &mut Vec<FieldError>) -> Content {
         let parts = match self {
             Self::Text(text) => return Content { text, ..Content::default() },
             Self::Parts(parts) => parts,
@@ -198,35 +293,43 @@ impl RawContent {
                 errors.push(FieldError::new(format!("content[{index}].{field}"), detail));
             };
             match (part.r#type.as_deref().unwrap_or_default(), part.text, part.refusal) {
-                ("text", Some(text), _) | ("refusal", _, Some(text)) => content.append(&text),
-                (kind @ ("text" | "refusal"), ..) => push(kind, "missing: a string".to_owned()),
+                ("text" | "input_text" | "output_text", Some(text), _) | ("refusal", _, Some(text)) => {
+                    content.append(&text);
+                }
+                ("refusal", ..) => push("refusal", "missing: a string".to_owned()),
+                ("text" | "input_text" | "output_text", ..) => push("text", "missing: a string".to_owned()),
+                // Thoughts are neither text of the conversation nor an attachment.
+                ("reasoning" | "thinking" | "redacted_thinking", ..) => {}
+                (kind @ ("image_url" | "input_image" | "input_audio" | "file" | "input_file"), ..) => {
+                    content.attachment_types.push(kind.to_owned());
+                }
                 ("", ..) => {
                     push("type", "missing: text, image_url or another type of the chat format".to_owned());
                 }
-                (kind, ..) => match openai_equivalent(kind) {
-                    Some(equivalent) => {
-                        push(
-                            "type",
-                            format!("{kind} is a content block of the Anthropic format: {equivalent}"),
-                        );
-                    }
-                    None => content.attachment_types.push(kind.to_owned()),
-                },
+                (kind, ..) if source == Source::Stored => content.attachment_types.push(kind.to_owned()),
+                (kind, ..) => push("type", advice_for_unknown_part(kind)),
             }
         }
         content
     }
 }
 
-/// Returns how to express a content block of the Anthropic format in the chat format. Such a block is rejected, because
-/// the OpenAI API does not accept it, and because a call in it would never be paired with its result.
-fn openai_equivalent(block_type: &str) -> Option<&'static str> {
-    match block_type {
-        "tool_use" => Some("send the call in tool_calls"),
-        "tool_result" => Some("send the result as a message with the role tool"),
-        "image" => Some("send a part of the type image_url"),
-        "document" => Some("send a part of the type file"),
-        "thinking" | "redacted_thinking" => Some("leave it out"),
-        _ => None,
-    }
+/// Returns how to send what an unknown content part expresses. Such a part is rejected, because its text would be lost.
+fn advice_for_unknown_part(kind: &str) -> String {
+    let equivalent = match kind {
+        "tool_use" | "function_call" | "tool_call" | "tool-call" => "send the call in tool_calls",
+        "tool_result" | "function_call_output" | "tool-result" => {
+            "send the result as a message with the role tool"
+        }
+        "image" => "send a part of the type image_url",
+        "document" => "send a part of the type file",
+        _ => {
+            let kind: String = kind.chars().take(MAX_SHOWN_CHARS).collect();
+            return format!(
+                "{kind:?} is no known type of content part: send {KNOWN_PARTS}, and data of an adapter in the field \
+                 extra of the message"
+            );
+        }
+    };
+    format!("{kind} is no content part of the chat format: {equivalent}")
 }

@@ -1,7 +1,12 @@
 //! The fields of a message that the rules read.
 
+use super::members::{object, quote};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
+
+/// Longest id of a call that OpenAI accepts.
+const MAX_CALL_ID_BYTES: usize = 40;
 
 /// The author of a message. A history holds no system messages: the system prompt comes with each context request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -24,6 +29,21 @@ pub struct ToolCall {
     pub name: String,
     /// Arguments: JSON text exactly as the model wrote it, possibly invalid.
     pub arguments: String,
+}
+
+/// Returns the arguments that stand for the free text of a custom tool call.
+pub(super) fn custom_arguments(input: &str) -> String {
+    object(&[("input", &quote(input))])
+}
+
+/// Returns the id of a call in the form `function_call`, which has none. Its result names the function, too.
+pub(super) fn function_call_id(name: &str) -> String {
+    let id = format!("function_{name}");
+    if id.len() <= MAX_CALL_ID_BYTES {
+        return id;
+    }
+    let hash = Sha256::digest(name);
+    format!("function_{}", hex::encode(hash.get(..12).unwrap_or_default()))
 }
 
 /// The parsed fields of a valid message.

@@ -4,7 +4,7 @@ use crate::blocking;
 use crate::config::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::coverage::Coverage;
-use crate::domain::format::{Format, StablePrefix};
+use crate::domain::format::{Fields, Format, ListOptions, MessageExtra, StablePrefix};
 use crate::domain::id::UserId;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
@@ -13,11 +13,12 @@ use crate::domain::validation::FieldError;
 use crate::http::chat::{AnthropicTextBlock, Content};
 use crate::http::error::Problem;
 use crate::http::extract::{Caller, OptionalJsonBody, PathParams, SessionPath, user_id};
+use crate::http::json::stored;
 use crate::http::openapi::responses::SessionUserMismatch;
-use crate::service::MemoryService;
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::work_permit::WorkPermit;
+use crate::service::{self, MemoryService};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderValue;
@@ -53,6 +54,10 @@ pub(crate) struct ContextRequest {
     max_tokens: Option<MaxTokens>,
     /// Format of the list; `openai` by default.
     format: Option<Format>,
+    /// Fields of the messages; `standard` by default.
+    fields: Option<Fields>,
+    /// Returns the fields `extra` of the messages, next to the list.
+    include_extra: Option<bool>,
     /// In the format `anthropic`: marks the stable part for the provider's prompt cache.
     cache_control: Option<bool>,
 }
@@ -87,6 +92,10 @@ pub(crate) struct ContextResponse {
     #[schema(value_type = Vec<Object>)]
     #[serde(serialize_with = "placeholder")]
     messages: String,
+    /// The fields `extra` of the messages in the list, if they were requested. They are not meant for the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    extra: Option<Vec<ExtraBody>>,
     cache: CacheBody,
     /// Number of tool calls and results in `messages` that are not part of the history: providers reject a call without a
     /// result, and a result without a call, so the missing one is inserted.
@@ -96,6 +105,17 @@ pub(crate) struct ContextResponse {
     memory: MemoryInfo,
     consolidation: ConsolidationReport,
     tokens: ContextTokens,
+}
+
+/// The field `extra` of a message of the history.
+#[derive(Serialize, ToSchema)]
+struct ExtraBody {
+    /// `seq` of the message in the history.
+    seq: i64,
+    /// Position in `messages`, from 0 on. In the format `anthropic`, messages of the history can share one.
+    position: usize,
+    #[schema(value_type = Object)]
+    extra: Box<RawValue>,
 }
 
 /// A system prompt in Anthropic's format.
@@ -155,13 +175,13 @@ pub(crate) async fn build(
     permit: WorkPermit,
     OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
 ) -> Result<Response, Problem> {
-    let bytes = request.bytes();
+    let (bytes, include_extra) = (request.bytes(), request.include_extra.unwrap_or_default());
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
     let options =
         blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
     let context =
         service.build_context(&tenant, &session, ContextOptions { default_user, permit, ..options }).await?;
-    ContextResponse::new(session.as_str(), context).into_response()
+    ContextResponse::new(session.as_str(), include_extra, context)?.into_response()
 }
 
 impl ContextRequest {
@@ -208,6 +228,10 @@ impl ContextRequest {
             mode: self.mode,
             max_tokens: self.max_tokens.map(|MaxTokens(max)| max),
             format,
+            list: ListOptions {
+                fields: self.fields.unwrap_or_default(),
+                include_extra: self.include_extra.unwrap_or_default(),
+            },
             cache_control,
             permit: WorkPermit::default(),
         })
@@ -215,15 +239,20 @@ impl ContextRequest {
 }
 
 impl ContextResponse {
-    fn new(session_id: &str, context: Context) -> Self {
+    fn new(session_id: &str, include_extra: bool, context: Context) -> Result<Self, service::Error> {
         let Context { user, exists, list, coverage, summary, memory, consolidation, tokens } = context;
         let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
-        Self {
+        let extra_body = |MessageExtra { seq, position, json }| {
+            stored(json).map(|extra| ExtraBody { seq, position, extra })
+        };
+        let extra = list.extra.into_iter().map(extra_body).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
             session_id: session_id.to_owned(),
             user_id: user.map(|user| user.as_str().to_owned()),
             exists,
             system: list.system,
             messages: list.messages,
+            extra: include_extra.then_some(extra),
             cache: CacheBody { stable_messages: messages, stable_blocks: blocks, stable_tokens },
             inserted: list.inserted,
             coverage,
@@ -231,7 +260,7 @@ impl ContextResponse {
             memory,
             consolidation,
             tokens,
-        }
+        })
     }
 
     /// Writes the body. The list and the system prompt are JSON already and by far the largest parts, and serde would
@@ -241,8 +270,11 @@ impl ContextResponse {
         let system = self.system.as_deref().unwrap_or_default();
         let mut body = String::with_capacity(template.len() + self.messages.len() + system.len());
         let mut rest = template.as_str();
-        // Strings of the template can't contain these keys, because quotes are escaped in strings.
+        // Strings before the list can't contain these keys, because quotes are escaped in strings.
         for (placeholder, json) in [(r#""system":null"#, system), (r#""messages":null"#, &self.messages)] {
+            if json.is_empty() {
+                continue;
+            }
             if let Some((before, after)) = rest.split_once(placeholder) {
                 body.push_str(before);
                 body.push_str(placeholder.trim_end_matches("null"));

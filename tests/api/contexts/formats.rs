@@ -152,9 +152,14 @@ async fn empty_tool_calls_are_not_sent(backend: Backend) {
         "{}",
         kept.text
     );
-    let context = app.post(PATH, String::new()).await;
-    context.ok(200);
-    assert!(context.text.contains(r#"{"role":"assistant","content":"Yes.","x":1.0}"#), "{}", context.text);
+    for (options, sent) in [
+        ("", r#"{"role":"assistant","content":"Yes."}"#),
+        (r#"{"fields":"all"}"#, r#"{"role":"assistant","content":"Yes.","x":1.0}"#),
+    ] {
+        let context = app.post(PATH, options).await;
+        context.ok(200);
+        assert!(context.text.contains(sent), "{}", context.text);
+    }
     let context = app.context("s", &json!({"format": "anthropic"})).await;
     let expected = json!([
         {"role": "user", "content": [text("Tea?")]}, {"role": "assistant", "content": [text("Yes.")]},
@@ -297,12 +302,15 @@ async fn invalid_budgets_and_formats_are_reported() {
         (r#"{"max_tokens":"100"}"#, ["max_tokens"]),
         (r#"{"format":"gemini"}"#, ["format"]),
         (r#"{"format":{"openai":1}}"#, ["format"]),
+        (r#"{"fields":"some"}"#, ["fields"]),
+        (r#"{"include_extra":1}"#, ["include_extra"]),
         (r#"{"cache_control":true}"#, ["cache_control"]),
         (r#"{"cache_control":"yes","format":"anthropic"}"#, ["cache_control"]),
     ] {
         assert_eq!(app.post(PATH, body).await.fields(), expected, "{body}");
     }
-    let nulls = r#"{"max_tokens":null,"format":null,"cache_control":null}"#;
+    let nulls =
+        r#"{"max_tokens":null,"format":null,"fields":null,"include_extra":null,"cache_control":null}"#;
     let nothing = app.post(PATH, nulls).await;
     assert_eq!(nothing.text, app.post(PATH, "").await.text);
     let large = r#"{"max_tokens":9223372036854775807,"format":"anthropic"}"#;

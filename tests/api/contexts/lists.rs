@@ -91,11 +91,18 @@ fn split_point_before(messages: &[Value], from: usize) -> usize {
     let mut open: HashMap<&str, Vec<usize>> = HashMap::new();
     let mut pairs = Vec::new();
     for (at, message) in messages.iter().enumerate() {
-        if let Some(call) = message["tool_call_id"].as_str().and_then(|id| open.get_mut(id)?.pop()) {
+        // A result in the older form names the function.
+        let result_of = message["tool_call_id"].as_str().or_else(|| message["name"].as_str());
+        let result_of =
+            result_of.filter(|_| ["tool", "function"].iter().any(|role| message["role"] == *role));
+        if let Some(call) = result_of.and_then(|id| open.get_mut(id)?.pop()) {
             pairs.push((call, at));
         }
-        for call in message["tool_calls"].as_array().into_iter().flatten() {
-            open.entry(call["id"].as_str().expect("an id")).or_default().push(at);
+        let calls = message["tool_calls"].as_array().into_iter().flatten().map(|call| &call["id"]);
+        let calls =
+            calls.chain([&message["function_call"]["name"]].into_iter().filter(|name| !name.is_null()));
+        for id in calls {
+            open.entry(id.as_str().expect("an id")).or_default().push(at);
         }
     }
     let separates = |cut: usize| pairs.iter().any(|(call, result)| *call < cut && cut <= *result);

@@ -31,12 +31,19 @@ fn user_part() -> impl Strategy<Value = Value> {
     let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
     prop_oneof![
         3 => text().prop_map(|text| json!({"type": "text", "text": text})),
+        1 => text().prop_map(|text| json!({"type": "input_text", "text": text})),
+        1 => text().prop_map(|text| json!({"type": "text", "text": text, "cache_control": null})),
+        1 => text().prop_map(|text| json!({"type": "reasoning", "text": text})),
         2 => select(vec![
             image(PNG), image("https://example.org/a.png"), image("http://example.org/a.png"),
             image("data:image/tiff;base64,AAAA"), image("data:image/png;base64,no"),
             json!({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
             json!({"type": "file", "file": {"file_data": PDF, "filename": "plan.pdf"}}),
             json!({"type": "file", "file": {"file_id": "file-1"}}),
+            json!({"type": "input_image", "image_url": PNG}),
+            json!({"type": "input_image", "file_id": "file-1"}),
+            json!({"type": "input_file", "file_data": PDF, "filename": "plan.pdf"}),
+            json!({"type": "input_file", "file_url": "https://example.org/plan.pdf"}),
         ]),
     ]
 }
@@ -64,6 +71,13 @@ fn assistant() -> impl Strategy<Value = Value> {
         1 => text().prop_map(|text| json!({"role": "assistant", "content": null, "refusal": text})),
         1 => text().prop_map(|text| json!({"role": "assistant", "content": text, "name": "helper"})),
         1 => text().prop_map(|text| json!({"role": "assistant", "content": text, "tool_calls": []})),
+        1 => (text(), text()).prop_map(|(text, thought)| json!({"role": "assistant", "content": text, "reasoning_content": thought,
+            "refusal": null, "annotations": [], "function_call": null, "tool_calls": null})),
+        1 => (text(), text()).prop_map(|(text, thought)| json!({"role": "assistant", "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": thought}]}, {"type": "output_text", "text": text}]})),
+        1 => text().prop_map(|text| json!({"role": "assistant", "content": text, "refusal": text})),
+        1 => text().prop_map(|text| json!({"role": "assistant", "content": null, "audio": {"id": "a", "data": "AAAA", "transcript": text}})),
+        1 => select(vec![Value::Null, json!([])]).prop_map(|content| json!({"role": "assistant", "content": content})),
     ]
 }
 
@@ -91,9 +105,13 @@ fn call() -> impl Strategy<Value = Value> {
         "not {json",
         r#"{"cut":"#,
     ];
-    (select(ids.to_vec()), select(vec!["search_history", "db.query"]), select(arguments)).prop_map(|(id, name, arguments)| {
-        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-    })
+    (select(ids.to_vec()), select(vec!["search_history", "db.query"]), select(arguments)).prop_map(
+        |(id, name, arguments)| match arguments {
+            "not {json" => json!({"id": id, "type": "custom", "custom": {"name": name, "input": arguments}}),
+            "" => json!({"index": 0, "id": id, "function": {"name": name, "arguments": arguments}}),
+            _ => json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+        },
+    )
 }
 
 fn result(id: &str, content: &Value) -> Value {
@@ -104,6 +122,10 @@ fn result_content() -> impl Strategy<Value = Value> {
     prop_oneof![
         4 => text().prop_map(Value::from),
         1 => vec(text().prop_map(|text| json!({"type": "text", "text": text})), 1..3).prop_map(Value::from),
+        1 => vec(text().prop_map(|text| json!({"type": "output_text", "text": text})), 0..3).prop_map(Value::from),
+        1 => (text(), select(vec![PNG, "ftp://example.org/a.png"])).prop_map(|(text, url)| json!([
+            {"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}])),
+        1 => Just(Value::Null),
     ]
 }
 
@@ -136,12 +158,25 @@ fn tool_turn() -> impl Strategy<Value = Vec<Value>> {
     )
 }
 
+/// Generates a call in the form of before November 2023, with or without its result.
+fn legacy_turn() -> impl Strategy<Value = Vec<Value>> {
+    let name = select(vec!["find", "a_function_with_a_name_of_more_than_forty_characters"]);
+    (name, text(), any::<bool>()).prop_map(|(name, text, is_answered)| {
+        let call =
+            json!({"role": "assistant", "content": null, "function_call": {"name": name, "arguments": "{}"}});
+        let mut turn = vec![call];
+        turn.extend(is_answered.then(|| json!({"role": "function", "name": name, "content": text})));
+        turn
+    })
+}
+
 fn turn() -> impl Strategy<Value = Vec<Value>> {
     prop_oneof![
         4 => (user(), assistant()).prop_map(|(user, assistant)| vec![user, assistant]),
         1 => user().prop_map(|user| vec![user]),
         1 => assistant().prop_map(|assistant| vec![assistant]),
         2 => (user(), tool_turn()).prop_map(|(user, tools)| [vec![user], tools].concat()),
+        1 => legacy_turn(),
         1 => result_content().prop_map(|content| vec![result("call_lost", &content)]),
     ]
 }

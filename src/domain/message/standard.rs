@@ -1,0 +1,423 @@
+//! The standard form of a message: only what all providers of the chat format accept. `docs/formats.md` lists the rules.
+//!
+//! Clients store answers as they receive them: with nulls, with fields and content parts of one provider, with calls in an
+//! older form. Other providers reject such a message. Most stored messages have the standard form already, and are
+//! recognised without being parsed or copied.
+
+use super::members::{Members, ObjectWriter, as_string, elements, list, object, quote};
+use super::parts::{custom_arguments, function_call_id};
+use std::borrow::Cow;
+
+/// Number of characters of a file name, or of a part type, that are shown to a model.
+const MAX_NAME_CHARS: usize = 200;
+
+/// The messages whose images, audio and files are kept. In all others, a text names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attachments {
+    OfAllMessages,
+    /// Chat completions accept attachments of users only.
+    OfUsers,
+}
+
+/// A message in its standard form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Converted {
+    pub(super) json: String,
+    /// A text has replaced an attachment.
+    pub(super) lacks_attachments: bool,
+}
+
+/// A message with all fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompleteForm<'a> {
+    pub json: Cow<'a, str>,
+    /// Everything that the standard form does not contain, as text to be counted.
+    pub additional: String,
+}
+
+/// Returns the standard form of a message, or `None` if the message has that form. `makes_calls` tells if calls were
+/// recognised when the message was stored: earlier versions ignored `function_call`.
+pub(super) fn convert(json: &str, makes_calls: bool, attachments: Attachments) -> Option<Converted> {
+    if is_plain(json) {
+        return None;
+    }
+    let mut converter = Converter { attachments, lacks_attachments: false };
+    let standard = converter.message(&Members::parse(json), makes_calls);
+    (standard != json).then_some(Converted { json: standard, lacks_attachments: converter.lacks_attachments })
+}
+
+/// Returns `true` if the message consists of a role and a text, in this order, like most messages.
+fn is_plain(json: &str) -> bool {
+    let start = [r#"{"role":"user","content":""#, r#"{"role":"assistant","content":""#];
+    let Some(rest) = start.into_iter().find_map(|start| json.strip_prefix(start)) else { return false };
+    // The text ends at the first quote without an escape, so this quote must be the last one.
+    rest.strip_suffix("\"}").is_some_and(|text| {
+        text.match_indices('"').all(|(at, _)| {
+            let before = text.as_bytes().get(..at).unwrap_or_default();
+            before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
+        })
+    })
+}
+
+/// Returns the text that replaces an attachment that cannot be sent.
+pub fn describe_attachment(kind: &str, file_name: &str) -> String {
+    let shorten = |text: &str| text.chars().take(MAX_NAME_CHARS).collect::<String>();
+    let description = match kind {
+        "image_url" | "input_image" => "an image".to_owned(),
+        "input_audio" => "audio".to_owned(),
+        "file" | "input_file" if !file_name.trim().is_empty() => format!("the file {:?}", shorten(file_name)),
+        "file" | "input_file" => "a file".to_owned(),
+        kind => format!("a part of the type {:?}", shorten(kind)),
+    };
+    format!("({description} that can't be shown here)")
+}
+
+/// A content part in the standard form.
+#[derive(Debug)]
+struct StandardPart<'a> {
+    json: Cow<'a, str>,
+    /// The JSON string of a text part.
+    text: Option<Cow<'a, str>>,
+}
+
+impl<'a> StandardPart<'a> {
+    fn text(text: impl Into<Cow<'a, str>>) -> Self {
+        let text = text.into();
+        Self { json: object(&[("type", r#""text""#), ("text", &text)]).into(), text: Some(text) }
+    }
+}
+
+struct Converter {
+    attachments: Attachments,
+    lacks_attachments: bool,
+}
+
+impl Converter {
+    fn message(&mut self, message: &Members<'_>, makes_calls: bool) -> String {
+        let role = message.string("role").unwrap_or_default();
+        let is_tool = matches!(role.as_str(), "tool" | "function");
+        let calls = if role == "assistant" { calls(message, makes_calls) } else { Vec::new() };
+        let mut content = self.content(message, &role, !calls.is_empty());
+        let mut calls = (!calls.is_empty()).then(|| list(&calls));
+        let bytes = message.0.iter().map(|(key, value)| key.len() + value.len() + 4).sum();
+        let mut standard = ObjectWriter::with_capacity(bytes);
+        let mut function = None;
+        for (key, value) in &message.0 {
+            match &**key {
+                "role" if role == "function" => standard.add(key, r#""tool""#),
+                "role" => standard.add(key, value),
+                "content" => add_once(&mut standard, key, &mut content),
+                "tool_calls" | "function_call" => add_once(&mut standard, "tool_calls", &mut calls),
+                "name" if role == "function" => {
+                    function = as_string(value).map(|name| quote(&function_call_id(&name)));
+                }
+                "name" if !is_tool && *value != r#""""# && value.starts_with('"') => standard.add(key, value),
+                "tool_call_id" if role == "tool" => standard.add(key, value),
+                _ => {}
+            }
+        }
+        add_once(&mut standard, "tool_call_id", &mut function);
+        add_once(&mut standard, "content", &mut content);
+        add_once(&mut standard, "tool_calls", &mut calls);
+        standard.finish()
+    }
+
+    /// Returns the content, or `None` if the message needs none.
+    fn content(&mut self, message: &Members<'_>, role: &str, has_calls: bool) -> Option<String> {
+        let refusal = message.get("refusal").filter(|_| role == "assistant").and_then(as_string);
+        let refusal = refusal.filter(|refusal| !refusal.is_empty());
+        let Some(given) = message.get("content") else {
+            let transcript = || Members::parse(message.get("audio")?).string("transcript");
+            let text = refusal.or_else(|| transcript().filter(|_| role == "assistant"));
+            return match text {
+                Some(text) => Some(quote(&text)),
+                None if has_calls => {
+                    let is_null = message.0.iter().any(|(key, _)| key == "content");
+                    is_null.then(|| "null".to_owned())
+                }
+                None => Some(quote("")),
+            };
+        };
+        if given.starts_with('"') {
+            return Some(match refusal {
+                None => given.to_owned(),
+                Some(refusal) => {
+                    let text = as_string(given).unwrap_or_default();
+                    quote(&if text.is_empty() { refusal } else { format!("{text}\n{refusal}") })
+                }
+            });
+        }
+        let mut parts = Vec::new();
+        for part in elements(given) {
+            self.add_part(part, role, &mut parts);
+        }
+        parts.extend(refusal.map(|refusal| StandardPart::text(quote(&refusal))));
+        let joined = list(&parts.iter().map(|part| &*part.json).collect::<Vec<_>>());
+        if parts.is_empty() {
+            return Some(if has_calls { "null".to_owned() } else { quote("") });
+        }
+        if joined == given || role == "user" {
+            return Some(joined);
+        }
+        // Many providers accept only a string from assistants and tools.
+        let texts: Option<Vec<&str>> = parts.iter().map(|part| part.text.as_deref()).collect();
+        Some(match texts.as_deref() {
+            Some([text]) => (*text).to_owned(),
+            Some(texts) if role != "assistant" => {
+                let texts = texts.iter().filter_map(|text| as_string(text)).filter(|text| !text.is_empty());
+                quote(&texts.collect::<Vec<_>>().join("\n"))
+            }
+            _ => joined,
+        })
+    }
+
+    fn add_part<'a>(&mut self, json: &'a str, role: &str, parts: &mut Vec<StandardPart<'a>>) {
+        let part = Members::parse(json);
+        let kind = part.string("type").unwrap_or_default();
+        let attachment = match kind.as_str() {
+            "text" | "input_text" | "output_text" | "refusal" => {
+                let text = part.get(if kind == "refusal" { "refusal" } else { "text" }).unwrap_or(r#""""#);
+                parts.push(if kind == "text" && part.0.len() == 2 {
+                    StandardPart { json: json.into(), text: Some(text.into()) }
+                } else {
+                    StandardPart::text(text)
+                });
+                return;
+            }
+            "reasoning" | "thinking" | "redacted_thinking" => return,
+            "image_url" | "input_image" => image(&part, json),
+            "input_audio" => attachment(&part, json, "input_audio", &["data", "format"]),
+            "file" => attachment(&part, json, "file", FILE_FIELDS),
+            "input_file" if part.get("file_data").or_else(|| part.get("file_id")).is_some() => {
+                Some(object(&[("type", r#""file""#), ("file", &select(&part, FILE_FIELDS))]).into())
+            }
+            _ => None,
+        };
+        match attachment {
+            Some(json) if role == "user" || self.attachments == Attachments::OfAllMessages => {
+                parts.push(StandardPart { json, text: None });
+            }
+            attachment => {
+                self.lacks_attachments |= attachment.is_some();
+                let name = || Members::parse(part.get("file")?).string("filename");
+                let name = name().or_else(|| part.string("filename")).unwrap_or_default();
+                parts.push(StandardPart::text(quote(&describe_attachment(&kind, &name))));
+            }
+        }
+    }
+}
+
+const FILE_FIELDS: &[&str] = &["file_data", "file_id", "filename"];
+
+fn add_once(object: &mut ObjectWriter, key: &str, value: &mut Option<String>) {
+    if let Some(value) = value.take() {
+        object.add(key, &value);
+    }
+}
+
+/// Returns an object of those members that are listed and not null.
+fn select(members: &Members<'_>, keys: &[&str]) -> String {
+    let mut selected = ObjectWriter::with_capacity(64);
+    for (key, value) in members.0.iter().filter(|(key, value)| keys.contains(&&**key) && *value != "null") {
+        selected.add(key, value);
+    }
+    selected.finish()
+}
+
+/// Returns a part whose content is the object `kind` with these fields.
+fn attachment<'a>(part: &Members<'a>, json: &'a str, kind: &str, fields: &[&str]) -> Option<Cow<'a, str>> {
+    let content = part.get(kind).filter(|content| content.starts_with('{'))?;
+    let content = Members::parse(content);
+    if part.are_among(&["type", kind]) && content.are_among(fields) {
+        return Some(json.into());
+    }
+    Some(object(&[("type", &quote(kind)), (kind, &select(&content, fields))]).into())
+}
+
+/// Returns the part `image_url` for an image of chat completions, of Mistral (the URL is a string), or of the Responses API.
+fn image<'a>(part: &Members<'a>, json: &'a str) -> Option<Cow<'a, str>> {
+    let url = part.get("image_url")?;
+    if !url.starts_with('"') {
+        return attachment(part, json, "image_url", &["url", "detail"]);
+    }
+    let mut image = ObjectWriter::with_capacity(url.len() + 32);
+    image.add("url", url);
+    if let Some(detail) = part.get("detail") {
+        image.add("detail", detail);
+    }
+    Some(object(&[("type", r#""image_url""#), ("image_url", &image.finish())]).into())
+}
+
+/// Returns the tool calls of an assistant message as functions.
+fn calls<'a>(message: &Members<'a>, makes_calls: bool) -> Vec<Cow<'a, str>> {
+    let given = message.list("tool_calls");
+    if let Some(call) = message.get("function_call").filter(|_| makes_calls && given.is_empty()) {
+        let call = Members::parse(call);
+        let id = quote(&function_call_id(&call.string("name").unwrap_or_default()));
+        return vec![function(&id, &call).into()];
+    }
+    given.into_iter().map(call).collect()
+}
+
+fn call(json: &str) -> Cow<'_, str> {
+    let call = Members::parse(json);
+    let id = call.get("id").unwrap_or(r#""""#);
+    if let Some(custom) = call.get("custom").filter(|_| call.get("type") == Some(r#""custom""#)) {
+        let custom = Members::parse(custom);
+        let arguments = quote(&custom_arguments(&custom.string("input").unwrap_or_default()));
+        let name = custom.get("name").unwrap_or(r#""""#);
+        return function(id, &Members(vec![("name".into(), name), ("arguments".into(), &arguments)])).into();
+    }
+    let given = Members::parse(call.get("function").unwrap_or("{}"));
+    let is_standard = call.0.len() == 3
+        && call.are_among(&["id", "type", "function"])
+        && given.are_among(&["name", "arguments"]);
+    if is_standard { json.into() } else { function(id, &given).into() }
+}
+
+/// Returns a call; `id` is JSON.
+fn function(id: &str, function: &Members<'_>) -> String {
+    let function = select(function, &["name", "arguments"]);
+    object(&[("id", id), ("type", r#""function""#), ("function", &function)])
+}
+
+/// Returns a message with all fields except nulls and `extra`. Calls of the older form `function_call`, and their results,
+/// have the standard form, because inserted halves of calls have it, too.
+pub(super) fn complete(json: &str, makes_calls: bool) -> CompleteForm<'_> {
+    if is_plain(json) {
+        return CompleteForm { json: json.into(), additional: String::new() };
+    }
+    let message = Members::parse(json);
+    let role = message.string("role").unwrap_or_default();
+    let mut converter = Converter { attachments: Attachments::OfUsers, lacks_attachments: false };
+    let standard = converter.message(&message, makes_calls);
+    let standard = Members::parse(&standard);
+    let mut additional = String::new();
+    let mut complete = ObjectWriter::with_capacity(json.len());
+    for (key, value) in &message.0 {
+        let value = match &**key {
+            "role" => standard.get("role").map(Cow::Borrowed),
+            "content" => given_content(&message, &standard),
+            "tool_calls" => (*value != "[]" && *value != "null").then(|| without_nulls(value)),
+            "function_call" => {
+                let calls = || standard.get("tool_calls").filter(|_| message.list("tool_calls").is_empty());
+                if let Some(calls) = calls() {
+                    complete.add("tool_calls", calls);
+                    continue;
+                }
+                (*value != "null").then(|| without_nulls(value))
+            }
+            "extra" => None,
+            _ => (*value != "null").then(|| without_nulls(value)),
+        };
+        let Some(value) = value else { continue };
+        let is_name = key == "name" && role != "tool";
+        if !is_name && !["role", "content", "tool_calls", "tool_call_id"].contains(&&**key) {
+            add_text(&mut additional, key, &value);
+        }
+        complete.add(&escape_key(key), &value);
+    }
+    for key in ["tool_call_id", "content"] {
+        if message.0.iter().all(|(given, _)| given != key)
+            && let Some(value) = standard.get(key)
+            && (key != "content" || given_content(&message, &standard).is_some())
+        {
+            complete.add(key, value);
+        }
+    }
+    for part in message.list("content") {
+        add_part_fields(&mut additional, part);
+    }
+    for call in message.list("tool_calls") {
+        add_call_fields(&mut additional, call);
+    }
+    let complete = complete.finish();
+    let json = if complete == json { Cow::Borrowed(json) } else { Cow::Owned(complete) };
+    CompleteForm { json, additional }
+}
+
+/// Returns the content as given, without nulls. Without content, a refusal or audio stands alone.
+fn given_content<'a>(message: &Members<'a>, standard: &Members<'a>) -> Option<Cow<'a, str>> {
+    match message.get("content") {
+        Some("[]") | None if ["refusal", "audio"].iter().any(|key| message.get(key).is_some()) => None,
+        Some("[]") | None => {
+            standard.0.iter().find(|(key, _)| key == "content").map(|(_, value)| Cow::Borrowed(*value))
+        }
+        Some(content) => Some(without_nulls(content)),
+    }
+}
+
+/// Adds the text of a part that its standard form does not contain.
+fn add_part_fields(additional: &mut String, json: &str) {
+    let part = Members::parse(json);
+    let mut parts = Vec::new();
+    Converter { attachments: Attachments::OfAllMessages, lacks_attachments: false }
+        .add_part(json, "user", &mut parts);
+    let standard: &[&str] = match part.string("type").as_deref() {
+        _ if parts.is_empty() => &[],
+        Some("text" | "input_text" | "output_text") => &["type", "text"],
+        Some("refusal") => &["type", "refusal"],
+        Some("image_url" | "input_image") => &["type", "image_url", "detail"],
+        Some("input_audio") => &["type", "input_audio"],
+        Some("file") => &["type", "file"],
+        Some("input_file") => &["type", "file_data", "file_id", "filename"],
+        _ => &[],
+    };
+    for (key, value) in part.0.iter().filter(|(_, value)| *value != "null") {
+        let inner: &[&str] = match &**key {
+            "image_url" => &["url", "detail"],
+            "input_audio" => &["data", "format"],
+            "file" => FILE_FIELDS,
+            _ => &[],
+        };
+        if !standard.contains(&&**key) {
+            add_text(additional, key, value);
+        } else if !inner.is_empty() {
+            add_members_except(additional, value, inner);
+        }
+    }
+}
+
+/// Adds the text of a tool call that its standard form does not contain.
+fn add_call_fields(additional: &mut String, json: &str) {
+    add_members_except(additional, json, &["id", "type", "function"]);
+    if let Some(function) = Members::parse(json).get("function") {
+        add_members_except(additional, function, &["name", "arguments"]);
+    }
+}
+
+fn add_members_except(additional: &mut String, json: &str, keys: &[&str]) {
+    for (key, value) in &Members::parse(json).0 {
+        if *value != "null" && !keys.contains(&&**key) {
+            add_text(additional, key, value);
+        }
+    }
+}
+
+fn add_text(additional: &mut String, key: &str, value: &str) {
+    additional.extend(["\"", key, "\":", value, ","]);
+}
+
+/// Returns a key as it is written between quotes.
+fn escape_key(key: &str) -> String {
+    let quoted = quote(key);
+    quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
+}
+
+/// Removes the members of objects that are null.
+fn without_nulls(json: &str) -> Cow<'_, str> {
+    if !json.contains("null") {
+        return json.into();
+    }
+    if json.starts_with('{') {
+        let mut object = ObjectWriter::with_capacity(json.len());
+        for (key, value) in Members::parse(json).0.iter().filter(|(_, value)| *value != "null") {
+            object.add(&escape_key(key), &without_nulls(value));
+        }
+        return object.finish().into();
+    }
+    if json.starts_with('[') {
+        return list(&elements(json).into_iter().map(without_nulls).collect::<Vec<_>>()).into();
+    }
+    json.into()
+}
