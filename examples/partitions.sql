@@ -10,8 +10,11 @@ DO $$
 DECLARE
     name text;
     key text;
+    reject_change text;
 BEGIN
-    FOR name, key IN VALUES ('messages', 'seq'), ('revisions', 'revision') LOOP
+    FOR name, key, reject_change IN VALUES
+        ('messages', 'seq', 'reject_history_change'), ('revisions', 'revision', 'reject_revision_change')
+    LOOP
         EXECUTE format('ALTER TABLE %I RENAME TO %I', name, name || '_whole');
         EXECUTE format('ALTER TABLE %I RENAME CONSTRAINT %I TO %I', name || '_whole', name || '_pkey', name || '_whole_pkey');
         EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (tenant_id, session_id, %I))
@@ -29,7 +32,7 @@ BEGIN
         EXECUTE format('INSERT INTO %I SELECT * FROM %I', name, name || '_whole');
         EXECUTE format('DROP TABLE %I', name || '_whole');
         EXECUTE format('CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON %I
-            FOR EACH ROW EXECUTE FUNCTION reject_history_change()', name);
+            FOR EACH ROW EXECUTE FUNCTION %I()', name, reject_change);
         EXECUTE format('CREATE TRIGGER append_only_truncate BEFORE TRUNCATE ON %I
             FOR EACH STATEMENT EXECUTE FUNCTION reject_history_change()', name);
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', name);

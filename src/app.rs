@@ -236,6 +236,8 @@ fn service_config(settings: &Settings) -> ServiceConfig {
         daily_token_limit: set.daily_token_limit,
         memory_max_bytes: settings.memory.max_bytes,
         default_user: settings.memory.default_user(),
+        max_fork_messages: settings.limits.max_fork_messages,
+        allow_rewind: settings.sessions.allow_rewind,
         context_cache_bytes: settings.limits.max_context_cache_bytes,
         tokenizer: settings.tokens.tokenizer,
         search: settings.analyzer(),

@@ -24,8 +24,8 @@ use middleware::origin_guard::OriginGuard;
 use middleware::security_headers;
 use openapi::responses::RouteKind;
 use routes::{
-    consolidations, contexts, exchanges, exports, health, mcp, memory, messages, revisions, search, sessions,
-    skills, tools, users,
+    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, revisions, search,
+    sessions, skills, tools, users,
 };
 use std::sync::Arc;
 use utoipa_axum::routes;
@@ -64,6 +64,8 @@ fn buffered_routes() -> ApiRoutes {
         .route(WRITE, routes!(exchanges::append))
         .route(WRITE, routes!(contexts::build))
         .route(READ, routes!(messages::list))
+        .route(WRITE, routes!(forks::fork))
+        .route(WRITE, routes!(forks::rewind))
         .route(WRITE, routes!(consolidations::consolidate))
         .route(READ, routes!(revisions::list))
         .route(READ, routes!(revisions::get))

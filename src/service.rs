@@ -19,7 +19,7 @@ use keys::authenticator::Principal;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -32,6 +32,7 @@ mod context_cache;
 pub mod contexts;
 mod exchanges;
 pub mod export;
+mod forks;
 pub mod import;
 pub mod indexer;
 pub mod keys;
@@ -61,6 +62,10 @@ pub struct ServiceConfig {
     pub memory_max_bytes: usize,
     /// The user of requests that name none, while no API key exists. `None`: such requests have no user.
     pub default_user: Option<UserId>,
+    /// Messages that a fork or a rewind may copy.
+    pub max_fork_messages: usize,
+    /// Clients may remove the last messages of a session.
+    pub allow_rewind: bool,
     /// Memory for copies of recently used sessions.
     pub context_cache_bytes: usize,
     /// The tokenizer for limits and responses.
@@ -137,6 +142,18 @@ pub enum Error {
     /// An import targets an existing session with other contents.
     #[error("another session has this id")]
     SessionExists,
+    /// A fork or a rewind names a message after the last one.
+    #[error("the session has no message {seq}; its last one is {last_seq}")]
+    AfterEnd { field: &'static str, seq: i64, last_seq: i64 },
+    #[error("{messages} messages would be copied; at most {max_messages} are allowed")]
+    CopyTooLarge {
+        messages: i64,
+        /// The setting `limits.max_fork_messages`.
+        max_messages: usize,
+    },
+    /// The setting `sessions.allow_rewind` is false.
+    #[error("rewinding sessions is not allowed")]
+    RewindForbidden,
     #[error("the directory for temporary files can't be used")]
     StagingFile(#[source] std::io::Error),
     #[error(transparent)]
@@ -164,6 +181,8 @@ pub struct Parts {
     index_wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
     context_cache: ContextCache,
+    /// Permits one copy of a large session at a time.
+    large_copies: Semaphore,
 }
 
 impl Deref for MemoryService {
@@ -188,7 +207,18 @@ impl MemoryService {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
         let context_cache = ContextCache::new(config.context_cache_bytes);
         let metrics = ServiceMetrics::new();
-        Self(Arc::new(Parts { store, llm, config, tasks, stop, index_wakeup, metrics, context_cache }))
+        let large_copies = Semaphore::new(1);
+        Self(Arc::new(Parts {
+            store,
+            llm,
+            config,
+            tasks,
+            stop,
+            index_wakeup,
+            metrics,
+            context_cache,
+            large_copies,
+        }))
     }
 
     /// Checks that the service can work.

@@ -12,6 +12,7 @@ mod append;
 mod batch;
 mod consolidations;
 mod error;
+mod forks;
 mod heads;
 mod import;
 mod memory;
@@ -29,6 +30,7 @@ mod values;
 pub use api_keys::{NewApiKey, StoredApiKey};
 pub use consolidations::{LeaseCondition, NewRevision};
 pub use error::StoreError;
+pub use forks::{ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
 pub use store::{

@@ -42,6 +42,7 @@ pub struct Settings {
     pub limits: Limits,
     pub database: Database,
     pub consolidation: Consolidation,
+    pub sessions: Sessions,
     pub memory: Memory,
     pub tokens: Tokens,
     pub search: Search,
@@ -85,6 +86,8 @@ section! {
         max_message_bytes: usize = 8 * 1024 * 1024,
         max_messages_per_exchange: usize = 10_000,
         max_metadata_bytes: usize = 64 * 1024,
+        /// A rewind copies the whole session.
+        max_fork_messages: usize = 100_000,
         /// Applies to the system prompt and to the skills, separately.
         max_system_prompt_bytes: usize = 1024 * 1024,
         /// Per API key, or for all requests together if there are no keys; 0 means no limit.
@@ -157,6 +160,13 @@ section! {
         consolidate_user: Option<String> = None,
         meta_system: Option<String> = None,
         meta_user: Option<String> = None,
+    }
+}
+
+section! {
+    Sessions {
+        /// Clients may remove the last messages of a session, which remain in a branch.
+        allow_rewind: bool = true,
     }
 }
 

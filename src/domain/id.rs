@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use std::fmt;
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 /// The longest identifier, in bytes of UTF-8.
 pub const MAX_BYTES: usize = 256;
@@ -88,6 +89,13 @@ id!(
     /// The name of an API key; not unique.
     KeyName
 );
+
+impl From<Uuid> for SessionId {
+    /// Returns the id of a session for which the client chooses none.
+    fn from(id: Uuid) -> Self {
+        Self(id.to_string())
+    }
+}
 
 impl Default for TenantId {
     /// The tenant of a server without API keys.

@@ -4,6 +4,8 @@ use super::id::{SessionId, UserId};
 use super::{summary, tokens};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+use utoipa::ToSchema;
+use uuid::Uuid;
 
 /// The state of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,11 +29,36 @@ pub struct Session {
     /// The newest revision; 0 if there is none.
     pub revision: i64,
     pub consolidation: ConsolidationState,
+    /// The session that it was copied from.
+    pub forked_from: Option<ForkOrigin>,
+    /// Identifies the session beyond its id: it changes if the session is erased and created again, and if it is rewound.
+    pub incarnation: Uuid,
     /// Time of the first exchange.
     pub created_at: OffsetDateTime,
-    /// Time of the newest exchange.
+    /// Time of the newest exchange, fork or rewind.
     pub updated_at: OffsetDateTime,
 }
+
+/// The session and the message that a session was forked from, as of the fork.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForkOrigin {
+    pub session_id: SessionId,
+    /// The last message that both sessions had in common.
+    pub through_seq: i64,
+    pub kind: ForkKind,
+}
+
+/// The operation that made a copy of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ForkKind {
+    /// A client continues from an earlier message in a session of its own.
+    Fork,
+    /// A rewind removed messages from the session. The copy keeps all messages that the session had before.
+    Rewind,
+}
+
+named_variants!(ForkKind { Fork = "fork", Rewind = "rewind" });
 
 /// A summary and its size, which is computed once, when the summary is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -140,6 +140,12 @@ impl Problem {
         Self::invalid(vec![FieldError::new(field, detail)])
     }
 
+    /// Returns the error for a message that the session does not have.
+    fn after_end(field: &str, seq: i64, last_seq: i64) -> Self {
+        let detail = format!("is {seq}, and the last message of the session is {last_seq}: use at most that");
+        Self::invalid_field(field, detail)
+    }
+
     /// Returns the errors of one line of an import.
     fn invalid_line(error: LineError) -> Self {
         let line = error.line;
@@ -214,6 +220,12 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "host-not-allowed", "Host not allowed", detail)
     }
 
+    fn rewind_forbidden() -> Self {
+        let detail = "Messages cannot be removed, because sessions.allow_rewind is false. \
+            Fork the session and continue in the fork.";
+        Self::new(StatusCode::FORBIDDEN, "rewind-forbidden", "Rewinding is forbidden", detail)
+    }
+
     /// Returns the error for a request without a key from a web page of another origin.
     pub(crate) fn origin_not_allowed(pages: &str) -> Self {
         let detail = format!(
@@ -252,6 +264,15 @@ impl Problem {
         let field = FieldError::new("max_tokens", format!("must be at least {needed}"));
         let status = StatusCode::UNPROCESSABLE_ENTITY;
         Self { errors: vec![field], ..Self::new(status, "budget-too-small", "Budget too small", detail) }
+    }
+
+    fn copy_too_large(messages: i64, max: usize) -> Self {
+        let detail = format!(
+            "{messages} messages would be copied, at most {max} are allowed (limits.max_fork_messages). Nothing was done. \
+             Export the session and import the messages that you need."
+        );
+        let title = "The session is too large to copy";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "copy-too-large", title, detail)
     }
 
     pub(crate) fn body_timeout(read_timeout: Duration) -> Self {
@@ -402,10 +423,13 @@ impl From<Error> for Problem {
             Error::Import(error) => Self::invalid_line(error),
             Error::ImportTooLarge { max_bytes: max } => Self::import_too_large(max),
             Error::SessionExists => {
-                let detail = "Another session has this id, and an import creates a new session. \
-                    Import under another id, or erase that session first.";
+                let detail = "Another session has this id, and this request creates a new session. \
+                    Use another id, or erase that session first.";
                 Self::new(S::CONFLICT, "session-exists", "The session exists", detail)
             }
+            Error::AfterEnd { field, seq, last_seq } => Self::after_end(field, seq, last_seq),
+            Error::CopyTooLarge { messages, max_messages } => Self::copy_too_large(messages, max_messages),
+            Error::RewindForbidden => Self::rewind_forbidden(),
             Error::StagingFile(error) => {
                 tracing::error!(error = %ErrorChain(&error), "failed to write a temporary file of an import (TMPDIR)");
                 let detail =

@@ -63,8 +63,15 @@ pub fn document() -> utoipa::openapi::OpenApi {
 }
 
 /// The bodies whose unknown fields are rejected, and the objects in them.
-const REQUESTS: &[&str] =
-    &["ContextRequest", "MemoryRequest", "MessagesExchange", "QuestionAndAnswer", "SessionPatch", "Skill"];
+const REQUESTS: &[&str] = &[
+    "ContextRequest",
+    "ForkRequest",
+    "MemoryRequest",
+    "MessagesExchange",
+    "QuestionAndAnswer",
+    "SessionPatch",
+    "Skill",
+];
 
 /// Returns the document as it is committed in `openapi/openapi.json`.
 pub fn json() -> Result<String, serde_json::Error> {

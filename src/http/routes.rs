@@ -4,6 +4,7 @@ pub(super) mod consolidations;
 pub(super) mod contexts;
 pub(super) mod exchanges;
 pub(super) mod exports;
+pub(super) mod forks;
 pub(super) mod health;
 pub(super) mod mcp;
 pub(super) mod memory;

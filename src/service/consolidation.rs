@@ -103,7 +103,7 @@ enum RunError {
     Store(#[from] StoreError),
     #[error("a stored message can't be read")]
     CorruptMessage,
-    #[error("superseded by a restore, an erasure or another consolidation")]
+    #[error("superseded by a restore, a rewind, an erasure or another consolidation")]
     Superseded,
     #[error("stopped because the service shuts down")]
     ShuttingDown,
@@ -114,7 +114,7 @@ enum RunError {
 
 /// A plan that a context request made from its snapshot, before the run took the lease.
 pub(super) struct SnapshotPlan {
-    pub(super) session_created_at: OffsetDateTime,
+    pub(super) incarnation: Uuid,
     pub(super) plan: ConsolidationPlan,
 }
 
@@ -215,8 +215,8 @@ impl MemoryService {
                 return ConsolidationReport { reason: Some(error.to_string()), ..Outcome::Failed.into() };
             }
         };
-        // If the session was erased and created again since the snapshot, it may be at the same revision.
-        let plan = plan.filter(|made| made.session_created_at == session.created_at).map(|made| made.plan);
+        // If the session was rewound, or erased and created again, since the snapshot, it may be at the same revision.
+        let plan = plan.filter(|made| made.incarnation == session.incarnation).map(|made| made.plan);
         let run = ConsolidationRun {
             service: self,
             pools,

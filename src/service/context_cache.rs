@@ -3,13 +3,13 @@
 //! A copy is never trusted by itself. Each context reads the head first, and uses the copy only if incarnation, revision
 //! and memory version are the same. Then all texts are the same, because they never change within a revision or version,
 //! and the messages up to the copy's last one are the same, because a history is append-only. Newer messages are read and
-//! appended. So a copy needs no invalidation: other replicas, imports, restores and erasures change the head. In
-//! particular, a session that was erased and created again has another incarnation.
+//! appended. So a copy needs no invalidation: other replicas, imports, restores, rewinds and erasures change the head. In
+//! particular, a session that was rewound, or erased and created again, has another incarnation.
 
 use crate::domain::exchange::{Exchange, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
-use crate::domain::session::Session;
+use crate::domain::session::{ForkKind, Session};
 use crate::storage::{ContextSnapshot, SessionHead, Store, StoreError};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -135,6 +135,16 @@ impl ContextCache {
     /// Removes the copy of an erased session, so that its texts do not stay in memory.
     pub(super) fn forget_session(&self, tenant: &TenantId, session: &SessionId) {
         drop(self.snapshots.remove(&(tenant.clone(), session.clone())));
+    }
+
+    /// Removes the copies of the branches of an erased session, which were erased with it.
+    pub(super) fn forget_branches(&self, tenant: &TenantId, session: &SessionId) {
+        self.snapshots.retain(|(of_tenant, _), copy| {
+            let origin = copy.session.as_ref().and_then(|session| session.forked_from.as_ref());
+            let is_branch =
+                origin.is_some_and(|origin| origin.kind == ForkKind::Rewind && origin.session_id == *session);
+            of_tenant != tenant || !is_branch
+        });
     }
 
     /// Removes the copies of all sessions of an erased user.

@@ -224,8 +224,8 @@ impl MemoryService {
                 let (condition, plan) = if ignores_retry_at {
                     (LeaseCondition::Force, None)
                 } else {
-                    let session_created_at = session.created_at;
-                    let plan = plan.map(|plan| SnapshotPlan { session_created_at, plan });
+                    let incarnation = session.incarnation;
+                    let plan = plan.map(|plan| SnapshotPlan { incarnation, plan });
                     (LeaseCondition::IfUnchanged { revision: session.revision }, plan)
                 };
                 ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), condition, plan })

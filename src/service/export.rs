@@ -2,8 +2,8 @@
 //!
 //! No connection is held between two pages, because the client may read slowly. The export is a snapshot nevertheless:
 //! history and revisions are append-only, and the export ends at the message and the revision that were the last when it
-//! began. If the session is erased meanwhile, the export ends with an error instead of its last line, even if a new
-//! session with the same id exists.
+//! began. If the session is erased or rewound meanwhile, the export ends with an error instead of its last line, even if a
+//! new session with the same id exists.
 
 use super::{Error, MemoryService};
 use crate::domain::export_format::ExportWriter;
@@ -68,7 +68,7 @@ impl Export {
     /// Returns the next lines, or `None` after the last one.
     ///
     /// # Errors
-    /// [`Error::SessionNotFound`] if the session was erased meanwhile.
+    /// [`Error::SessionNotFound`] if the session was erased or rewound meanwhile.
     pub async fn next(&mut self) -> Result<Option<String>, Error> {
         let (session, store) = (&self.session, self.store.as_ref());
         let (lines, next) = match self.next {
@@ -101,7 +101,7 @@ impl Export {
             NextLines::RevisionsAfter(_) => {
                 let now = store.session(&self.tenant, &session.session_id).await?;
                 let now = now.ok_or(Error::SessionNotFound)?;
-                if now.created_at != session.created_at || now.last_seq < session.last_seq {
+                if now.incarnation != session.incarnation {
                     return Err(Error::SessionNotFound);
                 }
                 (std::mem::take(&mut self.writer).end().map_err(corrupt_message)?, NextLines::None)

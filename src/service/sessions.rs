@@ -66,10 +66,11 @@ impl MemoryService {
         self.store.set_metadata(tenant, session, metadata).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// Erases a session with all its data.
+    /// Erases a session with all its data, and the branches that rewinds removed from it.
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
         let erased = self.store.erase_session(tenant, session).await?;
         self.context_cache.forget_session(tenant, session);
+        self.context_cache.forget_branches(tenant, session);
         if erased { Ok(()) } else { Err(Error::SessionNotFound) }
     }
 

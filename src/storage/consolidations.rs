@@ -272,7 +272,8 @@ impl Store {
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
         /// `t` is the revision to restore. The tokens up to its cursor follow from the messages between both cursors, so
-        /// that the messages before them are not read.
+        /// that the messages before them are not read. On Postgres, the statement may wait for a rewind of the session, but
+        /// reads the revision as of before; then the incarnation differs.
         macro_rules! restore_summary {
             ($least:literal, $greatest:literal) => {
                 concat!(
@@ -289,7 +290,9 @@ impl Store {
                         WHERE tenant_id = $1 AND session_id = $2 AND revision = $3
                         UNION ALL SELECT 0, '', 0, 0 WHERE $3 = 0
                     ) AS t
-                    WHERE s.tenant_id = $1 AND s.session_id = $2 AND s.last_seq > 0"
+                    WHERE s.tenant_id = $1 AND s.session_id = $2 AND s.last_seq > 0 AND s.incarnation = (
+                        SELECT incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2
+                    )"
                 )
             };
         }

@@ -59,9 +59,13 @@ impl Store {
                     coalesce($13, $14), coalesce($13, $14) / 3600000000, randomblob(16))
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
         };
-        /// Removes the row of a session that is only bound to its user.
+        /// Removes the row of a session that is only bound to its user, except if rewinds have removed branches from it: these
+        /// would be erased with the row.
         const DELETE_BINDING: &str = "\
-            DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq = 0 RETURNING user_id";
+            DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq = 0
+                AND NOT EXISTS (SELECT 1 FROM sessions AS b
+                    WHERE b.tenant_id = $1 AND b.forked_from = $2 AND b.fork_kind = 'rewind')
+            RETURNING user_id";
         /// Sets the token count of the messages up to the cursor, which an export does not contain.
         const UPDATE_CURSOR_TOKENS: &str = "\
             UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages

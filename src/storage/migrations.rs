@@ -15,6 +15,7 @@ const POSTGRES: &[Source] = &[
     (3, "bounded reads", include_str!("../../migrations/postgres/0003_bounded_reads.sql")),
     (4, "message times", include_str!("../../migrations/postgres/0004_message_times.sql")),
     (5, "session users", include_str!("../../migrations/postgres/0005_session_users.sql")),
+    (6, "forks", include_str!("../../migrations/postgres/0006_forks.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -22,6 +23,7 @@ const SQLITE: &[Source] = &[
     (2, "batches", include_str!("../../migrations/sqlite/0002_batches.sql")),
     (3, "bounded reads", include_str!("../../migrations/sqlite/0003_bounded_reads.sql")),
     (4, "session users", include_str!("../../migrations/sqlite/0004_session_users.sql")),
+    (6, "forks", include_str!("../../migrations/sqlite/0006_forks.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

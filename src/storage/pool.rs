@@ -78,6 +78,10 @@ impl Connections {
         Self { pool: options.connect_lazy_with(connect), statement_timeout, last_failure }
     }
 
+    pub(super) fn statement_timeout(&self) -> Duration {
+        self.statement_timeout
+    }
+
     /// Runs `operation` on a connection, within the statement timeout. A connection that fails, or whose operation is
     /// cancelled, is closed: see [`Self::begin_with`].
     pub(super) async fn with_connection<T>(

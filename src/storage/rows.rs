@@ -11,7 +11,7 @@ use crate::domain::memory::MemoryDocument;
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::revision::{Revision, RevisionKind};
-use crate::domain::session::{ConsolidationState, Session, Summary};
+use crate::domain::session::{ConsolidationState, ForkKind, ForkOrigin, Session, Summary};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use time::OffsetDateTime;
@@ -28,7 +28,8 @@ macro_rules! api_key_columns {
 macro_rules! session_columns {
     () => {
         "session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words, \
-         summary_tokens, revision, lease_until, failures, retry_at, last_failure, created_at, updated_at"
+         summary_tokens, revision, lease_until, failures, retry_at, last_failure, forked_from, forked_through, \
+         fork_kind, incarnation, created_at, updated_at"
     };
 }
 
@@ -67,9 +68,21 @@ pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
         summary: summary(row)?,
         revision: row.field("revision")?,
         consolidation: consolidation_state(row)?,
+        forked_from: fork_origin(row)?,
+        incarnation: row.field("incarnation")?,
         created_at: row.time("created_at")?,
         updated_at: row.time("updated_at")?,
     })
+}
+
+fn fork_origin(row: &impl DbRow) -> Result<Option<ForkOrigin>, StoreError> {
+    let Some(session) = row.field::<Option<String>>("forked_from")? else { return Ok(None) };
+    let kind: &str = row.field("fork_kind")?;
+    Ok(Some(ForkOrigin {
+        session_id: SessionId::new(session).map_err(StoreError::corrupt("a session id"))?,
+        through_seq: row.field("forked_through")?,
+        kind: ForkKind::parse(kind).ok_or(kind).map_err(StoreError::corrupt("the kind of a fork"))?,
+    }))
 }
 
 fn consolidation_state(row: &impl DbRow) -> Result<ConsolidationState, StoreError> {

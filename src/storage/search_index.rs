@@ -81,7 +81,7 @@ pub(super) const SELECT_NEWEST_PENDING: PendingStatements =
 
 pub(super) const MAX_BATCH_RANGES: i64 = 250;
 /// Approximate JSON size of a batch, and of one range. A single message may be larger.
-const MAX_BATCH_BYTES: i64 = 1024 * 1024;
+pub(super) const MAX_BATCH_BYTES: i64 = 1024 * 1024;
 /// Maximum time that a search waits for pending messages to be indexed. A batch takes about 50 ms.
 const INDEXING_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -226,6 +226,18 @@ impl Statement<'_, &mut PgConnection, &mut SqliteConnection> {
         })
     }
 
+    /// Reads all rows.
+    pub(super) async fn read_all(self) -> Result<Vec<AnyRow>, StoreError> {
+        Ok(match self {
+            Self::Postgres { on, query } => {
+                query.fetch_all(on).await?.into_iter().map(AnyRow::Postgres).collect()
+            }
+            Self::Sqlite { on, query, .. } => {
+                query.fetch_all(on).await?.into_iter().map(AnyRow::Sqlite).collect()
+            }
+        })
+    }
+
     /// Runs a statement and returns the number of rows that it changed.
     pub(super) async fn execute(self) -> Result<u64, StoreError> {
         Ok(match self {

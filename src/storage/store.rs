@@ -67,6 +67,20 @@ macro_rules! dispatch {
     };
 }
 
+/// Deletes the sessions that a query returns on SQLite, and the branches that rewinds removed from them.
+macro_rules! delete_with_branches {
+    ($sessions:literal) => {
+        concat!(
+            "WITH RECURSIVE erased (session_id) AS (",
+            $sessions,
+            " UNION SELECT b.session_id FROM erased JOIN sessions AS b
+                ON b.tenant_id = $1 AND b.forked_from = erased.session_id AND b.fork_kind = 'rewind'
+            )
+            DELETE FROM sessions WHERE tenant_id = $1 AND session_id IN (SELECT session_id FROM erased)"
+        )
+    };
+}
+
 /// Decodes the row, if there is one.
 pub(super) fn decode<T>(
     row: Option<AnyRow>,
@@ -350,9 +364,18 @@ impl Store {
         decode(statement.write_returning().await?, rows::session)
     }
 
-    /// Erases a session with its user, history, summary, revisions and idempotency keys. Returns `false` if there was none.
+    /// Erases a session with its user, history, summary, revisions and idempotency keys, and the branches that rewinds removed
+    /// from it. Returns `false` if there was none.
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
-        const DELETE_SESSION: &str = "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+        const DELETE_SESSION: Sql = Sql {
+            // A trigger deletes the branches.
+            postgres: "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2",
+            sqlite: delete_with_branches!(
+                "SELECT $2 WHERE EXISTS (
+                    SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2
+                )"
+            ),
+        };
         let erased = self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await? > 0;
         self.remove_traces(erased).await;
         Ok(erased)
@@ -367,8 +390,13 @@ impl Store {
                     DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
                 )
                 SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)",
-            sqlite: "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;
-                DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1",
+            sqlite: concat!(
+                "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;",
+                delete_with_branches!(
+                    "SELECT session_id FROM sessions WHERE tenant_id = $1 AND user_id = $2"
+                ),
+                " RETURNING 1"
+            ),
         };
         let statement = self.statement(tenant, DELETE_USER).bind(user.as_str());
         let erased = statement.write_together().await?.is_some();
@@ -438,7 +466,7 @@ impl Store {
                 "WITH session AS MATERIALIZED (
                     SELECT ",
                 session_columns!(),
-                ", incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2
+                " FROM sessions WHERE tenant_id = $1 AND session_id = $2
                 )
                 SELECT now() AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version, d.content AS memory_content,
                     d.words AS memory_words, d.tokens AS memory_tokens, d.created_at AS memory_created_at,
@@ -449,7 +477,7 @@ impl Store {
                         ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
                 UNION ALL
                 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                     m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of
                 FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
                     AND m.seq > (SELECT greatest(cursor_seq, last_seq - $4) FROM session)
@@ -459,7 +487,7 @@ impl Store {
                 "WITH session AS MATERIALIZED (
                     SELECT ",
                 session_columns!(),
-                ", incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2
+                " FROM sessions WHERE tenant_id = $1 AND session_id = $2
                 )
                 SELECT $5 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version, d.content AS memory_content,
                     d.words AS memory_words, d.tokens AS memory_tokens, d.created_at AS memory_created_at,
@@ -469,7 +497,7 @@ impl Store {
                     LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
                 UNION ALL
                 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                     m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of
                 FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
                     AND m.seq > (SELECT max(cursor_seq, last_seq - $4) FROM session)"

@@ -218,6 +218,12 @@ async fn copy_of_a_session_equals_its_stored_state_after_each_change(backend: Ba
     check("a restore").await;
     other.patch("/sessions/s", json!({"metadata": {"a": 1}})).await.ok(200);
     check("metadata").await;
+    other.delete("/sessions/s/messages?after=9").await.ok(200);
+    check("a rewind").await;
+    // As many messages and the same revision as before, with other content.
+    other.delete("/sessions/s/messages?after=8").await.ok(200);
+    other.record("s", &[json!({"role": "user", "content": "Something else?"})]).await;
+    check("a rewind and another message").await;
     other.delete("/users/default").await.ok(204);
     check("an erasure").await;
     // As many messages and the same version of the document as before, with other content.

@@ -97,7 +97,9 @@ fn every_operation_is_complete() {
         }
         let takes_body = matches!(method, "put" | "patch")
             || (method == "post"
-                && ["/exchanges", "/context", "/tools/{name}"].iter().any(|end| path.ends_with(end)));
+                && ["/exchanges", "/context", "/fork", "/tools/{name}"]
+                    .iter()
+                    .any(|end| path.ends_with(end)));
         assert_eq!(
             operation["requestBody"]["content"]["application/json"]["schema"].is_object(),
             takes_body,
@@ -163,7 +165,7 @@ fn every_parameter_is_declared() {
             let (name, place) = (parameter["name"].as_str().expect("a name"), &parameter["in"]);
             assert!(names.insert((name, place.as_str())), "{at}: {name} twice");
             assert!(parameter["schema"].is_object() && parameter["description"].is_string(), "{at}: {name}");
-            let required = place == "path" || (path == "/search" && name == "q");
+            let required = place == "path" || matches!((path, name), ("/search", "q") | (_, "after"));
             assert_eq!(parameter["required"] == true, required, "{at}: {name}");
         }
         let declared = parameters.iter().filter(|parameter| parameter["in"] == "path");

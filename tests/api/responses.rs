@@ -76,7 +76,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         "summary": {"revision": 1, "text": "They talked about tea.", "words": 4},
         "tokens": {"history": 89, "summary": 5, "tail": 37},
         "consolidation": {"state": "idle", "failures": 0, "last_failure": null, "retry_at": null},
-        "created_at": "[redacted]", "updated_at": "[redacted]",
+        "forked_from": null, "created_at": "[redacted]", "updated_at": "[redacted]",
     });
     assert_eq!(redacted(app.get("/sessions/s").await.ok(200)), expected);
 

@@ -12,7 +12,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
-use precis::storage::NewRevision;
+use precis::storage::{NewRevision, RewindOutcome};
 use std::collections::BTreeSet;
 use test_case::test_case;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ use uuid::Uuid;
 const MARKER: &str = "plugh";
 
 /// Text columns without user data: they hold the name of the tenant or fixed words.
-const COLUMNS_WITHOUT_USER_DATA: [&str; 4] = ["has_user", "tenant_id", "role", "kind"];
+const COLUMNS_WITHOUT_USER_DATA: [&str; 5] = ["has_user", "tenant_id", "role", "kind", "fork_kind"];
 
 /// Returns the text columns of a table.
 async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {
@@ -85,8 +85,12 @@ async fn fill(demo: &Conversation) -> Uuid {
     let messages = texts.iter().cycle().take(300).map(|text| counted(message(text))).collect();
     let metadata = Some(r#"{"plugh":"plugh"}"#.to_owned());
     let exchange = Exchange { messages, user_id: Some(user_id(MARKER)), metadata, ..Exchange::default() };
-    recorded(demo.append(&exchange, Some(&key("key-plugh", &exchange))).await);
+    let first = recorded(demo.append(&exchange, Some(&key("key-plugh", &exchange))).await);
     let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
+    demo.record(&exchange).await;
+    let branch = session_id(&format!("branch of {session}"));
+    let rewound = store.rewind_session(tenant, session, &branch, first.last_seq, 1000).await.unwrap();
+    assert!(matches!(rewound, RewindOutcome::Rewound(_)), "{rewound:?}");
     let token = demo.lease().await;
     let meta = MetaConsolidation { text_before: MARKER.to_owned(), provenance: provenance() };
     let step = NewRevision { provenance: Some(provenance()), meta: Some(meta), ..demo.step(2, MARKER).await };

@@ -13,6 +13,7 @@ mod conversation;
 mod erasure;
 mod exchanges;
 mod exports;
+mod forks;
 mod idempotency;
 mod memory;
 mod messages;

@@ -263,6 +263,7 @@ async fn reads_on_postgres_grow_without_an_index() {
         ("search_pkey", "term_statistics of a session"),
         ("search_reindex_pkey", "reindex_messages"),
         ("sessions_by_activity", "sessions"),
+        ("sessions_by_origin", "erase_session"),
         ("sessions_by_user", "sessions of a user"),
         ("sessions_pkey", "session_head"),
         ("token_usage_pkey", "tokens_used_today"),

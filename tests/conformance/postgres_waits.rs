@@ -3,11 +3,10 @@
 //! The test holds the other transaction open until the statement of the store is blocked by it, so that each race happens in
 //! the harmful order. SQLite has a single writer, so its statements are not interrupted.
 
-use crate::conversation::{Conversation, LONG, exchange, key, recorded, user_id};
+use crate::conversation::{Conversation, LONG, exchange, key, recorded, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::storage::LeaseCondition;
-use precis::storage::NewMemoryDocument;
+use precis::storage::{ForkOutcome, LeaseCondition, NewMemoryDocument, RewindOutcome};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -146,6 +145,108 @@ async fn restore_blocked_by_commit_follows_it() {
     assert_eq!((restored.revision, restored.cursor, restored.summary.text.as_str()), (3, 2, "two"));
     let sizes = demo.history().await.iter().take(2).map(|stored| stored.json.len() as i64).sum::<i64>();
     assert_eq!(demo.state().await.cursor_tokens, sizes);
+}
+
+/// Rewinds the session to its first message, without a branch.
+const REWIND: &str = "\
+    SELECT FROM sessions FOR UPDATE;
+    UPDATE sessions SET last_seq = 1, cursor_seq = 0, cursor_tokens = 0, summary = '', revision = 0, lease_token = NULL,
+        lease_until = NULL, incarnation = gen_random_uuid();
+    DELETE FROM messages WHERE seq > 1; DELETE FROM revisions";
+
+#[tokio::test]
+async fn restore_blocked_by_rewind_restores_nothing() {
+    for revision in [0, 1] {
+        let mut scene = scene().await;
+        let demo = scene.demo.clone();
+        assert_eq!(scene.meet(REWIND, demo.restore(revision)).await, None, "{revision}");
+        assert_eq!(scene.other.number("SELECT count(*) FROM revisions").await, 0);
+        assert_eq!(demo.state().await.cursor, 0);
+    }
+}
+
+#[tokio::test]
+async fn commit_blocked_by_rewind_is_discarded() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let token = demo.lease().await;
+    let step = demo.step(5, "five").await;
+    assert_eq!(scene.meet(REWIND, demo.commit(token, &step)).await, None);
+    assert_eq!(scene.other.number("SELECT count(*) FROM revisions").await, 0);
+}
+
+#[tokio::test]
+async fn exchange_blocked_by_rewind_follows_it() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let recorded = recorded(scene.meet(REWIND, demo.append(&exchange(&["a", "b"]), None)).await);
+    assert_eq!((recorded.first_seq, recorded.last_seq), (2, 3));
+    assert_eq!(recorded.incarnation, Some(demo.state().await.incarnation));
+    assert_eq!(demo.history().await.len(), 3);
+}
+
+/// Appends a message and commits a revision, as of before the rewind that waits for it.
+const APPEND_AND_CONSOLIDATE: &str = "\
+    UPDATE sessions SET last_seq = 11, revision = 2, cursor_seq = 5, summary = 'five';
+    INSERT INTO messages SELECT tenant_id, session_id, 11, role, tool_call_ids, tool_result_of, tokens, message, created_at
+        FROM messages WHERE seq = 1;
+    INSERT INTO revisions SELECT tenant_id, session_id, 2, kind, 3, 5, 5, 'five', summary_words, summary_tokens,
+        added, meta, source, created_at FROM revisions WHERE revision = 1";
+
+#[tokio::test]
+async fn rewind_blocked_by_exchange_keeps_it_in_the_branch() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let branch = session_id("branch");
+    let rewind = demo.store.rewind_session(&demo.tenant, &demo.session, &branch, 4, 100);
+    let rewound = scene.meet(APPEND_AND_CONSOLIDATE, rewind).await.unwrap();
+    let RewindOutcome::Rewound(state) = rewound else { panic!("{rewound:?}") };
+    assert_eq!((state.last_seq, state.cursor, state.revision, state.summary.text.as_str()), (4, 2, 1, "two"));
+    let branch = demo.session("branch");
+    let state = branch.state().await;
+    assert_eq!(
+        (state.last_seq, state.cursor, state.revision, state.summary.text.as_str()),
+        (11, 5, 2, "five")
+    );
+    assert_eq!((branch.history().await.len(), demo.history().await.len()), (11, 4));
+}
+
+#[tokio::test]
+async fn fork_blocked_by_rewind_sees_the_shorter_session() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let fork = session_id("fork");
+    let forked = scene.meet(REWIND, demo.store.fork_session(&demo.tenant, &demo.session, &fork, 4)).await;
+    assert_eq!(forked.unwrap(), ForkOutcome::AfterEnd { last_seq: 1 });
+}
+
+#[tokio::test]
+async fn rewind_blocked_by_indexing_removes_the_entries() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+            SELECT tenant_id, session_id, seq, now(), ''::tsvector FROM messages;
+        DELETE FROM search_pending";
+    let branch = session_id("branch");
+    let rewind = demo.store.rewind_session(&demo.tenant, &demo.session, &branch, 4, 100);
+    assert!(matches!(scene.meet(index, rewind).await.unwrap(), RewindOutcome::Rewound(_)));
+    let seqs = "SELECT seq::text FROM search ORDER BY seq";
+    assert_eq!(scene.other.texts(seqs).await, ["1", "2", "3", "4"]);
+    assert_eq!(scene.other.number("SELECT count(*) FROM search_pending").await, 0);
+}
+
+#[tokio::test]
+async fn erasure_blocked_by_rewind_removes_the_branch() {
+    let rewind = format!(
+        "{REWIND};
+        INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+            activity_hour, forked_from, forked_through, fork_kind)
+        VALUES ('default', 'branch', 'default', '{{}}', 0, 0, now(), now(), 0, 'demo', 1, 'rewind')"
+    );
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    assert!(scene.meet(&rewind, demo.erase()).await);
+    assert_eq!(scene.other.number("SELECT count(*) FROM sessions").await, 0);
 }
 
 #[tokio::test]

@@ -31,6 +31,10 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Returns `true` if any column contains the text, including binary columns.
     pub(crate) fn contains(&self, needle: &str) -> bool {
         let hex = needle.bytes().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));

@@ -2,13 +2,13 @@
 //! a line here.
 
 use crate::api_keys::new_key;
-use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, user_id};
+use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::search::lexemes::{TermPattern, TermQuery};
-use precis::storage::MessageRange;
 use precis::storage::search::{MessageRef, SearchFilter};
+use precis::storage::{ForkOutcome, MessageRange, RewindOutcome};
 use precis::storage::{LeaseCondition, NewRevision};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use std::slice::from_ref;
@@ -118,6 +118,11 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(other.commit(token, &step).await, None);
         assert_eq!(store.record_failure(tenant, session, token, LONG, "why").await.unwrap(), None);
         assert_eq!((other.restore(0).await, other.restore(1).await), (None, None));
+        let new = session_id("new");
+        let forked = store.fork_session(tenant, session, &new, 0).await.unwrap();
+        assert_eq!(forked, ForkOutcome::NotFound);
+        let rewound = store.rewind_session(tenant, session, &new, 0, 9).await.unwrap();
+        assert_eq!(rewound, RewindOutcome::NotFound);
         assert!(!other.erase().await);
         assert!(!store.erase_user(tenant, &ada).await.unwrap());
         assert_eq!(sql.rows().await, rows, "{name}");

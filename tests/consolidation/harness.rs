@@ -135,6 +135,8 @@ pub(crate) fn config() -> ServiceConfig {
         context_cache_bytes: 1 << 20,
         memory_max_bytes: 1000,
         default_user: None,
+        max_fork_messages: 1000,
+        allow_rewind: true,
         search: None,
     }
 }

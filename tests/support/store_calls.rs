@@ -13,8 +13,8 @@ use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::domain::session::{Session, Summary};
 use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::{
-    AppendOutcome, AppendRequest, ImportOutcome, LeaseCondition, MessageQuery, MessageRange, NewApiKey,
-    NewMemoryDocument, NewRevision, RowBatch, SessionPosition, Store,
+    AppendOutcome, AppendRequest, ForkOutcome, ImportOutcome, LeaseCondition, MessageQuery, MessageRange,
+    NewApiKey, NewMemoryDocument, NewRevision, RewindOutcome, RowBatch, SessionPosition, Store,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,6 +64,8 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("revoke_api_key", 0),
     ("any_api_key", 1),
     ("import_session", 1),
+    ("fork_session", 1),
+    ("rewind_session", 1),
     ("term_statistics", 1000),
     ("term_statistics of a session", 1000),
     ("lookup_terms", 20),
@@ -257,6 +259,7 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
             calls.keys(what).await
         }
         "import_session" => calls.import().await,
+        "fork_session" | "rewind_session" => calls.fork(what).await,
         "index_pending_for" | "index_batch" | "next_reindex_range" | "reindex_messages" => {
             calls.index(what).await
         }
@@ -484,6 +487,21 @@ impl Calls<'_> {
         let users = (Some(&self.user), None);
         let outcome = self.store.import_session(&self.tenant, &session, users, &imported, batches).await;
         usize::from(outcome.unwrap() == ImportOutcome::Imported)
+    }
+
+    /// Forks or rewinds a small session: both copy it. Other sessions are larger, and have forks and branches.
+    async fn fork(&self, what: &str) -> usize {
+        let (store, tenant, number) = (self.store, &self.tenant, unused_number());
+        let (source, target) = (session(&format!("source{number}")), session(&format!("copy{number}")));
+        self.say(tenant, &source, exchange(2), Some("k")).await;
+        self.say(tenant, &source, exchange(2), Some("l")).await;
+        usize::from(if what == "fork_session" {
+            let outcome = store.fork_session(tenant, &source, &target, 3).await.unwrap();
+            matches!(outcome, ForkOutcome::Forked(_))
+        } else {
+            let outcome = store.rewind_session(tenant, &source, &target, 1, 1000).await.unwrap();
+            matches!(outcome, RewindOutcome::Rewound(_))
+        })
     }
 
     async fn search(&self, method: &str, what: &str) -> usize {

@@ -62,6 +62,8 @@ fn session() -> Session {
         summary: Summary::new("anew".to_owned()),
         revision: 5,
         consolidation: ConsolidationState::default(),
+        forked_from: None,
+        incarnation: uuid::Uuid::nil(),
         created_at: BEGAN,
         updated_at: BEGAN + time::Duration::HOUR,
     }

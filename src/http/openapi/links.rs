@@ -34,6 +34,8 @@ const LINKS: &[LinkSpec] = &[
     ("restore_revision", "201", "get_revision", &[SESSION, REVISION]),
     ("restore_revision", "201", "get_session", &[SESSION]),
     ("restore_revision", "201", "build_context", &[SESSION]),
+    ("fork_session", "201", "get_session", &[("path.session_id", "$response.body#/session_id")]),
+    ("rewind_session", "200", "record_exchange", &[SESSION]),
     ("import_session", "201", "export_session", &[SESSION]),
     ("read_memory", "200", "write_memory", &[USER, VERSION]),
     ("write_memory", "200", "write_memory", &[USER, VERSION]),

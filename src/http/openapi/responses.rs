@@ -60,6 +60,7 @@ problem_responses! {
     Unavailable SERVICE_UNAVAILABLE "The database is unavailable, or the service is overloaded; retry later"
     Timeout GATEWAY_TIMEOUT "The request took too long (`server.request_timeout`)"
     // Of handlers.
+    RewindForbidden FORBIDDEN "The settings forbid it (`sessions.allow_rewind`), or the key lacks the scope. Without a key: the host or the origin is not allowed (`server.allowed_hosts`, `server.cors_origins`)"
     SessionNotFound NOT_FOUND "There is no session with this id"
     RevisionNotFound NOT_FOUND "There is no session with this id, or it has no such revision"
     UserNotFound NOT_FOUND "The user has no memory document and no session"

@@ -10,6 +10,7 @@ use crate::http::extract::{
 };
 use crate::http::openapi::responses::{SessionNotFound, UnsupportedMediaType};
 use crate::http::pagination::{self, Limit, Page};
+use crate::http::routes::forks::ForkOriginBody;
 use crate::service::{MemoryService, SessionPosition};
 use axum::Extension;
 use axum::extract::State;
@@ -42,9 +43,11 @@ pub(crate) struct SessionBody {
     summary: SummaryBody,
     tokens: SessionTokens,
     consolidation: ConsolidationBody,
+    /// The session that it was copied from; null if there is none, or if that session was erased.
+    forked_from: Option<ForkOriginBody>,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
-    /// Time of the newest exchange.
+    /// Time of the newest exchange, fork or rewind.
     #[serde(with = "time::serde::rfc3339")]
     updated_at: OffsetDateTime,
 }
@@ -126,6 +129,7 @@ impl SessionBody {
                 last_failure: state.last_failure,
                 retry_at: state.retry_at,
             },
+            forked_from: session.forked_from.map(ForkOriginBody::from),
             created_at: session.created_at,
             updated_at: session.updated_at,
         }
@@ -235,7 +239,8 @@ pub(crate) async fn patch(
 
 /// Erases a session with its history, summary, revisions and idempotency keys.
 ///
-/// The memory document of its user remains. Afterwards, the id can be used for a new session.
+/// The branches that rewinds have removed from it are erased, too. Its forks and the memory document of its user remain.
+/// Afterwards, the id can be used for a new session.
 #[utoipa::path(
     delete, path = "/sessions/{session_id}", operation_id = "erase_session", tag = "sessions",
     params(SessionPath),

@@ -80,7 +80,7 @@ const RESTORE_POLICY: &str = "ALTER TABLE sessions FORCE ROW LEVEL SECURITY";
 
 const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
     INSERT INTO search_reindex (tenant_id, session_id, through_seq)
-    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
+    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind'
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
 /// Locks the session against a concurrent erasure.
@@ -88,7 +88,8 @@ const SELECT_SESSION_USER: &str =
     "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR NO KEY UPDATE";
 
 const ADVANCE_REINDEX: &str = "\
-    UPDATE search_reindex SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
+    UPDATE search_reindex SET done_seq = $5
+    WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3 AND through_seq = $4";
 
 const DELETE_FINISHED_REINDEX: &str =
     "DELETE FROM search_reindex WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
@@ -189,7 +190,8 @@ impl Postgres {
         let user = user_from_column(row.try_get("user_id")?)?;
         let query =
             sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(range.done_seq);
-        if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
+        if query.bind(range.through_seq).bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0
+        {
             return Ok(());
         }
         let seqs: Vec<i64> = messages.iter().map(|(message_ref, _)| message_ref.seq).collect();

@@ -1,9 +1,10 @@
 //! Transactions of several statements on Postgres.
 
 use super::search_index::{INSERT_ENTRIES, insert_entries};
-use super::{Postgres, begin};
+use super::{Postgres, begin, timed_out};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
+use crate::storage::StoreError;
 use crate::storage::search_index::IndexEntry;
 use crate::storage::statement::Transaction;
 use sqlx::PgConnection;
@@ -14,6 +15,15 @@ impl Postgres {
         tenant: &TenantId,
     ) -> Result<Transaction, sqlx::Error> {
         Ok(Transaction::Postgres(self.pool.begin_with(begin(tenant)).await?))
+    }
+
+    /// Runs the future of a transaction within the statement timeout. A transaction that takes longer is rolled back.
+    pub(in crate::storage) async fn within_statement_timeout<T>(
+        &self,
+        transaction: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = self.pool.statement_timeout();
+        tokio::time::timeout(limit, transaction).await.unwrap_or_else(|_| Err(timed_out(limit).into()))
     }
 
     pub(in crate::storage) async fn insert_index_entries(

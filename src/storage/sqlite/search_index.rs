@@ -42,10 +42,10 @@ const SELECT_PENDING_MESSAGES: &str = "\
             AND m.seq BETWEEN w.value ->> 2 AND w.value ->> 3
     ORDER BY w.key, m.seq";
 
-/// Compares the time, too, because a session may have been erased and created again.
+/// Compares end and time, too, because a session may have been rewound, or erased and created again.
 const DELETE_PENDING: &str = "\
-    DELETE FROM search_pending WHERE (tenant_id, session_id, first_seq, created_at) IN
-        (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 4 FROM json_each($1))";
+    DELETE FROM search_pending WHERE (tenant_id, session_id, first_seq, last_seq, created_at) IN
+        (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each($1))";
 
 const DISABLE_INDEX: &str = "\
     INSERT INTO search_analyzer (id, version) VALUES (1, 'off') ON CONFLICT (id) DO UPDATE SET version = 'off'";
@@ -54,13 +54,14 @@ const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_analyzer SET version = $1 W
 
 const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
     INSERT INTO search_reindex (tenant_id, session_id, through_seq)
-    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0
+    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind'
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
 
 const SELECT_SESSION_USER: &str = "SELECT user_id FROM sessions WHERE tenant_id = $1 AND session_id = $2";
 
 const ADVANCE_REINDEX: &str = "\
-    UPDATE search_reindex SET done_seq = $4 WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3";
+    UPDATE search_reindex SET done_seq = $5
+    WHERE tenant_id = $1 AND session_id = $2 AND done_seq = $3 AND through_seq = $4";
 
 const DELETE_FINISHED_REINDEX: &str =
     "DELETE FROM search_reindex WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
@@ -139,7 +140,8 @@ impl Sqlite {
         let user = user_from_column(row.try_get("user_id")?)?;
         let query =
             sqlx::query(ADVANCE_REINDEX).bind(tenant.as_str()).bind(session.as_str()).bind(range.done_seq);
-        if query.bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0 {
+        if query.bind(range.through_seq).bind(done_seq).execute(&mut *transaction).await?.rows_affected() == 0
+        {
             return Ok(());
         }
         let seqs = messages.iter().map(|(message_ref, _)| message_ref.seq).collect::<Value>().to_string();

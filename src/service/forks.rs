@@ -1,0 +1,118 @@
+//! Forks a session, and rewinds it to an earlier message.
+
+use super::{Error, MemoryService};
+use crate::domain::id::{SessionId, TenantId};
+use crate::domain::session::Session;
+use crate::storage::{ForkOutcome, RewindOutcome};
+use tokio::sync::SemaphorePermit;
+use tracing::Instrument as _;
+use uuid::Uuid;
+
+/// Copies of more messages wait for each other, so that they do not take all connections of Postgres, and do not keep other
+/// writers of SQLite waiting for long.
+const LARGE_COPY_MESSAGES: i64 = 1000;
+
+/// The names of a message in the requests, for errors.
+const FORK_FIELD: &str = "through_seq";
+const REWIND_FIELD: &str = "after";
+
+/// The result of a rewind.
+#[derive(Clone, Debug)]
+pub struct Rewound {
+    /// The shorter session.
+    pub session: Session,
+    /// The session that has all messages as of before; `None` if there was nothing to remove.
+    pub branch: Option<SessionId>,
+}
+
+impl MemoryService {
+    /// Creates a session with the messages of another one up to `through_seq`, and the summary that belongs to that point. With
+    /// 0, the new session gets only user and metadata: it exists from its first exchange on. Without `new_id`, the id is random.
+    pub async fn fork_session(
+        &self,
+        tenant: &TenantId,
+        source: &SessionId,
+        new_id: Option<SessionId>,
+        through_seq: i64,
+    ) -> Result<Session, Error> {
+        let max_messages = self.config.max_fork_messages;
+        if through_seq > to_i64(max_messages) {
+            let last_seq = self.session(tenant, source).await?.last_seq;
+            return Err(if through_seq > last_seq {
+                Error::AfterEnd { field: FORK_FIELD, seq: through_seq, last_seq }
+            } else {
+                Error::CopyTooLarge { messages: through_seq, max_messages }
+            });
+        }
+        let target = new_id.unwrap_or_else(|| Uuid::new_v4().into());
+        let (this, tenant, source) = (self.clone(), tenant.clone(), source.clone());
+        let fork = async move {
+            let _permit = this.permit_copy(through_seq).await;
+            let outcome = this.store.fork_session(&tenant, &source, &target, through_seq).await;
+            this.index_wakeup.notify_one();
+            match outcome? {
+                ForkOutcome::Forked(session) => Ok(*session),
+                ForkOutcome::NotFound => Err(Error::SessionNotFound),
+                ForkOutcome::AfterEnd { last_seq } => {
+                    Err(Error::AfterEnd { field: FORK_FIELD, seq: through_seq, last_seq })
+                }
+                ForkOutcome::Exists => Err(Error::SessionExists),
+            }
+        };
+        complete(fork).await
+    }
+
+    /// Removes the messages after `after_seq` from a session. The whole session as of before is kept as a branch: a session
+    /// with a random id.
+    pub async fn rewind_session(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        after_seq: i64,
+    ) -> Result<Rewound, Error> {
+        if !self.config.allow_rewind {
+            return Err(Error::RewindForbidden);
+        }
+        let head = self.store.session_head(tenant, session).await?.ok_or(Error::SessionNotFound)?;
+        let branch = SessionId::from(Uuid::new_v4());
+        let (this, tenant, id) = (self.clone(), tenant.clone(), session.clone());
+        let rewind = async move {
+            let _permit = this.permit_copy(head.last_seq).await;
+            let max_messages = this.config.max_fork_messages;
+            let outcome =
+                this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)).await;
+            match outcome? {
+                RewindOutcome::Rewound(session) => {
+                    this.context_cache.forget_session(&tenant, &id);
+                    Ok(Rewound { session: *session, branch: Some(branch) })
+                }
+                RewindOutcome::Unchanged(session) => Ok(Rewound { session: *session, branch: None }),
+                RewindOutcome::NotFound => Err(Error::SessionNotFound),
+                RewindOutcome::AfterEnd { last_seq } => {
+                    Err(Error::AfterEnd { field: REWIND_FIELD, seq: after_seq, last_seq })
+                }
+                RewindOutcome::TooLarge { last_seq } => {
+                    Err(Error::CopyTooLarge { messages: last_seq, max_messages })
+                }
+            }
+        };
+        complete(rewind).await
+    }
+
+    /// Waits until a copy of this size may start. Small copies start at once.
+    async fn permit_copy(&self, messages: i64) -> Option<SemaphorePermit<'_>> {
+        if messages > LARGE_COPY_MESSAGES { self.large_copies.acquire().await.ok() } else { None }
+    }
+}
+
+fn to_i64(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Completes a write even if the client disconnects.
+async fn complete<T: Send + 'static>(
+    write: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let write = tokio::spawn(write.in_current_span());
+    write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}

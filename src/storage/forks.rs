@@ -1,0 +1,425 @@
+//! Forks and rewinds of a session, each in one transaction.
+//!
+//! Both copy a session within the database. The copy has rows of its own, so that erasing one session never affects the other.
+//! A rewind copies the whole session first, and then removes the messages after its target, so that nothing is lost.
+
+use super::rows::{self, session_columns};
+use super::search_index::MAX_BATCH_BYTES;
+use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
+use super::{Store, StoreError};
+use crate::domain::id::{SessionId, TenantId};
+use crate::domain::session::{ForkKind, Session};
+
+/// The result of [`Store::fork_session`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForkOutcome {
+    /// The new session is complete and durable.
+    Forked(Box<Session>),
+    /// There is no session to fork. Nothing was written.
+    NotFound,
+    /// The session has fewer messages. Nothing was written.
+    AfterEnd { last_seq: i64 },
+    /// A session with the new id exists. Nothing was written.
+    Exists,
+}
+
+/// The result of [`Store::rewind_session`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RewindOutcome {
+    /// The session ends at the target, and the branch has all messages that it had before.
+    Rewound(Box<Session>),
+    /// The session ends at the target already. Nothing was written.
+    Unchanged(Box<Session>),
+    /// There is no such session. Nothing was written.
+    NotFound,
+    /// The session has fewer messages. Nothing was written.
+    AfterEnd { last_seq: i64 },
+    /// The session has more messages than may be copied. Nothing was written.
+    TooLarge { last_seq: i64 },
+}
+
+/// A part of a session that is copied.
+struct Copy<'a> {
+    tenant: &'a TenantId,
+    source: &'a SessionId,
+    target: &'a SessionId,
+    /// The last message of the copy.
+    through_seq: i64,
+    /// The newest revision of the source.
+    revision: i64,
+    kind: ForkKind,
+    /// The last message that both sessions have in common.
+    forked_through: i64,
+}
+
+/// The state of a session whose row is locked.
+struct LockedSession {
+    last_seq: i64,
+    revision: i64,
+}
+
+impl Store {
+    /// Creates a session with the messages of `source` up to `through_seq`, and with the revisions whose summary covers none
+    /// of the others. Its messages are pending for the search index then.
+    pub async fn fork_session(
+        &self,
+        tenant: &TenantId,
+        source: &SessionId,
+        target: &SessionId,
+        through_seq: i64,
+    ) -> Result<ForkOutcome, StoreError> {
+        /// Other transactions may append to the session and consolidate it, but not rewind or erase it.
+        const LOCK_FORK_SOURCE: Sql = Sql {
+            postgres: "SELECT last_seq, revision FROM sessions
+                WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 FOR KEY SHARE",
+            sqlite: "SELECT last_seq, revision FROM sessions
+                WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0",
+        };
+        let fork = async {
+            let mut transaction = self.begin(tenant).await?;
+            let Some(locked) = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await? else {
+                return Ok(ForkOutcome::NotFound);
+            };
+            if through_seq > locked.last_seq {
+                return Ok(ForkOutcome::AfterEnd { last_seq: locked.last_seq });
+            }
+            let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
+            let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
+            if !copy.insert(&mut transaction, self.indexes_messages()).await? {
+                return Ok(ForkOutcome::Exists);
+            }
+            let session = read_session(&mut transaction, tenant, target).await?;
+            transaction.commit().await?;
+            Ok(ForkOutcome::Forked(Box::new(session)))
+        };
+        self.within_limit(fork).await
+    }
+
+    /// Removes the messages after `after_seq` from a session, which then is what a fork through `after_seq` would be. Before,
+    /// copies the whole session to `branch`, a session that does not exist. The branch is not in the search index, because
+    /// searches would find each message that both have in common twice.
+    ///
+    /// A running consolidation of the session loses its lease. The session gets another incarnation, so that no copy of it in
+    /// the memory of a replica is used again.
+    pub async fn rewind_session(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        branch: &SessionId,
+        after_seq: i64,
+        max_messages: i64,
+    ) -> Result<RewindOutcome, StoreError> {
+        const LOCK_REWIND_TARGET: Sql = Sql {
+            postgres: "SELECT last_seq, revision FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
+            sqlite: "SELECT last_seq, revision FROM sessions WHERE tenant_id = $1 AND session_id = $2",
+        };
+        let rewind = async {
+            let mut transaction = self.begin(tenant).await?;
+            let locked = lock(&mut transaction, LOCK_REWIND_TARGET, tenant, session).await?;
+            let Some(LockedSession { last_seq, revision }) = locked else {
+                return Ok(RewindOutcome::NotFound);
+            };
+            // A session without messages does not exist, but a rewind to its beginning can be repeated.
+            if last_seq == 0 && after_seq > 0 {
+                return Ok(RewindOutcome::NotFound);
+            }
+            if after_seq > last_seq {
+                return Ok(RewindOutcome::AfterEnd { last_seq });
+            }
+            if after_seq == last_seq {
+                let session = read_session(&mut transaction, tenant, session).await?;
+                return Ok(RewindOutcome::Unchanged(Box::new(session)));
+            }
+            if last_seq > max_messages {
+                return Ok(RewindOutcome::TooLarge { last_seq });
+            }
+            let (through_seq, kind, forked_through) = (last_seq, ForkKind::Rewind, after_seq);
+            let copy =
+                Copy { tenant, source: session, target: branch, through_seq, revision, kind, forked_through };
+            if !copy.insert(&mut transaction, false).await? {
+                return Err(StoreError::corrupt("the id of a branch")("another session has it"));
+            }
+            shorten(&mut transaction, tenant, session, branch, after_seq).await?;
+            let session = read_session(&mut transaction, tenant, session).await?;
+            transaction.commit().await?;
+            Ok(RewindOutcome::Rewound(Box::new(session)))
+        };
+        self.within_limit(rewind).await
+    }
+
+    async fn begin(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
+        Ok(match self {
+            Self::Postgres(database) => database.begin_transaction(tenant).await?,
+            Self::Sqlite(database) => database.begin_transaction().await?,
+        })
+    }
+
+    fn indexes_messages(&self) -> bool {
+        match self {
+            Self::Postgres(database) => database.analyzer().is_some(),
+            Self::Sqlite(database) => database.analyzer().is_some(),
+        }
+    }
+
+    /// Runs the future of a transaction, within the statement timeout on Postgres.
+    async fn within_limit<T>(
+        &self,
+        transaction: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        // The future is boxed because it is large.
+        let transaction = Box::pin(transaction);
+        match self {
+            Self::Postgres(database) => database.within_statement_timeout(transaction).await,
+            Self::Sqlite(_) => transaction.await,
+        }
+    }
+}
+
+async fn lock(
+    transaction: &mut Transaction,
+    sql: Sql,
+    tenant: &TenantId,
+    session: &SessionId,
+) -> Result<Option<LockedSession>, StoreError> {
+    let row = transaction.statement(sql).bind(tenant.as_str()).bind(session.as_str()).read().await?;
+    let decode = |row: AnyRow| {
+        Ok(LockedSession { last_seq: row.field("last_seq")?, revision: row.field("revision")? })
+    };
+    row.map(decode).transpose()
+}
+
+async fn read_session(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+) -> Result<Session, StoreError> {
+    const SELECT_COPIED_SESSION: &str =
+        concat!("SELECT ", session_columns!(), " FROM sessions WHERE tenant_id = $1 AND session_id = $2");
+    let statement = transaction.statement(SELECT_COPIED_SESSION);
+    let row = statement.bind(tenant.as_str()).bind(session.as_str()).read().await?;
+    rows::session(&row.ok_or(sqlx::Error::RowNotFound)?)
+}
+
+/// Selects the revision of the session `$2` that belongs to the message `$3`: the latest one that covers no later message.
+/// Revisions after `$4` are left out, because they may have been added since the session was read.
+macro_rules! revision_at {
+    () => {
+        "(SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
+            WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $3 AND revision <= $4
+            ORDER BY revision DESC LIMIT 1) AS point"
+    };
+}
+
+/// Sums the tokens of the messages of the session `$2` up to a message.
+macro_rules! tokens_through {
+    ($seq:literal) => {
+        concat!(
+            "(SELECT coalesce(sum(tokens), 0) FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq <= ",
+            $seq,
+            ")"
+        )
+    };
+}
+
+impl Copy<'_> {
+    /// Inserts the session with its messages and revisions. If they are `indexed`, the messages are pending for the search
+    /// index then. Returns `false` if the target exists.
+    async fn insert(&self, transaction: &mut Transaction, indexed: bool) -> Result<bool, StoreError> {
+        /// A branch has the times of its session, as it has everything else. A fork is an activity.
+        macro_rules! insert_copy {
+            ($columns:literal, $updated_at:literal, $hour:literal, $values:literal) => {
+                concat!(
+                    "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
+                        cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
+                        fork_kind, created_at, updated_at, activity_hour", $columns, ")
+                    SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
+                        summary_words, summary_tokens, revisions, $2, $6, $7, created_at, updated_at, ", $hour, $values,
+                    " FROM (
+                        SELECT s.tenant_id, s.user_id, s.metadata, ", tokens_through!("$3"), " AS tokens,
+                            coalesce(point.cursor_seq, 0) AS cursor_seq, ", tokens_through!("point.cursor_seq"),
+                            " AS cursor_tokens, coalesce(point.summary, '') AS summary,
+                            coalesce(point.summary_words, 0) AS summary_words,
+                            coalesce(point.summary_tokens, 0) AS summary_tokens,
+                            (SELECT count(*) FROM revisions WHERE tenant_id = $1 AND session_id = $2
+                                AND cursor_seq <= $3 AND revision <= $4) AS revisions,
+                            s.created_at, CASE WHEN $7 = 'rewind' THEN s.updated_at ELSE ", $updated_at, " END AS updated_at
+                        FROM sessions AS s LEFT JOIN ", revision_at!(), " ON true
+                        WHERE s.tenant_id = $1 AND s.session_id = $2
+                    ) AS copied WHERE true
+                    ON CONFLICT (tenant_id, session_id) DO NOTHING"
+                )
+            };
+        }
+        const INSERT_COPY: Sql = Sql {
+            postgres: insert_copy!(
+                "",
+                "greatest(now(), s.updated_at)",
+                "floor(extract(epoch FROM updated_at) / 3600)",
+                ""
+            ),
+            sqlite: insert_copy!(
+                ", incarnation",
+                "max($8, s.updated_at)",
+                "updated_at / 3600000000",
+                ", randomblob(16)"
+            ),
+        };
+        /// The revisions are numbered anew, because those between them may be left out.
+        const COPY_REVISIONS: &str = "\
+            INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
+                summary_words, summary_tokens, added, meta, source, created_at)
+            SELECT tenant_id, $3, row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
+                summary_words, summary_tokens, added, meta, source, created_at
+            FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision <= $5";
+        let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
+        let inserted = transaction
+            .statement(INSERT_COPY)
+            .bind(tenant)
+            .bind(source)
+            .bind(self.through_seq)
+            .bind(self.revision)
+            .bind(target)
+            .bind(self.forked_through)
+            .bind(self.kind.as_str())
+            .bind_now()
+            .execute()
+            .await?;
+        if inserted == 0 {
+            return Ok(false);
+        }
+        let statement = transaction.statement(COPY_REVISIONS).bind(tenant).bind(source).bind(target);
+        statement.bind(self.through_seq).bind(self.revision).execute().await?;
+        self.insert_messages(transaction, indexed).await?;
+        Ok(true)
+    }
+
+    /// Inserts the messages. If they are `indexed`, adds them to those that are pending for the search index.
+    ///
+    /// Each statement copies about the size of a batch of the index, because SQLite keeps the rows of a statement in memory if
+    /// it reads from the table that it writes to.
+    async fn insert_messages(&self, transaction: &mut Transaction, indexed: bool) -> Result<(), StoreError> {
+        const SELECT_COPY_RANGES: &str = "\
+            SELECT min(seq) AS first_seq, max(seq) AS last_seq, sum(bytes) AS bytes FROM (
+                SELECT seq, bytes, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
+                    SELECT seq, octet_length(message) AS bytes FROM messages
+                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
+                ) AS sizes
+            ) AS sums GROUP BY place ORDER BY place";
+        const COPY_MESSAGES: &str = "\
+            INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                created_at)
+            SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at FROM messages
+            WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
+        const INSERT_PENDING_COPY: Sql = Sql {
+            postgres:
+                "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+                VALUES ($1, $2, $3, $4, $5, now())",
+            sqlite:
+                "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+                VALUES ($1, $2, $3, $4, $5, $6)",
+        };
+        let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
+        let statement = transaction.statement(SELECT_COPY_RANGES).bind(tenant).bind(source);
+        let ranges = statement.bind(self.through_seq).bind(MAX_BATCH_BYTES).read_all().await?;
+        for range in &ranges {
+            let (first_seq, last_seq): (i64, i64) = (range.field("first_seq")?, range.field("last_seq")?);
+            let statement = transaction.statement(COPY_MESSAGES).bind(tenant).bind(source).bind(target);
+            statement.bind(first_seq).bind(last_seq).execute().await?;
+            if indexed {
+                let statement = transaction.statement(INSERT_PENDING_COPY).bind(tenant).bind(target);
+                let statement = statement.bind(first_seq).bind(last_seq).bind(range.field::<i64>("bytes")?);
+                statement.bind_now().execute().await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes what a session has after a message. Summary, cursor and revisions become those that belong to that message.
+async fn shorten(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+    branch: &SessionId,
+    after_seq: i64,
+) -> Result<(), StoreError> {
+    /// Returns the last revision before the first one that covers a removed message.
+    const SELECT_KEPT_REVISION: &str = "\
+        SELECT coalesce(min(r.revision), max(s.revision) + 1) - 1 AS revision
+        FROM sessions AS s LEFT JOIN revisions AS r
+            ON r.tenant_id = $1 AND r.session_id = $2 AND r.cursor_seq > $3
+        WHERE s.tenant_id = $1 AND s.session_id = $2";
+    /// The time grows, so that the next message is newer than all removed ones: pending messages are told apart by it.
+    macro_rules! shorten_session {
+        ($now:literal, $greatest:literal, $step:literal, $hour:literal, $incarnation:literal) => {
+            concat!(
+                "UPDATE sessions AS s SET last_seq = $3, tokens = n.tokens, cursor_seq = n.cursor_seq,
+                    cursor_tokens = n.cursor_tokens, summary = n.summary, summary_words = n.summary_words,
+                    summary_tokens = n.summary_tokens, revision = $5, lease_token = NULL, lease_until = NULL,
+                    failures = 0, retry_at = NULL, last_failure = NULL, incarnation = ", $incarnation,
+                    ", updated_at = n.updated_at, activity_hour = ", $hour,
+                " FROM (
+                    SELECT ", tokens_through!("$3"), " AS tokens, coalesce(point.cursor_seq, 0) AS cursor_seq, ",
+                        tokens_through!("point.cursor_seq"), " AS cursor_tokens,
+                        coalesce(point.summary, '') AS summary, coalesce(point.summary_words, 0) AS summary_words,
+                        coalesce(point.summary_tokens, 0) AS summary_tokens, ",
+                        $greatest, "(", $now, ", s.updated_at + ", $step, ") AS updated_at
+                    FROM sessions AS s LEFT JOIN ", revision_at!(), " ON true
+                    WHERE s.tenant_id = $1 AND s.session_id = $2
+                ) AS n WHERE s.tenant_id = $1 AND s.session_id = $2"
+            )
+        };
+    }
+    const SHORTEN_SESSION: Sql = Sql {
+        postgres: shorten_session!(
+            "now()",
+            "greatest",
+            "interval '1 microsecond'",
+            "floor(extract(epoch FROM n.updated_at) / 3600)",
+            "gen_random_uuid()"
+        ),
+        sqlite: shorten_session!("$6", "max", "1", "n.updated_at / 3600000000", "randomblob(16)"),
+    };
+    const DELETE_REVISIONS_AFTER: &str =
+        "DELETE FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision > $3";
+    /// Copies revisions back that belong to the kept messages, but follow a removed revision.
+    const COPY_REVISIONS_BACK: &str = "\
+        INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
+            summary_words, summary_tokens, added, meta, source, created_at)
+        SELECT tenant_id, $2, $5 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
+            summary_words, summary_tokens, added, meta, source, created_at
+        FROM revisions WHERE tenant_id = $1 AND session_id = $3 AND cursor_seq <= $4 AND revision > $5";
+    const ADVANCE_REVISION: &str =
+        "UPDATE sessions SET revision = revision + $3 WHERE tenant_id = $1 AND session_id = $2";
+    /// In this order on Postgres: if messages are being indexed, the first statement waits for the end of that, and the last
+    /// one then sees their entries.
+    const REMOVE_AFTER: [&str; 7] = [
+        "DELETE FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq > $3",
+        "DELETE FROM idempotency_keys WHERE tenant_id = $1 AND session_id = $2 AND last_seq > $3",
+        "DELETE FROM search_pending WHERE tenant_id = $1 AND session_id = $2 AND first_seq > $3",
+        "UPDATE search_pending SET last_seq = $3
+            WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $3 AND last_seq > $3",
+        "UPDATE search_reindex SET through_seq = $3 WHERE tenant_id = $1 AND session_id = $2 AND through_seq > $3",
+        "DELETE FROM search_reindex
+            WHERE tenant_id = $1 AND session_id = $2 AND through_seq = $3 AND done_seq >= through_seq",
+        "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq > $3",
+    ];
+    let (tenant, session) = (tenant.as_str(), session.as_str());
+    let statement = transaction.statement(SELECT_KEPT_REVISION).bind(tenant).bind(session).bind(after_seq);
+    let row = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?;
+    let kept_revision: i64 = row.field("revision")?;
+    // The summary is that of the latest revision that covers no removed message. It may follow the kept ones.
+    let statement = transaction.statement(SHORTEN_SESSION).bind(tenant).bind(session).bind(after_seq);
+    statement.bind(i64::MAX).bind(kept_revision).bind_now().execute().await?;
+    let statement = transaction.statement(DELETE_REVISIONS_AFTER).bind(tenant).bind(session);
+    statement.bind(kept_revision).execute().await?;
+    let statement = transaction.statement(COPY_REVISIONS_BACK).bind(tenant).bind(session);
+    let statement = statement.bind(branch.as_str()).bind(after_seq).bind(kept_revision);
+    let copied = i64::try_from(statement.execute().await?).unwrap_or(i64::MAX);
+    let statement = transaction.statement(ADVANCE_REVISION).bind(tenant).bind(session).bind(copied);
+    statement.execute().await?;
+    for sql in REMOVE_AFTER {
+        transaction.statement(sql).bind(tenant).bind(session).bind(after_seq).execute().await?;
+    }
+    Ok(())
+}
