@@ -32,8 +32,8 @@ impl Executor {
             self.execute(client, &operation).await;
             // An operation must not change the other tenant's session with the same id.
             for id in 0..3 {
-                self.tenants[0].check_session(&self.clients[0], id).await;
-                self.tenants[1].check_session(&self.clients[2], id).await;
+                self.tenants[0].check_session(&self.clients[0], &format!("s{id}")).await;
+                self.tenants[1].check_session(&self.clients[2], &format!("s{id}")).await;
             }
         }
         self.tenants[0].check_all(&self.clients[1]).await;
@@ -60,9 +60,11 @@ impl Executor {
             }
             Operation::Restore { session, revision } => restore(app, tenant, session, revision).await,
             Operation::ListMessages { session, descending, limit, after } => {
-                tenant.check_messages(app, session, descending, limit, after).await;
+                tenant.check_messages(app, &format!("s{session}"), descending, limit, after).await;
             }
-            Operation::ListRevisions { session, limit } => tenant.check_revisions(app, session, limit).await,
+            Operation::ListRevisions { session, limit } => {
+                tenant.check_revisions(app, &format!("s{session}"), limit).await;
+            }
             Operation::ListSessions { user, limit } => tenant.check_sessions(app, user, limit).await,
             Operation::SetMetadata { session, metadata: number } => {
                 let metadata = metadata(number);
@@ -82,7 +84,7 @@ impl Executor {
                     response.ok(204);
                 } else if known_session(tenant, session, &response).is_some() {
                     response.ok(204);
-                    tenant.sessions.remove(&session);
+                    tenant.erase_session(session);
                 }
             }
             Operation::EraseUser { user } => {
@@ -99,7 +101,12 @@ impl Executor {
                 if let Some(session) = known_session(tenant, session, &response) {
                     assert_eq!(response.status, 200, "{response:?}");
                     // An export contains neither idempotency keys nor the state of failed consolidations.
-                    let session = Session { keys: BTreeMap::new(), failures: 0, ..session.clone() };
+                    let session = Session {
+                        keys: BTreeMap::new(),
+                        failures: 0,
+                        forked_from: Value::Null,
+                        ..session.clone()
+                    };
                     self.exported = Some((response.text, session));
                 }
             }
@@ -108,6 +115,8 @@ impl Executor {
                     import(app, tenant, session, user, lines, exported).await;
                 }
             }
+            Operation::Fork { session, target, through } => fork(app, tenant, session, target, through).await,
+            Operation::Rewind { session, after } => rewind(app, tenant, session, after).await,
             Operation::ImportMessages { session, count } => {
                 import_messages(app, tenant, session, count).await;
             }
@@ -360,6 +369,69 @@ async fn restore(app: &TestClient, tenant: &mut Tenant, id: u8, revision: usize)
     session.failures = 0;
 }
 
+async fn fork(app: &TestClient, tenant: &mut Tenant, id: u8, target: u8, through: usize) {
+    let known = tenant.sessions.get(&id).map_or(0, |session| session.history.len());
+    let through = 1 + through % (known + 1);
+    let body = json!({"through_seq": through, "new_id": format!("s{target}")});
+    let response = app.post(&format!("/sessions/s{id}/fork"), body).await;
+    let Some(source) = known_session(tenant, id, &response) else { return };
+    if through > known {
+        return assert_eq!(response.fields(), ["through_seq"]);
+    }
+    let mut session = source.fork(through);
+    if tenant.sessions.contains_key(&target) || tenant.bound.contains_key(&target) {
+        return drop(response.problem(409, "session-exists"));
+    }
+    session.forked_from = json!({"session_id": format!("s{id}"), "through_seq": through, "kind": "fork"});
+    let expected = json!({
+        "session_id": format!("s{target}"), "last_seq": through, "cursor": session.cursor(),
+        "revision": session.revisions.len(), "forked_from": session.forked_from,
+    });
+    assert_eq!(response.ok(201), expected);
+    session.updated_at = updated_at(app, &format!("s{target}")).await;
+    tenant.sessions.insert(target, session);
+    check_whole(app, tenant, &format!("s{target}")).await;
+}
+
+async fn rewind(app: &TestClient, tenant: &mut Tenant, id: u8, after: usize) {
+    let known = tenant.sessions.get(&id).map_or(0, |session| session.history.len());
+    let after = 1 + after % (known + 1);
+    let response = app.delete(&format!("/sessions/s{id}/messages?after={after}")).await;
+    let Some(session) = known_session(tenant, id, &response) else { return };
+    if after > known {
+        return assert_eq!(response.fields(), ["after"]);
+    }
+    let json = response.ok(200);
+    let mut rewound = if after == known { session.clone() } else { session.rewind(after) };
+    let expected = json!({
+        "session_id": format!("s{id}"), "last_seq": after, "cursor": rewound.cursor(),
+        "revision": rewound.revisions.len(),
+    });
+    assert_includes(&json, &expected);
+    if after == known {
+        return assert_eq!(json["branch"], Value::Null);
+    }
+    rewound.updated_at = updated_at(app, &format!("s{id}")).await;
+    let mut branch = std::mem::replace(session, rewound);
+    branch.forked_from = json!({"session_id": format!("s{id}"), "through_seq": after, "kind": "rewind"});
+    branch.failures = 0;
+    let name = json["branch"].as_str().expect("a branch").to_owned();
+    assert!(tenant.branches.insert(name.clone(), branch).is_none(), "{name} is not new");
+    check_whole(app, tenant, &name).await;
+    check_whole(app, tenant, &format!("s{id}")).await;
+}
+
+async fn updated_at(app: &TestClient, name: &str) -> String {
+    app.get(&format!("/sessions/{name}")).await["updated_at"].as_str().expect("a time").to_owned()
+}
+
+/// Checks all that a session contains.
+async fn check_whole(app: &TestClient, tenant: &Tenant, name: &str) {
+    tenant.check_session(app, name).await;
+    tenant.check_messages(app, name, false, 1000, 0).await;
+    tenant.check_revisions(app, name, 1000).await;
+}
+
 async fn write_memory(app: &TestClient, tenant: &mut Tenant, user: u8, condition: Condition, step: usize) {
     let version = tenant.memory_version(user);
     let tag = match condition {
@@ -430,8 +502,7 @@ async fn import_messages(app: &TestClient, tenant: &mut Tenant, id: u8, count: u
         return;
     }
     assert_eq!(response.ok(201)["last_seq"], count);
-    let updated_at =
-        app.get(&format!("/sessions/s{id}")).await["updated_at"].as_str().expect("a time").to_owned();
+    let updated_at = updated_at(app, &format!("s{id}")).await;
     let messages = super::state_checks::history(app, id).await;
     let messages = messages.into_iter().map(|(_, json, created_at)| Message::new(json, &created_at));
     let session =

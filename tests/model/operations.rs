@@ -108,6 +108,17 @@ pub(super) enum Operation {
         session: u8,
         user: Option<u8>,
     },
+    /// The message is taken modulo the length of the history plus one: the largest value is an unknown message.
+    Fork {
+        session: u8,
+        target: u8,
+        through: usize,
+    },
+    /// The message is taken as for a fork.
+    Rewind {
+        session: u8,
+        after: usize,
+    },
     /// An import of lines that contain only messages.
     ImportMessages {
         session: u8,
@@ -253,6 +264,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => (0..3_u8).prop_map(|user| Operation::EraseUser { user }),
         2 => session().prop_map(|session| Operation::Export { session }),
         3 => (session(), user()).prop_map(|(session, user)| Operation::Import { session, user }),
+        2 => (session(), 0..3_u8, 0..40_usize)
+            .prop_map(|(session, target, through)| Operation::Fork { session, target, through }),
+        4 => (session(), 0..40_usize).prop_map(|(session, after)| Operation::Rewind { session, after }),
         1 => (session(), 1..=3_usize).prop_map(|(session, count)| Operation::ImportMessages { session, count }),
     ]
 }

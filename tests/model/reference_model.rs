@@ -16,6 +16,8 @@ pub(super) struct Tenant {
     pub(super) sessions: BTreeMap<u8, Session>,
     /// The users of sessions that do not exist yet.
     pub(super) bound: BTreeMap<u8, u8>,
+    /// The branches that rewinds have removed from sessions, by their ids.
+    pub(super) branches: BTreeMap<String, Session>,
     /// The versions of each user's memory document, beginning with version 1.
     pub(super) memories: BTreeMap<u8, Vec<String>>,
 }
@@ -30,6 +32,8 @@ pub(super) struct Session {
     /// Consolidations that failed since the last revision.
     pub(super) failures: usize,
     pub(super) updated_at: String,
+    /// The field `forked_from` of its state.
+    pub(super) forked_from: Value,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -154,12 +158,34 @@ impl Tenant {
         }
     }
 
+    /// Returns a session or a branch by its id.
+    pub(super) fn find(&self, name: &str) -> Option<&Session> {
+        let number = name.strip_prefix('s').and_then(|number| number.parse::<u8>().ok());
+        number.map_or_else(|| self.branches.get(name), |number| self.sessions.get(&number))
+    }
+
+    /// Erases a session with its branches. Its forks remain, and forget its id.
+    pub(super) fn erase_session(&mut self, id: u8) {
+        self.sessions.remove(&id);
+        let is_of = |session: &Session, kind: &str| {
+            session.forked_from["session_id"] == format!("s{id}") && session.forked_from["kind"] == kind
+        };
+        self.branches.retain(|_, branch| !is_of(branch, "rewind"));
+        for session in self.sessions.values_mut().filter(|session| is_of(session, "fork")) {
+            session.forked_from = Value::Null;
+        }
+    }
+
     /// Returns `true` if the user had any data.
     pub(super) fn erase_user(&mut self, user: u8) -> bool {
-        let before = self.sessions.len() + self.bound.len();
-        self.sessions.retain(|_, session| session.user != Some(user));
+        let of_user = self.sessions.iter().filter(|(_, session)| session.user == Some(user));
+        let ids: Vec<u8> = of_user.map(|(id, _)| *id).collect();
+        for id in &ids {
+            self.erase_session(*id);
+        }
+        let bound = self.bound.len();
         self.bound.retain(|_, owner| *owner != user);
-        self.memories.remove(&user).is_some() || self.sessions.len() + self.bound.len() < before
+        self.memories.remove(&user).is_some() || !ids.is_empty() || self.bound.len() < bound
     }
 
     pub(super) fn memory_version(&self, user: u8) -> usize {
@@ -251,7 +277,27 @@ impl Session {
             keys: BTreeMap::new(),
             failures: 0,
             updated_at: String::new(),
+            forked_from: Value::Null,
         }
+    }
+
+    /// Returns the session with its first messages only. The revisions that cover others are left out, and the rest is
+    /// numbered anew.
+    pub(super) fn fork(&self, through: usize) -> Self {
+        let mut session = Self { failures: 0, keys: BTreeMap::new(), ..self.clone() };
+        session.history.truncate(through);
+        session.revisions.retain(|revision| revision.cursor <= through);
+        for (number, revision) in (1..).zip(&mut session.revisions) {
+            revision.json["revision"] = json!(number);
+        }
+        session
+    }
+
+    /// Returns the session after a rewind. The keys of exchanges that are stored completely remain.
+    pub(super) fn rewind(&self, after: usize) -> Self {
+        let mut keys = self.keys.clone();
+        keys.retain(|_, recorded| recorded.response["last_seq"].as_u64() <= u64::try_from(after).ok());
+        Self { keys, forked_from: self.forked_from.clone(), ..self.fork(after) }
     }
 
     pub(super) fn cursor(&self) -> usize {

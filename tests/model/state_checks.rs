@@ -30,10 +30,11 @@ async fn list_messages(app: &TestClient, path: &str, limit: usize) -> Vec<Listed
 
 impl Tenant {
     pub(super) async fn check_all(&self, app: &TestClient) {
-        for id in 0..3 {
-            self.check_session(app, id).await;
-            self.check_messages(app, id, false, 3, 0).await;
-            self.check_revisions(app, id, 2).await;
+        let ids = (0..3).map(|id| format!("s{id}"));
+        for name in ids.chain(self.branches.keys().cloned()) {
+            self.check_session(app, &name).await;
+            self.check_messages(app, &name, false, 3, 0).await;
+            self.check_revisions(app, &name, 2).await;
         }
         for user in 0..3 {
             self.check_memory(app, user).await;
@@ -42,10 +43,10 @@ impl Tenant {
         self.check_sessions(app, None, 2).await;
     }
 
-    pub(super) async fn check_session(&self, app: &TestClient, id: u8) {
-        let response = app.get(&format!("/sessions/s{id}")).await;
-        match self.sessions.get(&id) {
-            Some(session) => session.assert_matches(&response.ok(200), id),
+    pub(super) async fn check_session(&self, app: &TestClient, name: &str) {
+        let response = app.get(&format!("/sessions/{name}")).await;
+        match self.find(name) {
+            Some(session) => session.assert_matches(&response.ok(200), name),
             None => drop(response.problem(404, "session-not-found")),
         }
     }
@@ -53,13 +54,13 @@ impl Tenant {
     pub(super) async fn check_messages(
         &self,
         app: &TestClient,
-        id: u8,
+        name: &str,
         descending: bool,
         limit: usize,
         after: usize,
     ) {
-        let path = format!("/sessions/s{id}/messages");
-        let Some(session) = self.sessions.get(&id) else {
+        let path = format!("/sessions/{name}/messages");
+        let Some(session) = self.find(name) else {
             return drop(app.get(&path).await.problem(404, "session-not-found"));
         };
         let order = if descending { "desc" } else { "asc" };
@@ -73,9 +74,9 @@ impl Tenant {
         assert_eq!(listed, expected);
     }
 
-    pub(super) async fn check_revisions(&self, app: &TestClient, id: u8, limit: usize) {
-        let path = format!("/sessions/s{id}/revisions");
-        let Some(session) = self.sessions.get(&id) else {
+    pub(super) async fn check_revisions(&self, app: &TestClient, name: &str, limit: usize) {
+        let path = format!("/sessions/{name}/revisions");
+        let Some(session) = self.find(name) else {
             return drop(app.get(&path).await.problem(404, "session-not-found"));
         };
         let listed: Vec<Value> = app.all_pages(&path, limit).await;
@@ -87,17 +88,18 @@ impl Tenant {
     pub(super) async fn check_sessions(&self, app: &TestClient, user: Option<u8>, limit: usize) {
         let of = user.map_or(String::new(), |user| format!("?user_id={}", USERS[usize::from(user)]));
         let listed: Vec<Value> = app.all_pages(&format!("/sessions{of}"), limit).await;
-        let mut expected: Vec<_> = self
-            .sessions
-            .iter()
+        let named = self.sessions.iter().map(|(id, session)| (format!("s{id}"), session));
+        let branches = self.branches.iter().map(|(name, session)| (name.clone(), session));
+        let mut expected: Vec<_> = named
+            .chain(branches)
             .filter(|(_, session)| user.is_none_or(|user| session.user == Some(user)))
             .collect();
         let at = |text: &str| OffsetDateTime::parse(text, &Rfc3339).expect("a time");
-        expected.sort_by_key(|(id, session)| Reverse((at(&session.updated_at), **id)));
-        let ids: Vec<_> = expected.iter().map(|(id, _)| json!(format!("s{id}"))).collect();
+        expected.sort_by_key(|(name, session)| Reverse((at(&session.updated_at), name.clone())));
+        let ids: Vec<_> = expected.iter().map(|(name, _)| json!(name)).collect();
         assert_eq!(listed.iter().map(|session| session["session_id"].clone()).collect::<Vec<_>>(), ids);
-        for (state, (id, session)) in listed.iter().zip(expected) {
-            session.assert_matches(state, *id);
+        for (state, (name, session)) in listed.iter().zip(expected) {
+            session.assert_matches(state, &name);
         }
     }
 
@@ -117,10 +119,11 @@ impl Tenant {
 }
 
 impl Session {
-    fn assert_matches(&self, state: &Value, id: u8) {
+    fn assert_matches(&self, state: &Value, name: &str) {
         let (last, cursor) = (self.history.len(), self.cursor());
         let expected = json!({
-            "session_id": format!("s{id}"), "user_id": self.user.map(|user| USERS[usize::from(user)]),
+            "session_id": name, "forked_from": self.forked_from,
+            "user_id": self.user.map(|user| USERS[usize::from(user)]),
             "last_seq": last, "message_count": last, "cursor": cursor, "tail_messages": last - cursor,
             "updated_at": self.updated_at,
             "metadata": serde_json::from_str::<Value>(&self.metadata).expect("JSON"),
