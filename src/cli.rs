@@ -104,8 +104,11 @@ impl SettingsArgs {
 
     /// Loads the settings and starts the log.
     fn load_and_log(self) -> Result<Settings, Box<dyn Error>> {
-        let settings = self.load()?.settings;
+        let Loaded { settings, warnings, .. } = self.load()?;
         telemetry::init_logging(&settings.log)?;
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
         Ok(settings)
     }
 }
@@ -165,7 +168,13 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
         Some(Command::Export(args)) => export::export(cli.settings, args).await?,
         Some(Command::Import(args)) => import::import(cli.settings, args, migrate).await?,
         Some(Command::Reindex) => reindex::reindex(&cli.settings.load_and_log()?, migrate).await?,
-        Some(Command::Config) => print!("{}", cli.settings.load()?),
+        Some(Command::Config) => {
+            let loaded = cli.settings.load()?;
+            for warning in &loaded.warnings {
+                eprintln!("warning: {warning}");
+            }
+            print!("{loaded}");
+        }
         Some(Command::Openapi) => print!("{}", http::openapi::json()?),
         Some(Command::Llm(LlmCommand::Check)) => {
             let report = app::check_models(&cli.settings.load()?.settings).await?;

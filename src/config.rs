@@ -2,8 +2,9 @@
 //!
 //! A new setting needs a line in [`settings`] (name, type, default) and a line in `precis.example.toml`. Ranges and
 //! rules that combine settings are in `validate`. The modules depend on each other in this order:
-//! `error <- secret, settings <- schema <- validate <- load`.
+//! `error <- secret, settings <- schema <- environment, validate <- load`.
 
+mod environment;
 mod error;
 mod load;
 mod schema;

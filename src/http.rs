@@ -12,6 +12,7 @@ use crate::service::MemoryService;
 use crate::service::keys::authenticator::Authenticator;
 use access::Access;
 use api_routes::ApiRoutes;
+use axum::extract::{MatchedPath, Request};
 use axum::middleware::from_fn_with_state;
 use axum::routing::post;
 use axum::{Extension, Router};
@@ -27,6 +28,7 @@ use routes::{
     consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, revisions, search,
     sessions, skills, tools, users,
 };
+use std::future::ready;
 use std::sync::Arc;
 use utoipa_axum::routes;
 
@@ -43,6 +45,8 @@ mod middleware;
 pub mod openapi;
 mod pagination;
 mod path;
+mod readable;
+mod response_body;
 mod routes;
 pub mod server;
 
@@ -107,8 +111,14 @@ pub fn router(
     server: &config::Server,
 ) -> Router {
     let (buffered, streaming, operational) = (buffered_routes(), streaming_routes(), operational_routes());
+    let access = Arc::new(ApiRoutes::access_table([&buffered, &streaming, &operational]));
+    let table = Arc::clone(&access);
+    let method_not_allowed = move |request: Request| {
+        let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+        ready(error::method_not_allowed(request.method(), request.uri(), &table.methods(path)))
+    };
     let guard = Guard {
-        access: ApiRoutes::access_table([&buffered, &streaming, &operational]),
+        access,
         auth: Auth {
             authenticator,
             origin_guard: OriginGuard::new(&server.allowed_hosts, &server.cors_origins),
@@ -123,11 +133,11 @@ pub fn router(
         .merge(operational.into_router().route_layer(Extension(prometheus)))
         .with_state(service)
         .fallback(error::route_not_found)
-        .method_not_allowed_fallback(error::method_not_allowed)
+        .method_not_allowed_fallback(method_not_allowed.clone())
         .layer(from_fn_with_state(Arc::new(guard), layers::guard))
         // The page with the documentation needs no key: it is static and the same for all tenants.
         .merge(openapi::page())
-        .method_not_allowed_fallback(error::method_not_allowed);
+        .method_not_allowed_fallback(method_not_allowed);
     security_headers::with_cors(router, &server.cors_origins)
         .layer(from_fn_with_state(http_metrics, layers::observe))
 }

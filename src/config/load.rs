@@ -1,5 +1,6 @@
 //! Loads settings from file, environment and flags, with the origin of each value and all errors at once.
 
+use super::environment::{PREFIX, SEPARATOR, ignored_variables};
 use super::error::{ConfigError, SettingError, SettingPath, origin_of, to_toml};
 use super::schema::{self, Kind, convert, entries, flatten, from_toml, named_section};
 use super::secret::Secret;
@@ -11,10 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-
-/// The prefix of environment variables that are settings, and the separator of the parts of their paths.
-const PREFIX: &str = "PRECIS__";
-const SEPARATOR: &str = "__";
 
 /// Values of the built-in provider and model, which a file may redefine in part.
 const BUILT_IN: [(&str, &str); 3] = [
@@ -51,6 +48,8 @@ pub struct Loaded {
     pub settings: Settings,
     /// The file, `environment PRECIS__…` or `flag --…` of each setting that does not have its default.
     pub origins: BTreeMap<String, String>,
+    /// Probable mistakes, one text each.
+    pub warnings: Vec<String>,
 }
 
 impl fmt::Display for Loaded {
@@ -195,7 +194,12 @@ impl Settings {
             violations.retain(|violation| violation.paths.iter().all(|path| !failed.contains(path)));
             errors.extend(violations.into_iter().map(|violation| violation.into_error(&origins)));
         }
-        if errors.is_empty() { Ok(Loaded { settings, origins }) } else { Err(ConfigError { errors }) }
+        let warnings = ignored_variables(sources.environment.iter().map(|(name, _)| name.as_str()));
+        if errors.is_empty() {
+            Ok(Loaded { settings, origins, warnings })
+        } else {
+            Err(ConfigError { errors })
+        }
     }
 
     /// Sets the defaults of each provider's kind and resolves all secrets. A missing secret is an error only if a pool

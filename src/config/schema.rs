@@ -60,7 +60,7 @@ pub(super) fn example_with_optional_settings() -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn patterns() -> impl Iterator<Item = &'static SettingPath> {
+pub(super) fn patterns() -> impl Iterator<Item = &'static SettingPath> {
     SETTINGS.keys()
 }
 

@@ -721,3 +721,34 @@ fn password_of_invalid_database_url_is_redacted() {
         assert_eq!(DatabaseUrl::from(split).to_string(), "[redacted]");
     }
 }
+
+#[test]
+fn ignored_variables_that_resemble_settings_are_reported() {
+    let warnings = |names: &[&str]| super::environment::ignored_variables(names.iter().copied());
+    for (name, setting) in [
+        ("PRECIS_CONSOLIDATION__THRESHOLD", "PRECIS__CONSOLIDATION__THRESHOLD"),
+        ("PRECIS_CONSOLIDATION_THRESHOLD", "PRECIS__CONSOLIDATION__THRESHOLD"),
+        ("PRECIS_CONSOLIDATION_TRESHOLD", "PRECIS__CONSOLIDATION__THRESHOLD"),
+        ("PRECIS_DATABASE_URL", "PRECIS__DATABASE__URL"),
+        ("PRECIS_memory_default_user", "PRECIS__MEMORY__DEFAULT_USER"),
+    ] {
+        let expected = format!(
+            "the environment variable {name} is not a setting and is ignored: did you mean {setting}?"
+        );
+        assert_eq!(warnings(&[name]), [expected]);
+    }
+    let of_section = warnings(&["PRECIS_LLM_PROVIDERS_OPENAI_API_KEY"]);
+    assert!(
+        of_section.len() == 1 && of_section[0].contains("settings begin with PRECIS__"),
+        "{of_section:?}"
+    );
+    let others = [
+        "PRECIS__SERVER__BIND",
+        "PRECIS_API_KEY",
+        "PRECIS_TEST_POSTGRES",
+        "PRECIS_PORT",
+        "PATH",
+        "DATABASE_URL",
+    ];
+    assert_eq!(warnings(&others), [""; 0]);
+}

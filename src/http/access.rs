@@ -41,6 +41,17 @@ impl AccessTable {
         }
     }
 
+    /// Returns the methods of a path. A path that is not in the table is a page, which can only be read.
+    pub(super) fn methods(&self, path: Option<&str>) -> Vec<&str> {
+        let routes = path.and_then(|path| self.0.get(path)).into_iter().flatten();
+        let methods = routes.flat_map(|(method, ..)| {
+            let head = (*method == Method::GET).then_some(Method::HEAD.as_str());
+            std::iter::once(method.as_str()).chain(head)
+        });
+        let methods: Vec<&str> = methods.collect();
+        if methods.is_empty() { vec!["GET", "HEAD"] } else { methods }
+    }
+
     /// Returns the access that a request requires, and the kind of its route. Requests without a route need any valid key,
     /// so that a route that is missing in the table is closed. Their response needs no work, so they are not limited.
     pub(super) fn required(&self, path: Option<&str>, method: &Method) -> (Access, RouteKind) {

@@ -5,6 +5,7 @@
 //! problem, the value, and the fix. To add a problem type, add a constructor here and a line in `docs/errors.md`.
 
 use super::path::redact_path;
+use super::response_body::Json;
 use crate::config::Limits;
 use crate::domain::api_key::Scope;
 use crate::domain::error_chain::ErrorChain;
@@ -13,11 +14,11 @@ use crate::domain::tokens::Tokenizer;
 use crate::domain::tool::{Tool, ToolError};
 use crate::domain::validation::FieldError;
 use crate::service::{Error, StoreError};
-use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::any::Any;
+use std::fmt::Write as _;
 use std::time::Duration;
 use utoipa::ToSchema;
 
@@ -171,6 +172,13 @@ impl Problem {
 
     pub(crate) fn unsupported_media_type() -> Self {
         Self::media_type("Send JSON with the header content-type: application/json.")
+    }
+
+    pub(crate) fn unsupported_media_type_for_document() -> Self {
+        Self::media_type(
+            "Send Markdown with the header content-type: text/markdown, or a JSON object with the field content and the header \
+             content-type: application/json.",
+        )
     }
 
     pub(crate) fn unsupported_media_type_for_lines() -> Self {
@@ -524,17 +532,22 @@ fn shorten_middle(text: &str, max_chars: usize) -> String {
 /// Answers requests for unknown paths.
 pub(super) async fn route_not_found(method: Method, uri: Uri) -> Problem {
     let path = redact_path(uri.path());
-    let mut detail = format!("There is no route {method} {path}. GET /openapi.json lists all routes.");
-    if path.starts_with("/sessions/") || path.starts_with("/users/") {
+    let mut detail = format!("There is no route {method} {path}.");
+    let without_slash = path.trim_end_matches('/');
+    if without_slash.len() < path.len() && !without_slash.is_empty() {
+        // Writing to a String cannot fail.
+        let _ = write!(detail, " Leave out the slash at the end: {without_slash}.");
+    } else if path.starts_with("/sessions/") || path.starts_with("/users/") {
         detail.push_str(" Write a slash inside an id as %2F.");
     }
+    detail.push_str(" GET /docs shows all routes, and GET /openapi.json lists them for programs.");
     Problem::new(StatusCode::NOT_FOUND, "route-not-found", "Route not found", detail)
 }
 
 /// Answers requests with a method that the path does not have.
-pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
+pub(super) fn method_not_allowed(method: &Method, uri: &Uri, allowed: &[&str]) -> Problem {
     let path = redact_path(uri.path());
-    let detail = format!("{path} does not support {method}. The header allow lists the supported methods.");
+    let detail = format!("{path} does not support {method}. Use {}.", allowed.join(" or "));
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
 }
 

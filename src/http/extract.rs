@@ -195,7 +195,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
     }
 }
 
-fn reject_query(uri: &Uri, detail: &str) -> Result<(), Problem> {
+pub(super) fn reject_query(uri: &Uri, detail: &str) -> Result<(), Problem> {
     let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
     let names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
     let errors: Vec<_> = names.map(|name| FieldError::new(format!("?{name}"), detail)).collect();

@@ -27,6 +27,27 @@ pub(super) fn media_type(headers: &HeaderMap) -> String {
     value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
+/// Returns the content type of text if the client prefers Markdown or plain text to JSON: the type with the highest quality in
+/// `accept`, or the first one of these.
+pub(super) fn preferred_text(headers: &HeaderMap) -> Option<&'static str> {
+    let mut best: Option<(f32, Option<&'static str>)> = None;
+    let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    for range in values.flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let text = match parts.next().unwrap_or_default().to_ascii_lowercase().as_str() {
+            "text/markdown" => Some("text/markdown; charset=utf-8"),
+            "text/plain" | "text/*" => Some("text/plain; charset=utf-8"),
+            "application/json" | "application/*" | "*/*" => None,
+            _ => continue,
+        };
+        let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok()).unwrap_or(1.0);
+        if quality > 0.0 && best.is_none_or(|(highest, _)| quality > highest) {
+            best = Some((quality, text));
+        }
+    }
+    best.and_then(|(_, text)| text)
+}
+
 pub(super) fn is_json(headers: &HeaderMap) -> bool {
     let media_type = media_type(headers);
     media_type == "application/json"

@@ -4,7 +4,7 @@ use super::error::Problem;
 use crate::domain::validation::FieldError;
 use crate::domain::{json, json_validation};
 use crate::service::{Error, StoreError};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use serde_ignored::Path;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
@@ -47,7 +47,12 @@ fn parse_once<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let tracked = serde_path_to_error::Deserializer::new(&mut deserializer, &mut track);
     let value = serde_ignored::deserialize(tracked, |path| {
-        let detail = "unknown: GET /openapi.json lists the fields of this request";
+        let detail = match (&path, field_names::<T>()) {
+            (Path::Map { parent: Path::Root, .. }, names) if !names.is_empty() => {
+                format!("unknown: this request takes {}", names.join(", "))
+            }
+            _ => "unknown: GET /openapi.json lists the fields of this request".to_owned(),
+        };
         errors.push(FieldError::new(path_string(&path), detail));
     });
     match value {
@@ -57,6 +62,40 @@ fn parse_once<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
             errors.push(if error.field.is_empty() { error.in_value("body") } else { error });
             (None, errors)
         }
+    }
+}
+
+/// Returns the names of the fields of a struct.
+fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    let mut names: &'static [&'static str] = &[];
+    // It always fails, because there is no value.
+    let _ = T::deserialize(FieldNames(&mut names));
+    names
+}
+
+/// A deserializer without a value, which records the fields that a struct asks for.
+struct FieldNames<'n>(&'n mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for FieldNames<'_> {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = fields;
+        self.deserialize_any(visitor)
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(serde::de::Error::custom("there is no value"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
 

@@ -2,11 +2,14 @@
 
 use super::error;
 use super::openapi::operations::operations;
+use super::response_body::{self, Json};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::json;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa_swagger_ui::{Config, SwaggerUi};
@@ -78,11 +81,19 @@ pub fn json() -> Result<String, serde_json::Error> {
     Ok(document().to_pretty_json()? + "\n")
 }
 
-/// Returns the routes `/openapi.json` and `/docs`. The page is part of the binary, so that it works without internet.
+/// Returns the routes `/`, `/openapi.json` and `/docs`. The page is part of the binary, so that it works without internet.
 pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let config = Config::default().validator_url("none").try_it_out_enabled(true);
     let page = SwaggerUi::new("/docs").url("/openapi.json", document()).config(config);
-    Router::from(page).layer(middleware::from_fn(adapt_page_response))
+    Router::from(page).layer(middleware::from_fn(adapt_page_response)).route("/", get(index))
+}
+
+/// Names the places to begin with, for people who open the address of the service.
+async fn index() -> impl IntoResponse {
+    Json(json!({
+        "service": "precis", "version": env!("CARGO_PKG_VERSION"),
+        "docs": "/docs", "openapi": "/openapi.json", "ready": "/readyz",
+    }))
 }
 
 /// The content security policy of the page: it may run its own scripts and call this service. Its style sheet contains
@@ -99,5 +110,6 @@ async fn adapt_page_response(method: Method, uri: Uri, request: Request, next: N
         return error::route_not_found(method, uri).await.into_response();
     }
     response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, PAGE_POLICY);
-    response
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if is_json { response_body::with_line_feed(response).await } else { response }
 }

@@ -10,16 +10,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 #[tokio::test]
 async fn unknown_path_returns_route_not_found() {
     let app = TestApp::on_sqlite(&[]).await;
-    for path in [
-        "/",
-        "/nothing",
-        "/sessions/",
-        "/sessions/a/b",
-        "/session/a",
-        "/users/u",
-        "/docs/nothing",
-        "/Sessions",
-    ] {
+    for path in
+        ["/nothing", "/sessions/", "/sessions/a/b", "/session/a", "/users/u", "/docs/nothing", "/Sessions"]
+    {
         let method = if path == "/users/u" { Method::DELETE } else { Method::GET };
         let response = app.request(method, path).await;
         if path == "/users/u" {
@@ -58,7 +51,8 @@ async fn unsupported_method_returns_405_with_allow() {
             assert!(documented.clone().all(|name| allow.contains(&name.as_str())), "{target}: {allow:?}");
             assert!(!allow.contains(&method.as_str()), "{target}: {allow:?}");
             if method != "HEAD" {
-                response.problem(405, "method-not-allowed");
+                let detail = response.problem(405, "method-not-allowed");
+                assert!(detail.contains(&format!("Use {}.", allow.join(" or "))), "{detail}");
             }
             rejected += 1;
         }
@@ -184,5 +178,33 @@ async fn empty_object_needs_its_media_type() {
         let text = app.request(Method::POST, path).header("content-type", "text/plain").body("{}");
         text.await.problem(415, "unsupported-media-type");
         app.post(path, "{}").await.problem(404, "session-not-found");
+    }
+}
+
+#[tokio::test]
+async fn slash_at_the_end_gets_advice() {
+    let app = TestApp::on_sqlite(&[]).await;
+    for (path, without) in [("/sessions/", "/sessions"), ("/sessions/a/messages/", "/sessions/a/messages")] {
+        let detail = app.get(path).await.problem(404, "route-not-found");
+        assert!(detail.contains(&format!("Leave out the slash at the end: {without}.")), "{detail}");
+        assert!(!detail.contains("%2F"), "{detail}");
+    }
+    let detail = app.get("/sessions/a/b/messages").await.problem(404, "route-not-found");
+    assert!(detail.contains("%2F") && detail.contains("/docs"), "{detail}");
+}
+
+#[tokio::test]
+async fn unknown_field_of_a_body_is_reported_with_the_valid_names() {
+    let app = TestApp::on_sqlite(&[]).await;
+    for (path, names) in [
+        ("/sessions/s/context", ["system_prompt", "user_message", "user_id"]),
+        ("/sessions/s/exchanges", ["user_message", "assistant_reply", "messages"]),
+    ] {
+        let response = app.post(path, r#"{"usr_message":"a"}"#).await;
+        assert!(response.fields().contains(&"usr_message".to_owned()), "{response}");
+        let errors = response.json()["errors"].clone();
+        let error = errors.as_array().expect("errors").iter().find(|error| error["field"] == "usr_message");
+        let detail = error.expect("it is reported")["detail"].as_str().expect("a text").to_owned();
+        assert!(names.iter().all(|name| detail.contains(name)), "{detail}");
     }
 }

@@ -98,10 +98,10 @@ async fn undocumented_paths_need_a_key() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
-    for path in ["/docs/", "/openapi.json"] {
+    for path in ["/", "/docs/", "/openapi.json"] {
         assert_eq!(app.get(path).await.status, 200, "{path}");
     }
-    for path in ["/", "/nothing", "/sessions/a/b"] {
+    for path in ["/nothing", "/sessions/a/b"] {
         for method in [Method::GET, Method::POST, Method::DELETE] {
             ask(&app, &method, path).await.problem(401, "unauthorized");
             ask(&reader, &method, path).await.problem(404, "route-not-found");

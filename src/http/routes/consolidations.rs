@@ -5,10 +5,10 @@ use crate::http::extract::{EmptyBody, PathParams, SessionPath, TenantFromKey};
 use crate::http::openapi::responses::{
     ConsolidationFailed, ConsolidationUnavailable, SessionNotFound, UnsupportedMediaType,
 };
+use crate::http::response_body::Json;
 use crate::http::routes::revisions::RevisionBody;
 use crate::service::MemoryService;
 use crate::service::work_permit::WorkPermit;
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 

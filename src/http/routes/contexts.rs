@@ -13,17 +13,19 @@ use crate::domain::validation::FieldError;
 use crate::http::chat::{AnthropicTextBlock, Content};
 use crate::http::error::Problem;
 use crate::http::extract::{Caller, OptionalJsonBody, PathParams, SessionPath, user_id};
+use crate::http::headers::preferred_text;
 use crate::http::json::stored;
 use crate::http::openapi::responses::SessionUserMismatch;
+use crate::http::readable;
+use crate::http::response_body::json_response;
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::work_permit::WorkPermit;
 use crate::service::{self, MemoryService};
 use axum::Extension;
 use axum::extract::State;
-use axum::http::HeaderValue;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse as _, Response};
+use axum::http::HeaderMap;
+use axum::response::Response;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Number;
 use serde_json::value::RawValue;
@@ -149,7 +151,8 @@ struct CacheBody {
 ///
 /// Consolidates the session first if that is due. A failed consolidation neither fails the request nor loses a message: the
 /// response then contains the existing summary and, verbatim, the messages that it does not cover. An unknown session is
-/// treated as empty and does not exist afterwards either (`exists`).
+/// treated as empty and does not exist afterwards either (`exists`). With the header `accept: text/plain` or `text/markdown`, the
+/// response is readable text.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/context", operation_id = "build_context", tag = "sessions",
     params(SessionPath),
@@ -173,15 +176,23 @@ pub(crate) async fn build(
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
     permit: WorkPermit,
+    headers: HeaderMap,
     OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
 ) -> Result<Response, Problem> {
     let (bytes, include_extra) = (request.bytes(), request.include_extra.unwrap_or_default());
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
     let options =
         blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
-    let context =
-        service.build_context(&tenant, &session, ContextOptions { default_user, permit, ..options }).await?;
-    ContextResponse::new(session.as_str(), include_extra, context)?.into_response()
+    let mut options = ContextOptions { default_user, permit, ..options };
+    let text = preferred_text(&headers);
+    if text.is_some() {
+        (options.format, options.cache_control) = (Format::OpenAi, false);
+    }
+    let context = service.build_context(&tenant, &session, options).await?;
+    match text {
+        Some(content_type) => Ok(readable::context(content_type, &session, &context)),
+        None => ContextResponse::new(session.as_str(), include_extra, context)?.into_response(),
+    }
 }
 
 impl ContextRequest {
@@ -268,7 +279,7 @@ impl ContextResponse {
     fn into_response(self) -> Result<Response, Problem> {
         let template = serde_json::to_string(&self).map_err(|_| Problem::internal())?;
         let system = self.system.as_deref().unwrap_or_default();
-        let mut body = String::with_capacity(template.len() + self.messages.len() + system.len());
+        let mut body = String::with_capacity(template.len() + self.messages.len() + system.len() + 1);
         let mut rest = template.as_str();
         // Strings before the list can't contain these keys, because quotes are escaped in strings.
         for (placeholder, json) in [(r#""system":null"#, system), (r#""messages":null"#, &self.messages)] {
@@ -283,7 +294,8 @@ impl ContextResponse {
             }
         }
         body.push_str(rest);
-        Ok(([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+        body.push('\n');
+        Ok(json_response(body))
     }
 }
 

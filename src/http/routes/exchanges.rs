@@ -11,6 +11,7 @@ use crate::http::error::Problem;
 use crate::http::extract::{Caller, JsonBody, PathParams, SessionPath, user_id};
 use crate::http::headers::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED};
 use crate::http::openapi::responses::ExchangeConflict;
+use crate::http::response_body::Json;
 use crate::service::MemoryService;
 use axum::Extension;
 use axum::extract::State;
@@ -101,7 +102,7 @@ pub(crate) async fn append(
         message_count: appended.last_seq - appended.first_seq + 1,
         created_at: appended.created_at,
     };
-    let mut response = (StatusCode::CREATED, axum::Json(body)).into_response();
+    let mut response = (StatusCode::CREATED, Json(body)).into_response();
     if appended.replayed {
         response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     }

@@ -10,6 +10,7 @@ use crate::http::extract::{Caller, NoQuery, PathParams, QueryParams, SessionPath
 use crate::http::headers::media_type;
 use crate::http::middleware::body_limits::BodyMemoryBudget;
 use crate::http::openapi::responses::{ImportTooLarge, InsufficientStorage, SessionExists, SessionNotFound};
+use crate::http::response_body::Json;
 use crate::service::MemoryService;
 use crate::service::import::{ImportLimits, StagedImport, Upload};
 use axum::Extension;
@@ -142,7 +143,7 @@ pub(crate) async fn import(
         last_seq: imported.session.last_seq,
         cursor: imported.session.cursor,
     };
-    Ok((status, axum::Json(body)))
+    Ok((status, Json(body)))
 }
 
 /// Reads the body to its end. Parsing runs outside the threads that serve requests. The total time is unlimited, but each

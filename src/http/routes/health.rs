@@ -2,11 +2,12 @@
 
 use crate::http::error::Problem;
 use crate::http::openapi::responses::{Internal, Unavailable};
+use crate::http::response_body::Json;
 use crate::service::MemoryService;
+use axum::Extension;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use axum::{Extension, Json};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use utoipa::ToSchema;

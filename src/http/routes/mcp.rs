@@ -15,6 +15,7 @@ use crate::http::error::Problem;
 use crate::http::headers::{MCP_SESSION, MCP_USER, is_json};
 use crate::http::json;
 use crate::http::path::percent_decode;
+use crate::http::response_body::with_line_feed;
 use crate::http::routes::tools;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
@@ -73,7 +74,10 @@ pub(crate) async fn serve(
     let protocol = StreamableHttpService::new(move || Ok(server.clone()), sessions, config);
     let answer = protocol.handle(Request::from_parts(parts, Body::from(body))).await.map(Body::new);
     let json = HeaderValue::from_static("application/json");
-    if answer.status().is_success() || answer.headers().get(header::CONTENT_TYPE) == Some(&json) {
+    if answer.headers().get(header::CONTENT_TYPE) == Some(&json) {
+        return Ok(with_line_feed(answer).await);
+    }
+    if answer.status().is_success() {
         return Ok(answer);
     }
     Err(problem_from_plain_text(answer).await)

@@ -2,12 +2,17 @@
 
 use crate::domain::memory::MemoryDocument;
 use crate::http::error::Problem;
-use crate::http::extract::{JsonBody, NoQuery, PathParams, QueryParams, TenantFromKey, UserPath};
+use crate::http::extract::{
+    JsonBody, NoQuery, PathParams, QueryParams, TenantFromKey, UserPath, body_bytes, reject_query,
+};
+use crate::http::headers::{is_json, media_type, preferred_text};
 use crate::http::openapi::responses::VersionMismatch;
 use crate::http::pagination::{Page, PageParams};
+use crate::http::response_body::Json;
 use crate::service::MemoryService;
-use axum::extract::State;
+use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -43,18 +48,22 @@ impl MemoryBody {
     }
 }
 
-type TaggedMemory = ([(HeaderName, HeaderValue); 1], axum::Json<MemoryBody>);
+type TaggedMemory = ([(HeaderName, HeaderValue); 1], Json<MemoryBody>);
 
 /// Adds the version as the `ETag`, for example `"3"`.
 fn with_etag(body: MemoryBody) -> TaggedMemory {
-    let tag =
-        HeaderValue::from_str(&format!("\"{}\"", body.version)).unwrap_or(HeaderValue::from_static("\"0\""));
-    ([(header::ETAG, tag)], axum::Json(body))
+    ([etag(&body)], Json(body))
+}
+
+fn etag(body: &MemoryBody) -> (HeaderName, HeaderValue) {
+    let tag = HeaderValue::from_str(&format!("\"{}\"", body.version));
+    (header::ETAG, tag.unwrap_or(HeaderValue::from_static("\"0\"")))
 }
 
 /// Returns the memory document of a user; version 0 if it was never written.
 ///
-/// The header `ETag` contains the version. Send it as `If-Match` to replace this version and no newer one.
+/// The header `ETag` contains the version. Send it as `If-Match` to replace this version and no newer one. With the header
+/// `accept: text/markdown` or `text/plain`, the response is the document alone.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory", operation_id = "read_memory", tag = "users",
     params(UserPath),
@@ -67,9 +76,18 @@ pub(crate) async fn read(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     _: NoQuery,
-) -> Result<TaggedMemory, Problem> {
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let document = service.memory(&tenant, &user).await?;
-    Ok(with_etag(MemoryBody::new(user.as_str(), document)))
+    let body = MemoryBody::new(user.as_str(), document);
+    Ok(match preferred_text(&headers) {
+        Some(content_type) => {
+            let tag = etag(&body);
+            ([tag, (header::CONTENT_TYPE, HeaderValue::from_static(content_type))], body.content)
+                .into_response()
+        }
+        None => with_etag(body).into_response(),
+    })
 }
 
 /// The complete new document.
@@ -80,9 +98,33 @@ pub(crate) struct MemoryRequest {
     content: String,
 }
 
+/// The text of a new document: the field `content` of a JSON object, or the whole body.
+pub(crate) struct NewDocument(String);
+
+impl<S: Send + Sync> FromRequest<S> for NewDocument {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        if is_json(request.headers()) {
+            let JsonBody(MemoryRequest { content }) = JsonBody::from_request(request, state).await?;
+            return Ok(Self(content));
+        }
+        if !["text/markdown", "text/plain"].contains(&media_type(request.headers()).as_str()) {
+            return Err(Problem::unsupported_media_type_for_document());
+        }
+        reject_query(request.uri(), "unknown: this request takes no parameters")?;
+        let text = String::from_utf8(body_bytes(request).await?.into());
+        text.map(Self).map_err(|error| {
+            let valid = error.utf8_error().valid_up_to();
+            Problem::invalid_field("body", format!("is not UTF-8 from byte {valid} on"))
+        })
+    }
+}
+
 /// Replaces the memory document.
 ///
 /// All sessions of the user share the document. Without `If-Match`, the last write wins; earlier versions remain readable.
+/// The body can also be the Markdown itself, with the header `content-type: text/markdown` or `text/plain`.
 #[utoipa::path(
     put, path = "/users/{user_id}/memory", operation_id = "write_memory", tag = "users",
     params(
@@ -102,13 +144,13 @@ pub(crate) async fn write(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     headers: HeaderMap,
-    JsonBody(request): JsonBody<MemoryRequest>,
+    NewDocument(content): NewDocument,
 ) -> Result<TaggedMemory, Problem> {
     let expected = if_match(&headers)?;
-    if request.content.contains('\0') {
+    if content.contains('\0') {
         return Err(Problem::invalid_field("content", "must not contain the NUL character"));
     }
-    let document = service.write_memory(&tenant, &user, &request.content, expected).await?;
+    let document = service.write_memory(&tenant, &user, &content, expected).await?;
     Ok(with_etag(MemoryBody::new(user.as_str(), Some(document))))
 }
 
@@ -143,9 +185,9 @@ pub(crate) async fn revisions(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     QueryParams(params): QueryParams<PageParams>,
-) -> Result<axum::Json<Page<MemoryBody>>, Problem> {
+) -> Result<Json<Page<MemoryBody>>, Problem> {
     let (limit, before) = params.read()?;
     let documents = service.memory_revisions(&tenant, &user, before, limit + 1).await?;
     let body = |document| MemoryBody::new(user.as_str(), Some(document));
-    Ok(axum::Json(Page::new(documents, limit, |document: &MemoryDocument| document.version, body)))
+    Ok(Json(Page::new(documents, limit, |document: &MemoryDocument| document.version, body)))
 }

@@ -5,12 +5,15 @@ use crate::http::error::Problem;
 use crate::http::extract::{
     Bounded, EmptyBody, NoQuery, PathParams, QueryParams, RevisionPath, SessionPath, TenantFromKey,
 };
+use crate::http::headers::preferred_text;
 use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound, UnsupportedMediaType};
 use crate::http::pagination::{Page, PageParams};
+use crate::http::readable;
+use crate::http::response_body::Json;
 use crate::service::MemoryService;
-use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -124,7 +127,8 @@ pub(crate) async fn list(
 
 /// Returns one revision.
 ///
-/// Revision 0 is the session before its first revision and has no text, so it is not found.
+/// Revision 0 is the session before its first revision and has no text, so it is not found. With the header `accept: text/plain`
+/// or `text/markdown`, the response is the summary alone.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions/{revision}", operation_id = "get_revision", tag = "summaries",
     params(RevisionPath),
@@ -138,8 +142,13 @@ pub(crate) async fn get(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(RevisionPath { session_id: session, revision: Bounded(revision) }): PathParams<RevisionPath>,
     _: NoQuery,
-) -> Result<Json<RevisionBody>, Problem> {
-    Ok(Json(service.revision(&tenant, &session, revision).await?.into()))
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let revision = service.revision(&tenant, &session, revision).await?;
+    Ok(match preferred_text(&headers) {
+        Some(content_type) => readable::summary(content_type, &revision.summary.text),
+        None => Json(RevisionBody::from(revision)).into_response(),
+    })
 }
 
 /// Sets summary and cursor back to a revision, as a new revision.

@@ -8,13 +8,17 @@ use crate::http::error::Problem;
 use crate::http::extract::{
     EmptyBody, JsonBody, NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey,
 };
+use crate::http::headers::preferred_text;
 use crate::http::openapi::responses::{SessionNotFound, UnsupportedMediaType};
 use crate::http::pagination::{self, Limit, Page};
+use crate::http::readable;
+use crate::http::response_body::Json;
 use crate::http::routes::forks::ForkOriginBody;
 use crate::service::{MemoryService, SessionPosition};
 use axum::Extension;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -162,7 +166,7 @@ pub(crate) async fn list(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<ListParams>,
-) -> Result<axum::Json<Page<SessionBody>>, Problem> {
+) -> Result<Json<Page<SessionBody>>, Problem> {
     let limit = pagination::page_size(params.limit);
     let after = match pagination::decode_position::<(i64, String)>(params.cursor.as_deref())? {
         None => None,
@@ -172,7 +176,7 @@ pub(crate) async fn list(
     let position = |session: &session::Session| {
         (session.updated_at.unix_timestamp_nanos() / 1000, session.session_id.as_str().to_owned())
     };
-    Ok(axum::Json(Page::new(sessions, limit, position, |session| SessionBody::new(session, &service))))
+    Ok(Json(Page::new(sessions, limit, position, |session| SessionBody::new(session, &service))))
 }
 
 fn list_position(micros: i64, session_id: String) -> Option<SessionPosition> {
@@ -184,7 +188,8 @@ fn list_position(micros: i64, session_id: String) -> Option<SessionPosition> {
 
 /// Returns the state of a session.
 ///
-/// The state contains counts, the cursor, the summary and the state of consolidation, but no messages.
+/// The state contains counts, the cursor, the summary and the state of consolidation, but no messages. With the header
+/// `accept: text/plain` or `text/markdown`, the response is the summary alone.
 #[utoipa::path(
     get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "sessions",
     params(SessionPath),
@@ -198,9 +203,13 @@ pub(crate) async fn get(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     _: NoQuery,
-) -> Result<axum::Json<SessionBody>, Problem> {
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let session = service.session(&tenant, &session).await?;
-    Ok(axum::Json(SessionBody::new(session, &service)))
+    Ok(match preferred_text(&headers) {
+        Some(content_type) => readable::summary(content_type, &session.summary.text),
+        None => Json(SessionBody::new(session, &service)).into_response(),
+    })
 }
 
 /// The fields of a session that can be changed.
@@ -231,10 +240,10 @@ pub(crate) async fn patch(
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
     JsonBody(patch): JsonBody<SessionPatch>,
-) -> Result<axum::Json<SessionBody>, Problem> {
+) -> Result<Json<SessionBody>, Problem> {
     let metadata = limits.sizes().metadata("metadata", &patch.metadata)?;
     let session = service.set_metadata(&tenant, &session, &metadata).await?;
-    Ok(axum::Json(SessionBody::new(session, &service)))
+    Ok(Json(SessionBody::new(session, &service)))
 }
 
 /// Erases a session with its history, summary, revisions and idempotency keys.

@@ -12,6 +12,7 @@ use crate::http::chat::{ToolRequest, ToolResultMessage};
 use crate::http::error::Problem;
 use crate::http::extract::{JsonTextBody, PathParams, QueryParams, TenantFromKey, ToolPath};
 use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
+use crate::http::response_body::Json;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
 use crate::service::tools::{ToolContext, ToolOutcome};
@@ -51,9 +52,9 @@ pub(crate) struct ToolList {
 pub(crate) async fn list(
     State(service): State<MemoryService>,
     QueryParams(params): QueryParams<ListParams>,
-) -> axum::Json<ToolList> {
+) -> Json<ToolList> {
     let format = params.format.unwrap_or_default();
-    axum::Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
+    Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
 }
 
 /// The result of a tool call.
@@ -116,7 +117,7 @@ pub(crate) async fn call(
     PathParams(ToolPath { session_id: session, name }): PathParams<ToolPath>,
     QueryParams(params): QueryParams<CallParams>,
     JsonTextBody(body): JsonTextBody,
-) -> Result<axum::Json<ToolResult>, Problem> {
+) -> Result<Json<ToolResult>, Problem> {
     let tool = Tool::parse(&name).ok_or_else(|| Problem::tool_not_found(allowed_tools(&service, &caller)))?;
     check_scope(tool, &caller)?;
     let (provider_call, call) = blocking::spawn_cpu_if_large(body.len(), move || {
@@ -147,7 +148,7 @@ pub(crate) async fn call(
     let ToolOutcome { is_error, content, data } = outcome;
     let result = provider_call.result(&content, is_error);
     let user_id = user.map(|user| user.as_str().to_owned());
-    Ok(axum::Json(ToolResult { tool: tool.as_str(), user_id, is_error, content, data, result }))
+    Ok(Json(ToolResult { tool: tool.as_str(), user_id, is_error, content, data, result }))
 }
 
 /// Returns the tools that the API key permits. Models should not be offered others.
