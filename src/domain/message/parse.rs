@@ -38,6 +38,8 @@ pub(super) enum Source {
 #[derive(Deserialize)]
 struct RawMessage<'a> {
     role: Option<String>,
+    /// Read for errors only: the type of an item of the Responses API.
+    r#type: Option<&'a RawValue>,
     name: Option<String>,
     #[serde(borrow)]
     content: Option<RawContent<'a>>,
@@ -153,7 +155,7 @@ impl RawMessage<'_> {
             errors.extend(check_extra(extra).err());
         }
         let is_function = self.role.as_deref() == Some(FUNCTION_ROLE);
-        let role = parse_role(self.role.as_deref(), &mut errors);
+        let role = parse_role(self.role.as_deref(), self.r#type, &mut errors);
         let by_assistant = role == Some(Role::Assistant);
         let content = self.content.map(|content| content.validate(source, &mut errors));
         let refusal: Option<String> = self.refusal.filter(|_| by_assistant).and_then(parse_raw);
@@ -225,19 +227,41 @@ impl RawFunction {
     }
 }
 
-fn parse_role(name: Option<&str>, errors: &mut Vec<FieldError>) -> Option<Role> {
+fn parse_role(
+    name: Option<&str>,
+    item_type: Option<&RawValue>,
+    errors: &mut Vec<FieldError>,
+) -> Option<Role> {
     let role = name.and_then(|name| if name == FUNCTION_ROLE { Some(Role::Tool) } else { Role::parse(name) });
     if role.is_none() {
         let detail = match name {
-            None => "missing: one of user, assistant, tool",
+            None => item_type
+                .and_then(parse_raw::<String>)
+                .as_deref()
+                .and_then(explain_item)
+                .unwrap_or_else(|| "missing: one of user, assistant, tool".to_owned()),
             Some("system" | "developer") => {
                 "the system prompt is not part of a history: send it as system_prompt of the context request"
+                    .to_owned()
             }
-            Some(_) => "one of user, assistant, tool",
+            Some(_) => "one of user, assistant, tool".to_owned(),
         };
         errors.push(FieldError::new("role", detail));
     }
     role
+}
+
+/// Returns how to send an item of the Responses API that is not a message.
+fn explain_item(item_type: &str) -> Option<String> {
+    let advice = match item_type {
+        "function_call" | "custom_tool_call" => "send it in tool_calls of a message with the role assistant",
+        "reasoning" => "leave it out, or send it as a content part of a message with the role assistant",
+        kind if kind.ends_with("_call_output") => "send it as a message with the role tool",
+        kind if kind.ends_with("_call") => "leave it out",
+        _ => return None,
+    };
+    let shown: String = item_type.chars().take(MAX_SHOWN_CHARS).collect();
+    Some(format!("missing: {shown} is an item of the Responses API, not a message: {advice}"))
 }
 
 fn validate_tool_calls(calls: Vec<MapOnly<RawToolCall<'_>>>, errors: &mut Vec<FieldError>) -> Vec<ToolCall> {
