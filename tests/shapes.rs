@@ -1,0 +1,258 @@
+//! Sends each message shape of the corpus in `tests/shapes`: precis stores it, returns it unchanged, counts it, finds it,
+//! summarises it, and renders it in both formats, or rejects it with an error that names the field.
+//!
+//! `tests/sdks.rs` validates the rendered contexts with the types of the official clients.
+#![cfg(test)]
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use support::app::TestApp;
+use support::backend::Backend;
+use support::client::TestClient;
+use support::lists::{
+    assert_anthropic_accepts, assert_openai_accepts, tokens_of_anthropic, tokens_of_openai,
+};
+use support::model_server::ModelServer;
+use support::shapes::{self, Shape};
+use test_case::test_case;
+
+#[path = "support"]
+mod support {
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod app;
+    pub(crate) mod backend;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod client;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod lists;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod model_server;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod postgres;
+    pub(crate) mod shapes;
+}
+
+/// Shorter texts are words of the format, such as roles and types.
+const MIN_CONTENT_CHARS: usize = 20;
+/// Two images and their markers.
+const MAX_ATTACHMENT_TOKENS: usize = 2 * 765 + 20;
+/// Tokens of the list itself.
+const PER_LIST: usize = 3;
+
+/// Builds a session in which the messages of the shape are followed by a turn, and checks every use of them.
+async fn check(app: Arc<TestClient>, model: Arc<ModelServer>, shape: Arc<Shape>) {
+    let path = format!("/sessions/{}", shape.name);
+    let response = app.post(&format!("{path}/exchanges"), shape.exchange()).await;
+    if let Some(rejection) = &shape.rejects {
+        let fields = response.fields();
+        assert!(fields.contains(&rejection.field), "{fields:?}");
+        let errors = response.json()["errors"].as_array().cloned().unwrap_or_default();
+        let error = errors.iter().find(|error| error["field"] == *rejection.field).expect("the field");
+        for word in &rejection.words {
+            assert!(error["detail"].to_string().contains(word.as_str()), "no {word:?}: {error}");
+        }
+        app.get(&path).await.problem(404, "session-not-found");
+        return;
+    }
+    response.ok(201);
+    assert_returned_unchanged(&app, &path, &shape).await;
+    for format in ["openai", "anthropic"] {
+        for fields in ["standard", "all"] {
+            check_context(&app, &path, &shape, format, fields).await;
+        }
+    }
+    for text in &shape.finds {
+        let query: String = text.bytes().fold("%22".to_owned(), |mut query, byte| {
+            let _ = write!(query, "%{byte:02X}");
+            query
+        });
+        let hits = app.get(&format!("/search?q={query}%22&session_id={}", shape.name)).await["items"].clone();
+        let is_hit = |hit: &Value| hit["message"].to_string().contains(&encoded(text));
+        assert!(hits.as_array().is_some_and(|hits| hits.iter().any(is_hit)), "{text:?} is not found: {hits}");
+    }
+    check_summary(&app, &model, &path, &shape).await;
+}
+
+/// Returns the text as it appears within a JSON string.
+fn encoded(text: &str) -> String {
+    Value::from(text).to_string().trim_matches('"').to_owned()
+}
+
+async fn assert_returned_unchanged(app: &TestClient, path: &str, shape: &Shape) {
+    #[derive(Deserialize)]
+    struct Page {
+        items: Vec<Item>,
+    }
+    #[derive(Deserialize)]
+    struct Item {
+        message: Box<RawValue>,
+    }
+    let response = app.get(&format!("{path}/messages")).await;
+    response.ok(200);
+    let page: Page = serde_json::from_str(&response.text).expect("a page");
+    let returned: Vec<&str> = page.items.iter().map(|item| item.message.get()).collect();
+    let sent: Vec<&str> = shape.messages.iter().map(|message| message.get()).collect();
+    assert_eq!(returned, sent);
+}
+
+async fn check_context(app: &TestClient, path: &str, shape: &Shape, format: &str, fields: &str) {
+    let body =
+        json!({"format": format, "fields": fields, "system_prompt": "Be kind.", "user_message": "And now?"});
+    let response = app.post(&format!("{path}/context"), &body).await;
+    let context = response.ok(200);
+    let place = format!("{format}, {fields}: {context:#}");
+    let messages = context["messages"].as_array().expect("messages");
+    // The result does not include the tokens of the list itself.
+    let total =
+        context["tokens"]["total"].as_u64().and_then(|total| usize::try_from(total).ok()).expect("a count");
+    if fields == "standard" {
+        let counted = if format == "openai" {
+            assert_openai_accepts(messages);
+            tokens_of_openai(messages)
+        } else {
+            assert_anthropic_accepts(&context);
+            tokens_of_anthropic(&response.text)
+        };
+        assert_eq!(total, counted - PER_LIST, "{place}");
+    }
+    // Everything that is sent is counted, whatever field it is in.
+    assert!((least_tokens(&context["messages"])..most_tokens(messages)).contains(&total), "{place}");
+    assert_eq!(context["coverage"]["last_seq"], shape.messages.len(), "{place}");
+    assert_eq!(context["coverage"]["omitted"], json!([]), "{place}");
+    let text = context["messages"].to_string();
+    for found in &shape.finds {
+        assert!(text.contains(&encoded(found)), "no {found:?}: {place}");
+    }
+    if fields == "standard" {
+        for hidden in &shape.hides {
+            assert!(!text.contains(&encoded(hidden)), "{hidden:?}: {place}");
+        }
+    } else if format == shape.format {
+        assert_complete(shape, messages);
+    }
+}
+
+/// Returns the tokens of all longer texts in a list, except the data of media. Whatever their field is, they are sent.
+fn least_tokens(value: &Value) -> usize {
+    match value {
+        Value::Object(fields) => {
+            let is_media = |key: &str| ["data", "file_data", "url", "image_url"].contains(&key);
+            fields.iter().filter(|(key, _)| !is_media(key)).map(|(_, value)| least_tokens(value)).sum()
+        }
+        Value::Array(values) => values.iter().map(least_tokens).sum(),
+        Value::String(text) if text.chars().count() >= MIN_CONTENT_CHARS => {
+            tiktoken_rs::o200k_base_singleton().count_ordinary(text)
+        }
+        _ => 0,
+    }
+}
+
+/// Returns the tokens of all bytes that are sent, and of their markers and attachments.
+fn most_tokens(messages: &[Value]) -> usize {
+    let bytes = |message: &Value| tiktoken_rs::o200k_base_singleton().count_ordinary(&message.to_string());
+    messages.iter().map(|message| bytes(message) + MAX_ATTACHMENT_TOKENS).sum()
+}
+
+/// Asserts that a list in the format of the shape, with all fields, contains everything that was stored except nulls.
+fn assert_complete(shape: &Shape, messages: &[Value]) {
+    let parse = |message: &RawValue| serde_json::from_str(message.get()).expect("JSON");
+    let stored: Vec<Value> = shape.messages.iter().map(|message| parse(message)).collect();
+    let comparable = |messages: &[Value]| {
+        let values = if shape.format == "openai" { messages.to_vec() } else { blocks(messages) };
+        values.into_iter().map(without_empty_values).collect::<Vec<_>>()
+    };
+    let contained = comparable(messages);
+    for expected in comparable(&stored) {
+        // A call of the legacy form, which has no id, becomes a tool call, and its result a result with this id.
+        let is_legacy = expected["role"] == "function" || !expected["function_call"].is_null();
+        assert!(is_legacy || contained.contains(&expected), "no {expected:#} in {contained:#?}");
+    }
+}
+
+/// Removes nulls, and texts and lists that are empty: a message without content may get an empty one.
+fn without_empty_values(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter().map(|(key, value)| (key, without_empty_values(value)));
+            let empty = [Value::Null, Value::from(""), json!([])];
+            fields.filter(|(_, value)| !empty.contains(value)).collect()
+        }
+        Value::Array(values) => values.into_iter().map(without_empty_values).collect(),
+        value => value,
+    }
+}
+
+/// Returns the content blocks of messages in the Anthropic format.
+fn blocks(messages: &[Value]) -> Vec<Value> {
+    let blocks = messages.iter().flat_map(|message| match &message["content"] {
+        Value::String(text) => vec![json!({"type": "text", "text": text})],
+        content => content.as_array().cloned().unwrap_or_default(),
+    });
+    blocks.collect()
+}
+
+/// Summarises the shape and checks what the model received. A call without a result is not summarised yet.
+async fn check_summary(app: &TestClient, model: &ModelServer, path: &str, shape: &Shape) {
+    let turn = json!({"user_message": "And now?", "assistant_reply": "Later."});
+    app.post(&format!("{path}/exchanges"), &turn).await.ok(201);
+    let revision = app.post(&format!("{path}/consolidations"), "{}").await.ok(201);
+    let covered = revision["to_seq"].as_u64().and_then(|seq| usize::try_from(seq).ok()).expect("a seq");
+    let texts: Vec<&str> = shape.messages.iter().map(|message| message.get()).collect();
+    let (summarised, kept) = texts.split_at(covered);
+    assert!(kept.first().is_none_or(|message| message.contains("_call")), "{revision}");
+    let calls = model.calls();
+    let prompt = calls.last().map(|call| call.user().to_owned()).unwrap_or_default();
+    for found in shape.finds.iter().filter(|found| summarised.concat().contains(&encoded(found))) {
+        assert!(prompt.contains(&encoded(found)), "{found:?} is not summarised: {prompt}");
+    }
+    for hidden in &shape.hides {
+        assert!(!prompt.contains(&encoded(hidden)), "{hidden:?} is summarised: {prompt}");
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn message_shapes_of_real_clients_are_kept_found_and_rendered(backend: Backend) {
+    let model = Arc::new(ModelServer::start().await);
+    let settings = [("consolidation.keep_recent", "2"), ("consolidation.mode", "off")];
+    let app = TestApp::start_with_model(&backend, &model.base_url(), &settings).await;
+    let client = Arc::new((*app).clone());
+    let mut failed = Vec::new();
+    for shape in shapes::load() {
+        let name = shape.name.clone();
+        // A task of its own, so that all failures are reported.
+        let check = check(Arc::clone(&client), Arc::clone(&model), Arc::new(shape));
+        if let Err(error) = tokio::spawn(check).await {
+            let reason = error.into_panic().downcast::<String>().map(|reason| *reason).unwrap_or_default();
+            failed.push(format!("{name}: {reason}"));
+        }
+    }
+    assert!(failed.is_empty(), "{} shapes fail:\n\n{}", failed.len(), failed.join("\n\n"));
+}
+
+#[test]
+fn corpus_contains_shapes_of_all_sources() {
+    let shapes = shapes::load();
+    assert!(shapes.len() >= 79, "{}", shapes.len());
+    let packages: BTreeSet<&str> = shapes.iter().map(|shape| shape.package.as_str()).collect();
+    for source in [
+        "ai",
+        "google-adk",
+        "langchain-core",
+        "litellm",
+        "llama-index-core",
+        "openai",
+        "openai-agents",
+        "pydantic-ai-slim",
+        "strands-agents",
+    ] {
+        assert!(packages.contains(source), "no shape of {source}: {packages:?}");
+    }
+    let is_described = |shape: &&Shape| !shape.version.is_empty() && !shape.produced.is_empty();
+    assert_eq!(shapes.iter().filter(is_described).count(), shapes.len());
+}
