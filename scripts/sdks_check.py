@@ -1,4 +1,4 @@
-"""Whether the official clients take the bodies of requests that come in as JSON lines: {"format": …, "body": …}.
+"""Whether the official clients take the bodies of requests that come in as JSON lines: {"format", "body", "name"?}.
 
 Each body is validated against the type that the client declares for it, strictly and without unknown fields, and then
 sent by the client itself to a server on the loopback, where it has to arrive as it was. The last line of the output says
@@ -95,12 +95,16 @@ wrong = [
 for format, body in wrong:
     assert refuses(format, body), f"not refused: {body}"
 
-taken = 0
+taken, errors = 0, []
 for line in sys.stdin:
     request = json.loads(line)
     try:
         take(request["format"], request["body"])
+        taken += 1
     except Exception as error:
-        sys.exit(f"{request['format']}: {error}\n{json.dumps(request['body'], indent=1, ensure_ascii=False)}")
-    taken += 1
+        received.clear()
+        body = json.dumps(request["body"], indent=1, ensure_ascii=False)
+        errors.append(f"{request.get('name', 'generated')}, {request['format']}: {error}\n{body}")
+if errors:
+    sys.exit("\n\n".join(errors[:20]) + f"\n\n{len(errors)} requests were not accepted")
 print(taken)

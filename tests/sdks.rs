@@ -1,5 +1,5 @@
-//! Checks that the official clients accept contexts of generated sessions as request bodies in both formats: the bodies
-//! match the declared types, and the clients send them.
+//! Checks that the official clients accept contexts of generated sessions and of all shapes of the corpus as request
+//! bodies in both formats: the bodies match the declared types, and the clients send them.
 //!
 //! `scripts/sdks` installs the clients, `scripts/sdks_check.py` runs them:
 //!
@@ -16,6 +16,7 @@ use std::process::{Command, Stdio};
 use support::app::TestApp;
 use support::backend::Backend;
 use support::lists::generated::sessions;
+use support::shapes;
 
 #[path = "support"]
 mod support {
@@ -29,6 +30,8 @@ mod support {
     pub(crate) mod lists;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod postgres;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod shapes;
 }
 
 const SESSIONS: usize = 40;
@@ -72,6 +75,29 @@ async fn official_clients_accept_every_list() {
             }
         }
     }
+    assert_clients_accept(&lines);
+}
+
+#[tokio::test]
+#[ignore = "needs scripts/sdks"]
+async fn official_clients_accept_every_shape() {
+    let app = TestApp::on_sqlite(&[]).await;
+    let mut lines = Vec::new();
+    for shape in shapes::load().iter().filter(|shape| shape.rejects.is_none()) {
+        app.post(&format!("/sessions/{}/exchanges", shape.name), shape.exchange()).await.ok(201);
+        for format in ["openai", "anthropic"] {
+            let asked = json!({"format": format, "user_message": "And now?"});
+            let max_tokens = (format == "anthropic").then_some(100);
+            let body = body(&app.context(&shape.name, &asked).await, max_tokens);
+            lines.push(json!({"format": format, "body": body, "name": shape.name}).to_string());
+        }
+    }
+    assert!(lines.len() > 100, "{}", lines.len());
+    assert_clients_accept(&lines);
+}
+
+/// Validates requests with the official clients.
+fn assert_clients_accept(lines: &[String]) {
     let python =
         std::env::var("PRECIS_SDKS_PYTHON").expect("PRECIS_SDKS_PYTHON is not set: run this by scripts/sdks");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/sdks_check.py");
