@@ -56,6 +56,8 @@ pub(crate) enum Behaviour {
     Finish(String, &'static str),
     /// Sends the result of the function.
     Reply(Arc<dyn Fn(&Call) -> String + Send + Sync>),
+    /// Reacts as the result of the function.
+    Choose(Arc<dyn Fn(&Call) -> Behaviour + Send + Sync>),
     /// Sends the text as soon as the semaphore has a permit, and takes the permit.
     Held(Arc<Semaphore>, String),
     Delayed(Duration, String),
@@ -88,6 +90,10 @@ impl Behaviour {
 
     pub(crate) fn reply(reply: impl Fn(&Call) -> String + Send + Sync + 'static) -> Self {
         Self::Reply(Arc::new(reply))
+    }
+
+    pub(crate) fn choose(choose: impl Fn(&Call) -> Self + Send + Sync + 'static) -> Self {
+        Self::Choose(Arc::new(choose))
     }
 
     /// Tool calls as one chat completion object: id, name and arguments of each.
@@ -127,6 +133,7 @@ impl Behaviour {
         match self {
             Self::Finish(text, reason) => complete(&text, Finish::Reason(reason)),
             Self::Reply(reply) => complete(&reply(call), Finish::Reason("stop")),
+            Self::Choose(choose) => Box::pin(choose(call).reply_to(call)).await,
             Self::Held(semaphore, text) => {
                 semaphore.acquire().await.expect("never closed").forget();
                 complete(&text, Finish::Reason("stop"))
