@@ -10,6 +10,12 @@ pub(crate) struct Ack {
     pub(crate) first_seq: usize,
 }
 
+impl Ack {
+    pub(crate) fn last_seq(self) -> usize {
+        self.first_seq + self.messages - 1
+    }
+}
+
 /// The exchanges of one session by their numbers. One client writes to a session, one exchange after another.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SessionAcks {
@@ -18,11 +24,47 @@ pub(crate) struct SessionAcks {
     pub(crate) in_order: BTreeSet<usize>,
     /// Exchanges that were sent without an acknowledgement, with their number of messages.
     pub(crate) unknown: BTreeMap<usize, usize>,
+    /// Acknowledged exchanges that a rewind has removed, or may have removed, with their number of messages. Each of them is in
+    /// the session or in one of its branches.
+    pub(crate) removed: BTreeMap<usize, usize>,
+    /// Exchanges like these that a loss of power may have removed completely.
+    pub(crate) lost: BTreeMap<usize, usize>,
+    /// The last message that a rewind without an acknowledgement keeps.
+    pub(crate) rewind: Option<usize>,
+    pub(crate) forks: Vec<ForkAck>,
+}
+
+/// An acknowledged fork.
+#[derive(Clone, Debug)]
+pub(crate) struct ForkAck {
+    pub(crate) id: String,
+    pub(crate) through_seq: usize,
+    /// The exchanges that the fork has, as acknowledged for its source.
+    pub(crate) acks: SessionAcks,
 }
 
 impl SessionAcks {
+    /// Returns the number of messages in the history.
     pub(crate) fn acknowledged_messages(&self) -> usize {
         self.acknowledged.values().map(|ack| ack.messages).sum()
+    }
+
+    /// Returns a number that grows with each acknowledgement.
+    pub(crate) fn progress(&self) -> usize {
+        self.acknowledged_messages() + self.removed.values().sum::<usize>() + self.forks.len()
+    }
+
+    /// Returns the exchanges that end before or at a message.
+    fn through(&self, seq: usize) -> BTreeMap<usize, Ack> {
+        let acks = self.acknowledged.iter().filter(|(_, ack)| ack.last_seq() <= seq);
+        acks.map(|(exchange, ack)| (*exchange, *ack)).collect()
+    }
+
+    /// Keeps the exchanges that both have at the same position. A rewind may have removed the others meanwhile.
+    pub(crate) fn retain_common(&mut self, later: &Self) {
+        let first_seq = |ack: Option<&Ack>| ack.map(|ack| ack.first_seq);
+        self.acknowledged
+            .retain(|exchange, ack| first_seq(later.acknowledged.get(exchange)) == Some(ack.first_seq));
     }
 }
 
@@ -77,8 +119,40 @@ impl SessionLog {
         acks.acknowledged.insert(exchange, Ack { messages, first_seq });
     }
 
+    /// Records a rewind before it is sent: from now on, the exchanges after the message may be in a branch. Does nothing and
+    /// returns `false` if the load is paused, because the invariant check reads a session by several requests.
+    pub(crate) fn record_rewind_sent(&self, after: usize, is_paused: impl Fn() -> bool) -> bool {
+        let mut acks = self.acks();
+        if is_paused() {
+            return false;
+        }
+        assert!(acks.unknown.is_empty(), "a rewind could remove an exchange while it is repeated");
+        let kept = acks.through(after);
+        let removed = std::mem::replace(&mut acks.acknowledged, kept.clone()).into_iter();
+        let removed: BTreeMap<usize, usize> = removed
+            .filter(|(exchange, _)| !kept.contains_key(exchange))
+            .map(|(exchange, ack)| (exchange, ack.messages))
+            .collect();
+        acks.in_order.retain(|exchange| kept.contains_key(exchange));
+        acks.removed.extend(removed);
+        acks.rewind = Some(after);
+        true
+    }
+
+    /// Records the acknowledgement of the rewind.
+    pub(crate) fn record_rewound(&self) {
+        self.acks().rewind = None;
+    }
+
+    /// Records a fork with the exchanges up to a message.
+    pub(crate) fn record_fork(&self, id: String, through_seq: usize) {
+        let mut acks = self.acks();
+        let of_fork = SessionAcks { acknowledged: acks.through(through_seq), ..SessionAcks::default() };
+        acks.forks.push(ForkAck { id, through_seq, acks: of_fork });
+    }
+
     /// Makes the outcome of all exchanges unknown that were acknowledged after `earlier`, because a loss of power may
-    /// have removed them.
+    /// have removed them. It may also have undone rewinds.
     pub(crate) fn forget_since(&self, earlier: &SessionAcks) {
         let mut acks = self.acks();
         let (kept, lost): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut acks.acknowledged)
@@ -89,6 +163,16 @@ impl SessionLog {
             acks.in_order.remove(&exchange);
             acks.unknown.insert(exchange, ack.messages);
         }
+        let is_known = |exchange: &usize| {
+            earlier.acknowledged.contains_key(exchange) || earlier.removed.contains_key(exchange)
+        };
+        let (removed, lost): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut acks.removed).into_iter().partition(|(exchange, _)| is_known(exchange));
+        acks.removed = removed;
+        acks.lost.extend(lost);
+        // The rewind may have no message to remove any more. Its process was killed, so it can't run later.
+        acks.rewind = None;
+        acks.forks.truncate(earlier.forks.len());
     }
 }
 

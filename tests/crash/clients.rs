@@ -26,13 +26,14 @@ pub(crate) struct ReplicaSet {
     client: Client,
     pub(crate) unknown_outcomes: AtomicUsize,
     pub(crate) checked_contexts: AtomicUsize,
+    pub(crate) rewinds: AtomicUsize,
 }
 
 impl ReplicaSet {
     pub(crate) fn new(replicas: Vec<Replica>) -> Self {
         let client = precis::llm::http::build_http_client(Duration::from_secs(2)).expect("a client");
         let (unknown_outcomes, checked_contexts) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { replicas, client, unknown_outcomes, checked_contexts }
+        Self { replicas, client, unknown_outcomes, checked_contexts, rewinds: AtomicUsize::new(0) }
     }
 
     /// Sends a request once to one replica. Returns `None` if the outcome is unknown or the response is a 503. Any
@@ -51,6 +52,9 @@ impl ReplicaSet {
         let text = response.text().await.ok()?;
         if status == StatusCode::SERVICE_UNAVAILABLE {
             return None;
+        }
+        if status == StatusCode::CONFLICT && request.may_exist {
+            return Some(Value::Null);
         }
         let log = || self.last_log_lines(replica);
         assert!(status.is_success(), "{} {}: {status} {text}\n{}", request.method, request.path, log());
@@ -84,15 +88,27 @@ pub(crate) struct Request {
     path: String,
     body: Option<Value>,
     key: Option<String>,
+    /// An earlier attempt may have created what the request creates.
+    may_exist: bool,
 }
 
 impl Request {
     pub(crate) fn get(path: String) -> Self {
-        Self { method: Method::GET, path, body: None, key: None }
+        Self { method: Method::GET, path, body: None, key: None, may_exist: false }
     }
 
     pub(crate) fn post(path: String, body: Value) -> Self {
-        Self { method: Method::POST, path, body: Some(body), key: None }
+        Self { method: Method::POST, path, body: Some(body), key: None, may_exist: false }
+    }
+
+    pub(crate) fn rewind(session: &SessionLog, after: usize) -> Self {
+        let path = format!("/sessions/{}/messages?after={after}", session.id());
+        Self { method: Method::DELETE, ..Self::get(path) }
+    }
+
+    fn fork(session: &SessionLog, id: &str, through_seq: usize) -> Self {
+        let path = format!("/sessions/{}/fork", session.id());
+        Self { may_exist: true, ..Self::post(path, json!({"through_seq": through_seq, "new_id": id})) }
     }
 
     pub(crate) fn exchange(session: &SessionLog, exchange: usize, messages: usize) -> Self {
@@ -178,10 +194,53 @@ impl ClientLoad {
     }
 }
 
+/// Sends a request until a replica responds. Returns `false` if the load was stopped before, or `is_done` returns `true`.
+async fn send_until(worker: &mut Worker, request: &Request, is_done: impl Fn() -> bool) -> bool {
+    while !is_done() {
+        let replica = worker.rng.usize(..worker.service.replicas.len());
+        if worker.service.try_send(replica, request).await.is_some() {
+            return true;
+        }
+        if !worker.wait(5..50).await {
+            return false;
+        }
+    }
+    false
+}
+
+/// Sometimes rewinds or forks the session at the end of a random exchange. Does so only if the client knows the whole history.
+async fn rewind_or_fork(worker: &mut Worker, session: &SessionLog) {
+    let acks = session.acks().clone();
+    let choice = worker.rng.usize(..24);
+    if choice > 1 || acks.acknowledged.len() < 2 || !acks.unknown.is_empty() || acks.rewind.is_some() {
+        return;
+    }
+    let index = worker.rng.usize(..acks.acknowledged.len() - 1);
+    let Some(at) = acks.acknowledged.values().nth(index).map(|ack| ack.last_seq()) else { return };
+    if choice == 0 {
+        // The invariant check repeats a rewind whose outcome is unknown.
+        if session.record_rewind_sent(at, || *worker.paused.borrow())
+            && send_until(worker, &Request::rewind(session, at), || session.acks().rewind.is_none()).await
+        {
+            session.record_rewound();
+            worker.service.rewinds.fetch_add(1, Ordering::Relaxed);
+        }
+    } else {
+        let id = format!("{}-fork-{}", session.id(), worker.rng.u64(..));
+        if send_until(worker, &Request::fork(session, &id, at), || false).await {
+            session.record_fork(id, at);
+        }
+    }
+}
+
 async fn write(mut worker: Worker) {
     let mut session = worker.log.create_session();
     let mut exchange = 0;
     while worker.wait(3..20).await {
+        rewind_or_fork(&mut worker, &session).await;
+        if session.acks().rewind.is_some() {
+            continue;
+        }
         if session.acks().acknowledged_messages() >= MAX_SESSION_MESSAGES {
             (session, exchange) = (worker.log.create_session(), 0);
         }
@@ -218,9 +277,10 @@ async fn read(mut worker: Worker, recent: usize) {
         let Some(session) = sessions.get(index) else { continue };
         let mode = ["inline", "inline", "background", "off"][worker.rng.usize(..4)];
         let request = Request::post(format!("/sessions/{}/context", session.id()), json!({"mode": mode}));
-        let acks = session.acks().clone();
+        let mut acks = session.acks().clone();
         let replica = worker.rng.usize(..worker.service.replicas.len());
         if let Some(context) = worker.service.try_send(replica, &request).await {
+            acks.retain_common(&session.acks());
             check_context(&context, session, &acks);
             worker.service.checked_contexts.fetch_add(1, Ordering::Relaxed);
         }

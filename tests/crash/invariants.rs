@@ -13,6 +13,11 @@ fn as_usize(value: &Value) -> usize {
 /// Checks a session while writers may continue. Then repeats the exchanges with an unknown outcome, with their keys.
 /// Afterwards each of them must be stored once, at the position of the response.
 pub(crate) async fn check_session(service: &ReplicaSet, session: &SessionLog) {
+    let rewind = session.acks().rewind;
+    if let Some(after) = rewind {
+        service.send(&Request::rewind(session, after)).await;
+        session.record_rewound();
+    }
     let acks = session.acks().clone();
     if acks.acknowledged.is_empty() && acks.unknown.is_empty() {
         return;
@@ -27,23 +32,60 @@ pub(crate) async fn check_session(service: &ReplicaSet, session: &SessionLog) {
             assert_eq!(index + 1, first, "exchange {exchange} of {} was stored before", session.id());
         }
     }
-    if !acks.unknown.is_empty() {
-        check_history(service, session).await;
+    let ids = if acks.unknown.is_empty() { ids } else { check_history(service, session).await };
+    check_branches(service, session, &ids).await;
+    let forks = session.acks().forks.clone();
+    for fork in forks {
+        let ids = check_copy(service, session, &fork.id).await;
+        assert_eq!(ids.len(), fork.through_seq, "{}", fork.id);
+        check_exchanges(session, &ids, &fork.acks, &session.acks().clone());
+        let path = format!("/sessions/{}/context", fork.id);
+        check_context(&service.send(&Request::post(path, json!({}))).await, session, &fork.acks);
     }
 }
 
-/// Checks history, search, revisions and summary of a session, and returns the ids of its messages.
-async fn check_history(service: &ReplicaSet, session: &SessionLog) -> Vec<MessageId> {
-    let id = session.id();
-    let acks = session.acks().clone();
+/// Checks that each exchange that a rewind has removed is in the session or in a branch.
+async fn check_branches(service: &ReplicaSet, session: &SessionLog, ids: &[MessageId]) {
+    let removed = session.acks().removed.clone();
+    let mut found: BTreeSet<usize> = ids.iter().map(|message| message.exchange).collect();
+    if removed.keys().all(|exchange| found.contains(exchange)) {
+        return;
+    }
+    let mut cursor = String::new();
+    loop {
+        let page = service.send(&Request::get(format!("/sessions?limit=1000{cursor}"))).await;
+        for item in page["items"].as_array().expect("a list") {
+            let origin = &item["forked_from"];
+            if origin["session_id"] == session.id() && origin["kind"] == "rewind" {
+                let ids = check_copy(service, session, item["session_id"].as_str().expect("an id")).await;
+                found.extend(ids.iter().map(|message| message.exchange));
+            }
+        }
+        let Some(next) = page["next"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    for exchange in removed.keys() {
+        assert!(found.contains(exchange), "{}: exchange {exchange} is lost", session.id());
+    }
+}
+
+/// Checks history, revisions and summary of a fork or a branch, to which clients write nothing. Returns the ids of its messages.
+async fn check_copy(service: &ReplicaSet, session: &SessionLog, id: &str) -> Vec<MessageId> {
+    let (state, revisions, ids) = read_session(service, id).await;
+    assert!(are_complete_exchanges(&ids), "{id}: an incomplete exchange: {ids:?}");
+    assert!(ids.iter().all(|message| message.session == session.number), "{id}: {ids:?}");
+    assert_eq!(as_usize(&state["last_seq"]), ids.len(), "{id}");
+    check_revisions(id, &state, &revisions, &ids);
+    ids
+}
+
+/// Returns the state, the revisions and the ids of the messages of a session.
+async fn read_session(service: &ReplicaSet, id: &str) -> (Value, Value, Vec<MessageId>) {
     // The order matters: a later response may contain more than an earlier one, but not less.
     let state = service.send(&Request::get(format!("/sessions/{id}"))).await;
     let revisions = service.send(&Request::get(format!("/sessions/{id}/revisions?limit=1000"))).await;
     let page = service.send(&Request::get(format!("/sessions/{id}/messages?limit=1000"))).await;
     assert_eq!(page["next"], Value::Null, "sessions are short enough for one page");
-    // Writers record an exchange before they send it, so this contains every stored exchange.
-    let sent = session.acks().clone();
-
     let items = page["items"].as_array().expect("a list");
     let mut ids = Vec::new();
     for (seq, item) in (1..).zip(items) {
@@ -52,6 +94,16 @@ async fn check_history(service: &ReplicaSet, session: &SessionLog) -> Vec<Messag
         assert_eq!(item["message"], message.message(), "{id}: a message was changed");
         ids.push(message);
     }
+    (state, revisions, ids)
+}
+
+/// Checks history, search, revisions and summary of a session, and returns the ids of its messages.
+async fn check_history(service: &ReplicaSet, session: &SessionLog) -> Vec<MessageId> {
+    let id = session.id();
+    let acks = session.acks().clone();
+    let (state, revisions, ids) = read_session(service, &id).await;
+    // Writers record an exchange before they send it, so this contains every stored exchange.
+    let sent = session.acks().clone();
     check_exchanges(session, &ids, &acks, &sent);
 
     // The process that stored the exchange may have been killed before it was indexed.
@@ -78,7 +130,8 @@ fn check_exchanges(session: &SessionLog, ids: &[MessageId], acks: &SessionAcks, 
         let in_order = seen.last() == Some(&exchange) || !acks.in_order.contains(&exchange);
         assert!(in_order, "{id}: exchange {exchange} was acknowledged before a later one was sent");
         let acknowledged = sent.acknowledged.get(&exchange).map(|ack| ack.messages);
-        let messages = acknowledged.or(sent.unknown.get(&exchange).copied());
+        let others = [&sent.unknown, &sent.removed, &sent.lost];
+        let messages = acknowledged.or(others.into_iter().find_map(|known| known.get(&exchange).copied()));
         let expected = (session.number, Some(first.exchange_len));
         assert_eq!((first.session, messages), expected, "{id}: no client sent {first}");
     }

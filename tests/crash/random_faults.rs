@@ -29,7 +29,7 @@ struct Run {
     log: Arc<AckLog>,
     load: Option<ClientLoad>,
     writers: usize,
-    /// The number of acknowledged messages at the last check, by the number of the session.
+    /// The progress at the last check, by the number of the session.
     checked: BTreeMap<usize, usize>,
     /// The number of occurrences of each fault.
     faults: BTreeMap<&'static str, usize>,
@@ -115,9 +115,10 @@ impl Run {
         load.assert_running();
         load.set_paused(true);
         for session in self.log.sessions() {
-            let messages = session.acks().acknowledged_messages();
+            let messages = session.acks().progress();
             let is_unchanged = self.checked.get(&session.number) == Some(&messages);
-            if !is_unchanged || !session.acks().unknown.is_empty() {
+            let is_known = session.acks().unknown.is_empty() && session.acks().rewind.is_none();
+            if !is_unchanged || !is_known {
                 check_session(&self.service, &session).await;
                 self.checked.insert(session.number, messages);
             }
@@ -130,7 +131,7 @@ impl Run {
     async fn finish(mut self) {
         self.check().await;
         self.load.take().expect("running").stop().await;
-        let (mut exchanges, mut messages) = (0, 0);
+        let (mut exchanges, mut messages, mut forks) = (0, 0, 0);
         for session in self.log.sessions() {
             check_session(&self.service, &session).await;
             check_final_context(&self.service, &session).await;
@@ -138,11 +139,14 @@ impl Run {
             assert!(acks.unknown.is_empty());
             exchanges += acks.acknowledged.len();
             messages += acks.acknowledged_messages();
+            forks += acks.forks.len();
         }
+        let rewinds = self.service.rewinds.load(Ordering::Relaxed);
         let (calls, sessions) = (self.model.calls().len(), self.log.sessions().len());
         println!(
             "{}: {:?}; {exchanges} exchanges with {messages} messages in {sessions} sessions, {} of them with an \
-             unknown outcome at first; {} contexts checked; {calls} calls of the model; {:?}",
+             unknown outcome at first; {rewinds} rewinds and {forks} forks; {} contexts checked; {calls} calls of the \
+             model; {:?}",
             self.name,
             self.faults,
             self.service.unknown_outcomes.load(Ordering::Relaxed),
@@ -150,6 +154,7 @@ impl Run {
             self.started_at.elapsed(),
         );
         assert!(calls > 0 && exchanges > 0, "the run did not test anything");
+        assert!(rewinds > 0 && forks > 0, "no session was rewound or forked");
     }
 }
 
