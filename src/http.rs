@@ -84,6 +84,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(tools::call))
         .route(READ, routes!(skills::memory))
         .undocumented_route(READ, "/mcp", post(mcp::serve))
+        .undocumented_route(READ, "/mcp/", post(mcp::serve))
 }
 
 /// Returns the routes whose bodies are streams of any length. They are neither buffered nor limited in time.

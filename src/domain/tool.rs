@@ -67,6 +67,38 @@ impl Tool {
         }
     }
 
+    /// Returns the name for people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::MemoryRead => "Read the memory document",
+            Self::MemoryWrite => "Replace the memory document",
+            Self::SearchHistory => "Search earlier messages",
+        }
+    }
+
+    /// Returns the JSON Schema of the data of a successful call, an object.
+    pub fn output(self) -> Map<String, Value> {
+        let count = || json!({"type": "integer", "minimum": 0});
+        let properties = match self {
+            Self::MemoryRead => json!({
+                "user_id": {"type": "string"}, "version": count(), "words": count(),
+                "updated_at": {"type": ["string", "null"], "format": "date-time"}, "content": {"type": "string"},
+            }),
+            Self::MemoryWrite => json!({
+                "user_id": {"type": "string"}, "version": count(), "words": count(),
+                "hint": {"type": ["string", "null"]},
+            }),
+            Self::SearchHistory => json!({
+                "hits": {"type": "array", "items": {"type": "object"}},
+                "marks": {"type": ["array", "null"], "items": {"type": "string"}},
+            }),
+        };
+        let required: Vec<&String> = properties.as_object().into_iter().flat_map(Map::keys).collect();
+        let required = json!(required);
+        let schema = [("type", "object".into()), ("properties", properties), ("required", required)];
+        schema.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
+    }
+
     /// Returns the JSON Schema of the arguments, an object.
     pub fn parameters(self) -> Map<String, Value> {
         let (properties, required) = match self {

@@ -344,3 +344,124 @@ async fn mcp_checks_the_host_like_other_routes() {
     assert_eq!(names(called("memory:8080")).await.len(), 3);
     called("evil.example").await.problem(403, "host-not-allowed");
 }
+
+/// Clients of three generations: each gets the version that it asks for, and its requests work.
+#[tokio::test]
+async fn each_supported_version_is_negotiated_and_served() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    for version in ["2025-03-26", "2025-06-18", "2025-11-25"] {
+        for path in ["/mcp", "/mcp/"] {
+            let send = |method: &str, params: Value| {
+                let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+                let request = app.post(path, body).header("accept", "application/json, text/event-stream");
+                // Version 2025-03-26 does not have this header.
+                if method == "initialize" || version == "2025-03-26" {
+                    request
+                } else {
+                    request.header("mcp-protocol-version", version)
+                }
+            };
+            let hello = json!({
+                "protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"},
+            });
+            let welcome = result(send("initialize", hello)).await;
+            assert_eq!(welcome["protocolVersion"], version);
+            for capability in ["tools", "resources", "prompts"] {
+                assert!(welcome["capabilities"][capability].is_object(), "{welcome}");
+            }
+            app.post(path, json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await.ok(202);
+            let listed = result(send("tools/list", json!({}))).await;
+            for tool in listed["tools"].as_array().expect("a list") {
+                assert!(tool["title"].is_string() && tool["outputSchema"]["type"] == "object", "{tool}");
+            }
+            // The data of each tool has the fields of its schema.
+            for (tool, arguments) in [
+                ("memory_write", json!({"content": "Likes tea."})),
+                ("memory_read", json!({})),
+                ("search_history", json!({"query": "tea"})),
+            ] {
+                let called = result(send("tools/call", json!({"name": tool, "arguments": arguments}))).await;
+                let definition =
+                    listed["tools"].as_array().expect("a list").iter().find(|known| known["name"] == tool);
+                let schema = &definition.expect("it is listed")["outputSchema"];
+                let fields =
+                    |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+                assert_eq!(fields(&called["structuredContent"]), fields(&schema["properties"]), "{tool}");
+            }
+        }
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mcp_resources_are_memory_document_and_summaries(backend: Backend) {
+    let set = [("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")];
+    let app = TestApp::start(&backend, &set).await;
+    let app = app.with_key(backend.key("acme", Scope::Write).await.expose());
+    app.put("/users/ada/memory", r#"{"content":"Likes tea."}"#).await.ok(200);
+    app.record_for("s/1".replace('/', "%2F").as_str(), "ada").await;
+    app.record_turns("s%2F1", 0..2).await;
+    app.context("s%2F1", &json!({})).await;
+    let summary = app.get("/sessions/s%2F1").await["summary"]["text"].as_str().expect("a text").to_owned();
+    assert!(!summary.is_empty());
+    let uris = async |request: Request, list: &str, field: &str| {
+        let items = result(request).await[list].as_array().expect("a list").clone();
+        items.into_iter().map(|item| item[field].as_str().expect("a URI").to_owned()).collect::<Vec<_>>()
+    };
+    let list = || message(&app, "resources/list", &json!({}));
+    let templates = || message(&app, "resources/templates/list", &json!({}));
+    let session = |request: Request| request.header("x-precis-session", "s%2F1");
+    assert_eq!(uris(list(), "resources", "uri").await, ["precis://memory"]);
+    assert_eq!(uris(session(list()), "resources", "uri").await, ["precis://memory", "precis://summary"]);
+    let template = "precis://sessions/{session_id}/summary";
+    assert_eq!(uris(templates(), "resourceTemplates", "uriTemplate").await, [template]);
+    assert_eq!(uris(session(templates()), "resourceTemplates", "uriTemplate").await, [""; 0]);
+    let read = |uri: &str| message(&app, "resources/read", &json!({"uri": uri}));
+    let of_session = "precis://sessions/s%2F1/summary";
+    for (request, text) in [
+        (session(read("precis://memory")), "Likes tea."),
+        (read("precis://memory").header("x-precis-user", "ada"), "Likes tea."),
+        (read("precis://memory").header("x-precis-user", "bo"), ""),
+        (session(read("precis://summary")), &*summary),
+        (read(of_session), &*summary),
+    ] {
+        let contents = result(request).await["contents"].clone();
+        assert_eq!(contents[0]["text"], text, "{contents}");
+    }
+    for (request, code, text) in [
+        (read("precis://memory"), -32602, "x-precis-user"),
+        (session(read("precis://memory")).header("x-precis-user", "bo"), -32602, "belongs to another user"),
+        (session(read("precis://summary")).header("x-precis-user", "bo"), -32602, "belongs to another user"),
+        (session(read(of_session)), -32002, "there is no resource"),
+        (read("precis://summary"), -32002, "there is no resource"),
+        (read("precis://sessions/none/summary"), -32002, "there is no resource"),
+        (read("file:///etc/passwd"), -32002, "there is no resource"),
+    ] {
+        let response = request.await;
+        assert_eq!(response["error"]["code"], code, "{response}");
+        assert!(response["error"]["message"].as_str().expect("a text").contains(text), "{response}");
+    }
+}
+
+#[tokio::test]
+async fn mcp_prompt_is_the_memory_guide() {
+    let app = TestApp::on_sqlite(&[]).await;
+    let listed = result(message(&app, "prompts/list", &json!({}))).await;
+    assert_eq!(listed["prompts"][0]["name"], "memory_guide");
+    let prompt = result(message(&app, "prompts/get", &json!({"name": "memory_guide"}))).await;
+    assert_eq!(prompt["messages"][0]["content"]["text"], app.get("/skills/memory").await.text);
+    let unknown = message(&app, "prompts/get", &json!({"name": "other"})).await;
+    assert_eq!(unknown["error"]["code"], -32602, "{unknown}");
+}
+
+#[tokio::test]
+async fn well_known_paths_are_missing_without_a_key_too() {
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start(&backend, &[]).await;
+    let _key = backend.key("acme", Scope::Read).await;
+    for path in ["oauth-protected-resource", "oauth-protected-resource/mcp", "oauth-authorization-server"] {
+        app.get(&format!("/.well-known/{path}")).await.problem(404, "route-not-found");
+    }
+}

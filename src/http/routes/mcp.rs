@@ -17,9 +17,9 @@ use crate::http::json;
 use crate::http::path::percent_decode;
 use crate::http::response_body::with_line_feed;
 use crate::http::routes::tools;
-use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
 use crate::service::tools::{ToolContext, ToolOutcome};
+use crate::service::{Error, MemoryService};
 use axum::Extension;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
@@ -28,8 +28,11 @@ use axum::response::Response;
 use rmcp::model::{
     CallToolRequestMethod, CallToolRequestParams, CallToolResponse, CallToolResult, ConstString as _,
     ContentBlock, CustomRequest, CustomResult, DiscoverRequestMethod, DiscoverRequestParams, ErrorCode,
-    Implementation, InitializeRequestParams, InitializeResultMethod, ListToolsResult, PaginatedRequestParams,
-    ProtocolVersion, ServerCapabilities, ServerConfig, ToolAnnotations,
+    GetPromptRequestParams, GetPromptResponse, GetPromptResult, Implementation, InitializeRequestParams,
+    InitializeResultMethod, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult,
+    ListToolsResult, PaginatedRequestParams, Prompt, PromptMessage, ProtocolVersion,
+    ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, Resource, ResourceContents,
+    ResourceTemplate, Role, ServerCapabilities, ServerConfig, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
@@ -40,9 +43,24 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Older versions of the protocol have batches or another transport.
-const SUPPORTED_VERSIONS: [ProtocolVersion; 3] =
-    [ProtocolVersion::V_2025_06_18, ProtocolVersion::V_2025_11_25, ProtocolVersion::V_2026_07_28];
+/// Older versions of the protocol have another transport. Version 2025-03-26 also permits batches, which its clients do not send
+/// by themselves; they are rejected.
+const SUPPORTED_VERSIONS: [ProtocolVersion; 4] = [
+    ProtocolVersion::V_2025_03_26,
+    ProtocolVersion::V_2025_06_18,
+    ProtocolVersion::V_2025_11_25,
+    ProtocolVersion::V_2026_07_28,
+];
+
+/// The memory document of the user.
+const MEMORY_URI: &str = "precis://memory";
+/// The summary of the session that a header names.
+const SUMMARY_URI: &str = "precis://summary";
+/// The summaries of other sessions, if no header names session or user.
+const SUMMARY_TEMPLATE: &str = "precis://sessions/{session_id}/summary";
+/// The memory guide as a prompt.
+const GUIDE: &str = "memory_guide";
+const MARKDOWN: &str = "text/markdown";
 
 /// Handles one message of the protocol.
 pub(crate) async fn serve(
@@ -134,7 +152,8 @@ struct McpServer {
 
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
-        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+        let capabilities = ServerCapabilities::builder().enable_tools().enable_resources().enable_prompts();
+        ServerConfig::new(capabilities.build())
             .with_server_info(Implementation::new("precis", env!("CARGO_PKG_VERSION")))
             .with_instructions(self.service.memory_guide())
     }
@@ -171,6 +190,72 @@ impl ServerHandler for McpServer {
         Ok(result.into())
     }
 
+    async fn list_resources(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        let memory =
+            Resource::new(MEMORY_URI, "memory").with_title("Memory document").with_mime_type(MARKDOWN);
+        let memory = memory.with_description("What the agent remembers about the user, in all sessions.");
+        let summary = Resource::new(SUMMARY_URI, "summary").with_title("Session summary");
+        let summary =
+            summary.with_mime_type("text/plain").with_description("The older part of this session.");
+        let summary = self.session.is_some().then_some(summary);
+        Ok(ListResourcesResult::with_all_items([Some(memory), summary].into_iter().flatten().collect()))
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        let summary = ResourceTemplate::new(SUMMARY_TEMPLATE, "summary").with_title("Session summary");
+        let summary = summary.with_mime_type("text/plain").with_description("The older part of a session.");
+        let summaries = if self.has_fixed_context() { Vec::new() } else { vec![summary] };
+        Ok(ListResourceTemplatesResult::with_all_items(summaries))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        let uri = request.uri;
+        let contents = if uri == MEMORY_URI {
+            let content = self.memory_document().await?;
+            ResourceContents::text(content, uri).with_mime_type(MARKDOWN)
+        } else {
+            let summary = self.summary(&uri).await?;
+            ResourceContents::text(summary, uri).with_mime_type("text/plain")
+        };
+        Ok(ReadResourceResult::new(vec![contents]).into())
+    }
+
+    async fn list_prompts(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
+        let description = "How an agent uses its memory: when to read and write it, and what to avoid.";
+        let guide = Prompt::new(GUIDE, Some(description), None).with_title("Memory guide");
+        Ok(ListPromptsResult::with_all_items(vec![guide]))
+    }
+
+    async fn get_prompt(
+        &self,
+        request: GetPromptRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
+        if request.name != GUIDE {
+            let error =
+                format!("params.name: there is no prompt {:?}: the only one is {GUIDE}", request.name);
+            return Err(ErrorData::invalid_params(error, None));
+        }
+        let guide = PromptMessage::new_text(Role::User, self.service.memory_guide());
+        Ok(GetPromptResult::new(vec![guide]).into())
+    }
+
     /// Handles requests that the SDK cannot parse: unknown methods and invalid parameters.
     async fn on_custom_request(
         &self,
@@ -184,6 +269,17 @@ impl ServerHandler for McpServer {
             _ => return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None)),
         };
         Err(ErrorData::invalid_params(error, None))
+    }
+}
+
+/// Returns the error of a request that is no tool call.
+fn protocol_error(error: Error) -> ErrorData {
+    let is_of_client = matches!(error, Error::SessionUserMismatch);
+    let detail = Problem::from(error).detail().to_owned();
+    if is_of_client {
+        ErrorData::invalid_params(detail, None)
+    } else {
+        ErrorData::internal_error(detail, None)
     }
 }
 
@@ -224,6 +320,52 @@ impl McpServer {
         }
     }
 
+    /// Returns the memory document of the user of this connection. Reading binds no session.
+    async fn memory_document(&self) -> Result<String, ErrorData> {
+        let context =
+            ToolContext { may_bind: false, ..self.tool_context(self.session.clone(), self.user.clone()) };
+        let tenant = &self.caller.tenant;
+        let user = self.service.tool_user(tenant, &context).await.map_err(protocol_error)?;
+        let user = user.ok_or_else(|| {
+            let error = "params.uri: the memory document belongs to a user, and this connection has none: name the user \
+                with the header x-precis-user, or a session that has a user with x-precis-session";
+            ErrorData::invalid_params(error, None)
+        })?;
+        let document = self.service.memory(tenant, &user).await.map_err(protocol_error)?;
+        Ok(document.map(|document| document.content).unwrap_or_default())
+    }
+
+    /// Returns the summary with this URI.
+    async fn summary(&self, uri: &str) -> Result<String, ErrorData> {
+        let not_found = || {
+            let error =
+                format!("params.uri: there is no resource {uri:?}: list the resources and their templates");
+            ErrorData::resource_not_found(error, None)
+        };
+        let session = if uri == SUMMARY_URI {
+            self.session.clone()
+        } else {
+            let id = SUMMARY_TEMPLATE
+                .split_once("{session_id}")
+                .and_then(|(start, end)| percent_decode(uri.strip_prefix(start)?.strip_suffix(end)?));
+            id.filter(|_| !self.has_fixed_context()).and_then(|id| SessionId::new(id).ok())
+        };
+        let session = session.ok_or_else(not_found)?;
+        match self.service.session(&self.caller.tenant, &session).await {
+            Ok(session) => {
+                let is_of_another =
+                    self.user.is_some() && session.user_id.is_some() && self.user != session.user_id;
+                if is_of_another {
+                    Err(protocol_error(Error::SessionUserMismatch))
+                } else {
+                    Ok(session.summary.text)
+                }
+            }
+            Err(Error::SessionNotFound) => Err(not_found()),
+            Err(error) => Err(protocol_error(error)),
+        }
+    }
+
     /// Returns `true` if headers name the session or user. The tools then have no arguments for them.
     fn has_fixed_context(&self) -> bool {
         self.session.is_some() || self.user.is_some()
@@ -240,10 +382,15 @@ impl McpServer {
             properties.insert(SESSION_ID.to_owned(), optional(session));
             properties.insert(USER_ID.to_owned(), optional(user));
         }
-        let hints = ToolAnnotations::new().read_only(!tool.writes()).destructive(tool.writes());
+        let hints =
+            ToolAnnotations::with_title(tool.title()).read_only(!tool.writes()).destructive(tool.writes());
         // Every write creates a new version, even with unchanged text.
         let hints = hints.idempotent(!tool.writes()).open_world(false);
-        rmcp::model::Tool::new(tool.as_str(), tool.description(), Arc::new(schema)).with_annotations(hints)
+        let definition = rmcp::model::Tool::new(tool.as_str(), tool.description(), Arc::new(schema));
+        definition
+            .with_title(tool.title())
+            .with_raw_output_schema(Arc::new(tool.output()))
+            .with_annotations(hints)
     }
 }
 
