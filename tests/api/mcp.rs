@@ -302,7 +302,7 @@ async fn mcp_client_with_older_version_is_offered_a_supported_one() {
     let app = TestApp::on_sqlite(&[]).await;
     for (asked, agreed) in [
         ("2024-11-05", "2025-11-25"),
-        ("2025-03-26", "2025-11-25"),
+        ("2025-03-26", "2025-03-26"),
         ("2025-06-18", "2025-06-18"),
         ("2025-11-25", "2025-11-25"),
         ("2099-01-01", "2025-11-25"),
