@@ -108,6 +108,7 @@ async fn steps_on_sqlite_grow_without_an_index() {
         ("idempotency_keys_by_time", "append_exchange, new key"),
         ("search_by_time", "term_statistics"),
         ("sessions_by_activity", "sessions"),
+        ("sessions_by_origin", "erase_session"),
         ("sessions_by_user", "sessions of a user"),
     ];
     let (few, many) = (Measured::filled(FEW).await, Measured::filled(MANY).await);
