@@ -102,7 +102,7 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
         imported.times.unwrap_or((OffsetDateTime::UNIX_EPOCH, OffsetDateTime::UNIX_EPOCH));
     let session = Session {
         session_id: SessionId::new("s").expect("valid"),
-        user_id: imported.user_id.clone().unwrap_or_default(),
+        user_id: imported.user_id.clone(),
         metadata: imported.metadata.clone().unwrap_or_else(|| "{}".to_owned()),
         last_seq: imported.last_seq,
         tokens: imported.tokens,
@@ -111,6 +111,8 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
         summary: imported.summary.clone(),
         revision: imported.revision,
         consolidation: ConsolidationState::default(),
+        forked_from: None,
+        incarnation: Default::default(),
         created_at,
         updated_at,
     };
