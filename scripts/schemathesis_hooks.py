@@ -57,6 +57,12 @@ def map_case(context, case):
         tag = case.headers["If-Match"].strip('"')
         case.headers["If-Match"] = "*" if tag == "*" else f'"{tag}"'
     if is_sound(ParameterLocation.BODY) and isinstance(case.body, dict):
+        for content in contents(case.body):
+            for part in content if isinstance(content, list) else []:
+                # A text needs its text, and so does a refusal.
+                name = "refusal" if part["type"] == "refusal" else "text" if "text" in part["type"] else None
+                if name and not isinstance(part.get(name), str):
+                    part[name] = "Nothing."
         for message in case.body.get("messages") or []:
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
@@ -82,6 +88,13 @@ def map_case(context, case):
 
 
 keys = itertools.count()
+
+
+def contents(body):
+    """The contents of the messages in a body."""
+    yield from map(body.get, ["user_message", "assistant_reply"])
+    for message in body.get("messages") or []:
+        yield message.get("content")
 
 
 def is_call(body):

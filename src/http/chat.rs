@@ -163,63 +163,38 @@ pub(super) enum Content {
 }
 
 /// A content part; it has other fields by its type, and all are kept
+// A union of the types would be more exact. But in a list of a union, openapi-generator loses the items.
 #[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum ContentPart {
-    Text(TextPart),
-    Refusal(RefusalPart),
-    Other(OtherPart),
+pub(super) struct ContentPart {
+    r#type: ContentPartType,
+    /// Required in a `text`, `input_text` or `output_text`
+    text: Option<String>,
+    /// Required in a `refusal`
+    refusal: Option<String>,
+}
+
+/// The type of a content part: a text, an attachment, or reasoning, which models do not receive
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ContentPartType {
+    Text,
+    InputText,
+    OutputText,
+    Refusal,
+    ImageUrl,
+    InputImage,
+    InputAudio,
+    File,
+    InputFile,
+    Reasoning,
+    Thinking,
+    RedactedThinking,
 }
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum TextType {
     Text,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum TextPartType {
-    Text,
-    InputText,
-    OutputText,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum RefusalType {
-    Refusal,
-}
-
-/// A text as a content part
-#[derive(Serialize, ToSchema)]
-pub(super) struct TextPart {
-    #[schema(inline)]
-    r#type: TextPartType,
-    text: String,
-    refusal: Option<String>,
-}
-
-/// A refusal as a content part
-#[derive(Serialize, ToSchema)]
-pub(super) struct RefusalPart {
-    #[schema(inline)]
-    r#type: RefusalType,
-    refusal: String,
-    text: Option<String>,
-}
-
-/// A content part of another type
-#[derive(Serialize, ToSchema)]
-pub(super) struct OtherPart {
-    /// An attachment, or reasoning, which models do not receive
-    #[schema(
-        pattern = "^(image_url|input_image|input_audio|file|input_file|reasoning|thinking|redacted_thinking)$",
-        example = "image_url"
-    )]
-    r#type: String,
-    text: Option<String>,
-    refusal: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]

@@ -78,7 +78,7 @@ pub(super) struct ToolPath {
     /// The session, by the id that the client chose for it, percent-encoded
     pub(super) session_id: SessionId,
     /// The tool; the same as in the call
-    #[param(inline, value_type = Tool)]
+    #[param(inline, value_type = Tool, example = "search_history")]
     pub(super) name: String,
 }
 

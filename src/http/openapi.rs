@@ -42,8 +42,8 @@ pub fn document() -> utoipa::openapi::OpenApi {
     for routes in [super::buffered_routes(), super::streaming_routes(), super::operational_routes()] {
         document.merge(routes.into_openapi());
     }
-    let key = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("precis_…").description(Some(
-        "An API key, created by `precis keys create`. Each scope (`read`, `write`, `admin`) includes the scopes before it. \
+    let key = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
+        "An API key (`precis_…`), created by `precis keys create`. Each scope (`read`, `write`, `admin`) includes the scopes before it. \
          A service without any key that is not reachable from the network needs none.",
     ));
     let components = document.components.get_or_insert_default();

@@ -4,6 +4,7 @@ use crate::blocking;
 use crate::config::Limits;
 use crate::domain::exchange::Exchange;
 use crate::domain::given_time::given_time;
+use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
 use crate::domain::validation::FieldError;
 use crate::http::chat;
@@ -18,6 +19,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use serde_json::Number;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 use time::OffsetDateTime;
@@ -32,7 +34,7 @@ pub(crate) struct ExchangeRequest {
     user_id: Option<String>,
     metadata: Option<Box<RawValue>>,
     created_at: Option<String>,
-    expected_last_seq: Option<i64>,
+    expected_last_seq: Option<Number>,
 }
 
 /// The position of a persisted exchange.
@@ -175,8 +177,9 @@ impl ExchangeRequest {
             errors.push(FieldError::new("created_at", detail));
             None
         });
-        let expected_last_seq = self.expected_last_seq;
-        if expected_last_seq.is_some_and(|seq| seq < 0) {
+        let given = self.expected_last_seq.as_ref();
+        let expected_last_seq = given.and_then(as_integer).filter(|seq| *seq >= 0);
+        if given.is_some() && expected_last_seq.is_none() {
             let detail = "must be the seq of the last message, or 0 if the session must have no message";
             errors.push(FieldError::new("expected_last_seq", detail));
         }

@@ -30,6 +30,12 @@ pub(crate) const MEDIA_TYPE: &str = "application/x-ndjson";
 const MEDIA_TYPES: [&str; 4] =
     [MEDIA_TYPE, "application/ndjson", "application/jsonl", "application/x-jsonlines"];
 
+/// The schema of JSON lines. Generators read them into a file instead of a text because of its format.
+#[derive(ToSchema)]
+#[schema(format = Binary)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct JsonLines(String);
+
 /// Maximum number of bytes that are read after an error. Without reading on, a client that is still sending would not
 /// receive the response.
 const MAX_DRAIN_BYTES: usize = 8 * 1024 * 1024;
@@ -43,7 +49,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
     get, path = "/sessions/{session_id}/export", operation_id = "export_session", tag = "sessions",
     params(SessionPath),
     responses(
-        (status = 200, description = "The lines; docs/export.md describes their format", body = String, content_type = "application/x-ndjson"),
+        (status = 200, description = "The lines; docs/export.md describes their format", body = inline(JsonLines), content_type = "application/x-ndjson"),
         SessionNotFound,
     )
 )]
@@ -96,9 +102,8 @@ pub(crate) struct ImportResponse {
     post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "sessions",
     params(SessionPath, ImportParams),
     request_body(
-        content = String, content_type = "application/x-ndjson",
+        content = inline(JsonLines), content_type = "application/x-ndjson",
         description = "An export, or one message per line; at most limits.max_import_bytes",
-        example = json!("{\"role\": \"user\", \"content\": \"Hello.\"}\n{\"role\": \"assistant\", \"content\": \"Hello!\"}\n"),
     ),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),

@@ -1,0 +1,75 @@
+// A round trip with the client that hey-api generates.
+
+import assert from "node:assert/strict";
+import {
+  consolidate,
+  getSession,
+  listMessages,
+  listRevisions,
+  readMemory,
+  recordExchange,
+  search,
+  writeMemory,
+} from "./generated/hey-api";
+import { client } from "./generated/hey-api/client.gen";
+import { SESSION, USER, exchange, key, url } from "./turn";
+
+client.setConfig({ baseUrl: url, auth: key });
+const session = { path: { session_id: SESSION } };
+const user = { path: { user_id: USER } };
+
+async function main() {
+  const recorded = await recordExchange({
+    ...session,
+    body: { messages: exchange, user_id: USER, metadata: { topic: "travel" } },
+  });
+  assert.deepEqual([recorded.data?.first_seq, recorded.data?.last_seq], [1, 4]);
+  for (const replayed of [null, "true"]) {
+    const { data, response } = await recordExchange({
+      ...session,
+      headers: { "Idempotency-Key": "second-turn" },
+      body: { user_message: [{ type: "text", text: "Thanks." }], assistant_reply: "You're welcome." },
+    });
+    assert.deepEqual([data?.first_seq, response?.headers.get("idempotent-replayed")], [5, replayed]);
+  }
+
+  const messages = [];
+  let cursor: string | null | undefined;
+  do {
+    const page = await listMessages({ ...session, query: { limit: 4, ...(cursor ? { cursor } : {}) } });
+    assert(page.data);
+    messages.push(...page.data.items);
+    cursor = page.data.next;
+  } while (cursor);
+  assert.deepEqual(messages.map(({ seq }) => seq), [1, 2, 3, 4, 5, 6]);
+  assert.deepEqual(messages.slice(0, 4).map(({ message }) => message), exchange);
+
+  const revision = await consolidate(session);
+  assert.equal(revision.response?.status, 201);
+  assert.deepEqual([revision.data?.revision, revision.data?.kind], [1, "consolidation"]);
+  const revisions = await listRevisions(session);
+  assert.deepEqual(revisions.data?.items, [revision.data]);
+
+  const found = await search({ query: { q: "ferry", session_id: SESSION, role: "user" } });
+  assert.deepEqual(found.data?.items.map(({ message }) => message), [exchange[0]]);
+
+  const none = await readMemory(user);
+  const version = none.response?.headers.get("etag") ?? undefined;
+  assert.deepEqual([none.data?.version, version], [0, '"0"']);
+  const body = { content: "# Ada\n\n- Likes ferries.\n" };
+  const headers = { "If-Match": version };
+  const written = await writeMemory({ ...user, headers, body });
+  assert.deepEqual([written.data?.version, written.data?.content], [1, body.content]);
+  const stale = await writeMemory({ ...user, headers, body });
+  assert.deepEqual([stale.error?.status, stale.error?.type], [412, "urn:precis:problem:version-mismatch"]);
+
+  const missing = await getSession({ path: { session_id: "a/b" } });
+  assert.equal(missing.error?.type, "urn:precis:problem:session-not-found");
+  const invalid = await search({ query: { q: "" } });
+  assert.deepEqual(invalid.error?.errors?.map(({ field }) => field), ["q"]);
+}
+
+main().catch((error: unknown) => {
+  console.error(error);
+  process.exit(1);
+});

@@ -1,0 +1,28 @@
+"""The turn that the programs record, in the types of the official client, and where they record it."""
+
+import sys
+from collections.abc import Mapping
+
+from openai.types.chat import (
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionToolMessageParam,
+    ChatCompletionUserMessageParam,
+)
+
+url, SESSION, USER, key = sys.argv[1:]
+
+question: ChatCompletionUserMessageParam = {
+    "role": "user",
+    "content": [{"type": "text", "text": "When does the ferry leave?"}],
+}
+call: ChatCompletionAssistantMessageParam = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "timetable", "arguments": '{"line": 3}'}}
+    ],
+}
+result: ChatCompletionToolMessageParam = {"role": "tool", "tool_call_id": "call_1", "content": "09:00"}
+answer: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": "At nine."}
+
+exchange: list[Mapping[str, object]] = [question, call, result, answer]
