@@ -1,6 +1,6 @@
 //! Divides a transcript into batches that fit into the input limit of a model.
 
-use super::transcript::{TranscriptEntry, TranscriptLine};
+use super::transcript::{MAX_TIME_TOKENS, TimeLines, TranscriptEntry, TranscriptLine};
 
 /// Returns the largest position in `ends` (ascending) whose leading items have at most `capacity` tokens in total. The
 /// first position is returned even if its items do not fit: messages before it must be summarised together, and
@@ -25,13 +25,15 @@ pub fn batch_end(sizes: &[usize], ends: &[usize], capacity: usize) -> Option<usi
 pub fn split_to_fit(lines: Vec<TranscriptLine>, capacity: usize) -> Vec<Vec<TranscriptLine>> {
     let mut groups = Vec::new();
     let mut group = Vec::new();
-    let mut filled = 0;
+    let (mut filled, mut times) = (0, TimeLines::default());
     for line in lines.into_iter().flat_map(|line| split_line(line, capacity)) {
-        if filled + line.tokens > capacity && !group.is_empty() {
+        let mut tokens = times.tokens_with(&line);
+        if filled + tokens > capacity && !group.is_empty() {
             groups.push(std::mem::take(&mut group));
-            filled = 0;
+            (filled, times) = (0, TimeLines::default());
+            tokens = times.tokens_with(&line);
         }
-        filled += line.tokens;
+        filled += tokens;
         group.push(line);
     }
     groups.push(group);
@@ -42,16 +44,19 @@ pub fn split_to_fit(lines: Vec<TranscriptLine>, capacity: usize) -> Vec<Vec<Tran
 fn split_line(line: TranscriptLine, capacity: usize) -> Vec<TranscriptLine> {
     /// Parts with at most this many bytes of text are not split further: no real model has such a small capacity.
     const SMALLEST: usize = 64;
-    if line.tokens <= capacity {
+    let time_tokens = line.time.map_or(0, |_| MAX_TIME_TOKENS);
+    if line.tokens + time_tokens <= capacity {
         return vec![line];
     }
+    let time = line.time;
+    let to_line = |entry| TranscriptLine::at(entry, time);
     let bytes = line.entry.text.len();
     if bytes <= SMALLEST {
-        return vec![TranscriptLine::from(TranscriptEntry { calls: Vec::new(), ..line.entry })];
+        return vec![to_line(TranscriptEntry { calls: Vec::new(), ..line.entry })];
     }
     // A token of plain text has about four bytes, so the first guess usually fits; halving bounds the recursion.
-    let part = bytes.div_ceil(2).min(capacity.saturating_mul(3)).max(SMALLEST);
-    let parts = line.entry.split(part).into_iter().map(TranscriptLine::from);
+    let part = bytes.div_ceil(2).min(capacity.saturating_sub(time_tokens).saturating_mul(3)).max(SMALLEST);
+    let parts = line.entry.split(part).into_iter().map(to_line);
     parts.flat_map(|part| split_line(part, capacity)).collect()
 }
 
@@ -59,6 +64,9 @@ fn split_line(line: TranscriptLine, capacity: usize) -> Vec<TranscriptLine> {
 mod tests {
     use super::*;
     use crate::domain::message::Role;
+    use crate::domain::tokens;
+    use crate::domain::transcript::encode_transcript;
+    use time::OffsetDateTime;
 
     fn entry(text: &str) -> TranscriptEntry {
         TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
@@ -78,13 +86,17 @@ mod tests {
     fn split_groups_fit_and_contain_the_complete_text() {
         let han = "语".repeat(700);
         let texts = ["short", &"many words in a row ".repeat(400), &"<>".repeat(900), &han, "end"];
-        let lines = texts.iter().map(|text| TranscriptLine::from(entry(text))).collect();
-        let groups = split_to_fit(lines, 400);
-        for group in &groups {
-            assert!(group.iter().map(|line| line.tokens).sum::<usize>() <= 400);
+        let day = |number| Some(OffsetDateTime::UNIX_EPOCH + time::Duration::days(number));
+        for time in [|_| None, day] {
+            let lines = texts.iter().zip(0..).map(|(text, at)| TranscriptLine::at(entry(text), time(at)));
+            let groups = split_to_fit(lines.collect(), 400);
+            for group in &groups {
+                assert!(tokens::count(&encode_transcript(group)) <= 400);
+                assert_eq!(encode_transcript(group).starts_with("{\"time\""), time(0).is_some());
+            }
+            let text: String = groups.iter().flatten().map(|line| line.entry.text.as_str()).collect();
+            assert_eq!(text, texts.concat());
         }
-        let text: String = groups.iter().flatten().map(|line| line.entry.text.as_str()).collect();
-        assert_eq!(text, texts.concat());
     }
 
     #[test]

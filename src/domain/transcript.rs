@@ -3,10 +3,15 @@
 //! Tool calls and results are shortened, so that a summariser sees the action and its outcome without pages of machine
 //! output. A [`TranscriptEntry`] is the content; a [`TranscriptLine`] is its encoding, which is sent to models and
 //! measured against their input limits. No message can break out of its line.
+//!
+//! Lines of their own state the time, so that a model can write a date for "yesterday": before the first message, before each
+//! message of another date, and after each hour without such a line. A time in every message would cost about ten tokens each.
 
 use super::message::{Message, Role};
 use super::tokens;
 use serde::Serialize;
+use time::macros::format_description;
+use time::{Duration, OffsetDateTime};
 
 /// Longest arguments of a tool call, in characters.
 const MAX_ARGUMENT_CHARS: usize = 300;
@@ -14,6 +19,11 @@ const MAX_ARGUMENT_CHARS: usize = 300;
 const MAX_NAME_CHARS: usize = 128;
 /// Longest result of a tool, in characters.
 const MAX_RESULT_CHARS: usize = 1000;
+
+/// The time is stated again after this time.
+const TIME_INTERVAL: Duration = Duration::HOUR;
+/// Largest number of tokens of a line that states the time, with its line feed.
+pub const MAX_TIME_TOKENS: usize = 32;
 
 /// A message as a summariser sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -34,6 +44,8 @@ pub struct TranscriptEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TranscriptLine {
     pub entry: TranscriptEntry,
+    /// The time of the message, if it is known.
+    pub time: Option<OffsetDateTime>,
     /// The entry as one line of JSON without a line feed: see [`TranscriptEntry::encode`].
     pub json: String,
     /// Tokens of the line including its line feed.
@@ -44,8 +56,54 @@ impl From<TranscriptEntry> for TranscriptLine {
     fn from(entry: TranscriptEntry) -> Self {
         let json = entry.encode();
         let tokens = tokens::count(&json) + 1;
-        Self { entry, json, tokens }
+        Self { entry, time: None, json, tokens }
     }
+}
+
+impl TranscriptLine {
+    /// Encodes an entry whose message has this time.
+    pub fn at(entry: TranscriptEntry, time: Option<OffsetDateTime>) -> Self {
+        Self { time, ..entry.into() }
+    }
+}
+
+/// The rule that decides which messages follow a line that states the time: `{"time":"Friday 2026-05-01 12:00 UTC"}`.
+#[derive(Debug, Default)]
+pub struct TimeLines {
+    last: Option<OffsetDateTime>,
+}
+
+impl TimeLines {
+    /// Returns the line, without a line feed, that precedes the next message of a transcript, if there is one.
+    pub fn before(&mut self, message: &TranscriptLine) -> Option<String> {
+        let format = format_description!("[weekday] [year]-[month]-[day] [hour]:[minute] UTC");
+        let time = message.time?;
+        let is_near =
+            |last: OffsetDateTime| last.date() == time.date() && (time - last).abs() < TIME_INTERVAL;
+        if self.last.is_some_and(is_near) {
+            return None;
+        }
+        self.last = Some(time);
+        Some(format!(r#"{{"time":"{}"}}"#, time.format(format).ok()?))
+    }
+
+    /// Returns the number of tokens that the next message of a transcript needs, with the line before it.
+    pub fn tokens_with(&mut self, message: &TranscriptLine) -> usize {
+        let before = self.before(message).map_or(0, |line| tokens::count(&line) + 1);
+        message.tokens + before
+    }
+}
+
+/// Returns the transcript: the lines of the messages and those that state the time.
+pub fn encode_transcript(messages: &[TranscriptLine]) -> String {
+    let (mut times, mut transcript) = (TimeLines::default(), String::new());
+    for message in messages {
+        for line in times.before(message).as_deref().into_iter().chain([message.json.as_str()]) {
+            transcript.push_str(line);
+            transcript.push('\n');
+        }
+    }
+    transcript
 }
 
 impl TranscriptEntry {
@@ -152,6 +210,7 @@ fn shorten(text: &str, chars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use time::macros::datetime;
 
     fn entry(text: &str) -> TranscriptEntry {
         TranscriptEntry { role: Role::User, name: None, text: text.to_owned(), calls: Vec::new() }
@@ -164,6 +223,41 @@ mod tests {
         assert!(!line.contains(['<', '>', '\n', '\r', '\u{2028}', '\u{2029}', '\u{85}', '\u{0b}']), "{line}");
         let read: serde_json::Value = serde_json::from_str(&line).expect("one JSON value");
         assert_eq!(read, serde_json::json!({"role": "user", "text": hostile}));
+    }
+
+    #[test]
+    fn time_is_stated_at_the_beginning_for_each_date_and_each_hour() {
+        let start = datetime!(2026-05-01 22:40 UTC);
+        let line = |minutes| TranscriptLine::at(entry("x"), Some(start + Duration::minutes(minutes)));
+        let untimed = TranscriptLine::from(entry("x"));
+        let lines =
+            [line(0), line(59), untimed, line(60), line(79), line(80), line(81), line(70), line(1500)];
+        let transcript = encode_transcript(&lines);
+        let time = |text: &str| format!(r#"{{"time":"{text} UTC"}}"#);
+        let messages = |count| vec![r#"{"role":"user","text":"x"}"#.to_owned(); count];
+        let expected = [
+            vec![time("Friday 2026-05-01 22:40")],
+            messages(3),
+            vec![time("Friday 2026-05-01 23:40")],
+            messages(2),
+            vec![time("Saturday 2026-05-02 00:00")],
+            messages(2),
+            vec![time("Friday 2026-05-01 23:50")],
+            messages(1),
+            vec![time("Saturday 2026-05-02 23:40")],
+            messages(1),
+        ];
+        assert_eq!(transcript.lines().collect::<Vec<_>>(), expected.concat());
+        let mut times = TimeLines::default();
+        let sizes: usize = lines.iter().map(|line| times.tokens_with(line)).sum();
+        assert!(sizes >= tokens::count(&transcript), "{sizes}");
+        for time in
+            [datetime!(2026-09-30 22:22 UTC), datetime!(9999-12-29 23:59:59 UTC), OffsetDateTime::UNIX_EPOCH]
+        {
+            let line =
+                TimeLines::default().before(&TranscriptLine::at(entry("x"), Some(time))).expect("the first");
+            assert!(tokens::count(&line) < MAX_TIME_TOKENS, "{line}");
+        }
     }
 
     #[test]

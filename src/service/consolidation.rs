@@ -13,7 +13,7 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision};
 use crate::domain::session::{Session, Summary};
-use crate::domain::transcript::{TranscriptEntry, TranscriptLine, encode_text};
+use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine, encode_text};
 use crate::domain::{batching, summary, tokens};
 use crate::llm::{Cost, LlmError, PoolResponse, Task};
 use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError};
@@ -340,7 +340,8 @@ impl ConsolidationRun {
             plan.batch_ends.iter().filter(|end| **end > done).map(|end| end - done).collect();
         let message_tokens = plan.message_tokens.get(done..).unwrap_or_default();
         self.load_lines(message_tokens, &ends, capacity).await?;
-        let sizes: Vec<usize> = self.lines.iter().map(|line| line.tokens).collect();
+        let mut times = TimeLines::default();
+        let sizes: Vec<usize> = self.lines.iter().map(|line| times.tokens_with(line)).collect();
         let loaded_ends: Vec<usize> = ends.into_iter().filter(|end| *end <= sizes.len()).collect();
         Ok(batching::batch_end(&sizes, &loaded_ends, capacity).map(|end| Batch {
             lines: self.lines.iter().take(end).cloned().collect(),
@@ -401,7 +402,7 @@ impl ConsolidationRun {
                 .into_iter()
                 .map(|stored| {
                     let message = Message::from_stored(stored.json).ok()?;
-                    Some(TranscriptEntry::of(&message).into())
+                    Some(TranscriptLine::at(TranscriptEntry::of(&message), Some(stored.created_at)))
                 })
                 .collect()
         };

@@ -83,7 +83,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
     let expected = json!({
         "revision": 1, "kind": "consolidation", "from_seq": 1, "to_seq": 4, "cursor": 4,
         "text": "They talked about tea.", "added": "They talked about tea.", "meta": null, "words": 4, "tokens": 5,
-        "model": "small", "pool": "default", "prompt_version": "1",
+        "model": "small", "pool": "default", "prompt_version": "2",
         "usage": {"calls": 1, "failures": 0, "input_tokens": 120, "output_tokens": 30, "queued_ms": "[redacted]"},
         "duration_ms": "[redacted]", "created_at": "[redacted]",
     });

@@ -213,12 +213,13 @@ pub(crate) async fn consolidate(app: &TestClient, session: &str) -> (StatusCode,
     (StatusCode::from_u16(response.status).unwrap(), response.json())
 }
 
-/// Returns the lines of the data block in a prompt.
+/// Returns the lines of the data block in a prompt, without those that state the time.
 pub(crate) fn lines(call: &Call) -> Vec<Value> {
     let user = call.user();
     let (_, block) = user.split_once("\n<conversation>\n").expect("the block begins");
     let (block, _) = block.split_once("\n</conversation>\n").expect("the block ends");
-    block.lines().map(|line| serde_json::from_str(line).expect("one JSON value per line")).collect()
+    let lines = block.lines().map(|line| serde_json::from_str(line).expect("one JSON value per line"));
+    lines.filter(|line: &Value| line["role"].is_string()).collect()
 }
 
 /// Returns the `seq`s that messages of [`user`] and others mention in a text: `m1 …`.

@@ -46,7 +46,7 @@ fn hostile_messages() -> Vec<String> {
     messages.iter().map(Value::to_string).collect()
 }
 
-/// Returns the prompt around the data block, and the lines of the block.
+/// Returns the prompt around the data block, and the lines of the block, without those that state the time.
 fn parts(call: &Call) -> (String, Vec<String>) {
     let lines: Vec<&str> = call.user().split(is_line_break).collect();
     let place = |tag: &str| {
@@ -57,7 +57,8 @@ fn parts(call: &Call) -> (String, Vec<String>) {
     };
     let (begin, end) = (place("<conversation>"), place("</conversation>"));
     let around = [&lines[..=begin], &lines[end..]].concat().join("\n");
-    (around, lines[begin + 1..end].iter().map(|&line| line.to_owned()).collect())
+    let messages = lines[begin + 1..end].iter().filter(|line| !line.starts_with(r#"{"time":"#));
+    (around, messages.map(|&line| line.to_owned()).collect())
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

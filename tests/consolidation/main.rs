@@ -29,4 +29,5 @@ mod queue;
 mod shutdown;
 mod tail_growth;
 mod thresholds;
+mod times;
 mod token_budget;

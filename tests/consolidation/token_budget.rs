@@ -6,6 +6,7 @@ use precis::domain::consolidation::Policy;
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
+use precis::domain::transcript::MAX_TIME_TOKENS;
 use precis::llm::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task, Usage};
 use precis::service::consolidation::Outcome;
 use precis::service::contexts::{Context, ContextOptions};
@@ -19,8 +20,8 @@ use tokio::sync::Semaphore;
 
 /// Cost of each request, [`Cost::tokens`].
 const TOKENS: u64 = 100;
-/// The capacity of these models.
-const CAPACITY: usize = 60;
+/// The capacity of these models: a long message and the line that states its time.
+const CAPACITY: usize = 60 + MAX_TIME_TOKENS;
 
 /// Models that respond when permitted, or fail.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ fn built_in() -> Prompts {
 #[test]
 fn built_in_prompts_are_valid_and_versioned() {
     let prompts = built_in();
-    assert_eq!(prompts.version(), "1");
+    assert_eq!(prompts.version(), "2");
     assert!((200..600).contains(&prompts.overhead()), "{}", prompts.overhead());
     let consolidate = prompts.render(&Task::Consolidate { lines: &[entry("hello")], sentences: 7 });
     assert!(consolidate.user.contains("about 7 sentences"));
@@ -23,6 +23,12 @@ fn built_in_prompts_are_valid_and_versioned() {
             .user
             .contains("\n\n<conversation>\n{\"role\":\"user\",\"text\":\"hello\"}\n</conversation>\n\n")
     );
+    let time = time::macros::datetime!(2026-05-01 12:00 UTC);
+    let line = TranscriptLine { time: Some(time), ..entry("hello") };
+    let consolidate = prompts.render(&Task::Consolidate { lines: &[line], sentences: 7 });
+    assert!(consolidate.user.contains(
+        "<conversation>\n{\"time\":\"Friday 2026-05-01 12:00 UTC\"}\n{\"role\":\"user\",\"text\":\"hello\"}\n"
+    ));
     let meta = prompts.render(&Task::MetaConsolidate { summary: "Long.\n\nLonger.", sentences: 8 });
     assert!(meta.user.contains("about 8 sentences"));
     assert!(meta.user.contains("\n\n<summary>\n\"Long.\\n\\nLonger.\"\n</summary>\n\n"));
