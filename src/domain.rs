@@ -16,6 +16,7 @@
 //! | the tools of the agent | [`tool`] |
 //! | the export format of a session | [`export_format`] |
 //! | the times that clients give | [`given_time`] |
+//! | when two messages of a client's list and the history are the same | [`sync`] |
 //! | size limits of stored values | [`limits`] |
 
 /// Implements the names of the variants of an enum.
@@ -77,6 +78,7 @@ pub mod session;
 pub mod skill;
 pub mod split_points;
 pub mod summary;
+pub mod sync;
 pub mod tail;
 pub mod tokens;
 pub mod tool;

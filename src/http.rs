@@ -26,7 +26,7 @@ use middleware::security_headers;
 use openapi::responses::RouteKind;
 use routes::{
     consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, revisions, search,
-    sessions, skills, tools, users,
+    sessions, skills, sync, tools, users,
 };
 use std::future::ready;
 use std::sync::Arc;
@@ -66,6 +66,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(WRITE, routes!(sessions::patch))
         .route(ADMIN, routes!(sessions::erase))
         .route(WRITE, routes!(exchanges::append))
+        .route(WRITE, routes!(sync::sync))
         .route(WRITE, routes!(contexts::build))
         .route(READ, routes!(messages::list))
         .route(WRITE, routes!(forks::fork))

@@ -10,6 +10,7 @@ use crate::domain::id::UserId;
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::InvalidQuery;
+use crate::domain::sync::Divergence;
 use crate::domain::tokens::Tokenizer;
 use crate::domain::validation::FieldError;
 use crate::llm::Llm;
@@ -41,6 +42,7 @@ mod metrics;
 pub mod reindex;
 pub mod search;
 mod sessions;
+pub mod sync;
 pub mod tools;
 pub mod work_permit;
 
@@ -110,6 +112,15 @@ pub enum Error {
     IdempotencyKeyReused,
     #[error("the last message of the session is {last_seq}, expected was {expected:?}")]
     LastSeqMismatch { expected: Option<i64>, last_seq: i64 },
+    /// A message of a client's list is not the stored one.
+    #[error("{0}")]
+    HistoryDiverged(Divergence),
+    #[error("{new} messages are new; at most {max_new} are allowed")]
+    TooManyMessages {
+        new: usize,
+        /// The setting `limits.max_messages_per_exchange`.
+        max_new: usize,
+    },
     #[error("the memory document is at another version")]
     VersionMismatch,
     #[error("the memory document has {bytes} bytes; at most {max_bytes} are allowed")]

@@ -106,7 +106,7 @@ impl Exchange {
 }
 
 /// Hashes a text after its length. Without the length, moving bytes from one text to the next would not change the hash.
-fn hash_text(hash: &mut Sha256, text: &str) {
+pub(super) fn hash_text(hash: &mut Sha256, text: &str) {
     hash.update((text.len() as u64).to_le_bytes());
     hash.update(text);
 }

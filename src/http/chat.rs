@@ -60,6 +60,53 @@ pub(super) struct MessagesExchange {
     expected_last_seq: Option<i64>,
 }
 
+/// The complete list of the messages that a client has
+#[derive(Serialize, ToSchema)]
+#[schema(as = SyncRequest)]
+pub(super) struct Sync {
+    /// All messages of the conversation in the OpenAI chat format, oldest first. System and developer messages at the beginning
+    /// are ignored. The time of a message is its field `created_at` (RFC 3339, or seconds since 1970), if it has one
+    messages: Vec<SyncMessage>,
+    /// User of the session; cannot change
+    #[schema(value_type = Option<UserId>)]
+    user_id: (),
+    /// Replaces the session's metadata: a JSON object
+    #[schema(value_type = Option<Object>)]
+    metadata: (),
+    /// What happens if a message is not the stored one: `reject` (default) writes nothing and returns 409
+    on_divergence: Option<OnDivergence>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum OnDivergence {
+    Reject,
+}
+
+/// A message of a complete list
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum SyncMessage {
+    User(UserMessage),
+    Assistant(AssistantMessage),
+    Tool(ToolMessage),
+    Instructions(Instructions),
+}
+
+/// Instructions at the beginning of a list, which are ignored
+#[derive(Serialize, ToSchema)]
+pub(super) struct Instructions {
+    role: InstructionsRole,
+    content: Option<Content>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum InstructionsRole {
+    System,
+    Developer,
+}
+
 /// A message in the OpenAI chat format; every field is kept
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]

@@ -10,6 +10,8 @@ use crate::config::Limits;
 use crate::domain::api_key::Scope;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::export_format::LineError;
+use crate::domain::message::Role;
+use crate::domain::sync::Divergence;
 use crate::domain::tokens::Tokenizer;
 use crate::domain::tool::{Tool, ToolError};
 use crate::domain::validation::FieldError;
@@ -53,6 +55,15 @@ pub(crate) struct Problem {
     /// `seq` of the last message of the session, 0 = none; of `last-seq-mismatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_seq: Option<i64>,
+    /// `seq` of the first message that is not the stored one; of `history-diverged`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diverged_at: Option<i64>,
+    /// Role of the stored message; of `history-diverged`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stored_role: Option<Role>,
+    /// Role of the message in the list; of `history-diverged`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    given_role: Option<Role>,
     #[serde(skip)]
     retry_after: Option<u32>,
     #[serde(skip)]
@@ -91,6 +102,9 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             last_seq: None,
+            diverged_at: None,
+            stored_role: None,
+            given_role: None,
             retry_after: None,
             exceeded_limit: None,
             is_closing: false,
@@ -350,6 +364,30 @@ impl Problem {
     }
 }
 
+/// Lists of messages that can't be synced.
+impl Problem {
+    fn history_diverged(divergence: Divergence) -> Self {
+        let detail = format!(
+            "The list is not a continuation of the history: {divergence}. Nothing was written. Send the messages as they are \
+             stored, or sync the list to another session."
+        );
+        Self {
+            diverged_at: Some(divergence.seq),
+            stored_role: Some(divergence.stored_role),
+            given_role: Some(divergence.given_role),
+            ..Self::new(StatusCode::CONFLICT, "history-diverged", "The history has diverged", detail)
+        }
+    }
+
+    fn too_many_messages(new: usize, max_new: usize) -> Self {
+        let detail = format!(
+            "has {new} new messages, at most {max_new} are allowed (limits.max_messages_per_exchange): sync the beginning of \
+             the list first"
+        );
+        Self::invalid_field("messages", detail)
+    }
+}
+
 impl From<FieldError> for Problem {
     fn from(error: FieldError) -> Self {
         Self::invalid(vec![error])
@@ -394,6 +432,8 @@ impl From<Error> for Problem {
                 let last_seq = Some(last_seq);
                 Self { last_seq, ..Self::new(S::CONFLICT, "last-seq-mismatch", title, detail) }
             }
+            Error::HistoryDiverged(divergence) => Self::history_diverged(divergence),
+            Error::TooManyMessages { new, max_new } => Self::too_many_messages(new, max_new),
             Error::VersionMismatch => {
                 let detail = "The memory document has changed since the version in If-Match. \
                     GET it, merge your changes, and PUT it with its new ETag.";

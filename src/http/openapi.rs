@@ -74,6 +74,7 @@ const REQUESTS: &[&str] = &[
     "QuestionAndAnswer",
     "SessionPatch",
     "Skill",
+    "SyncRequest",
 ];
 
 /// Returns the document as it is committed in `openapi/openapi.json`.

@@ -13,5 +13,6 @@ pub(super) mod revisions;
 pub(super) mod search;
 pub(super) mod sessions;
 pub(super) mod skills;
+pub(super) mod sync;
 pub(super) mod tools;
 pub(super) mod users;

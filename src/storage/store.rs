@@ -123,6 +123,33 @@ impl Store {
         }
     }
 
+    /// Returns the exchange that was appended with an idempotency key, and the fingerprint of its request.
+    pub async fn keyed_exchange(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        key: &str,
+    ) -> Result<Option<(PersistedExchange, Vec<u8>)>, StoreError> {
+        const SELECT_KEYED_EXCHANGE: &str = "\
+            SELECT k.fingerprint, k.first_seq, k.last_seq, k.created_at,
+                CASE WHEN k.has_user THEN s.user_id ELSE '' END AS user_id
+            FROM idempotency_keys AS k
+                JOIN sessions AS s ON s.tenant_id = k.tenant_id AND s.session_id = k.session_id
+            WHERE k.tenant_id = $1 AND k.session_id = $2 AND k.key = $3";
+        let statement = self.statement(tenant, SELECT_KEYED_EXCHANGE).bind(session.as_str()).bind(key);
+        decode(statement.read().await?, |row| {
+            let exchange = PersistedExchange {
+                first_seq: row.field("first_seq")?,
+                last_seq: row.field("last_seq")?,
+                created_at: row.time("created_at")?,
+                user_id: user_from_column(row.field("user_id")?)?,
+                incarnation: None,
+                replayed: true,
+            };
+            Ok((exchange, row.field("fingerprint")?))
+        })
+    }
+
     /// Returns a page of the history, or `None` if the session does not exist.
     pub async fn messages(
         &self,

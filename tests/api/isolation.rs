@@ -66,6 +66,10 @@ fn bodies(name: &str, ids: &Ids) -> Vec<String> {
     let lines = "{\"role\":\"user\",\"content\":\"hello\"}\n{\"role\":\"assistant\",\"content\":\"hi\"}\n";
     match name {
         "ExchangeRequest" => vec![turn.to_string(), of_user.to_string()],
+        "SyncRequest" => {
+            let list = json!({"messages": [{"role": "user", "content": "hello"}]});
+            vec![list.to_string(), json!({"messages": []}).to_string()]
+        }
         "application/x-ndjson" => vec![lines.to_owned()],
         // Arguments of the three tools. Each tool also receives those of the others, like a mistake of a model.
         "ToolRequest" => {

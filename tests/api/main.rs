@@ -29,6 +29,7 @@ mod search;
 mod server;
 mod sessions;
 mod skills;
+mod sync;
 mod terminal;
 mod tools;
 mod users;

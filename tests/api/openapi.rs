@@ -97,7 +97,7 @@ fn every_operation_is_complete() {
         }
         let takes_body = matches!(method, "put" | "patch")
             || (method == "post"
-                && ["/exchanges", "/context", "/fork", "/tools/{name}"]
+                && ["/exchanges", "/sync", "/context", "/fork", "/tools/{name}"]
                     .iter()
                     .any(|end| path.ends_with(end)));
         assert_eq!(
@@ -225,9 +225,15 @@ fn every_link_resolves() {
 fn documented_bodies_deny_unknown_fields() {
     let document = document();
     let schema = |name: &str| &document["components"]["schemas"][name];
-    for name in
-        ["ContextRequest", "MemoryRequest", "MessagesExchange", "QuestionAndAnswer", "SessionPatch", "Skill"]
-    {
+    for name in [
+        "ContextRequest",
+        "MemoryRequest",
+        "MessagesExchange",
+        "QuestionAndAnswer",
+        "SessionPatch",
+        "Skill",
+        "SyncRequest",
+    ] {
         assert_eq!(schema(name)["additionalProperties"], false, "{name}");
     }
     for name in ["UserMessage", "AssistantMessage", "ToolMessage", "ContentPart", "ToolCall", "FunctionCall"]

@@ -84,6 +84,19 @@ impl SessionLog {
         (1..=exchange_len).map(|position| MessageId { session, exchange, position, exchange_len }).collect()
     }
 
+    /// Returns `true` if the client sends its complete list of messages each time.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.number % 2 == 1
+    }
+
+    /// Returns the messages of all earlier exchanges that were sent.
+    pub(crate) fn ids_before(&self, exchange: usize) -> Vec<MessageId> {
+        let acks = self.acks().clone();
+        let acknowledged = acks.acknowledged.into_iter().map(|(number, ack)| (number, ack.messages));
+        let sent: BTreeMap<usize, usize> = acknowledged.chain(acks.unknown).collect();
+        sent.range(..exchange).flat_map(|(number, messages)| self.message_ids(*number, *messages)).collect()
+    }
+
     pub(crate) fn acks(&self) -> MutexGuard<'_, SessionAcks> {
         self.acks.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,7 +10,7 @@ fn as_usize(value: &Value) -> usize {
     value.as_u64().and_then(|value| value.try_into().ok()).unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
-/// Checks a session while writers may continue. Then repeats the exchanges with an unknown outcome, with their keys.
+/// Checks a session while writers may continue. Then repeats the exchanges with an unknown outcome, with their keys or as lists.
 /// Afterwards each of them must be stored once, at the position of the response.
 pub(crate) async fn check_session(service: &ReplicaSet, session: &SessionLog) {
     let rewind = session.acks().rewind;
@@ -25,10 +25,9 @@ pub(crate) async fn check_session(service: &ReplicaSet, session: &SessionLog) {
     // A session may not exist yet if the outcome of its first exchange is unknown.
     let ids = if acks.acknowledged.is_empty() { Vec::new() } else { check_history(service, session).await };
     for (exchange, messages) in &acks.unknown {
-        let response = service.send(&Request::exchange(session, *exchange, *messages)).await;
-        record_ack(session, *exchange, *messages, &response);
+        let response = service.send(&Request::write(session, *exchange, *messages)).await;
+        let first = record_ack(session, *exchange, *messages, &response);
         if let Some(index) = ids.iter().position(|id| id.exchange == *exchange) {
-            let first = as_usize(&response["first_seq"]);
             assert_eq!(index + 1, first, "exchange {exchange} of {} was stored before", session.id());
         }
     }

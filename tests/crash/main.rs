@@ -1,11 +1,13 @@
 //! Crash tests: the real binary under load while faults occur. No exchange may be lost or duplicated.
 //!
+//! Half of the sessions are written by exchanges, the others by complete lists (sync).
+//!
 //! `random_faults` runs writers and readers against three processes on Postgres, and against one process on SQLite.
 //! Processes are killed by SIGKILL, Postgres is stopped and started, and a proxy between them cuts, delays and drops
 //! connections. After each fault and at the end, these invariants are checked:
 //!
 //! - Every acknowledged exchange is stored once, complete, and in order.
-//! - Every other exchange is stored completely or not at all. After a retry with its key it is stored once.
+//! - Every other exchange is stored completely or not at all. After a retry, with its key or as part of a list, it is stored once.
 //! - Revisions cover consecutive ranges, and a summary names exactly the messages up to its cursor.
 //! - No context has a gap.
 //!

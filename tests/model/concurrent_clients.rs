@@ -29,6 +29,8 @@ enum Action {
     /// Sends two identical requests at the same time.
     AppendTwice(u8),
     AppendWithToolCall(u8),
+    /// Reads the history, and sends it with new messages, twice at the same time.
+    Sync(u8),
     BuildContext(u8),
     Consolidate(u8),
     Restore(u8),
@@ -52,6 +54,7 @@ pub(super) fn clients() -> impl Strategy<Value = [Actions; 3]> {
             4 => Just(Action::AppendExchange(session)),
             2 => Just(Action::AppendWithToolCall(session)),
             2 => Just(Action::AppendTwice(session)),
+            3 => Just(Action::Sync(session)),
             4 => Just(Action::BuildContext(session)),
             1 => Just(Action::Consolidate(session)),
             1 => Just(Action::Restore(session)),
@@ -107,6 +110,7 @@ async fn run_client(app: &TestClient, number: usize, actions: &Actions) -> Vec<A
                 acknowledged.push(append(app, session, true, &mark, 1).await);
             }
             Action::AppendTwice(session) => acknowledged.push(append(app, session, false, &mark, 2).await),
+            Action::Sync(session) => acknowledged.extend(sync(app, session, &mark).await),
             Action::BuildContext(session) => {
                 let context = build_context(app, session, Mode::Inline).await;
                 let own = acknowledged.iter().rfind(|exchange| exchange.session == session);
@@ -147,6 +151,31 @@ async fn append(
     assert!(responses.iter().all(|response| response.ok(201) == first), "{responses:?}");
     assert_eq!(responses.iter().filter(|response| !response.is_replay()).count(), 1, "{responses:?}");
     AcknowledgedExchange { session, first_seq: as_usize(&first["first_seq"]), messages }
+}
+
+/// Sends the history with two new messages as a complete list, twice at the same time. Returns `None` if another exchange came
+/// first.
+async fn sync(app: &TestClient, session: u8, mark: &str) -> Option<AcknowledgedExchange> {
+    let history = state_checks::history(app, session).await;
+    let messages = messages(false, mark);
+    let list: Vec<&str> =
+        history.iter().map(|(_, json, _)| json).chain(&messages).map(String::as_str).collect();
+    let body = format!(r#"{{"messages":[{}]}}"#, list.join(","));
+    let path = format!("/sessions/s{session}/sync");
+    let responses = join_all((0..2).map(|_| app.post(&path, &body).send())).await;
+    let mut statuses: Vec<u16> = responses.iter().map(|response| response.status).collect();
+    statuses.sort_unstable();
+    if statuses == [409, 409] {
+        for response in &responses {
+            response.problem(409, "history-diverged");
+            assert_eq!(response.json()["diverged_at"], history.len() + 1, "{response:?}");
+        }
+        return None;
+    }
+    assert_eq!(statuses, [200, 201], "{responses:?}");
+    let first = responses.iter().find(|response| response.status == 201)?;
+    assert_eq!((as_usize(&first["matched"]), as_usize(&first["appended"])), (history.len(), 2), "{first:?}");
+    Some(AcknowledgedExchange { session, first_seq: as_usize(&first["first_seq"]), messages })
 }
 
 /// Returns messages as JSON that must be stored byte for byte. The mark makes them unique.

@@ -1,8 +1,12 @@
 //! Runs the operations of a scenario against the service and compares each response with the reference model.
 
 use super::harness::{self, covering, is_meta, until};
-use super::operations::{Condition, Exchange, Mode, ModelFault, Operation, Scenario, ServiceSettings, Step};
-use super::reference_model::{AppendOutcome, Message, Revision, Session, Tenant, USERS, metadata};
+use super::operations::{
+    Condition, Exchange, Mode, ModelFault, Operation, Scenario, ServiceSettings, Step, Sync,
+};
+use super::reference_model::{
+    AppendOutcome, Message, Revision, Session, SyncOutcome, Tenant, USERS, metadata,
+};
 use super::support::client::{Request, Response, TestClient, assert_includes};
 use super::support::model_server::{Behaviour, ModelServer};
 use reqwest::Method;
@@ -53,6 +57,7 @@ impl Executor {
         let (app, tenant) = (&self.clients[client], &mut self.tenants[client / 2]);
         match *operation {
             Operation::AppendExchange(ref exchange) => append(app, tenant, exchange, &self.settings).await,
+            Operation::Sync(ref request) => sync(app, tenant, request, &self.settings).await,
             Operation::AppendInvalid { session, key } => {
                 let body = r#"{"messages":[{"role":"user","content":"a"},{"role":"user"}]}"#;
                 let request = app.post(&format!("/sessions/s{session}/exchanges"), body);
@@ -350,6 +355,61 @@ async fn append(app: &TestClient, tenant: &mut Tenant, exchange: &Exchange, sett
             assert_includes(&json, &expected);
             assert!(!response.is_replay(), "{response:?}");
             tenant.append(exchange, &messages, &body, &json);
+        }
+    }
+}
+
+/// Syncs the list of a client. Every list begins with a system message, which is ignored.
+async fn sync(app: &TestClient, tenant: &mut Tenant, sync: &Sync, settings: &ServiceSettings) {
+    let list = tenant.client_list(sync, settings);
+    let path = format!("/sessions/s{}", sync.session);
+    let session = tenant.sessions.get(&sync.session);
+    let recorded = session.and_then(|session| session.keys.get(&sync.key?)).filter(|_| sync.is_retry);
+    let body = if let Some(recorded) = recorded.filter(|recorded| recorded.exchange.is_none()) {
+        recorded.body.clone()
+    } else {
+        let system = r#"{"role":"system","content":"Be kind."}"#;
+        let messages: Vec<&str> = [system].into_iter().chain(list.iter().map(|(_, sent)| &**sent)).collect();
+        let messages = messages.join(",");
+        let user = |user| format!(r#","user_id":"{}""#, USERS[usize::from(user)]);
+        let user = sync.user.map_or(String::new(), user);
+        let metadata = |number| format!(r#","metadata":{}"#, metadata(number));
+        let metadata = sync.metadata.map_or(String::new(), metadata);
+        format!(r#"{{"messages":[{messages}]{user}{metadata}}}"#)
+    };
+    let expected = tenant.predict_sync(sync, &list, &body);
+    let response = with_key(app.post(&format!("{path}/sync"), &body), sync.key).await;
+    match expected {
+        SyncOutcome::KeyReused => drop(response.problem(422, "idempotency-key-reused")),
+        SyncOutcome::UserMismatch => drop(response.problem(409, "session-user-mismatch")),
+        SyncOutcome::Replayed(recorded) => {
+            assert_eq!((response.ok(201), response.is_replay()), (recorded.response, true), "{response:?}");
+        }
+        SyncOutcome::Diverged(seq) => {
+            response.problem(409, "history-diverged");
+            assert_eq!(response.json()["diverged_at"], seq, "{response:?}");
+        }
+        SyncOutcome::Matched(matched) => {
+            let new = &list[matched..];
+            let last_seq = session.map_or(0, |session| session.history.len()).max(list.len());
+            let user = tenant.owner(sync.session).or(sync.user);
+            let expected = json!({
+                "session_id": format!("s{}", sync.session), "user_id": user.map(|user| USERS[usize::from(user)]),
+                "matched": matched, "appended": new.len(), "diverged_at": null,
+                "first_seq": if new.is_empty() { Value::Null } else { json!(matched + 1) }, "last_seq": last_seq,
+            });
+            let json = response.ok(if new.is_empty() { 200 } else { 201 });
+            assert_eq!((&json, response.is_replay()), (&expected, false), "{response:?}");
+            if !new.is_empty() {
+                let state = app.get(&path).await.ok(200);
+                let created_at = state["updated_at"].as_str().expect("a time");
+                tenant.append_list(sync, new, (&body, &json), created_at);
+                return;
+            }
+            tenant.bind(sync.session, sync.user);
+            if let Some((session, number)) = tenant.sessions.get_mut(&sync.session).zip(sync.metadata) {
+                session.metadata = metadata(number);
+            }
         }
     }
 }

@@ -48,6 +48,7 @@ impl fmt::Debug for Step {
 #[derive(Clone, Debug)]
 pub(super) enum Operation {
     AppendExchange(Exchange),
+    Sync(Sync),
     /// An exchange whose last message is invalid.
     AppendInvalid {
         session: u8,
@@ -134,6 +135,33 @@ pub(super) struct Exchange {
     pub(super) user: Option<u8>,
     pub(super) metadata: Option<u8>,
     pub(super) key: Option<u8>,
+}
+
+/// The complete list of a client: its view of the history, and new messages.
+#[derive(Clone, Debug)]
+pub(super) struct Sync {
+    pub(super) session: u8,
+    pub(super) view: View,
+    /// The client writes the messages of the history as a framework does, with other bytes and the same meaning.
+    pub(super) rewritten: bool,
+    pub(super) new: Vec<MessageKind>,
+    pub(super) user: Option<u8>,
+    pub(super) metadata: Option<u8>,
+    pub(super) key: Option<u8>,
+    /// Sends the body that was recorded under the key, if there is one.
+    pub(super) is_retry: bool,
+}
+
+/// The history as a client knows it. Numbers are taken modulo the length of the history, or that plus one.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum View {
+    Complete,
+    /// The client knows only the first messages, and has no new ones.
+    Beginning(usize),
+    /// The client has another message at this position.
+    Changed(usize),
+    /// The client has forgotten the history.
+    Empty,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -233,6 +261,15 @@ fn operation() -> impl Strategy<Value = Operation> {
     let limit = || prop_oneof![1..=4_usize, Just(1000)];
     let exchange =
         (session(), vec(message_kind(), 1..=6), user(), weighted(0.2, 0..3_u8), weighted(0.3, 0..2_u8));
+    let view = prop_oneof![
+        10 => Just(View::Complete),
+        3 => (0..40_usize).prop_map(View::Beginning),
+        2 => (0..40_usize).prop_map(View::Changed),
+        1 => Just(View::Empty),
+    ];
+    let new = vec(message_kind(), 0..=4);
+    let fields = (user(), weighted(0.2, 0..3_u8), weighted(0.3, 0..2_u8), any::<bool>());
+    let sync = (session(), view, any::<bool>(), new, fields);
     let mode = prop_oneof![4 => Just(Mode::Inline), 2 => Just(Mode::Background), 1 => Just(Mode::Off)];
     let condition = select(vec![
         Condition::Absent,
@@ -245,6 +282,9 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         32 => exchange.prop_map(|(session, messages, user, metadata, key)| {
             Operation::AppendExchange(Exchange { session, messages, user, metadata, key })
+        }),
+        16 => sync.prop_map(|(session, view, rewritten, new, (user, metadata, key, is_retry))| {
+            Operation::Sync(Sync { session, view, rewritten, new, user, metadata, key, is_retry })
         }),
         1 => (session(), weighted(0.5, 0..2_u8))
             .prop_map(|(session, key)| Operation::AppendInvalid { session, key }),

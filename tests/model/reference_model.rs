@@ -2,7 +2,7 @@
 //! by message, in the simplest way, so that it shares no code and no cleverness with the service.
 
 use super::harness::{COMPRESSED, assistant, user};
-use super::operations::{Exchange, MessageKind, Mode, ModelFault, ServiceSettings};
+use super::operations::{Exchange, MessageKind, Mode, ModelFault, ServiceSettings, Sync, View};
 use super::support::client::assert_includes;
 use precis::domain::{summary, tokens};
 use serde_json::{Value, json};
@@ -47,10 +47,11 @@ pub(super) struct Message {
     tokens: i64,
 }
 
-/// An exchange that was appended with an idempotency key, with its request body and response.
+/// A request that has appended messages with an idempotency key, with its body and its response.
 #[derive(Clone)]
 pub(super) struct Recorded {
-    pub(super) exchange: Exchange,
+    /// `None` for a sync.
+    pub(super) exchange: Option<Exchange>,
     pub(super) body: String,
     pub(super) response: Value,
 }
@@ -73,6 +74,19 @@ pub(super) struct Revision {
 pub(super) enum AppendOutcome {
     Appended,
     Replayed(Recorded),
+    KeyReused,
+    UserMismatch,
+}
+
+/// The complete list of a client: each message as the client wrote it first, and as it sends it now.
+pub(super) type ClientList = Vec<(String, String)>;
+
+/// The predicted result of a sync.
+pub(super) enum SyncOutcome {
+    Matched(usize),
+    Replayed(Recorded),
+    /// The first position at which the list differs.
+    Diverged(usize),
     KeyReused,
     UserMismatch,
 }
@@ -104,7 +118,9 @@ impl Tenant {
     pub(super) fn predict_append(&self, exchange: &Exchange) -> AppendOutcome {
         let session = self.sessions.get(&exchange.session);
         match exchange.key.and_then(|key| session?.keys.get(&key)) {
-            Some(known) if known.exchange == *exchange => AppendOutcome::Replayed(known.clone()),
+            Some(known) if known.exchange.as_ref() == Some(exchange) => {
+                AppendOutcome::Replayed(known.clone())
+            }
             Some(_) => AppendOutcome::KeyReused,
             None if self.is_of_another(exchange.session, exchange.user) => AppendOutcome::UserMismatch,
             None => AppendOutcome::Appended,
@@ -131,14 +147,81 @@ impl Tenant {
 
     /// Returns the messages of an exchange as JSON text for the next positions of its session.
     pub(super) fn render(&self, exchange: &Exchange, settings: &ServiceSettings) -> Vec<String> {
-        let session = self.sessions.get(&exchange.session);
-        let mut history = session.map_or(Vec::new(), |session| session.history.clone());
-        let begin = history.len();
-        for kind in &exchange.messages {
-            let json = render_message(&history, *kind, settings.repeated_call_ids);
-            history.push(Message::new(json, ""));
+        render_messages(self.history(exchange.session), &exchange.messages, settings)
+    }
+
+    fn history(&self, session: u8) -> Vec<Message> {
+        self.sessions.get(&session).map_or(Vec::new(), |session| session.history.clone())
+    }
+
+    /// Returns the list of a client.
+    pub(super) fn client_list(&self, sync: &Sync, settings: &ServiceSettings) -> ClientList {
+        let mut view = self.history(sync.session);
+        let mut new = &sync.new[..];
+        match sync.view {
+            View::Complete => {}
+            View::Beginning(count) => {
+                view.truncate(count % (view.len() + 1));
+                new = &[];
+            }
+            View::Changed(index) if !view.is_empty() => {
+                let index = index % view.len();
+                view[index] = Message::new(r#"{"role":"user","content":"never said"}"#.to_owned(), "");
+                // The changed message may have made tool calls, so that the others are no history to continue.
+                new = &[];
+            }
+            View::Changed(_) | View::Empty => view.clear(),
         }
-        history.drain(begin..).map(|message| message.json).collect()
+        let sent = |message: &Message| {
+            let sent = if sync.rewritten { rewrite(&message.json) } else { message.json.clone() };
+            (message.json.clone(), sent)
+        };
+        let mut list: ClientList = view.iter().map(sent).collect();
+        list.extend(render_messages(view, new, settings).into_iter().map(|json| (json.clone(), json)));
+        list
+    }
+
+    pub(super) fn predict_sync(&self, sync: &Sync, list: &ClientList, body: &str) -> SyncOutcome {
+        let session = self.sessions.get(&sync.session);
+        let known = session.and_then(|session| session.keys.get(&sync.key?));
+        if let Some(known) = known.filter(|known| known.exchange.is_none() && known.body == body) {
+            return SyncOutcome::Replayed(known.clone());
+        }
+        if self.is_of_another(sync.session, sync.user) {
+            return SyncOutcome::UserMismatch;
+        }
+        if known.is_some() {
+            return SyncOutcome::KeyReused;
+        }
+        let history = self.history(sync.session);
+        for (index, (message, (given, _))) in history.iter().zip(list).enumerate() {
+            if message.json != *given {
+                return SyncOutcome::Diverged(index + 1);
+            }
+        }
+        SyncOutcome::Matched(history.len().min(list.len()))
+    }
+
+    /// Appends the messages after the matched ones.
+    pub(super) fn append_list(
+        &mut self,
+        sync: &Sync,
+        new: &[(String, String)],
+        (body, response): (&str, &Value),
+        created_at: &str,
+    ) {
+        self.bind(sync.session, sync.user);
+        let bound = self.bound.remove(&sync.session);
+        let session = self.sessions.entry(sync.session).or_insert_with(|| Session::new(bound));
+        session.history.extend(new.iter().map(|(_, sent)| Message::new(sent.clone(), created_at)));
+        created_at.clone_into(&mut session.updated_at);
+        if let Some(number) = sync.metadata {
+            session.metadata = metadata(number);
+        }
+        if let Some(key) = sync.key {
+            let (body, response) = (body.to_owned(), response.clone());
+            session.keys.insert(key, Recorded { exchange: None, body, response });
+        }
     }
 
     /// Appends an exchange. The time is taken from the response.
@@ -153,7 +236,7 @@ impl Tenant {
             session.metadata = metadata(number);
         }
         if let Some(key) = exchange.key {
-            let (exchange, body, response) = (exchange.clone(), body.to_owned(), response.clone());
+            let (exchange, body, response) = (Some(exchange.clone()), body.to_owned(), response.clone());
             session.keys.insert(key, Recorded { exchange, body, response });
         }
     }
@@ -200,6 +283,45 @@ impl Tenant {
 /// Metadata as JSON text that must be returned byte for byte.
 pub(super) fn metadata(number: u8) -> String {
     [r#"{"z":1.0,"a":[null]}"#, r#"{"b":"\u00e9"}"#, "{}"][usize::from(number)].to_owned()
+}
+
+/// Returns messages as JSON text for the positions after a history.
+fn render_messages(
+    mut history: Vec<Message>,
+    kinds: &[MessageKind],
+    settings: &ServiceSettings,
+) -> Vec<String> {
+    let begin = history.len();
+    for kind in kinds {
+        let json = render_message(&history, *kind, settings.repeated_call_ids);
+        history.push(Message::new(json, ""));
+    }
+    history.drain(begin..).map(|message| message.json).collect()
+}
+
+/// Returns a message as a framework sends it in the next turn: with another id, without unknown fields, with nulls, marks and
+/// reasoning, the content in the other form, and the arguments of calls written anew.
+fn rewrite(json: &str) -> String {
+    let mut message: Value = serde_json::from_str(json).expect("JSON");
+    let content = match message["content"].take() {
+        Value::String(text) => {
+            json!([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}])
+        }
+        Value::Array(parts) => parts[0]["text"].clone(),
+        other => other,
+    };
+    let mut calls = message["tool_calls"].take();
+    for call in calls.as_array_mut().into_iter().flatten() {
+        call["function"]["arguments"] = json!(" { } ");
+        call["index"] = json!(0);
+    }
+    let (role, result_of) = (&message["role"], &message["tool_call_id"]);
+    let mut written = json!({"id": "msg_1", "role": role, "content": content, "name": null, "refusal": null,
+        "reasoning_content": "Hm.", "tool_calls": calls, "audio": null});
+    if !result_of.is_null() {
+        written["tool_call_id"] = result_of.clone();
+    }
+    written.to_string()
 }
 
 /// Every message except a blank one contains its position, so that summaries can name it.

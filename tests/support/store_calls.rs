@@ -30,6 +30,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("append_exchange, new key", 64),
     ("append_exchange, known key", 1),
     ("append_exchange, expected message", 2),
+    ("keyed_exchange", 2),
     ("load_context", 200),
     ("session_head", 1),
     ("context_messages", 3),
@@ -246,6 +247,10 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
     let (method, variant) = what.split_once([' ', ',']).unwrap_or((what, ""));
     match method {
         "append_exchange" => calls.append(variant.trim()).await,
+        "keyed_exchange" => {
+            let stored = store.keyed_exchange(&calls.tenant, &calls.session, "k1").await.unwrap();
+            stored.map_or(0, |(_, fingerprint)| fingerprint.len() / 16)
+        }
         "load_context" | "session_head" | "context_messages" => calls.context(what).await,
         "messages" | "message_metadata" | "message_range" => calls.history(what).await,
         "session" | "session_owner" | "bind_session" | "sessions" | "set_metadata" => {

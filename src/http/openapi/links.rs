@@ -20,6 +20,8 @@ const LINKS: &[LinkSpec] = &[
     ("record_exchange", "201", "list_messages", &[SESSION]),
     ("record_exchange", "201", "consolidate", &[SESSION]),
     ("record_exchange", "201", "export_session", &[SESSION]),
+    ("sync_session", "201", "sync_session", &[SESSION]),
+    ("sync_session", "201", "build_context", &[SESSION]),
     ("list_sessions", "200", "list_sessions", &[NEXT]),
     ("get_session", "200", "list_messages", &[SESSION]),
     ("get_session", "200", "export_session", &[SESSION]),

@@ -1,0 +1,146 @@
+//! `POST /sessions/{session_id}/sync`
+
+use super::exchanges::idempotency_key;
+use crate::blocking;
+use crate::config::Limits;
+use crate::domain::given_time::message_time;
+use crate::domain::message::Message;
+use crate::domain::sync::ClientList;
+use crate::domain::validation::FieldError;
+use crate::http::chat;
+use crate::http::error::Problem;
+use crate::http::extract::{Caller, JsonBody, PathParams, SessionPath, user_id};
+use crate::http::headers::IDEMPOTENT_REPLAYED;
+use crate::http::openapi::responses::SyncConflict;
+use crate::service::MemoryService;
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::sync::Arc;
+use time::OffsetDateTime;
+use utoipa::ToSchema;
+
+#[derive(Deserialize)]
+pub(crate) struct SyncRequest {
+    messages: Vec<Box<RawValue>>,
+    user_id: Option<String>,
+    metadata: Option<Box<RawValue>>,
+    on_divergence: Option<String>,
+}
+
+/// The result of a sync.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SyncResponse {
+    session_id: String,
+    /// User of the session; null if no request has named one.
+    #[schema(required)]
+    user_id: Option<String>,
+    /// Number of messages of the list that were stored before.
+    matched: i64,
+    /// Number of messages that were appended.
+    appended: i64,
+    /// `seq` of the first message that differs from the stored one; null without a divergence.
+    #[schema(required)]
+    diverged_at: Option<i64>,
+    /// `seq` of the first appended message; null if none was appended.
+    #[schema(required)]
+    first_seq: Option<i64>,
+    /// `seq` of the last message of the session; 0 = none.
+    last_seq: i64,
+}
+
+/// Stores what is new in the complete list of messages that a client has.
+///
+/// The list is compared with the history by position and meaning. What follows the history is appended in one transaction; if
+/// nothing does, nothing is written. If a message differs from the stored one, the response is 409 with `diverged_at`.
+#[utoipa::path(
+    post, path = "/sessions/{session_id}/sync", operation_id = "sync_session", tag = "sessions",
+    params(
+        SessionPath,
+        ("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, pattern = "^[!-~]+$", description = "1 to 255 visible ASCII characters, new for each list"),
+    ),
+    request_body(content = chat::Sync, examples(("list" = (summary = "All messages of a conversation", value = json!({"messages": [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "When does the ferry leave?"},
+        {"role": "assistant", "content": "At nine."},
+    ]}))))),
+    responses(
+        (status = 201, description = "Messages were appended", body = SyncResponse,
+            headers(("Idempotent-Replayed" = bool, description = "true if an earlier request with the same key wrote the messages"))),
+        (status = 200, description = "The history has all messages of the list", body = SyncResponse),
+        SyncConflict,
+    )
+)]
+pub(crate) async fn sync(
+    State(service): State<MemoryService>,
+    Caller { tenant, default_user }: Caller,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
+    Extension(limits): Extension<Arc<Limits>>,
+    headers: HeaderMap,
+    JsonBody(request): JsonBody<SyncRequest>,
+) -> Result<Response, Problem> {
+    let (key, max_new) = (idempotency_key(&headers)?, limits.max_messages_per_exchange);
+    let bytes = request.messages.iter().map(|message| message.get().len()).sum();
+    let list = blocking::spawn_cpu_if_large(bytes, move || request.into_list(&limits)).await?;
+    let synced = service.sync(&tenant, &session, list, key, default_user, max_new).await?;
+    let has_new = synced.appended > 0;
+    let body = SyncResponse {
+        session_id: session.as_str().to_owned(),
+        user_id: synced.user_id.map(|user| user.as_str().to_owned()),
+        matched: synced.matched,
+        appended: synced.appended,
+        diverged_at: None,
+        first_seq: has_new.then_some(synced.matched + 1),
+        last_seq: synced.last_seq,
+    };
+    let status = if has_new { StatusCode::CREATED } else { StatusCode::OK };
+    let mut response = (status, axum::Json(body)).into_response();
+    if synced.replayed {
+        response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+    }
+    Ok(response)
+}
+
+impl SyncRequest {
+    fn into_list(self, limits: &Limits) -> Result<ClientList, Problem> {
+        let (now, mut errors) = (OffsetDateTime::now_utc(), Vec::new());
+        let (mut messages, mut times) = (Vec::new(), Vec::new());
+        let given = self.messages.iter().enumerate().skip_while(|(_, message)| is_instruction(message));
+        for (index, raw) in given {
+            let path = || format!("messages[{index}]");
+            match Message::parse(raw) {
+                Ok(message) => {
+                    errors.extend(limits.sizes().check_message(&path(), &message).err());
+                    messages.push(message);
+                }
+                Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(&path()))),
+            }
+            let time = message_time(raw, Some(now)).map_err(|error| errors.push(error.in_value(&path())));
+            times.push(time.unwrap_or_default());
+        }
+        let user_id = user_id(self.user_id, &mut errors);
+        let metadata = self.metadata.map(|given| limits.sizes().metadata("metadata", &given)).transpose();
+        let metadata = metadata.map_err(|error| errors.push(error)).unwrap_or_default();
+        if self.on_divergence.is_some_and(|choice| choice != "reject") {
+            errors.push(FieldError::new("on_divergence", "must be \"reject\""));
+        }
+        if errors.is_empty() {
+            Ok(ClientList { messages, times, user_id, metadata })
+        } else {
+            Err(Problem::invalid(errors))
+        }
+    }
+}
+
+/// Returns `true` for a system or developer message, which is not part of a history.
+fn is_instruction(message: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct WithRole {
+        role: Option<String>,
+    }
+    let role = serde_json::from_str::<WithRole>(message.get()).ok().and_then(|message| message.role);
+    matches!(role.as_deref(), Some("system" | "developer"))
+}
