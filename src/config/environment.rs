@@ -16,8 +16,9 @@ pub(super) fn ignored_variables<'e>(names: impl Iterator<Item = &'e str>) -> Vec
     let warning = |name: &'e str| {
         let rest = name.strip_prefix(SHORT_PREFIX).filter(|_| !name.starts_with(PREFIX))?;
         let written = letters(rest);
-        let settings: Vec<_> =
-            schema::patterns().map(|path| (letters(&path.parts().concat()), path)).collect();
+        // The name of a provider, a model or a pool is unknown, so its settings can't be proposed.
+        let settings = schema::patterns().filter(|path| !path.parts().contains(&"*"));
+        let settings: Vec<_> = settings.map(|path| (letters(&path.parts().concat()), path)).collect();
         let closest = schema::closest(&written, settings.iter().map(|(letters, _)| letters.clone()));
         let setting = settings.iter().find(|(letters, _)| Some(letters) == closest.as_ref());
         let ignored = format!("the environment variable {name} is not a setting and is ignored");
