@@ -10,11 +10,13 @@ use parts::{Content, MessageParts};
 use serde_json::value::RawValue;
 use standard::Attachments;
 
+mod blocks;
 mod members;
 mod parse;
 mod parts;
 mod standard;
 
+pub use blocks::{AnthropicBlock, BlockSize, anthropic_blocks};
 pub use parts::{Role, ToolCall};
 pub use standard::{CompleteForm, describe_attachment};
 
@@ -48,10 +50,35 @@ impl Message {
         Self::from_stored(minify_json(json.get()))
     }
 
+    /// Parses a message in the Anthropic format; parts of the chat format are accepted, too. Each result of a tool becomes a
+    /// message of its own.
+    pub fn parse_anthropic(json: &RawValue) -> Result<Vec<Self>, Vec<FieldError>> {
+        let parts = parse::parse(json.get(), Source::AnthropicClient)?;
+        let json = minify_json(json.get());
+        match blocks::split_results(&json) {
+            None => Ok(vec![Self { parts, json: json.into() }]),
+            Some(messages) => messages.into_iter().map(Self::from_stored).collect(),
+        }
+    }
+
+    /// Creates messages from content in the Anthropic format: see [`Self::parse_anthropic`]. Errors have paths relative to
+    /// the content.
+    pub fn from_anthropic_content(role: Role, content: &RawValue) -> Result<Vec<Self>, Vec<FieldError>> {
+        let Self { json, parts } = Self::parse_content(role, content, Source::AnthropicClient)?;
+        match blocks::split_results(&json) {
+            None => Ok(vec![Self { json, parts }]),
+            Some(messages) => messages.into_iter().map(Self::from_stored).collect(),
+        }
+    }
+
     /// Creates a message from its content: a string or a list of content parts. Errors have paths relative to the content.
     pub fn from_content(role: Role, content: &RawValue) -> Result<Self, Vec<FieldError>> {
+        Self::parse_content(role, content, Source::Client)
+    }
+
+    fn parse_content(role: Role, content: &RawValue, source: Source) -> Result<Self, Vec<FieldError>> {
         let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(content.get()));
-        let parts = parse::parse(&json, Source::Client).map_err(|mut errors| {
+        let parts = parse::parse(&json, source).map_err(|mut errors| {
             for error in &mut errors {
                 let path = error.field.strip_prefix("content").unwrap_or(&error.field);
                 error.field = path.trim_start_matches('.').to_owned();
@@ -207,18 +234,17 @@ mod tests {
         parse(json).expect_err("invalid").into_iter().map(|error| error.field).collect()
     }
 
-    #[test_case("tool_use", "tool_calls")]
+    #[test_case("tool_use", "anthropic")]
     #[test_case("tool-call", "tool_calls")]
-    #[test_case("tool_result", "role tool")]
-    #[test_case("image", "image_url")]
-    #[test_case("document", "file")]
+    #[test_case("tool_result", "anthropic")]
+    #[test_case("function_call_output", "role tool")]
+    #[test_case("image", "anthropic")]
     #[test_case("whatever", "input_text")]
     fn unknown_content_part_is_rejected_with_advice(kind: &str, advice: &str) {
         let json = format!(r#"{{"role":"user","content":[{{"type":"{kind}"}}]}}"#);
         let errors = parse(&json).expect_err("rejected");
         assert_eq!(errors[0].field, "content[0].type");
         assert!(errors[0].detail.contains(kind) && errors[0].detail.contains(advice), "{errors:?}");
-        Message::from_stored(json).expect("an earlier version has stored it");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::message::{Message, SentForm};
 use super::message_metadata::{ContextMessage, MessageMetadata};
 use super::tokens;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Consecutive messages of a session, oldest first. They never change, because a history is append-only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +24,8 @@ struct SentMessage {
     json: Box<str>,
     tokens: i64,
     lacks_attachments: bool,
+    /// Tokens of the message in the Anthropic format, once they were counted.
+    anthropic_tokens: OnceLock<i64>,
 }
 
 /// A message of a [`Tail`].
@@ -39,6 +41,8 @@ pub struct TailMessage<'t> {
     pub sent_tokens: i64,
     /// In `sent_json`, a text has replaced an image, audio or a file.
     pub lacks_attachments: bool,
+    /// Keeps the tokens of a message that was recorded in the Anthropic format.
+    pub anthropic_tokens: Option<&'t OnceLock<i64>>,
 }
 
 impl SentMessage {
@@ -49,7 +53,7 @@ impl SentMessage {
         if lacks_attachments && let Ok(message) = Message::from_stored(json.clone()) {
             tokens = tokens::count_message(&message);
         }
-        Some(Self { json: json.into(), tokens, lacks_attachments })
+        Some(Self { json: json.into(), tokens, lacks_attachments, anthropic_tokens: OnceLock::new() })
     }
 }
 
@@ -133,12 +137,16 @@ impl Tail {
             let json = self.json.get(start..*end).unwrap_or_default();
             start = *end;
             while sent_forms.next_if(|(earlier, _)| *earlier < seq).is_some() {}
-            let (sent_json, sent_tokens, lacks_attachments) =
-                match sent_forms.next_if(|(sent, _)| *sent == seq) {
-                    Some((_, sent)) => (&*sent.json, sent.tokens, sent.lacks_attachments),
-                    None => (json, metadata.tokens, false),
-                };
-            TailMessage { seq, metadata, json, sent_json, sent_tokens, lacks_attachments }
+            let sent = sent_forms.next_if(|(sent, _)| *sent == seq).map(|(_, sent)| sent);
+            TailMessage {
+                seq,
+                metadata,
+                json,
+                sent_json: sent.map_or(json, |sent| &sent.json),
+                sent_tokens: sent.map_or(metadata.tokens, |sent| sent.tokens),
+                lacks_attachments: sent.is_some_and(|sent| sent.lacks_attachments),
+                anthropic_tokens: sent.map(|sent| &sent.anthropic_tokens),
+            }
         })
     }
 

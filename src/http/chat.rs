@@ -6,6 +6,7 @@
 //! types of the official clients are not assignable to a generated type with an index signature.
 #![expect(dead_code, reason = "only the schemas are used")]
 
+use crate::domain::format::Format;
 use crate::domain::id::UserId;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -32,6 +33,9 @@ pub(super) struct QuestionAndAnswer {
     /// Replaces the session's metadata: a JSON object
     #[schema(value_type = Option<Object>)]
     metadata: (),
+    /// Format of the contents; `openai` by default
+    #[schema(value_type = Option<Format>)]
+    format: (),
     /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
     #[schema(value_type = Option<String>, format = DateTime)]
     created_at: (),
@@ -43,9 +47,12 @@ pub(super) struct QuestionAndAnswer {
 /// An exchange of any messages, for example with tool calls
 #[derive(Serialize, ToSchema)]
 pub(super) struct MessagesExchange {
-    /// The messages of the exchange in the OpenAI chat format
+    /// The messages of the exchange
     #[schema(min_items = 1)]
     messages: Vec<ChatMessage>,
+    /// Format of the messages; `openai` by default
+    #[schema(value_type = Option<Format>)]
+    format: (),
     /// User of the session; cannot change
     #[schema(value_type = Option<UserId>)]
     user_id: (),
@@ -220,7 +227,7 @@ pub(super) struct ContentPart {
     refusal: Option<String>,
 }
 
-/// The type of a content part: a text, an attachment, or reasoning, which models do not receive
+/// The type of a content part: a text, an attachment, reasoning, or a block of the Anthropic format
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum ContentPartType {
@@ -236,6 +243,14 @@ enum ContentPartType {
     Reasoning,
     Thinking,
     RedactedThinking,
+    Image,
+    Document,
+    SearchResult,
+    ContainerUpload,
+    ToolUse,
+    ToolResult,
+    ServerToolUse,
+    WebSearchToolResult,
 }
 
 #[derive(Serialize, ToSchema)]

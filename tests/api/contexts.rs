@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use test_case::test_case;
 
+mod anthropic;
 mod formats;
 mod lists;
 mod shapes;

@@ -5,9 +5,10 @@
 pub(crate) mod generated;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 const PER_LIST: usize = 3;
 const PER_ENTRY: usize = 4;
@@ -53,39 +54,43 @@ pub(crate) fn tokens_of_openai(messages: &[Value]) -> usize {
     PER_LIST + messages.iter().map(message).sum::<usize>()
 }
 
-/// A content block. Its input is JSON text, because its bytes count.
+/// The members of a content block as JSON text, because their bytes count.
 #[derive(Deserialize)]
-struct Block {
-    r#type: String,
-    #[serde(default)]
-    text: String,
-    #[serde(default)]
-    id: String,
-    #[serde(default)]
-    name: String,
-    input: Option<Box<RawValue>>,
-    #[serde(default)]
-    tool_use_id: String,
-    #[serde(default)]
-    content: Vec<Block>,
-}
+#[serde(transparent)]
+struct Block(BTreeMap<String, Box<RawValue>>);
 
 impl Block {
+    fn member<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        self.0.get(key).and_then(|json| serde_json::from_str(json.get()).ok())
+    }
+
     fn tokens(&self, inside: bool) -> usize {
-        let text = |text: &str| self::text(&Value::from(text));
-        match self.r#type.as_str() {
-            "text" => text(&self.text) + if inside { 0 } else { PER_ENTRY },
-            "tool_use" => {
-                let input = self.input.as_ref().expect("an input").get();
-                PER_ENTRY + text(&self.id) + text(&self.name) + text(input)
+        let kind: String = self.member("type").expect("a type");
+        let source: Value = self.member("source").unwrap_or_default();
+        let is_text = ["text", "content"].iter().any(|kind| source["type"] == *kind);
+        let known: &[&str] = match kind.as_str() {
+            "text" => &["text"],
+            "tool_use" => &["id", "name", "input"],
+            "tool_result" => &["tool_use_id", "content", "is_error"],
+            "image" => return PER_ATTACHMENT,
+            "document" if !is_text => return PER_ATTACHMENT,
+            _ => &[],
+        };
+        let member = |key: &str, json: &RawValue| {
+            let json = json.get();
+            let content: Option<Vec<Self>> = serde_json::from_str(json).ok();
+            match (key, content) {
+                ("type" | "is_error" | "cache_control", _) => 0,
+                ("content", Some(content)) if kind == "tool_result" => {
+                    content.iter().map(|part| part.tokens(true)).sum()
+                }
+                (key, _) if known.contains(&key) => {
+                    text(&Value::from(serde_json::from_str(json).unwrap_or_else(|_| json.to_owned())))
+                }
+                (key, _) => text(&Value::from(format!("{{\"{key}\":{json}}}"))),
             }
-            "tool_result" => {
-                let inside = self.content.iter().map(|part| part.tokens(true));
-                PER_ENTRY + text(&self.tool_use_id) + inside.sum::<usize>()
-            }
-            "image" | "document" => PER_ATTACHMENT,
-            other => panic!("unexpected block: {other}"),
-        }
+        };
+        self.0.iter().map(|(key, json)| member(key, json)).sum::<usize>() + if inside { 0 } else { PER_ENTRY }
     }
 }
 
@@ -213,6 +218,8 @@ pub(crate) fn assert_anthropic_accepts(context: &Value) {
                         assert!(!blank, "blank text: {}", place());
                     }
                 }
+                ("assistant", "thinking") => assert!(!word(block, "signature").is_empty(), "{}", place()),
+                ("assistant", "redacted_thinking" | "server_tool_use" | "web_search_tool_result") => {}
                 ("assistant", "tool_use") => {
                     let id = word(block, "id");
                     assert!(is_valid_id(id) && ids.insert(id), "an invalid or repeated id: {}", place());
@@ -222,6 +229,8 @@ pub(crate) fn assert_anthropic_accepts(context: &Value) {
                 other => panic!("{other:?}: {}", place()),
             }
         }
+        let last = blocks.last().map_or("", |block| word(block, "type"));
+        assert!(!last.contains("thinking"), "thinking at the end: {}", place());
         assert!(role == "assistant" || open.is_empty(), "calls without a result: {}", place());
     }
     assert!(open.is_empty(), "calls without a result at the end: {messages:#?}");

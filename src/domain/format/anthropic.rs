@@ -8,7 +8,9 @@ use super::types::{
     RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix, json_list,
 };
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
-use crate::domain::message::{Message, Role, describe_attachment};
+use crate::domain::message::{
+    AnthropicBlock, BlockSize, Message, Role, anthropic_blocks, describe_attachment,
+};
 use crate::domain::tail::TailMessage;
 use crate::domain::tokens::{JoinedCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
 use crate::domain::validation::FieldError;
@@ -96,13 +98,12 @@ pub(super) fn render_message<'t>(
     for id in &metadata.calls {
         ids.assign(id, seq);
     }
-    // Here, results of tools may contain images, so they must come from the stored message.
-    let json = if message.lacks_attachments { message.json } else { message.sent_json };
-    let message = Message::from_stored(json.to_owned())?;
-    let message = message.standard().unwrap_or(message);
-    let (blocks, tokens) = render_blocks(&message, metadata.tokens, ids);
-    let speaker = if message.role() == Role::Assistant { Speaker::Assistant } else { Speaker::User };
-    rendered.items.extend(blocks.into_iter().map(|block| block.into_item(speaker)));
+    let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
+    let (items, tokens) = match render_recorded_blocks(&message, ids) {
+        Some(rendered) => rendered,
+        None => render_chat_message(&message, speaker, ids)?,
+    };
+    rendered.items.extend(items);
     rendered.tokens += tokens;
     rendered.insert_results(missing, |id| {
         let (tool_use_id, content) = (ids.get(id), vec![ContentBlock::text(NO_RESULT)]);
@@ -113,6 +114,95 @@ pub(super) fn render_message<'t>(
         rendered.tokens_if_first = PER_MESSAGE + *OPENING_TOKENS;
     }
     Ok(rendered)
+}
+
+/// Renders a message that was recorded in the Anthropic format: its blocks as they were sent, with ids that are unique in
+/// the list. Returns `None` for other messages.
+fn render_recorded_blocks(
+    message: &TailMessage<'_>,
+    ids: &CallIds,
+) -> Option<(Vec<RenderedItem<'static>>, i64)> {
+    let by_assistant = message.metadata.role == Role::Assistant;
+    // Such a message is never sent as it is stored in the chat format.
+    let counted = message.anthropic_tokens?;
+    let mut blocks = anthropic_blocks(message.json, by_assistant)?;
+    let mut is_unchanged = true;
+    for block in &mut blocks {
+        let id = block.call_id().map(|(key, stored)| (key, ids.get(&stored), stored));
+        if let Some((key, id, _)) = id.filter(|(_, id, stored)| id != stored) {
+            block.set(key, &id);
+            is_unchanged = false;
+        }
+        if let Some(name) = block.tool_name().filter(|name| *name != tool_name(name)) {
+            block.set("name", &tool_name(&name));
+            is_unchanged = false;
+        }
+    }
+    let speaker = if by_assistant { Speaker::Assistant } else { Speaker::User };
+    let mut items = Vec::with_capacity(blocks.len());
+    let mut chat_tokens = 0;
+    for block in &blocks {
+        match block {
+            AnthropicBlock::Block { json, .. } => {
+                items.push(RenderedItem { speaker, json: json.clone().into() });
+            }
+            AnthropicBlock::ChatPart(json) => {
+                if let Some(block) = render_part(json, by_assistant) {
+                    chat_tokens += match &block {
+                        ContentBlock::Text { text } => PER_MESSAGE + count_text(text),
+                        _ => PER_ATTACHMENT,
+                    };
+                    items.push(block.into_item(speaker));
+                }
+            }
+        }
+    }
+    // A message can have calls of the chat format next to its blocks.
+    let own: HashSet<String> = blocks.iter().filter_map(|block| Some(block.call_id()?.1)).collect();
+    if by_assistant && message.metadata.calls.iter().any(|id| !own.contains(&ids.get(id))) {
+        let stored = Message::from_stored(message.json.to_owned()).ok()?;
+        for call in stored.tool_calls().iter().filter(|call| !own.contains(&ids.get(&call.id))) {
+            let (id, name, input) = (ids.get(&call.id), tool_name(&call.name), tool_input(&call.arguments));
+            chat_tokens += PER_MESSAGE + count_text(&id) + count_text(&name) + count_text(input.get());
+            items.push(ContentBlock::ToolUse { id, name, input }.into_item(speaker));
+        }
+    }
+    if items.is_empty() {
+        items.push(ContentBlock::text(EMPTY_MESSAGE).into_item(speaker));
+        return Some((items, PER_MESSAGE + *EMPTY_MESSAGE_TOKENS));
+    }
+    let count = || blocks.iter().map(tokens_of_block).sum();
+    let tokens = if is_unchanged { *counted.get_or_init(count) } else { count() };
+    Some((items, tokens + chat_tokens))
+}
+
+fn tokens_of_block(block: &AnthropicBlock) -> i64 {
+    let BlockSize { texts, attachments } = block.size();
+    let attachments = i64::try_from(attachments).unwrap_or(i64::MAX).saturating_mul(PER_ATTACHMENT);
+    let is_attachment = texts.is_empty();
+    let per_block = if is_attachment { 0 } else { PER_MESSAGE };
+    per_block + attachments + texts.iter().map(|text| count_text(text)).sum::<i64>()
+}
+
+/// Renders a part of the chat format by itself.
+fn render_part(json: &str, by_assistant: bool) -> Option<ContentBlock> {
+    let message = format!(r#"{{"role":"user","content":[{json}]}}"#);
+    let message = Message::from_stored(message).ok()?;
+    let message = message.standard().unwrap_or(message);
+    render_content(&message, by_assistant).0.into_iter().next()
+}
+
+fn render_chat_message(
+    message: &TailMessage<'_>,
+    speaker: Speaker,
+    ids: &CallIds,
+) -> Result<(Vec<RenderedItem<'static>>, i64), Vec<FieldError>> {
+    // Here, results of tools may contain images, so they must come from the stored message.
+    let json = if message.lacks_attachments { message.json } else { message.sent_json };
+    let parsed = Message::from_stored(json.to_owned())?;
+    let parsed = parsed.standard().unwrap_or(parsed);
+    let (blocks, tokens) = render_blocks(&parsed, message.metadata.tokens, ids);
+    Ok((blocks.into_iter().map(|block| block.into_item(speaker)).collect(), tokens))
 }
 
 /// Renders the list. Consecutive blocks of one speaker become one message. With `cache_control`, the system text and the
@@ -189,7 +279,7 @@ fn with_cache_control(block: &str) -> String {
 /// [`PER_MESSAGE`]. Only differences from the stored message are counted: changed ids and names, replacements of omitted
 /// parts, tokens at the boundaries of split texts, and arguments that are not an object.
 fn render_blocks(message: &Message, stored_tokens: i64, ids: &CallIds) -> (Vec<ContentBlock>, i64) {
-    let (mut blocks, additional_tokens) = render_content(message);
+    let (mut blocks, additional_tokens) = render_content(message, message.role() == Role::Assistant);
     let mut tokens = stored_tokens - PER_MESSAGE + additional_tokens;
     // The stored count includes the name. Only names of users are rendered: a model that sees a name before its own
     // messages begins to write it itself.
@@ -233,12 +323,11 @@ fn token_difference(stored: &str, rendered: &str) -> i64 {
 }
 
 /// Converts the content to blocks and returns them with the number of tokens that they have more than the stored content.
-fn render_content(message: &Message) -> (Vec<ContentBlock>, i64) {
+fn render_content(message: &Message, by_assistant: bool) -> (Vec<ContentBlock>, i64) {
     #[derive(Deserialize)]
     struct ContentParts {
         content: Vec<Value>,
     }
-    let by_assistant = message.role() == Role::Assistant;
     let mut texts = TextBlocks { by_assistant, ..TextBlocks::default() };
     if !message.has_parts() {
         let block = texts.render(message.content());

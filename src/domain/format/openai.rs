@@ -29,9 +29,10 @@ pub(super) fn render_message<'t>(
     let (json, tokens) = match fields {
         Fields::Standard => (Cow::Borrowed(message.sent_json), message.sent_tokens),
         Fields::All => {
-            let CompleteForm { json, additional } =
+            let CompleteForm { json, additional, has_standard_content } =
                 CompleteForm::of(message.json, !metadata.calls.is_empty());
-            (json, metadata.tokens + tokens::count_text(&additional))
+            let tokens = if has_standard_content { message.sent_tokens } else { metadata.tokens };
+            (json, tokens + tokens::count_text(&additional))
         }
     };
     rendered.items.push(RenderedItem { speaker, json });

@@ -53,6 +53,12 @@ pub(super) fn quote(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
+/// Returns a key as it is written between quotes.
+pub(super) fn escape_key(key: &str) -> String {
+    let quoted = quote(key);
+    quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
+}
+
 /// Writes an object member by member.
 #[derive(Debug)]
 pub(super) struct ObjectWriter(String);

@@ -5,6 +5,8 @@
 
 use super::super::json::{self, MapOnly};
 use super::super::validation::FieldError;
+use super::blocks::{Equivalent, equivalents, result_equivalents};
+use super::members::Members;
 use super::minify_json;
 use super::parts::{Content, MessageParts, Role, ToolCall, custom_arguments, function_call_id};
 use serde::Deserialize;
@@ -30,6 +32,8 @@ const MAX_SHOWN_CHARS: usize = 64;
 pub(super) enum Source {
     /// A request: unknown content parts are errors, because their text would be lost.
     Client,
+    /// A request in the Anthropic format, with its content blocks.
+    AnthropicClient,
     /// The database or an export. Earlier versions accepted all types of content parts.
     Stored,
 }
@@ -66,6 +70,23 @@ struct RawContentPart<'a> {
     r#type: Option<Cow<'a, str>>,
     text: Option<String>,
     refusal: Option<String>,
+    /// The fields of content blocks in the Anthropic format.
+    id: Option<&'a RawValue>,
+    name: Option<&'a RawValue>,
+    input: Option<&'a RawValue>,
+    tool_use_id: Option<&'a RawValue>,
+    content: Option<&'a RawValue>,
+    is_error: Option<&'a RawValue>,
+    source: Option<&'a RawValue>,
+    title: Option<&'a RawValue>,
+}
+
+/// Calls and results in the content of a message in the Anthropic format.
+#[derive(Default)]
+struct CallBlocks {
+    calls: Vec<ToolCall>,
+    /// The id of the call that the first result answers.
+    result_of: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -155,9 +176,10 @@ impl RawMessage<'_> {
             errors.extend(check_extra(extra).err());
         }
         let is_function = self.role.as_deref() == Some(FUNCTION_ROLE);
-        let role = parse_role(self.role.as_deref(), self.r#type, &mut errors);
+        let mut role = parse_role(self.role.as_deref(), self.r#type, &mut errors);
         let by_assistant = role == Some(Role::Assistant);
-        let content = self.content.map(|content| content.validate(source, &mut errors));
+        let mut blocks = CallBlocks::default();
+        let content = self.content.map(|content| content.validate(source, role, &mut blocks, &mut errors));
         let refusal: Option<String> = self.refusal.filter(|_| by_assistant).and_then(parse_raw);
         let has_content = content.is_some();
         let mut content = content.unwrap_or_default();
@@ -173,16 +195,30 @@ impl RawMessage<'_> {
         if by_assistant && tool_calls.is_empty() {
             tool_calls.extend(self.function_call.and_then(parse_raw).and_then(RawFunction::into_call));
         }
+        let ids = tool_calls.iter().map(|call| &call.id).collect::<HashSet<_>>();
+        if let Some(repeated) = blocks.calls.iter().find(|call| ids.contains(&call.id)) {
+            let detail = format!("the id {:?} is used twice in this message", repeated.id);
+            errors.push(FieldError::new("content", detail));
+        }
+        tool_calls.append(&mut blocks.calls);
         // Answers of assistants and results of tools can be empty.
         if role == Some(Role::User) && !has_content {
             errors.push(FieldError::new("content", "missing: a string or a list of content parts"));
         }
         let name = self.name.as_deref().filter(|name| !name.is_empty());
         let tool_call_id = if is_function { name.map(function_call_id) } else { self.tool_call_id };
+        let has_result = blocks.result_of.is_some();
+        let tool_call_id = if has_result {
+            role = Some(Role::Tool);
+            blocks.result_of
+        } else {
+            tool_call_id
+        };
         if is_function && tool_call_id.is_none() {
             let detail = "missing: a function message names the function whose result it is";
             errors.push(FieldError::new("name", detail));
-        } else if role == Some(Role::Tool) && tool_call_id.as_deref().is_none_or(str::is_empty) {
+        } else if role == Some(Role::Tool) && !has_result && tool_call_id.as_deref().is_none_or(str::is_empty)
+        {
             let detail = "missing: a tool message names the tool call whose result it is";
             errors.push(FieldError::new("tool_call_id", detail));
         }
@@ -306,7 +342,13 @@ fn validate_tool_calls(calls: Vec<MapOnly<RawToolCall<'_>>>, errors: &mut Vec<Fi
 }
 
 impl RawContent<'_> {
-    fn validate(self, source: Source, errors: &mut Vec<FieldError>) -> Content {
+    fn validate(
+        self,
+        source: Source,
+        role: Option<Role>,
+        blocks: &mut CallBlocks,
+        errors: &mut Vec<FieldError>,
+    ) -> Content {
         let parts = match self {
             Self::Text(text) => return Content { text, ..Content::default() },
             Self::Parts(parts) => parts,
@@ -316,6 +358,9 @@ impl RawContent<'_> {
             let mut push = |field: &str, detail: String| {
                 errors.push(FieldError::new(format!("content[{index}].{field}"), detail));
             };
+            if source != Source::Client && part.read_block(role, &mut content, blocks, &mut push) {
+                continue;
+            }
             match (part.r#type.as_deref().unwrap_or_default(), part.text, part.refusal) {
                 ("text" | "input_text" | "output_text", Some(text), _) | ("refusal", _, Some(text)) => {
                     content.append(&text);
@@ -331,22 +376,98 @@ impl RawContent<'_> {
                     push("type", "missing: text, image_url or another type of the chat format".to_owned());
                 }
                 (kind, ..) if source == Source::Stored => content.attachment_types.push(kind.to_owned()),
-                (kind, ..) => push("type", advice_for_unknown_part(kind)),
+                (kind, ..) => push("type", advice_for_unknown_part(kind, source)),
             }
         }
         content
     }
 }
 
-/// Returns how to send what an unknown content part expresses. Such a part is rejected, because its text would be lost.
-fn advice_for_unknown_part(kind: &str) -> String {
-    let equivalent = match kind {
-        "tool_use" | "function_call" | "tool_call" | "tool-call" => "send the call in tool_calls",
-        "tool_result" | "function_call_output" | "tool-result" => {
-            "send the result as a message with the role tool"
+impl RawContentPart<'_> {
+    fn block(&self) -> Members<'_> {
+        let fields = [
+            ("id", self.id),
+            ("name", self.name),
+            ("input", self.input),
+            ("tool_use_id", self.tool_use_id),
+            ("content", self.content),
+            ("is_error", self.is_error),
+            ("source", self.source),
+            ("title", self.title),
+        ];
+        let fields = fields.into_iter().filter_map(|(key, value)| Some((key.into(), value?.get())));
+        Members(fields.collect())
+    }
+
+    /// Reads a block that only the Anthropic format has. Returns `false` for all other parts.
+    fn read_block(
+        &self,
+        role: Option<Role>,
+        content: &mut Content,
+        blocks: &mut CallBlocks,
+        push: &mut impl FnMut(&str, String),
+    ) -> bool {
+        let (kind, block) = (self.r#type.as_deref().unwrap_or_default(), self.block());
+        let mut text = |key: &str, detail: &str| {
+            let text = block.string(key).unwrap_or_default();
+            if text.is_empty() {
+                push(key, format!("missing: {detail}"));
+            }
+            text
+        };
+        let found = match kind {
+            "tool_use" => {
+                let id = text("id", "the result of the call repeats it");
+                let name = text("name", "the name of the tool");
+                let arguments = block.get("input").unwrap_or("{}").to_owned();
+                if !arguments.starts_with('{') {
+                    push("input", "must be an object".to_owned());
+                }
+                if role.is_some_and(|role| role != Role::Assistant) {
+                    push("type", "only an assistant message calls tools".to_owned());
+                }
+                if blocks.calls.iter().any(|call| call.id == id) {
+                    push("id", "used twice in this message".to_owned());
+                }
+                blocks.calls.push(ToolCall { id, name, arguments });
+                return true;
+            }
+            "tool_result" => {
+                let id = text("tool_use_id", "the result names the call");
+                if role.is_some_and(|role| role != Role::User) {
+                    push("type", "only a user message has results of tools".to_owned());
+                }
+                blocks.result_of.get_or_insert(id);
+                result_equivalents(&block)
+            }
+            kind => match equivalents(kind, &block) {
+                Some(found) => found,
+                None => return false,
+            },
+        };
+        for equivalent in found {
+            match equivalent {
+                Equivalent::Text(text) => content.append(&text),
+                Equivalent::Attachment(_) | Equivalent::Named(_) => {
+                    let kind = if kind == "tool_result" { "image" } else { kind };
+                    content.attachment_types.push(kind.to_owned());
+                }
+            }
         }
-        "image" => "send a part of the type image_url",
-        "document" => "send a part of the type file",
+        true
+    }
+}
+
+/// Returns how to send what an unknown content part expresses. Such a part is rejected, because its text would be lost.
+fn advice_for_unknown_part(kind: &str, source: Source) -> String {
+    let equivalent = match kind {
+        "tool_use" | "tool_result" | "image" | "document" | "server_tool_use" | "web_search_tool_result"
+            if source == Source::Client =>
+        {
+            "send the exchange with \"format\": \"anthropic\""
+        }
+        "function_call" | "tool_call" | "tool-call" => "send the call in tool_calls",
+        "function_call_output" | "tool-result" => "send the result as a message with the role tool",
         _ => {
             let kind: String = kind.chars().take(MAX_SHOWN_CHARS).collect();
             return format!(

@@ -4,7 +4,8 @@
 //! older form. Other providers reject such a message. Most stored messages have the standard form already, and are
 //! recognised without being parsed or copied.
 
-use super::members::{Members, ObjectWriter, as_string, elements, list, object, quote};
+use super::blocks::{Equivalent, equivalents, has_anthropic_blocks, result_equivalents};
+use super::members::{Members, ObjectWriter, as_string, elements, escape_key, list, object, quote};
 use super::parts::{custom_arguments, function_call_id};
 use std::borrow::Cow;
 
@@ -33,6 +34,8 @@ pub struct CompleteForm<'a> {
     pub json: Cow<'a, str>,
     /// Everything that the standard form does not contain, as text to be counted.
     pub additional: String,
+    /// The content is that of the standard form, because the format has no place for the recorded one.
+    pub has_standard_content: bool,
 }
 
 /// Returns the standard form of a message, or `None` if the message has that form. `makes_calls` tells if calls were
@@ -63,10 +66,12 @@ fn is_plain(json: &str) -> bool {
 pub fn describe_attachment(kind: &str, file_name: &str) -> String {
     let shorten = |text: &str| text.chars().take(MAX_NAME_CHARS).collect::<String>();
     let description = match kind {
-        "image_url" | "input_image" => "an image".to_owned(),
+        "image_url" | "input_image" | "image" => "an image".to_owned(),
         "input_audio" => "audio".to_owned(),
-        "file" | "input_file" if !file_name.trim().is_empty() => format!("the file {:?}", shorten(file_name)),
-        "file" | "input_file" => "a file".to_owned(),
+        "file" | "input_file" | "document" if !file_name.trim().is_empty() => {
+            format!("the file {:?}", shorten(file_name))
+        }
+        "file" | "input_file" | "document" | "container_upload" => "a file".to_owned(),
         kind => format!("a part of the type {:?}", shorten(kind)),
     };
     format!("({description} that can't be shown here)")
@@ -95,6 +100,11 @@ struct Converter {
 impl Converter {
     fn message(&mut self, message: &Members<'_>, makes_calls: bool) -> String {
         let role = message.string("role").unwrap_or_default();
+        if role == "user"
+            && let Some(result) = result_block(message)
+        {
+            return self.tool_result(&result);
+        }
         let is_tool = matches!(role.as_str(), "tool" | "function");
         let calls = if role == "assistant" { calls(message, makes_calls) } else { Vec::new() };
         let mut content = self.content(message, &role, !calls.is_empty());
@@ -152,23 +162,52 @@ impl Converter {
             self.add_part(part, role, &mut parts);
         }
         parts.extend(refusal.map(|refusal| StandardPart::text(quote(&refusal))));
-        let joined = list(&parts.iter().map(|part| &*part.json).collect::<Vec<_>>());
-        if parts.is_empty() {
-            return Some(if has_calls { "null".to_owned() } else { quote("") });
+        Some(join_parts(&parts, role, Some(given), has_calls))
+    }
+
+    /// Converts a `tool_result` block to a message.
+    fn tool_result(&mut self, block: &Members<'_>) -> String {
+        let mut parts = Vec::new();
+        for equivalent in result_equivalents(block) {
+            self.add_equivalent(equivalent, "image", "tool", &mut parts);
         }
-        if joined == given || role == "user" {
-            return Some(joined);
+        let content = join_parts(&parts, "tool", None, false);
+        let id = block.get("tool_use_id").unwrap_or(r#""""#);
+        object(&[("role", r#""tool""#), ("tool_call_id", id), ("content", &content)])
+    }
+
+    fn add_equivalent(
+        &mut self,
+        equivalent: Equivalent,
+        kind: &str,
+        role: &str,
+        parts: &mut Vec<StandardPart<'_>>,
+    ) {
+        match equivalent {
+            Equivalent::Text(text) => parts.push(StandardPart::text(quote(&text))),
+            Equivalent::Attachment(json) => self.add_attachment(Some(json.into()), kind, "", role, parts),
+            Equivalent::Named(name) => self.add_attachment(None, kind, &name, role, parts),
         }
-        // Many providers accept only a string from assistants and tools.
-        let texts: Option<Vec<&str>> = parts.iter().map(|part| part.text.as_deref()).collect();
-        Some(match texts.as_deref() {
-            Some([text]) => (*text).to_owned(),
-            Some(texts) if role != "assistant" => {
-                let texts = texts.iter().filter_map(|text| as_string(text)).filter(|text| !text.is_empty());
-                quote(&texts.collect::<Vec<_>>().join("\n"))
+    }
+
+    /// Adds an attachment, or the text that replaces it.
+    fn add_attachment<'a>(
+        &mut self,
+        attachment: Option<Cow<'a, str>>,
+        kind: &str,
+        name: &str,
+        role: &str,
+        parts: &mut Vec<StandardPart<'a>>,
+    ) {
+        match attachment {
+            Some(json) if role == "user" || self.attachments == Attachments::OfAllMessages => {
+                parts.push(StandardPart { json, text: None });
             }
-            _ => joined,
-        })
+            attachment => {
+                self.lacks_attachments |= attachment.is_some();
+                parts.push(StandardPart::text(quote(&describe_attachment(kind, name))));
+            }
+        }
     }
 
     fn add_part<'a>(&mut self, json: &'a str, role: &str, parts: &mut Vec<StandardPart<'a>>) {
@@ -184,26 +223,55 @@ impl Converter {
                 });
                 return;
             }
-            "reasoning" | "thinking" | "redacted_thinking" => return,
+            // Calls are in `tool_calls`.
+            "reasoning" | "thinking" | "redacted_thinking" | "tool_use" => return,
             "image_url" | "input_image" => image(&part, json),
             "input_audio" => attachment(&part, json, "input_audio", &["data", "format"]),
             "file" => attachment(&part, json, "file", FILE_FIELDS),
             "input_file" if part.get("file_data").or_else(|| part.get("file_id")).is_some() => {
                 Some(object(&[("type", r#""file""#), ("file", &select(&part, FILE_FIELDS))]).into())
             }
-            _ => None,
+            kind => match equivalents(kind, &part) {
+                Some(equivalents) => {
+                    for equivalent in equivalents {
+                        self.add_equivalent(equivalent, kind, role, parts);
+                    }
+                    return;
+                }
+                None => None,
+            },
         };
-        match attachment {
-            Some(json) if role == "user" || self.attachments == Attachments::OfAllMessages => {
-                parts.push(StandardPart { json, text: None });
-            }
-            attachment => {
-                self.lacks_attachments |= attachment.is_some();
-                let name = || Members::parse(part.get("file")?).string("filename");
-                let name = name().or_else(|| part.string("filename")).unwrap_or_default();
-                parts.push(StandardPart::text(quote(&describe_attachment(&kind, &name))));
-            }
+        let name = || Members::parse(part.get("file")?).string("filename");
+        let name = || name().or_else(|| part.string("filename")).unwrap_or_default();
+        self.add_attachment(attachment, &kind, &name(), role, parts);
+    }
+}
+
+/// Returns the block of a message that is the result of a tool.
+fn result_block<'a>(message: &Members<'a>) -> Option<Members<'a>> {
+    let content = message.get("content").filter(|content| content.contains("tool_result"))?;
+    let block = Members::parse(elements(content).first()?);
+    (block.string("type").as_deref() == Some("tool_result")).then_some(block)
+}
+
+/// Returns the content of a message with these parts. `given` is the content as it was recorded in the chat format.
+fn join_parts(parts: &[StandardPart<'_>], role: &str, given: Option<&str>, has_calls: bool) -> String {
+    if parts.is_empty() {
+        return if has_calls { "null".to_owned() } else { quote("") };
+    }
+    let joined = list(&parts.iter().map(|part| &*part.json).collect::<Vec<_>>());
+    if given == Some(&*joined) || role == "user" {
+        return joined;
+    }
+    // Many providers accept only a string from assistants and tools.
+    let texts: Option<Vec<&str>> = parts.iter().map(|part| part.text.as_deref()).collect();
+    match texts.as_deref() {
+        Some([text]) => (*text).to_owned(),
+        Some(texts) if role != "assistant" => {
+            let texts = texts.iter().filter_map(|text| as_string(text)).filter(|text| !text.is_empty());
+            quote(&texts.collect::<Vec<_>>().join("\n"))
         }
+        _ => joined,
     }
 }
 
@@ -256,7 +324,19 @@ fn calls<'a>(message: &Members<'a>, makes_calls: bool) -> Vec<Cow<'a, str>> {
         let id = quote(&function_call_id(&call.string("name").unwrap_or_default()));
         return vec![function(&id, &call).into()];
     }
-    given.into_iter().map(call).collect()
+    let blocks = message.list("content").into_iter().filter(|block| block.contains("tool_use"));
+    given.into_iter().map(call).chain(blocks.filter_map(call_of_block)).collect()
+}
+
+/// Returns the call of a `tool_use` block.
+fn call_of_block<'a>(json: &str) -> Option<Cow<'a, str>> {
+    let block = Members::parse(json);
+    if block.string("type").as_deref() != Some("tool_use") {
+        return None;
+    }
+    let (id, name) = (block.get("id")?, block.get("name")?);
+    let arguments = quote(block.get("input").unwrap_or("{}"));
+    Some(function(id, &Members(vec![("name".into(), name), ("arguments".into(), &arguments)])).into())
 }
 
 fn call(json: &str) -> Cow<'_, str> {
@@ -285,19 +365,25 @@ fn function(id: &str, function: &Members<'_>) -> String {
 /// have the standard form, because inserted halves of calls have it, too.
 pub(super) fn complete(json: &str, makes_calls: bool) -> CompleteForm<'_> {
     if is_plain(json) {
-        return CompleteForm { json: json.into(), additional: String::new() };
+        return CompleteForm { json: json.into(), additional: String::new(), has_standard_content: true };
     }
     let message = Members::parse(json);
     let role = message.string("role").unwrap_or_default();
     let mut converter = Converter { attachments: Attachments::OfUsers, lacks_attachments: false };
     let standard = converter.message(&message, makes_calls);
     let standard = Members::parse(&standard);
+    // Chat completions accept no blocks of the Anthropic format.
+    let is_native = has_anthropic_blocks(json);
     let mut additional = String::new();
     let mut complete = ObjectWriter::with_capacity(json.len());
     for (key, value) in &message.0 {
         let value = match &**key {
             "role" => standard.get("role").map(Cow::Borrowed),
+            "content" if is_native => {
+                standard.0.iter().find(|(key, _)| key == "content").map(|(_, value)| (*value).into())
+            }
             "content" => given_content(&message, &standard),
+            "tool_calls" if is_native => None,
             "tool_calls" => (*value != "[]" && *value != "null").then(|| without_nulls(value)),
             "function_call" => {
                 let calls = || standard.get("tool_calls").filter(|_| message.list("tool_calls").is_empty());
@@ -317,15 +403,17 @@ pub(super) fn complete(json: &str, makes_calls: bool) -> CompleteForm<'_> {
         }
         complete.add(&escape_key(key), &value);
     }
-    for key in ["tool_call_id", "content"] {
-        if message.0.iter().all(|(given, _)| given != key)
+    for key in ["tool_call_id", "content", "tool_calls"] {
+        let is_missing = message.0.iter().all(|(given, _)| given != key);
+        let is_added = if key == "tool_calls" { is_native } else { is_missing };
+        if is_added
             && let Some(value) = standard.get(key)
             && (key != "content" || given_content(&message, &standard).is_some())
         {
             complete.add(key, value);
         }
     }
-    for part in message.list("content") {
+    for part in message.list("content").into_iter().filter(|_| !is_native) {
         add_part_fields(&mut additional, part);
     }
     for call in message.list("tool_calls") {
@@ -333,7 +421,7 @@ pub(super) fn complete(json: &str, makes_calls: bool) -> CompleteForm<'_> {
     }
     let complete = complete.finish();
     let json = if complete == json { Cow::Borrowed(json) } else { Cow::Owned(complete) };
-    CompleteForm { json, additional }
+    CompleteForm { json, additional, has_standard_content: is_native }
 }
 
 /// Returns the content as given, without nulls. Without content, a refusal or audio stands alone.
@@ -396,12 +484,6 @@ fn add_members_except(additional: &mut String, json: &str, keys: &[&str]) {
 
 fn add_text(additional: &mut String, key: &str, value: &str) {
     additional.extend(["\"", key, "\":", value, ","]);
-}
-
-/// Returns a key as it is written between quotes.
-fn escape_key(key: &str) -> String {
-    let quoted = quote(key);
-    quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
 }
 
 /// Removes the members of objects that are null.

@@ -205,8 +205,9 @@ impl ContextRequest {
     /// Validates the request; all errors are reported at once.
     fn into_options(self, limits: &Limits, memory_guide: Option<&str>) -> Result<ContextOptions, Problem> {
         let mut errors = Vec::new();
+        let format = self.format.unwrap_or_default();
         let user_message = self.user_message.and_then(|content| {
-            Message::from_content(Role::User, &content)
+            parse_user_message(format, &content)
                 .map_err(|found| errors.extend(found.into_iter().map(|error| error.in_value("user_message"))))
                 .ok()
         });
@@ -220,7 +221,6 @@ impl ContextRequest {
         let skills = skill::section(memory_guide, &skills);
         errors.extend(limits.system_text("skills", &skills).err());
         let user_id = user_id(self.user_id, &mut errors);
-        let format = self.format.unwrap_or_default();
         let cache_control = self.cache_control.unwrap_or_default();
         if cache_control && format == Format::OpenAi {
             let detail =
@@ -247,6 +247,19 @@ impl ContextRequest {
             permit: WorkPermit::default(),
         })
     }
+}
+
+/// Parses the new message. With `format`, it may have content blocks of the Anthropic format.
+fn parse_user_message(format: Format, content: &RawValue) -> Result<Message, Vec<FieldError>> {
+    if format == Format::OpenAi {
+        return Message::from_content(Role::User, content);
+    }
+    let mut messages = Message::from_anthropic_content(Role::User, content)?;
+    if let Some(message) = messages.pop().filter(|last| messages.is_empty() && last.role() == Role::User) {
+        return Ok(message);
+    }
+    let detail = "contains results of tools: record them as an exchange, then build the context without them";
+    Err(vec![FieldError::new("", detail)])
 }
 
 impl ContextResponse {

@@ -3,6 +3,7 @@
 use crate::blocking;
 use crate::config::Limits;
 use crate::domain::exchange::Exchange;
+use crate::domain::format::Format;
 use crate::domain::given_time::given_time;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
@@ -33,6 +34,7 @@ pub(crate) struct ExchangeRequest {
     messages: Option<Vec<Box<RawValue>>>,
     user_id: Option<String>,
     metadata: Option<Box<RawValue>>,
+    format: Option<Format>,
     created_at: Option<String>,
     expected_last_seq: Option<Number>,
 }
@@ -134,11 +136,14 @@ impl ExchangeRequest {
     fn into_exchange(self, limits: &Limits) -> Result<Exchange, Problem> {
         // Checked first: with too many messages, checking each of them would be wasted work.
         limits.messages(self.messages.as_ref().map_or(0, Vec::len))?;
+        let format = self.format.unwrap_or_default();
         let (mut messages, mut errors) = (Vec::new(), Vec::new());
-        let mut add = |path: &str, parsed: Result<Message, Vec<FieldError>>| match parsed {
-            Ok(message) => {
-                errors.extend(limits.sizes().check_message(path, &message).err());
-                messages.push(message);
+        let mut add = |path: &str, parsed: Result<Vec<Message>, Vec<FieldError>>| match parsed {
+            Ok(parsed) => {
+                errors.extend(
+                    parsed.iter().filter_map(|message| limits.sizes().check_message(path, message).err()),
+                );
+                messages.extend(parsed);
             }
             Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(path))),
         };
@@ -149,7 +154,11 @@ impl ExchangeRequest {
             }
             (None, None, Some(given)) => {
                 for (index, message) in given.iter().enumerate() {
-                    add(&format!("messages[{index}]"), Message::parse(message));
+                    let parsed = match format {
+                        Format::OpenAi => Message::parse(message).map(|message| vec![message]),
+                        Format::Anthropic => Message::parse_anthropic(message),
+                    };
+                    add(&format!("messages[{index}]"), parsed);
                 }
             }
             (user_message, assistant_reply, None) => {
@@ -159,7 +168,10 @@ impl ExchangeRequest {
                     ("user_message", Role::User, user_message),
                     ("assistant_reply", Role::Assistant, assistant_reply),
                 ] {
-                    let parse = |content: Box<RawValue>| Message::from_content(role, &content);
+                    let parse = |content: Box<RawValue>| match format {
+                        Format::OpenAi => Message::from_content(role, &content).map(|message| vec![message]),
+                        Format::Anthropic => Message::from_anthropic_content(role, &content),
+                    };
                     add(path, content.map_or_else(|| invalid(missing), parse));
                 }
             }
@@ -169,6 +181,8 @@ impl ExchangeRequest {
                 add("messages", invalid(detail));
             }
         }
+        // A message in the Anthropic format becomes several if it has several results of tools.
+        limits.messages(messages.len())?;
         let user_id = user_id(self.user_id, &mut errors);
         let metadata = self.metadata.map(|given| limits.sizes().metadata("metadata", &given)).transpose();
         let metadata = metadata.map_err(|error| errors.push(error)).unwrap_or_default();

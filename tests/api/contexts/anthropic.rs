@@ -1,0 +1,210 @@
+//! Exchanges in the Anthropic format: stored as given, and sent in both formats.
+
+use crate::support::app::TestApp;
+use crate::support::backend::Backend;
+use crate::support::client::Response;
+use crate::support::lists::{
+    assert_anthropic_accepts, assert_openai_accepts, tokens_of_anthropic, tokens_of_openai,
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+use test_case::test_case;
+
+const PATH: &str = "/sessions/s/exchanges";
+const PNG: &str = "iVBORw0KGgo=";
+
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+fn image() -> Value {
+    json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}})
+}
+
+fn tool_use(id: &str, input: &Value) -> Value {
+    json!({"type": "tool_use", "id": id, "name": "find", "input": input})
+}
+
+/// Returns a turn with every kind of block, as the API accepts it.
+fn turn() -> Vec<Value> {
+    let pdf = json!({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQ="});
+    let plain = json!({"type": "text", "media_type": "text/plain", "data": "The kumquat is ripe."});
+    let citations = json!([{"type": "web_search_result_location", "url": "https://e.org", "title": null,
+        "encrypted_index": "abc", "cited_text": "Durian season."}]);
+    let found = json!([{"type": "web_search_result", "url": "https://e.org", "title": "Fruit",
+        "encrypted_content": "xyz", "page_age": null}]);
+    vec![
+        json!({"role": "user", "content": [
+            text("Look:"), image(), {"type": "document", "title": "Plan", "source": pdf}, {"type": "document", "source": plain},
+        ]}),
+        json!({"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm, quetzal.", "signature": "c2ln"}, text("I search. "),
+            tool_use("toolu_1", &json!({"q": "rambutan", "n": [1, null]})), tool_use("toolu_2", &json!({})),
+        ]}),
+        json!({"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": true, "content": "no lychee"},
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("one"), image()]},
+            text("And?"), text("Well?"),
+        ]}),
+        json!({"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "durian"}},
+            {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": found},
+            text("According to "), {"type": "text", "text": "the papaya page", "citations": citations},
+        ]}),
+        json!({"role": "user", "content": [text("Thanks.")]}),
+        json!({"role": "assistant", "content": [{"type": "redacted_thinking", "data": "cmVk"}, text("Bye.")]}),
+    ]
+}
+
+fn body(messages: &[Value]) -> Value {
+    json!({"format": "anthropic", "messages": messages})
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn anthropic_exchange_is_returned_without_loss(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let turn = turn();
+    let stored = app.post(PATH, body(&turn)).await.ok(201);
+    // The two results and the rest of their message are messages of their own.
+    assert_eq!((&stored["first_seq"], &stored["message_count"]), (&json!(1), &json!(8)));
+    let history = app.history("s").await;
+    let part = |blocks: &[usize]| {
+        let blocks: Vec<&Value> = blocks.iter().map(|at| &turn[2]["content"][*at]).collect();
+        json!({"role": "user", "content": blocks})
+    };
+    let parts = [part(&[0]), part(&[1]), part(&[2, 3])];
+    assert_eq!(history, [&turn[..2], &parts, &turn[3..]].concat());
+    // The first context reads the messages from the database, the second one from memory.
+    for _ in 0..2 {
+        let response = app.post("/sessions/s/context", json!({"format": "anthropic"})).await;
+        let context = response.ok(200);
+        assert_eq!(context["messages"], Value::from(turn.clone()));
+        assert_eq!((&context["inserted"], &context["cache"]["stable_messages"]), (&json!(0), &json!(6)));
+        assert_anthropic_accepts(&context);
+        assert_eq!(context["tokens"]["total"], tokens_of_anthropic(&response.text) - 3);
+    }
+
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "find", "arguments": arguments}});
+    let sent = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let expected = json!([
+        {"role": "user", "content": [
+            text("Look:"), sent(&format!("data:image/png;base64,{PNG}")),
+            {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0xLjQ=", "filename": "Plan"}},
+            text("The kumquat is ripe."),
+        ]},
+        {"role": "assistant", "content": "I search. ",
+            "tool_calls": [call("toolu_1", r#"{"n":[1,null],"q":"rambutan"}"#), call("toolu_2", "{}")]},
+        {"role": "tool", "tool_call_id": "toolu_2", "content": "Error:\nno lychee"},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "one\n(an image that can't be shown here)"},
+        {"role": "user", "content": [text("And?"), text("Well?")]},
+        {"role": "assistant", "content": [text("According to "), text("the papaya page")]},
+        {"role": "user", "content": [text("Thanks.")]},
+        {"role": "assistant", "content": "Bye."},
+    ]);
+    for fields in ["standard", "all"] {
+        let context = app.context("s", &json!({"fields": fields})).await;
+        assert_eq!(context["messages"], expected);
+        let messages = context["messages"].as_array().expect("a list");
+        assert_openai_accepts(messages);
+        assert_eq!(context["tokens"]["total"], tokens_of_openai(messages) - 3);
+    }
+    for word in ["kumquat", "rambutan", "lychee", "papaya"] {
+        assert_eq!(
+            app.get(&format!("/search?q={word}")).await["items"].as_array().map(Vec::len),
+            Some(1),
+            "{word}"
+        );
+    }
+    assert_eq!(app.get("/search?q=lychee&role=tool").await["items"][0]["seq"], 3);
+    assert_eq!(app.get("/search?q=quetzal").await["items"], json!([]), "thinking is not searched");
+
+    let export = app.get("/sessions/s/export").await;
+    app.delete("/sessions/s").await.ok(204);
+    let import =
+        app.request(Method::POST, "/sessions/s/import").header("content-type", "application/x-ndjson");
+    import.body(export.text.clone()).await.ok(201);
+    assert_eq!(app.history("s").await, history);
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn history_of_both_formats_is_valid_in_both(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let call = json!({"id": "toolu_1", "type": "function", "function": {"name": "find", "arguments": "{}"}});
+    let chat = [
+        json!({"role": "user", "content": "Go."}),
+        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "toolu_1", "content": "found"}),
+    ];
+    // Repeated ids, an unanswered call, a result without a call, and blocks that end with thinking or are blank.
+    let other = [
+        json!({"role": "assistant", "content": [tool_use("toolu_1", &json!({})), tool_use("toolu_9", &json!({}))]}),
+        json!({"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "cache_control": {"type": "ephemeral"},
+                "content": [text(" "), {"type": "text", "text": "b", "cache_control": null}]},
+            {"type": "tool_result", "tool_use_id": "lost"}, text(""),
+        ]}),
+        json!({"role": "assistant", "content": [text("Cut "), {"type": "thinking", "thinking": "Hm", "signature": "s"}]}),
+        json!({"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm", "signature": "s"}]}),
+        json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://e.org/a.png"}}, image()]}),
+        json!({"role": "user", "content": "Hi."}),
+        json!({"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn", "usage": {},
+            "content": [{"type": "text", "text": "Done.", "citations": null}]}),
+    ];
+    for round in 0..3 {
+        app.record("s", &chat).await;
+        app.post(PATH, body(&other)).await.ok(201);
+        let short =
+            json!({"format": "anthropic", "user_message": [image()], "assistant_reply": [text("I see.")]});
+        app.post(PATH, short).await.ok(201);
+        let response = app
+            .post(
+                "/sessions/s/context",
+                json!({"format": "anthropic", "user_message": [image()], "cache_control": true}),
+            )
+            .await;
+        let context = response.ok(200);
+        assert_anthropic_accepts(&context);
+        assert_eq!(
+            context["tokens"]["total"],
+            tokens_of_anthropic(&response.text) - 3,
+            "round {round}: {context:#}"
+        );
+        assert!(!response.text.contains(r#""citations":null"#), "{}", response.text);
+        let context = app.context("s", &json!({})).await;
+        let messages = context["messages"].as_array().expect("a list");
+        assert_openai_accepts(messages);
+        assert_eq!(context["tokens"]["total"], tokens_of_openai(messages) - 3);
+    }
+}
+
+fn detail(response: &Response) -> String {
+    response.json()["errors"][0]["detail"].as_str().expect("a detail").to_owned()
+}
+
+#[tokio::test]
+async fn invalid_blocks_are_rejected_by_name() {
+    let app = TestApp::on_sqlite(&[]).await;
+    let rejected = async |role: &str, block: Value, field: &str, advice: &str| {
+        let response = app.post(PATH, body(&[json!({"role": role, "content": [block]})])).await;
+        assert_eq!(response.fields(), [format!("messages[0].content[0].{field}")]);
+        assert!(detail(&response).contains(advice), "{response}");
+    };
+    rejected("user", json!({"type": "whatever"}), "type", "extra").await;
+    rejected("user", tool_use("a", &json!({})), "type", "assistant").await;
+    rejected("assistant", tool_use("", &json!({})), "id", "missing").await;
+    rejected("assistant", tool_use("a", &json!([])), "input", "object").await;
+    rejected("assistant", json!({"type": "tool_result", "tool_use_id": "a"}), "type", "user").await;
+    rejected("user", json!({"type": "tool_result"}), "tool_use_id", "missing").await;
+    let chat = json!({"messages": [{"role": "assistant", "content": [tool_use("a", &json!({}))]}]});
+    let response = app.post(PATH, chat).await;
+    assert!(detail(&response).contains(r#""format": "anthropic""#), "{response}");
+    let results = json!([{"type": "tool_result", "tool_use_id": "a"}]);
+    let response =
+        app.post("/sessions/s/context", json!({"format": "anthropic", "user_message": results})).await;
+    assert_eq!(response.fields(), ["user_message"]);
+    app.get("/sessions/s").await.problem(404, "session-not-found");
+}
