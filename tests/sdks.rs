@@ -86,6 +86,9 @@ async fn official_clients_accept_every_shape() {
     for shape in shapes::load().iter().filter(|shape| shape.rejects.is_none()) {
         app.post(&format!("/sessions/{}/exchanges", shape.name), shape.exchange()).await.ok(201);
         for format in ["openai", "anthropic"] {
+            if format == shape.format && shape.produced.starts_with("beta: ") {
+                continue; // The types of the client's beta are others.
+            }
             let asked = json!({"format": format, "user_message": "And now?"});
             let max_tokens = (format == "anthropic").then_some(100);
             let body = body(&app.context(&shape.name, &asked).await, max_tokens);

@@ -9,6 +9,7 @@ const load = (name) => import(pathToFileURL(require.resolve(name)));
 const version = (name) => require(`${name}/package.json`).version;
 const { generateText, jsonSchema, stepCountIs, tool } = await load("ai");
 const { createOpenAICompatible } = await load("@ai-sdk/openai-compatible");
+const { createAnthropic } = await load("@ai-sdk/anthropic");
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
 const asked = { role: "user", content: "Where do we keep the spare key?" };
@@ -22,11 +23,16 @@ const fetch = async (_url, init) => {
   return Response.json(replies.shift());
 };
 const chat = createOpenAICompatible({ name: "scripted", baseURL: "http://127.0.0.1/v1", fetch })("m");
+const claude = createAnthropic({ apiKey: "none", baseURL: "http://127.0.0.1/v1", fetch })("m");
 
 const completion = (message, finish_reason = "stop") => ({
   id: "chatcmpl-1", object: "chat.completion", created: 1760000000, model: "m",
   choices: [{ index: 0, finish_reason, message: { role: "assistant", ...message } }],
   usage: { prompt_tokens: 9, completion_tokens: 9, total_tokens: 18 },
+});
+const answer = (content, stop_reason = "end_turn") => ({
+  id: "msg_1", type: "message", role: "assistant", model: "m", content, stop_reason, stop_sequence: null,
+  usage: { input_tokens: 9, output_tokens: 9 },
 });
 const look = tool({
   description: "Looks at a place.",
@@ -67,3 +73,9 @@ const pdf = { role: "user", content: [text, { type: "file", data: "JVBERi0xLjQK"
 write("file-part", "messages of generateText", [pdf], { finds: ["chart"] });
 const parts = [{ type: "text", text: asked.content }];
 write("ui-messages", "messages of useChat", [{ id: "1", role: "user", parts }], { rejects: ["messages[0].content", "missing"] });
+
+const thought = { type: "thinking", thinking: "The gardening talk.", signature: "ErUBCkYIBxgCIkA".repeat(8) };
+const used = { type: "tool_use", id: "toolu_1", name: "look", input: { place: "boathouse" } };
+await run(claude, [asked], answer([thought, used], "tool_use"), answer([{ type: "text", text: final }]));
+write("anthropic", "request of the provider anthropic", sent,
+  { format: "anthropic", finds: ["spare key", "boathouse", "ropes"], hides: ["gardening talk"] }, "@ai-sdk/anthropic");

@@ -15,7 +15,9 @@ from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai import BinaryContent, ModelRetry
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 ASKED = "Where do we keep the spare key?"
@@ -108,6 +110,9 @@ def langchain():
     called = parsed(claude, anthropic_message([THOUGHT, TOOL_USE], "tool_use"))
     turn = [HumanMessage(ASKED), called, ToolMessage("nothing but ropes", tool_call_id="toolu_1")]
     found, hidden = ["spare key", "boathouse", "ropes"], ["gardening talk"]
+    write("langchain-anthropic-request", "langchain-anthropic", "request of ChatAnthropic",
+          wire(claude, turn, anthropic_message([{"type": "text", "text": "ok"}])),
+          format="anthropic", finds=found, hides=hidden)  # fmt: skip
     write("langchain-anthropic-converted", name, f"{converted} of ChatAnthropic", convert_to_openai_messages(turn),
           finds=found, hides=hidden)  # fmt: skip
 
@@ -115,6 +120,7 @@ def langchain():
 def pydantic_ai():
     name = "pydantic-ai-slim"
     chat = OpenAIChatModel("m", provider=OpenAIProvider(base_url=f"{provider.url}/v1", api_key="none"))
+    claude = AnthropicModel("m", provider=AnthropicProvider(base_url=provider.url, api_key="none"))
 
     def run(model, prompt, *replies, tools=(look,), history=None):
         provider.replies.extend(replies)
@@ -147,6 +153,10 @@ def pydantic_ai():
     _, result = run(chat, ASKED, thinking)
     sent, _ = run(chat, "Thanks!", said, history=result.all_messages())
     write_request("thinking", sent, finds=["flowerpot"], hides=["gardening talk"])
+    sent, _ = run(claude, ASKED, anthropic_message([THOUGHT, TOOL_USE], "tool_use"),
+                  anthropic_message([{"type": "text", "text": FINAL}]))  # fmt: skip
+    write_request("anthropic", sent, "AnthropicModel", format="anthropic", finds=["spare key", "boathouse", "ropes"],
+                  hides=["gardening talk"])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shapes that applications build with the official client of OpenAI.
+"""Shapes that applications build with the official clients of OpenAI and Anthropic.
 
 User messages and tool results are captured as the client sends them; replies are what the client parsed, dumped by its
 own methods.
@@ -6,12 +6,14 @@ own methods.
 
 import json
 
+import anthropic
 import openai
-from corpus import PDF, PNG, WAV, Provider, call, completion, response, write
+from corpus import PDF, PNG, WAV, Provider, anthropic_message, call, completion, plain, response, write
 from pydantic import BaseModel
 
 provider = Provider()
 chat = openai.OpenAI(api_key="none", base_url=f"{provider.url}/v1", max_retries=0)
+claude = anthropic.Anthropic(api_key="none", base_url=provider.url, max_retries=0)
 
 HELLO = {"role": "user", "content": "Where do we keep the spare key?"}
 
@@ -215,8 +217,141 @@ def responses():
          rejects=("messages[1].role", "web_search_call"))  # fmt: skip
 
 
+def claude_sent(*messages):
+    """Returns messages as the Anthropic client sends them."""
+    provider.replies.append(anthropic_message([{"type": "text", "text": "ok"}]))
+    claude.messages.create(model="m", max_tokens=9, messages=list(messages))
+    return provider.sent()
+
+
+def claude_reply(*content, stop="end_turn"):
+    """Returns the message that the Anthropic client makes of an answer."""
+    provider.replies.append(anthropic_message(list(content), stop))
+    answer = claude.messages.create(model="m", max_tokens=9, messages=[HELLO])
+    provider.sent()
+    return answer
+
+
+def claude_users():
+    def user(name, content, finds):
+        write(f"anthropic-user-{name}", "anthropic", "request of messages.create",
+              claude_sent({"role": "user", "content": content}), format="anthropic", finds=finds)  # fmt: skip
+
+    text = {"type": "text", "text": "Compare this with the chart."}
+    user("text", "The boat is called Petrel.", ["Petrel"])
+    user("blocks", [text, {"type": "text", "text": "And with the lighthouse log."}], ["lighthouse log"])
+    png = {"type": "base64", "media_type": "image/png", "data": PNG}
+    user("image", [{"type": "image", "source": png}, text], ["chart"])
+    url = {"type": "url", "url": "https://example.org/mast.png"}
+    user("image-url", [{"type": "image", "source": url}, text], ["chart"])
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": PDF}
+    user("pdf", [{"type": "document", "source": pdf, "title": "insurance.pdf"}, text], ["chart"])
+    plain_text = {"type": "text", "media_type": "text/plain", "data": "The premium is 310 euros."}
+    cited = {"type": "document", "source": plain_text, "title": "Policy", "context": "From the broker.",
+             "citations": {"enabled": True}}  # fmt: skip
+    user("document-text", [cited, text], ["chart", "premium"])
+    blocks = {"type": "content", "content": [{"type": "text", "text": "The excess is 150 euros."}]}
+    user("document-content", [{"type": "document", "source": blocks}, text], ["chart", "excess"])
+    result = {"type": "search_result", "source": "https://example.org/tides", "title": "Tides",
+              "content": [{"type": "text", "text": "High water at nine."}], "citations": {"enabled": True}}  # fmt: skip
+    user("search-result", [result, text], ["chart", "High water"])
+    user("cache-control", [{**text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}], ["chart"])
+    upload = {"type": "container_upload", "file_id": "file_011CNha8iCJcU1wXNR6q4V8w"}
+    user("container-upload", [upload, text], ["chart"])
+    write("anthropic-blocks-in-openai-format", "anthropic", "request of messages.create, sent without format",
+          claude_sent({"role": "user", "content": [text, {"type": "image", "source": png}]}),
+          rejects=("messages[0].content[1].type", "image"))  # fmt: skip
+
+
+def turn(answer, **dump):
+    """Returns a reply as an application appends it to its list."""
+    return {"role": answer.role, "content": [block.model_dump(**dump) for block in answer.content]}
+
+
+def claude_replies():
+    key = {"type": "text", "text": "Under the third flowerpot."}
+    dump = '{"role": "assistant", "content": [block.model_dump() for block in message.content]}'
+
+    def answered(name, *content, finds=("flowerpot",), hides=(), produced=dump, message=None, stop="end_turn", after=()):
+        answer = message or turn(claude_reply(*content, stop=stop))
+        write(f"anthropic-{name}", "anthropic", produced, [HELLO, answer, *after], format="anthropic",
+              finds=["spare key", *finds], hides=hides)  # fmt: skip
+
+    answered("reply", key)
+    answered("reply-to-dict", produced="[block.to_dict() for block in message.content]",
+             message={"role": "assistant", "content": [block.to_dict() for block in claude_reply(key).content]})  # fmt: skip
+    answered("reply-to-param", produced="message.to_param()", message=plain(claude_reply(key).to_param()))
+    answered("reply-message-dump", produced="message.model_dump()", message=claude_reply(key).model_dump())
+    answered("reply-empty", finds=())
+    look = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"place": "boathouse", "since": 1.50}}
+    ask = {"type": "tool_use", "id": "toolu_2", "name": "ask_neighbour", "input": {}}
+
+    def result(content=None, id="toolu_1", **fields):
+        content = {} if content is None else {"content": content}
+        return {"type": "tool_result", "tool_use_id": id, **content, **fields}
+
+    def results(*blocks):
+        return claude_sent({"role": "user", "content": list(blocks)})
+
+    sentence = {"type": "text", "text": "nothing but ropes"}
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+    both = results(result("nothing but ropes"), result("He has the duplicate.", "toolu_2"))
+    answered("tools-parallel", {"type": "text", "text": "Let me check."}, look, ask, stop="tool_use", after=both,
+             finds=["Let me check", "boathouse", "ropes", "duplicate"])  # fmt: skip
+    for name, block, finds in [
+        ("text", result("nothing but ropes"), ["ropes"]),
+        ("blocks", result([sentence, image]), ["ropes"]),
+        ("empty", result(), []),
+        ("error", result("TimeoutError: the camera is offline", is_error=True), ["camera"]),
+        ("cache-control", result([sentence], cache_control={"type": "ephemeral"}), ["ropes"]),
+    ]:
+        answered(f"result-{name}", look, stop="tool_use", after=results(block), finds=["boathouse", *finds])
+    and_text = results(result("nothing but ropes"), {"type": "text", "text": "Hurry, the ferry leaves."})
+    answered("result-and-text", look, stop="tool_use", after=and_text, finds=["ropes", "ferry"])
+    thought = {"type": "thinking", "thinking": "Recall the gardening talk.", "signature": "ErUBCkYIBxgCIkA" * 8}
+    redacted = {"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix" * 6}
+    answered("thinking", thought, key, hides=["gardening talk"])
+    answered("thinking-redacted", redacted, key)
+    answered("thinking-tools", thought, look, stop="tool_use", after=results(result("nothing but ropes")),
+             finds=["boathouse", "ropes"], hides=["gardening talk"])  # fmt: skip
+
+    page = {"type": "page_location", "cited_text": "third flowerpot", "document_index": 0, "document_title": "Notes",
+            "start_page_number": 1, "end_page_number": 2, "file_id": None}  # fmt: skip
+    answered("citations-page", {**key, "citations": [page]})
+    character = {"type": "char_location", "cited_text": "third flowerpot", "document_index": 0, "document_title": None,
+                 "start_char_index": 0, "end_char_index": 15, "file_id": None}  # fmt: skip
+    answered("citations-char", {**key, "citations": [character]})
+    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "flowerpots"}}
+    hit = {"type": "web_search_result", "url": "https://example.org/pots", "title": "Pots",
+           "encrypted_content": "EqgfCioIARgBIiQ3" * 9, "page_age": None}  # fmt: skip
+    location = {"type": "web_search_result_location", "url": hit["url"], "title": "Pots", "cited_text": "third",
+                "encrypted_index": "Eo8BCioIAhgBIiQy"}  # fmt: skip
+    found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [hit]}
+    answered("web-search", search, found, {**key, "citations": [location]})
+    failed = {**found, "content": {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}}
+    answered("web-search-error", search, failed, key)
+    run = {"type": "server_tool_use", "id": "srvtoolu_2", "name": "bash_code_execution", "input": {"command": "ls"}}
+    printed = {"type": "bash_code_execution_result", "stdout": "keys.csv\n", "stderr": "", "return_code": 0, "content": []}
+    ran = {"type": "bash_code_execution_tool_result", "tool_use_id": "srvtoolu_2", "content": printed}
+    answered("code-execution", run, ran, key)
+    fetched = {"type": "web_fetch_result", "url": "https://example.org/pots", "retrieved_at": "2026-05-03T09:00:00Z",
+               "content": {"type": "document", "title": None, "citations": None,
+                           "source": {"type": "text", "media_type": "text/plain", "data": "All about pots."}}}  # fmt: skip
+    answered("web-fetch", {**search, "name": "web_fetch", "input": {"url": fetched["url"]}},
+             {"type": "web_fetch_tool_result", "tool_use_id": "srvtoolu_1", "content": fetched}, key)  # fmt: skip
+    mcp = {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": "echo", "server_name": "garden", "input": {"x": 1}}
+    echoed = {"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1", "is_error": False,
+              "content": [{"type": "text", "text": "one"}]}  # fmt: skip
+    provider.replies.append(anthropic_message([mcp, echoed, key]))
+    beta = claude.beta.messages.create(model="m", max_tokens=9, messages=[HELLO], betas=["mcp-client-2025-11-20"])
+    provider.sent()
+    answered("mcp", message=turn(beta), produced=f"beta: {dump}")
+
+
 if __name__ == "__main__":
     users()
     replies()
     tools()
     responses()
+    claude_users()
+    claude_replies()

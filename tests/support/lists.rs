@@ -206,7 +206,7 @@ pub(crate) fn assert_anthropic_accepts(context: &Value) {
                     assert!(!word(block, "text").trim().is_empty(), "blank text: {}", place());
                     has_content = true;
                 }
-                ("user", "image" | "document") => has_content = true,
+                ("user", "image" | "document" | "search_result" | "container_upload") => has_content = true,
                 ("user", "tool_result") => {
                     assert!(!has_content, "results come first: {}", place());
                     let id = word(block, "tool_use_id");
@@ -219,7 +219,8 @@ pub(crate) fn assert_anthropic_accepts(context: &Value) {
                     }
                 }
                 ("assistant", "thinking") => assert!(!word(block, "signature").is_empty(), "{}", place()),
-                ("assistant", "redacted_thinking" | "server_tool_use" | "web_search_tool_result") => {}
+                ("assistant", "redacted_thinking" | "server_tool_use" | "mcp_tool_use") => {}
+                ("assistant", kind) if kind.ends_with("_tool_result") => {}
                 ("assistant", "tool_use") => {
                     let id = word(block, "id");
                     assert!(is_valid_id(id) && ids.insert(id), "an invalid or repeated id: {}", place());
