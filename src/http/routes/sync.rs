@@ -12,6 +12,7 @@ use crate::http::error::Problem;
 use crate::http::extract::{Caller, JsonBody, PathParams, SessionPath, user_id};
 use crate::http::headers::IDEMPOTENT_REPLAYED;
 use crate::http::openapi::responses::SyncConflict;
+use crate::http::response_body::Json;
 use crate::service::MemoryService;
 use axum::Extension;
 use axum::extract::State;
@@ -97,7 +98,7 @@ pub(crate) async fn sync(
         last_seq: synced.last_seq,
     };
     let status = if has_new { StatusCode::CREATED } else { StatusCode::OK };
-    let mut response = (status, axum::Json(body)).into_response();
+    let mut response = (status, Json(body)).into_response();
     if synced.replayed {
         response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     }
