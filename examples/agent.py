@@ -36,7 +36,9 @@ def execute_tool(session, call):
 
 def turn(model, session, text):
     """Return the agent's reply. The turn is durable when this function returns."""
+    # The first request that names a user binds the session: its memory document is the one of this user.
     request = {"system_prompt": "You are a helpful assistant.", "user_message": text, "include_memory_skill": True}
+    request["user_id"] = os.environ.get("PRECIS_USER", "me")
     messages, tools = precis(f"{session}/context", request)["messages"], precis("/tools")["tools"]
     before = len(messages) - 1
     while True:

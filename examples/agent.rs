@@ -24,8 +24,10 @@ pub(crate) struct Agent {
 impl Agent {
     /// Returns the agent's reply. The turn is durable when this function returns.
     pub(crate) async fn turn(&self, text: &str) -> Result<String, Box<dyn Error>> {
+        // The first request that names a user binds the session: its memory document is the one of this user.
         let request = json!({
             "system_prompt": "You are a helpful assistant.", "user_message": text, "include_memory_skill": true,
+            "user_id": "me",
         });
         let context = read(self.precis(&["context"], &request).await?).await?;
         let mut messages = at(&context, "/messages").as_array().cloned().ok_or("no context")?;
