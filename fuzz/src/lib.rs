@@ -33,7 +33,13 @@ fn collect(value: &Value, texts: &mut Vec<String>, names: &mut Vec<String>) {
         Value::Array(values) => values.iter().for_each(|value| collect(value, texts, names)),
         Value::Object(fields) => {
             names.extend(fields.keys().cloned());
-            fields.values().for_each(|value| collect(value, texts, names));
+            for (key, value) in fields {
+                match value {
+                    // Errors name an unknown type, as they name an unknown field.
+                    Value::String(kind) if key == "type" => names.push(kind.clone()),
+                    value => collect(value, texts, names),
+                }
+            }
         }
         _ => {}
     }
