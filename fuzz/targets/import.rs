@@ -32,6 +32,10 @@ fuzz_target!(|data: &[u8]| {
         assert_export_round_trip(session, rows);
     }
     let whole = upload(&[&data]);
+    // Only an upload has a clock, and its error contains the time.
+    if whole.as_ref().is_err_and(|error| error.contains("in the future")) {
+        return;
+    }
     assert_eq!(whole, checked.map(|(session, _)| session.last_seq).map_err(|error| error.to_string()));
     let cut = data.len() / 3 + usize::from(data.first().copied().unwrap_or_default());
     let (first, second) = data.split_at(cut.min(data.len()));

@@ -42,9 +42,9 @@ fuzz_target!(|text: &str| {
                 assert_consistent(&message);
                 assert_eq!(Ok(message), whole, "content alone is content of a message");
             }
+            // A message may lack its content; a reply may not.
             Err(errors) => {
                 error_text(errors);
-                whole.expect_err("content alone is content of a message");
             }
         }
     }
@@ -63,14 +63,17 @@ fn assert_kept_verbatim(message: &Message, given: &str) {
     // An unknown field may contain a lone surrogate, which `Value` rejects.
     if let Ok(given) = serde_json::from_str::<Value>(given) {
         assert_eq!(serde_json::from_str::<Value>(message.json()).ok(), Some(given.clone()));
-        assert_eq!(given["role"], message.role().as_str());
+        let is_current = given["role"] != "function" && given.get("function_call").is_none();
+        assert!(!is_current || given["role"] == message.role().as_str());
         if let Some(content) = given["content"].as_str() {
             assert_eq!(content, message.content());
         }
         let calls = given["tool_calls"].as_array().map_or(0, Vec::len);
-        assert_eq!(calls, message.tool_calls().len());
+        assert!(!is_current || calls == message.tool_calls().len());
+        let given = given["tool_calls"].as_array().into_iter().flatten().filter(|_| is_current);
+        // Calls of custom tools have no function.
         for (call, given) in
-            message.tool_calls().iter().zip(given["tool_calls"].as_array().into_iter().flatten())
+            message.tool_calls().iter().zip(given).filter(|(_, given)| given["function"].is_object())
         {
             assert_eq!(given["id"], *call.id);
             assert_eq!(given["function"]["name"], *call.name);
