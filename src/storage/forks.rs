@@ -200,16 +200,6 @@ async fn read_session(
     rows::session(&row.ok_or(sqlx::Error::RowNotFound)?)
 }
 
-/// Selects the revision of the session `$2` that belongs to the message `$3`: the latest one that covers no later message.
-/// Revisions after `$4` are left out, because they may have been added since the session was read.
-macro_rules! revision_at {
-    () => {
-        "(SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
-            WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $3 AND revision <= $4
-            ORDER BY revision DESC LIMIT 1) AS point"
-    };
-}
-
 /// Sums the tokens of the messages of the session `$2` up to a message.
 macro_rules! tokens_through {
     ($seq:literal) => {
@@ -221,9 +211,40 @@ macro_rules! tokens_through {
     };
 }
 
+/// Selects `$columns` and the state of the session `$2` as of the message `$3`: its tokens, and the summary of the latest
+/// revision that covers no later message. Revisions after `$4` are left out, because they may have been added since the session
+/// was read.
+macro_rules! state_at {
+    ($($columns:expr),+) => {
+        concat!(
+            "SELECT ", $($columns,)+ ", ", tokens_through!("$3"), " AS tokens,
+                coalesce(point.cursor_seq, 0) AS cursor_seq, ", tokens_through!("point.cursor_seq"),
+                " AS cursor_tokens, coalesce(point.summary, '') AS summary,
+                coalesce(point.summary_words, 0) AS summary_words,
+                coalesce(point.summary_tokens, 0) AS summary_tokens
+            FROM sessions AS s LEFT JOIN (
+                SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
+                WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $3 AND revision <= $4
+                ORDER BY revision DESC LIMIT 1
+            ) AS point ON true
+            WHERE s.tenant_id = $1 AND s.session_id = $2"
+        )
+    };
+}
+
+/// Copies the revisions of the session `$2` after `$5`, up to `$6`, that cover no message after `$4`. They follow the revision
+/// `$5` of the session `$3` without gaps, because those between them may be left out.
+const COPY_REVISIONS: &str = "\
+    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
+        summary_words, summary_tokens, added, meta, source, created_at)
+    SELECT tenant_id, $3, $5 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
+        summary_words, summary_tokens, added, meta, source, created_at
+    FROM revisions
+    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision > $5 AND revision <= $6";
+
 impl Copy<'_> {
-    /// Inserts the session with its messages and revisions. If they are `indexed`, the messages are pending for the search
-    /// index then. Returns `false` if the target exists.
+    /// Inserts the session with its messages and revisions. With `indexed`, the messages become pending messages of the search
+    /// index. Returns `false` if the target exists.
     async fn insert(&self, transaction: &mut Transaction, indexed: bool) -> Result<bool, StoreError> {
         /// A branch has the times of its session, as it has everything else. A fork is an activity.
         macro_rules! insert_copy {
@@ -235,17 +256,13 @@ impl Copy<'_> {
                     SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
                         summary_words, summary_tokens, revisions, $2, $6, $7, created_at, updated_at, ", $hour, $values,
                     " FROM (
-                        SELECT s.tenant_id, s.user_id, s.metadata, ", tokens_through!("$3"), " AS tokens,
-                            coalesce(point.cursor_seq, 0) AS cursor_seq, ", tokens_through!("point.cursor_seq"),
-                            " AS cursor_tokens, coalesce(point.summary, '') AS summary,
-                            coalesce(point.summary_words, 0) AS summary_words,
-                            coalesce(point.summary_tokens, 0) AS summary_tokens,
+", state_at!(
+                        "s.tenant_id, s.user_id, s.metadata, s.created_at,
                             (SELECT count(*) FROM revisions WHERE tenant_id = $1 AND session_id = $2
                                 AND cursor_seq <= $3 AND revision <= $4) AS revisions,
-                            s.created_at, CASE WHEN $7 = 'rewind' THEN s.updated_at ELSE ", $updated_at, " END AS updated_at
-                        FROM sessions AS s LEFT JOIN ", revision_at!(), " ON true
-                        WHERE s.tenant_id = $1 AND s.session_id = $2
-                    ) AS copied WHERE true
+                            CASE WHEN $7 = 'rewind' THEN s.updated_at ELSE ", $updated_at, " END AS updated_at"
+                    ),
+                    ") AS copied WHERE true
                     ON CONFLICT (tenant_id, session_id) DO NOTHING"
                 )
             };
@@ -264,13 +281,6 @@ impl Copy<'_> {
                 ", randomblob(16)"
             ),
         };
-        /// The revisions are numbered anew, because those between them may be left out.
-        const COPY_REVISIONS: &str = "\
-            INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
-                summary_words, summary_tokens, added, meta, source, created_at)
-            SELECT tenant_id, $3, row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
-                summary_words, summary_tokens, added, meta, source, created_at
-            FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision <= $5";
         let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
         let inserted = transaction
             .statement(INSERT_COPY)
@@ -288,12 +298,12 @@ impl Copy<'_> {
             return Ok(false);
         }
         let statement = transaction.statement(COPY_REVISIONS).bind(tenant).bind(source).bind(target);
-        statement.bind(self.through_seq).bind(self.revision).execute().await?;
+        statement.bind(self.through_seq).bind(0_i64).bind(self.revision).execute().await?;
         self.insert_messages(transaction, indexed).await?;
         Ok(true)
     }
 
-    /// Inserts the messages. If they are `indexed`, adds them to those that are pending for the search index.
+    /// Inserts the messages. With `indexed`, they become pending messages of the search index.
     ///
     /// Each statement copies about the size of a batch of the index, because SQLite keeps the rows of a statement in memory if
     /// it reads from the table that it writes to.
@@ -335,7 +345,8 @@ impl Copy<'_> {
     }
 }
 
-/// Removes what a session has after a message. Summary, cursor and revisions become those that belong to that message.
+/// Removes the messages of a session after `after_seq`, with their idempotency keys and index entries. Summary, cursor and
+/// revisions become those that belong to that message.
 async fn shorten(
     transaction: &mut Transaction,
     tenant: &TenantId,
@@ -358,15 +369,8 @@ async fn shorten(
                     summary_tokens = n.summary_tokens, revision = $5, lease_token = NULL, lease_until = NULL,
                     failures = 0, retry_at = NULL, last_failure = NULL, incarnation = ", $incarnation,
                     ", updated_at = n.updated_at, activity_hour = ", $hour,
-                " FROM (
-                    SELECT ", tokens_through!("$3"), " AS tokens, coalesce(point.cursor_seq, 0) AS cursor_seq, ",
-                        tokens_through!("point.cursor_seq"), " AS cursor_tokens,
-                        coalesce(point.summary, '') AS summary, coalesce(point.summary_words, 0) AS summary_words,
-                        coalesce(point.summary_tokens, 0) AS summary_tokens, ",
-                        $greatest, "(", $now, ", s.updated_at + ", $step, ") AS updated_at
-                    FROM sessions AS s LEFT JOIN ", revision_at!(), " ON true
-                    WHERE s.tenant_id = $1 AND s.session_id = $2
-                ) AS n WHERE s.tenant_id = $1 AND s.session_id = $2"
+                " FROM (", state_at!($greatest, "(", $now, ", s.updated_at + ", $step, ") AS updated_at"),
+                ") AS n WHERE s.tenant_id = $1 AND s.session_id = $2"
             )
         };
     }
@@ -382,13 +386,6 @@ async fn shorten(
     };
     const DELETE_REVISIONS_AFTER: &str =
         "DELETE FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision > $3";
-    /// Copies revisions back that belong to the kept messages, but follow a removed revision.
-    const COPY_REVISIONS_BACK: &str = "\
-        INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
-            summary_words, summary_tokens, added, meta, source, created_at)
-        SELECT tenant_id, $2, $5 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
-            summary_words, summary_tokens, added, meta, source, created_at
-        FROM revisions WHERE tenant_id = $1 AND session_id = $3 AND cursor_seq <= $4 AND revision > $5";
     const ADVANCE_REVISION: &str =
         "UPDATE sessions SET revision = revision + $3 WHERE tenant_id = $1 AND session_id = $2";
     /// In this order on Postgres: if messages are being indexed, the first statement waits for the end of that, and the last
@@ -413,8 +410,9 @@ async fn shorten(
     statement.bind(i64::MAX).bind(kept_revision).bind_now().execute().await?;
     let statement = transaction.statement(DELETE_REVISIONS_AFTER).bind(tenant).bind(session);
     statement.bind(kept_revision).execute().await?;
-    let statement = transaction.statement(COPY_REVISIONS_BACK).bind(tenant).bind(session);
-    let statement = statement.bind(branch.as_str()).bind(after_seq).bind(kept_revision);
+    // Revisions that belong to the kept messages can follow a removed one. The branch has them.
+    let statement = transaction.statement(COPY_REVISIONS).bind(tenant).bind(branch.as_str()).bind(session);
+    let statement = statement.bind(after_seq).bind(kept_revision).bind(i64::MAX);
     let copied = i64::try_from(statement.execute().await?).unwrap_or(i64::MAX);
     let statement = transaction.statement(ADVANCE_REVISION).bind(tenant).bind(session).bind(copied);
     statement.execute().await?;
