@@ -23,6 +23,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 pub use crate::storage::SessionPosition;
 pub use crate::storage::StoreError;
@@ -82,6 +83,18 @@ pub struct PoolNames {
     pub consolidation: String,
     /// For meta-consolidation.
     pub meta: String,
+}
+
+fn to_i64(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Completes a write even if the client disconnects.
+async fn complete_write<T: Send + 'static>(
+    write: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let write = tokio::spawn(write.in_current_span());
+    write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 /// Decodes a stored message.

@@ -1,11 +1,10 @@
 //! Forks a session, and rewinds it to an earlier message.
 
-use super::{Error, MemoryService};
+use super::{Error, MemoryService, complete_write, to_i64};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::session::Session;
 use crate::storage::{ForkOutcome, RewindOutcome};
 use tokio::sync::SemaphorePermit;
-use tracing::Instrument as _;
 use uuid::Uuid;
 
 /// Copies of more messages wait for each other, so that they do not take all connections of Postgres, and do not keep other
@@ -59,7 +58,7 @@ impl MemoryService {
                 ForkOutcome::Exists => Err(Error::SessionExists),
             }
         };
-        complete(fork).await
+        complete_write(fork).await
     }
 
     /// Removes the messages after `after_seq` from a session. The whole session as of before is kept as a branch: a session
@@ -96,23 +95,11 @@ impl MemoryService {
                 }
             }
         };
-        complete(rewind).await
+        complete_write(rewind).await
     }
 
     /// Waits until a copy of this size may start. Small copies start at once.
     async fn permit_copy(&self, messages: i64) -> Option<SemaphorePermit<'_>> {
         if messages > LARGE_COPY_MESSAGES { self.large_copies.acquire().await.ok() } else { None }
     }
-}
-
-fn to_i64(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-/// Completes a write even if the client disconnects.
-async fn complete<T: Send + 'static>(
-    write: impl Future<Output = Result<T, Error>> + Send + 'static,
-) -> Result<T, Error> {
-    let write = tokio::spawn(write.in_current_span());
-    write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }

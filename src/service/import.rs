@@ -6,7 +6,7 @@
 //! everything twice and would not shorten the transaction.
 
 use super::export::{message_page, revision_page};
-use super::{Error, MemoryService};
+use super::{Error, MemoryService, complete_write};
 use crate::domain::export_format::{ExportReader, Fingerprint, ImportedSession, max_line_bytes};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::limits::SizeLimits;
@@ -16,7 +16,6 @@ use crate::storage::{ImportOutcome, Store};
 use staging_file::StagingFile;
 use std::sync::Arc;
 use time::OffsetDateTime;
-use tracing::Instrument as _;
 
 mod staging_file;
 
@@ -167,8 +166,7 @@ impl MemoryService {
             this.index_wakeup.notify_one();
             result
         };
-        let write = tokio::spawn(write.in_current_span());
-        write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+        complete_write(write).await
     }
 }
 

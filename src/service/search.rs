@@ -2,7 +2,7 @@
 //!
 //! The store returns candidates from its index. They are parsed and ranked here by `domain::search`.
 
-use super::{Error, MemoryService, StoredMessage, decode_message};
+use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
@@ -12,7 +12,7 @@ use crate::domain::search::rank::{self, Candidate};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text::searchable_text;
 use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
-use candidates::{Candidates, MAX_RANKED, select_candidates, to_i64};
+use candidates::{Candidates, MAX_RANKED, select_candidates};
 use std::collections::HashMap;
 use time::OffsetDateTime;
 

@@ -8,6 +8,7 @@ use crate::domain::id::TenantId;
 use crate::domain::search::lexemes::{TermPattern, TermQuery};
 use crate::domain::search::query::{Clause, Query};
 use crate::domain::search::rank;
+use crate::service::to_i64;
 use crate::storage::search::{MessageRef, SearchFilter, TermStatistics};
 use crate::storage::{Store, StoreError};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -147,8 +148,4 @@ fn best_candidates(weighted_lists: impl Iterator<Item = (Vec<MessageRef>, f64)>)
     refs.sort_by(|(a_weight, a), (b_weight, b)| b_weight.total_cmp(a_weight).then_with(|| b.cmp(a)));
     refs.truncate(MAX_CANDIDATES);
     refs.into_iter().map(|(_, message_ref)| message_ref).collect()
-}
-
-pub(super) fn to_i64(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
 }
