@@ -75,6 +75,7 @@ pub mod message_metadata;
 pub mod revision;
 pub mod search;
 pub mod session;
+pub mod shorten;
 pub mod skill;
 pub mod split_points;
 pub mod summary;

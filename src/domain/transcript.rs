@@ -8,6 +8,7 @@
 //! message of another date, and after each hour without such a line. A time in every message would cost about ten tokens each.
 
 use super::message::{Message, Role};
+use super::shorten::shorten_middle;
 use super::tokens;
 use serde::Serialize;
 use time::macros::format_description;
@@ -94,7 +95,7 @@ impl TimeLines {
     }
 }
 
-/// Returns the transcript: the lines of the messages and those that state the time.
+/// Returns the transcript: one line per message, with lines between them that state date and hour.
 pub fn encode_transcript(messages: &[TranscriptLine]) -> String {
     let (mut times, mut transcript) = (TimeLines::default(), String::new());
     for message in messages {
@@ -197,14 +198,7 @@ fn encode<T: Serialize + ?Sized>(value: &T) -> String {
 
 /// Returns the beginning and the end of a text that is longer than `chars`, with a note of the omitted length.
 fn shorten(text: &str, chars: usize) -> String {
-    let total = text.chars().count();
-    if total <= chars {
-        return text.to_owned();
-    }
-    let (head, tail) = (chars * 2 / 3, chars / 3);
-    let begin: String = text.chars().take(head).collect();
-    let end: String = text.chars().skip(total - tail).collect();
-    format!("{begin} [… {} characters …] {end}", total - head - tail)
+    shorten_middle(text, chars, |left_out| format!(" [… {left_out} characters …] "))
 }
 
 #[cfg(test)]

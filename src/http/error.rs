@@ -11,6 +11,7 @@ use crate::domain::api_key::Scope;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::export_format::LineError;
 use crate::domain::message::Role;
+use crate::domain::shorten::shorten_middle;
 use crate::domain::sync::Divergence;
 use crate::domain::tokens::Tokenizer;
 use crate::domain::tool::{Tool, ToolError};
@@ -138,9 +139,11 @@ impl Problem {
     pub(crate) fn invalid(mut errors: Vec<FieldError>) -> Self {
         let more = errors.len().saturating_sub(MAX_ERRORS);
         errors.truncate(MAX_ERRORS);
+        // Names and values of requests can be as long as their bodies.
+        let ellipsis = |_| "…".to_owned();
         for error in &mut errors {
-            error.field = shorten_middle(&error.field, MAX_FIELD_CHARS);
-            error.detail = shorten_middle(&error.detail, MAX_DETAIL_CHARS);
+            error.field = shorten_middle(&error.field, MAX_FIELD_CHARS, ellipsis);
+            error.detail = shorten_middle(&error.detail, MAX_DETAIL_CHARS, ellipsis);
         }
         let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
         let more = if more > 0 { format!(", and {more} more") } else { String::new() };
@@ -557,16 +560,6 @@ impl IntoResponse for Problem {
         }
         response
     }
-}
-
-/// Replaces the middle of a long text by an ellipsis. Names and values of requests can be as long as their bodies.
-fn shorten_middle(text: &str, max_chars: usize) -> String {
-    let count = text.chars().count();
-    if count <= max_chars {
-        return text.to_owned();
-    }
-    let (begin, end) = (max_chars * 2 / 3, max_chars / 3);
-    text.chars().take(begin).chain(std::iter::once('…')).chain(text.chars().skip(count - end)).collect()
 }
 
 /// Answers requests for unknown paths.
