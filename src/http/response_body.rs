@@ -2,7 +2,7 @@
 //! indents it.
 
 use crate::blocking;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode, Uri};
@@ -68,25 +68,28 @@ pub(super) async fn indented(response: Response) -> Response {
     if !matches!(content_type, Some(b"application/json" | b"application/problem+json")) {
         return response;
     }
-    let (mut parts, body) = response.into_parts();
-    let Ok(body) = to_bytes(body, usize::MAX).await else {
-        tracing::error!("failed to read the body of a response");
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
-    let body = blocking::spawn_cpu_if_large(body.len(), move || indent(&body)).await;
-    parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-    Response::from_parts(parts, Body::from(body))
+    let indented = async |body: Bytes| blocking::spawn_cpu_if_large(body.len(), move || indent(&body)).await;
+    with_new_body(response, indented).await
 }
 
 /// Adds the line feed to JSON that another library encoded.
 pub(super) async fn with_line_feed(response: Response) -> Response {
+    let extended = async |body: Bytes| {
+        let mut body = Vec::from(body);
+        body.push(b'\n');
+        body
+    };
+    with_new_body(response, extended).await
+}
+
+/// Reads the body of a response and replaces it.
+async fn with_new_body(response: Response, new_body: impl AsyncFnOnce(Bytes) -> Vec<u8>) -> Response {
     let (mut parts, body) = response.into_parts();
     let Ok(body) = to_bytes(body, usize::MAX).await else {
         tracing::error!("failed to read the body of a response");
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    let mut body = Vec::from(body);
-    body.push(b'\n');
+    let body = new_body(body).await;
     if let Some(length) = parts.headers.get_mut(CONTENT_LENGTH) {
         *length = HeaderValue::from(body.len());
     }
