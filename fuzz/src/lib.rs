@@ -1,28 +1,28 @@
-//! What the targets share: whether a complaint quotes what it complains about.
+//! A check for the fuzz targets: errors must not quote texts of the input.
 
 use serde_json::Value;
 
-/// Shorter texts stand in a complaint by chance.
+/// Shorter texts occur in an error by chance.
 const QUOTE_BYTES: usize = 12;
 
-/// The text values in the JSON text that are found in the complaint about it; the names of fields may be named.
+/// Returns the text values of the JSON text that its error quotes, except names of fields.
 ///
-/// What stands there by chance, because it is a part of the complaint's own words, is told by asking again with other
-/// text in its place.
-pub fn quoted(json: &str, complain: impl Fn(&str) -> Option<String>) -> Vec<String> {
-    let (Some(complaint), Ok(value)) = (complain(json), serde_json::from_str::<Value>(json)) else {
+/// A text can also be a part of the error's own words. Such texts are recognised by a second input, which has other letters in
+/// their place.
+pub fn quoted(json: &str, error_of: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let (Some(error), Ok(value)) = (error_of(json), serde_json::from_str::<Value>(json)) else {
         return Vec::new();
     };
     let (mut texts, mut names) = (Vec::new(), Vec::new());
     collect(&value, &mut texts, &mut names);
     texts.retain(|text| {
         let names = names.iter().any(|name: &String| name.contains(text));
-        !names && text.len() >= QUOTE_BYTES && complaint.contains(text)
+        !names && text.len() >= QUOTE_BYTES && error.contains(text)
     });
     texts.retain(|text| {
         let other: String = text.chars().map(other).collect();
         let changed = replace(value.clone(), text, &other).to_string();
-        complain(&changed).is_some_and(|complaint| complaint.contains(&other))
+        error_of(&changed).is_some_and(|error| error.contains(&other))
     });
     texts
 }
@@ -56,7 +56,7 @@ fn replace(value: Value, text: &str, other: &str) -> Value {
     }
 }
 
-/// Another letter for each letter.
+/// Returns the next letter for a letter of ASCII, and other characters unchanged.
 fn other(c: char) -> char {
     match c {
         'a'..='y' | 'A'..='Y' => char::from_u32(u32::from(c) + 1).unwrap_or(c),

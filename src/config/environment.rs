@@ -1,4 +1,4 @@
-//! The names of environment variables that are settings, and of those that only resemble settings.
+//! Environment variables that are settings, and variables with a mistyped name of a setting.
 
 use super::schema;
 

@@ -1,7 +1,7 @@
 //! Times that clients give for messages: `created_at` of an exchange, of a line of an import, and of a message in a list.
 //!
 //! A session orders its messages by `seq` alone. So times need not increase: clocks of clients differ, and a client can store
-//! today what it heard yesterday.
+//! a message of yesterday after one of today.
 
 use super::json::{self, MapOnly};
 use super::validation::FieldError;

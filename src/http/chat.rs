@@ -80,7 +80,7 @@ pub(super) struct Sync {
     /// Replaces the session's metadata: a JSON object
     #[schema(value_type = Option<Object>)]
     metadata: (),
-    /// What happens if a message is not the stored one: `reject` (default) writes nothing and returns 409
+    /// The reaction to a message that is not the stored one: `reject` (default) writes nothing and returns 409
     on_divergence: Option<OnDivergence>,
 }
 

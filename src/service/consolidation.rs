@@ -481,6 +481,8 @@ impl ConsolidationRun {
 
     /// Has a pool complete a task. The usage is recorded immediately, because the tokens are spent whether or not the response
     /// is committed.
+    ///
+    /// Renews the lease first, so that a session that was restored, rewound or erased meanwhile costs no further tokens.
     async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, RunError> {
         let (service, session) = (&self.service, &self.session.session_id);
         if !service.store.renew_lease(&self.tenant, session, self.lease, LEASE_TTL).await? {

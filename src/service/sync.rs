@@ -3,7 +3,7 @@
 //! The history is read in pages and compared with the list, up to the first difference. So the cost of a sync grows with the
 //! history, in time but not in memory: every page reads up to a mebibyte, which is compared byte by byte; only messages whose
 //! bytes differ are parsed. The rest of the list is appended like an exchange that expects the last message compared. If
-//! another exchange comes first, the sync goes on where it was. So two clients that send the same list at the same time store it
+//! another exchange comes first, the sync continues to compare after the last message compared. So two clients that send the same list at the same time store it
 //! once.
 
 use super::export::message_page;

@@ -125,7 +125,7 @@ async fn fork_has_the_messages_and_revisions_up_to_its_point(backend: Backend) {
     assert_eq!(demo.history().await, whole.history);
 }
 
-/// Every column is copied, also those that are added later.
+/// Compares all columns of the schema, so that the test also covers columns of later migrations.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -130,8 +130,8 @@ impl Measured {
         connect_once(&self.backend.url()).await
     }
 
-    /// Runs a call and closes the store, after which `open_stores` are left open. Returns the number of results and what was
-    /// read.
+    /// Runs a call and closes the store, after which `open_stores` are left open. Returns the number of results and of the rows
+    /// and blocks that the call read.
     async fn run(&mut self, store: Arc<Store>, what: &str, open_stores: usize) -> Run {
         let before = self.reads().await;
         let found = Box::pin(store_calls::call(&store, self.size, what)).await;

@@ -20,8 +20,8 @@ pub(crate) struct ForkOriginBody {
     session_id: String,
     /// The `seq` of the last message that both sessions had in common.
     through_seq: i64,
-    /// `fork`: the session continues from that message. `rewind`: it has the messages that a rewind removed from the other
-    /// session, after those that both have in common.
+    /// `fork`: the session continues from that message. `rewind`: the session is the branch of a rewind: after that message,
+    /// it has the messages that were removed from the other session.
     kind: ForkKind,
 }
 

@@ -105,7 +105,7 @@ impl From<Revision> for RevisionBody {
 
 /// Lists the revisions of the summary, newest first.
 ///
-/// Each contains the complete summary after the change, the text that was added, and what it cost.
+/// Each contains the complete summary after the change, the text that was added, and the cost in tokens and time.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summaries",
     params(SessionPath, PageParams),
