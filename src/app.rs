@@ -223,6 +223,7 @@ fn service_config(settings: &Settings) -> ServiceConfig {
             summary_word_limit: set.summary_word_limit,
             summary_sentences: set.summary_sentences,
             max_history_messages: set.max_history_messages,
+            max_context_bytes: settings.limits.max_context_bytes,
             retry_initial: set.retry_initial,
             retry_max: set.retry_max,
         },

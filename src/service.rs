@@ -27,7 +27,7 @@ use tracing::Instrument as _;
 
 pub use crate::storage::SessionPosition;
 pub use crate::storage::StoreError;
-pub use crate::storage::{MessagePage, MessageQuery, StoredMessage};
+pub use crate::storage::{MessagePage, MessageQuery, Page, StoredMessage};
 
 pub mod consolidation;
 mod context_cache;
@@ -46,6 +46,9 @@ mod sessions;
 pub mod sync;
 pub mod tools;
 pub mod work_permit;
+
+/// The size from which a page of a list ends, whatever its number of items: a page of 1,000 messages could have gigabytes.
+pub const MAX_PAGE_BYTES: i64 = 4 * 1024 * 1024;
 
 /// The configuration of the service, from the settings.
 #[derive(Clone, Debug)]

@@ -34,8 +34,8 @@ pub use forks::{ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
 pub use store::{
-    AppendOutcome, AppendRequest, ContextSnapshot, MemoryVersion, MessagePage, MessageQuery, MessageRange,
-    SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
+    AppendOutcome, AppendRequest, ContextSnapshot, LoadedContext, MemoryVersion, MessagePage, MessageQuery,
+    MessageRange, Page, SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
 };
 
 #[derive(Clone, Debug)]

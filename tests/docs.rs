@@ -154,6 +154,19 @@ fn named_files_and_names_of_the_glossary_exist() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
+#[test]
+fn every_limit_is_documented() {
+    let document = include_str!("../docs/limits.md");
+    let example = include_str!("../precis.example.toml");
+    let (_, section) = example.split_once("\n[limits]\n").expect("the section");
+    let settings = section.lines().take_while(|line| !line.is_empty());
+    let names: Vec<&str> = settings.filter_map(|line| line.split(" = ").next()).collect();
+    assert!(names.len() > 10, "{names:?}");
+    let is_documented = |name: &&str| document.contains(&format!("`limits.{name}`"));
+    let missing: Vec<&&str> = names.iter().filter(|name| !is_documented(name)).collect();
+    assert!(missing.is_empty(), "docs/limits.md lacks {missing:?}");
+}
+
 /// Returns the paths of README.md, CONTRIBUTING.md and all documents in docs/.
 fn documents() -> Vec<PathBuf> {
     let of = |folder: &str| {

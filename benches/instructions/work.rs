@@ -131,7 +131,7 @@ fn assemble() {
         let tail = Tail::new(1, context_messages(messages));
         let next = ContextMessage { seq: tail.last_seq() + 1, ..context_messages(1).remove(0) };
         run(&format!("append_to_tail_of_{messages}"), || {
-            drop(black_box(black_box(&tail).advance(1, vec![next.clone()])));
+            drop(black_box(black_box(&tail).advance(1, usize::MAX, vec![next.clone()])));
         });
         for format in [Format::OpenAi, Format::Anthropic] {
             run(&format!("render_{format}_{messages}_messages"), || {
@@ -160,6 +160,7 @@ fn plan() {
         summary_word_limit: 500,
         summary_sentences: 10,
         max_history_messages: 200,
+        max_context_bytes: 1 << 20,
         retry_initial: Duration::from_mins(1),
         retry_max: Duration::from_hours(1),
     };

@@ -98,6 +98,8 @@ section! {
         max_concurrent_requests: usize = 0,
         #[serde(with = "duration")]
         queue_timeout: Duration = Duration::from_secs(1),
+        /// Messages that one context contains verbatim; at least `max_message_bytes`.
+        max_context_bytes: usize = 32 * 1024 * 1024,
         /// 0 disables the cache.
         max_context_cache_bytes: usize = 48 * 1024 * 1024,
     }

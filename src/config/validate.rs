@@ -100,6 +100,12 @@ impl Violations {
             let paths = ["limits.max_body_bytes_in_flight", "limits.max_body_bytes"];
             self.add(paths, format!("{} ({all}) must not be less than {} ({one})", paths[0], paths[1]));
         }
+        let (one, all) = (limits.max_message_bytes, limits.max_context_bytes);
+        if all < one && all > 0 {
+            let paths = ["limits.max_context_bytes", "limits.max_message_bytes"];
+            let rule = format!("{} ({all}) must not be less than {} ({one})", paths[0], paths[1]);
+            self.add(paths, format!("{rule}: otherwise a context could lack the newest message"));
+        }
         let total = server.request_timeout;
         for (path, part) in [
             ("server.read_timeout", server.read_timeout),

@@ -5,6 +5,7 @@
 use super::message_metadata::MessageMetadata;
 use super::session::{ConsolidationState, Session};
 use super::split_points::{self, UnansweredCalls};
+use super::tail::TailLimit;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -25,6 +26,8 @@ pub struct Policy {
     pub summary_sentences: usize,
     /// Largest number of messages that a context contains verbatim.
     pub max_history_messages: usize,
+    /// Largest size of these messages.
+    pub max_context_bytes: usize,
     /// Delay of the first retry after a failure.
     pub retry_initial: Duration,
     /// Largest delay between retries.
@@ -85,6 +88,11 @@ pub struct ConsolidationPlan {
 }
 
 impl Policy {
+    /// Returns the part of the tail that a context can contain.
+    pub fn tail_limit(&self) -> TailLimit {
+        TailLimit { messages: self.max_history_messages, bytes: self.max_context_bytes }
+    }
+
     /// **The rule**: consolidation is due if the tail has more than `threshold` messages or more than `max_tail_tokens`
     /// tokens.
     pub fn exceeds_threshold(&self, tail_len: i64, tail_tokens: i64) -> bool {
@@ -169,6 +177,7 @@ mod tests {
             summary_word_limit: 600,
             summary_sentences: 8,
             max_history_messages: 200,
+            max_context_bytes: 1 << 20,
             retry_initial: Duration::from_secs(5),
             retry_max: Duration::from_mins(10),
         }

@@ -36,9 +36,9 @@ pub struct SystemMessage {
     pub tokens: i64,
 }
 
-/// Returns `true` if the agent has to be told that old messages will be omitted: from 80 % of `max_history_messages` on.
-pub fn notice_due(tail_len: i64, max_history_messages: usize) -> bool {
-    usize::try_from(tail_len).is_ok_and(|tail_len| tail_len * 5 >= max_history_messages * 4)
+/// Returns `true` if the agent has to be told that old messages will be omitted: from 80 % of a limit of the tail on.
+pub fn notice_due(size: i64, limit: usize) -> bool {
+    usize::try_from(size).is_ok_and(|size| size.saturating_mul(5) >= limit.saturating_mul(4))
 }
 
 /// Joins the parts of a system message with blank lines.

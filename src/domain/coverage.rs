@@ -14,6 +14,8 @@ use utoipa::ToSchema;
 pub enum OmissionReason {
     /// More than `consolidation.max_history_messages` messages are not summarised.
     MaxHistoryMessages,
+    /// The messages that are not summarised have more than `limits.max_context_bytes`.
+    MaxContextBytes,
     /// Consolidation failed and `consolidation.on_failure` is `recent`.
     OnFailure,
     /// The messages do not fit into the `max_tokens` of the request.
@@ -66,7 +68,7 @@ pub enum TailSelection {
 }
 
 /// Determines the coverage of a context with at most `max_messages` verbatim messages. The verbatim part begins at a safe
-/// split point. `messages` are the newest messages of the tail: all of them, or `max_messages`.
+/// split point. `messages` are the newest messages of the tail: all of them, or `max_messages`, or fewer if they are large.
 pub fn plan_coverage(
     cursor: i64,
     last_seq: i64,
@@ -81,10 +83,10 @@ pub fn plan_coverage(
     };
     let mut coverage =
         Coverage { last_seq, summary_through: cursor, verbatim_from: cursor + 1, omitted: Vec::new() };
-    if tail_len <= max_messages && tail_len <= keep {
+    let not_loaded = tail_len.saturating_sub(messages.len());
+    if not_loaded == 0 && tail_len <= max_messages && tail_len <= keep {
         return coverage;
     }
-    let not_loaded = tail_len - messages.len();
     let over_limit = if not_loaded == 0 && tail_len <= max_messages {
         0
     } else {
@@ -95,7 +97,13 @@ pub fn plan_coverage(
     // With a surplus of 0 there is no split point in `1..=surplus`, and all candidates are sent.
     let not_recent =
         split_points::last_at_or_before(candidates, surplus, UnansweredCalls::Block).unwrap_or(0);
-    coverage.omit(not_loaded + over_limit, OmissionReason::MaxHistoryMessages);
+    let too_many = tail_len.saturating_sub(max_messages);
+    if not_loaded > too_many {
+        coverage.omit(too_many, OmissionReason::MaxHistoryMessages);
+        coverage.omit(not_loaded + over_limit - too_many, OmissionReason::MaxContextBytes);
+    } else {
+        coverage.omit(not_loaded + over_limit, OmissionReason::MaxHistoryMessages);
+    }
     coverage.omit(not_recent, OmissionReason::OnFailure);
     coverage
 }
@@ -104,7 +112,7 @@ pub fn plan_coverage(
 mod tests {
     use super::*;
     use crate::domain::message_metadata::conversation;
-    use OmissionReason::{MaxHistoryMessages, OnFailure};
+    use OmissionReason::{MaxContextBytes, MaxHistoryMessages, OnFailure};
     use test_case::test_case;
 
     const RECENT: TailSelection = TailSelection::Recent { keep: 20 };
@@ -120,9 +128,33 @@ mod tests {
         last_seq: i64,
         selection: TailSelection,
     ) -> (Vec<(i64, i64, OmissionReason)>, i64) {
-        let mut messages = conversation(&"u a ".repeat(100));
-        messages.truncate(usize::try_from(last_seq - cursor).expect("small"));
-        let coverage = plan_coverage(cursor, last_seq, 200, selection, &messages);
+        coverage_of_loaded(cursor, last_seq, usize::MAX, selection)
+    }
+
+    #[test_case(0, 100, 30, TailSelection::All => (vec![(1, 70, MaxContextBytes)], 71); "large messages")]
+    #[test_case(0, 100, 31, TailSelection::All => (vec![(1, 70, MaxContextBytes)], 71); "up to a safe split point")]
+    #[test_case(0, 100, 0, TailSelection::All => (vec![(1, 100, MaxContextBytes)], 101); "one message that is too large")]
+    #[test_case(0, 300, 30, TailSelection::All => (vec![(1, 100, MaxHistoryMessages), (101, 270, MaxContextBytes)], 271); "too many and too large")]
+    #[test_case(0, 100, 30, RECENT => (vec![(1, 70, MaxContextBytes), (71, 80, OnFailure)], 81); "large messages after a failure")]
+    fn coverage_reports_messages_that_are_too_large(
+        cursor: i64,
+        last_seq: i64,
+        loaded: usize,
+        selection: TailSelection,
+    ) -> (Vec<(i64, i64, OmissionReason)>, i64) {
+        coverage_of_loaded(cursor, last_seq, loaded, selection)
+    }
+
+    fn coverage_of_loaded(
+        cursor: i64,
+        last_seq: i64,
+        loaded: usize,
+        selection: TailSelection,
+    ) -> (Vec<(i64, i64, OmissionReason)>, i64) {
+        let all = conversation(&"u a ".repeat(150));
+        let end = usize::try_from(last_seq).expect("small");
+        let first = end - loaded.min(200).min(end - usize::try_from(cursor).expect("small"));
+        let coverage = plan_coverage(cursor, last_seq, 200, selection, &all[first..end]);
         assert_eq!((coverage.summary_through, coverage.last_seq), (cursor, last_seq));
         let omitted = coverage.omitted.iter().map(|range| (range.from_seq, range.to_seq, range.reason));
         (omitted.collect(), coverage.verbatim_from)

@@ -5,6 +5,15 @@ use super::message_metadata::{ContextMessage, MessageMetadata};
 use super::tokens;
 use std::sync::{Arc, OnceLock};
 
+/// The part of a tail that a context can contain: its newest messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TailLimit {
+    /// Largest number of messages.
+    pub messages: usize,
+    /// Largest sum of the sizes of their stored JSON.
+    pub bytes: usize,
+}
+
 /// Consecutive messages of a session, oldest first. They never change, because a history is append-only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
@@ -81,21 +90,34 @@ impl Tail {
         }
     }
 
-    /// Returns the messages from `first_seq` on, followed by `messages`. Returns `None` if the result would have a gap.
+    /// Returns the messages from `first_seq` on, followed by `messages`: the newest of them that have at most `max_bytes`.
+    /// Returns `None` if the result would have a gap.
     #[must_use]
-    pub fn advance(&self, first_seq: i64, messages: Vec<ContextMessage>) -> Option<Self> {
+    pub fn advance(
+        &self,
+        first_seq: i64,
+        max_bytes: usize,
+        mut messages: Vec<ContextMessage>,
+    ) -> Option<Self> {
         if messages.first().is_some_and(|message| message.seq != self.last_seq() + 1) {
             return None;
         }
-        let skipped =
+        let mut skipped =
             usize::try_from(first_seq - self.first_seq).ok().filter(|skipped| *skipped <= self.len())?;
+        let mut new_bytes = messages.iter().map(|message| message.json.len()).sum::<usize>();
+        while skipped < self.len() && self.json.len() - self.start(skipped) + new_bytes > max_bytes {
+            skipped += 1;
+        }
+        let mut first_seq = self.seq_at(skipped);
+        while new_bytes > max_bytes {
+            new_bytes -= messages.remove(0).json.len();
+            first_seq += 1;
+        }
         let start = self.start(skipped);
         let json = self.json.get(start..).unwrap_or_default();
         let mut tail = Self {
             first_seq,
-            json: String::with_capacity(
-                json.len() + messages.iter().map(|message| message.json.len()).sum::<usize>(),
-            ),
+            json: String::with_capacity(json.len() + new_bytes),
             ends: Vec::with_capacity(self.len() - skipped + messages.len()),
             metadata: Vec::with_capacity(self.len() - skipped + messages.len()),
             sent_forms: self.sent_forms.iter().filter(|(seq, _)| *seq >= first_seq).cloned().collect(),
@@ -117,7 +139,12 @@ impl Tail {
 
     /// Returns the `seq` of the last message, or the one before the first if the tail is empty.
     pub fn last_seq(&self) -> i64 {
-        self.first_seq + i64::try_from(self.len()).unwrap_or(i64::MAX) - 1
+        self.seq_at(self.len()) - 1
+    }
+
+    /// Returns the `seq` of the message at a position, which is at most the number of messages.
+    fn seq_at(&self, position: usize) -> i64 {
+        self.first_seq + i64::try_from(position).unwrap_or(i64::MAX)
     }
 
     pub fn first_seq(&self) -> i64 {
@@ -198,7 +225,8 @@ mod tests {
             let tail = Tail::new(first, messages(first..=first + len - 1));
             let last = first + len - 1;
             prop_assume!(skip <= len);
-            let advanced = tail.advance(first + skip, messages(last + 1..=last + new)).expect("no gap");
+            let advanced =
+                tail.advance(first + skip, usize::MAX, messages(last + 1..=last + new)).expect("no gap");
             prop_assert_eq!(advanced.last_seq(), last + new);
             prop_assert_eq!(&advanced, &Tail::new(first + skip, messages(first + skip..=last + new)));
             for (expected, message) in (first + skip..).zip(advanced.messages(0)) {
@@ -213,11 +241,25 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn advanced_tail_has_the_newest_messages_within_the_size(len in 0i64..9, new in 0i64..9, max_bytes in 0usize..700) {
+            let mut expected = messages(1..=len + new);
+            let bytes = |messages: &[ContextMessage]| messages.iter().map(|message| message.json.len()).sum::<usize>();
+            while bytes(&expected) > max_bytes {
+                expected.remove(0);
+            }
+            let tail = Tail::new(1, messages(1..=len)).advance(1, max_bytes, messages(len + 1..=len + new));
+            let first_seq = expected.first().map_or(len + new + 1, |message| message.seq);
+            prop_assert_eq!(tail, Some(Tail::new(first_seq, expected)));
+        }
+    }
+
     #[test]
     fn tail_with_a_gap_is_rejected() {
         let tail = Tail::new(3, messages(3..=5));
-        assert_eq!(tail.advance(3, messages(7..=8)), None);
-        assert_eq!(tail.advance(2, messages(6..=6)), None, "message 2 is missing");
-        assert_eq!(tail.advance(7, vec![]), None);
+        assert_eq!(tail.advance(3, 1000, messages(7..=8)), None);
+        assert_eq!(tail.advance(2, 1000, messages(6..=6)), None, "message 2 is missing");
+        assert_eq!(tail.advance(7, 1000, vec![]), None);
     }
 }

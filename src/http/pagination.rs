@@ -3,6 +3,7 @@
 
 use super::error::Problem;
 use super::extract::Bounded;
+use crate::service;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::de::DeserializeOwned;
@@ -25,18 +26,13 @@ impl<T: ToSchema> Page<T> {
         Self { items, next: None }
     }
 
-    /// Returns a page of at most `limit` items. One item more than that means that there is a next page; it begins after
-    /// the `position` of the last item of this page.
+    /// Returns a page of the service. The next page begins after the `position` of the last item of this page.
     pub(super) fn new<I, P: Serialize>(
-        mut items: Vec<I>,
-        limit: i64,
+        page: service::Page<I>,
         position: impl Fn(&I) -> P,
         body: impl Fn(I) -> T,
     ) -> Self {
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let has_next = items.len() > limit;
-        items.truncate(limit);
-        Self::with_end(items, has_next, position, body)
+        Self::with_end(page.items, page.has_more, position, body)
     }
 
     /// Returns a page of these items. If it `has_next`, the next page begins after the `position` of the last item.

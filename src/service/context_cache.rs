@@ -10,7 +10,8 @@ use crate::domain::exchange::{Exchange, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::session::{ForkKind, Session};
-use crate::storage::{ContextSnapshot, SessionHead, Store, StoreError};
+use crate::domain::tail::TailLimit;
+use crate::storage::{ContextSnapshot, LoadedContext, SessionHead, Store, StoreError};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use std::sync::Arc;
@@ -53,7 +54,7 @@ impl ContextCache {
         Self { snapshots, max_snapshot_bytes: max_bytes / MAX_PART }
     }
 
-    /// Returns everything that a context consists of, with the newest `limit` messages of the tail, as of one moment.
+    /// Returns everything that a context consists of, with the newest messages of the tail, as of one moment.
     /// `user` is the owner of the memory document if the session has no user.
     pub(super) async fn load(
         &self,
@@ -61,7 +62,7 @@ impl ContextCache {
         tenant: &TenantId,
         session: &SessionId,
         user: Option<&UserId>,
-        limit: usize,
+        limit: TailLimit,
     ) -> Result<ContextSnapshot, StoreError> {
         let key = (tenant.clone(), session.clone());
         if let Some(copy) = self.snapshots.get(&key).filter(|copy| is_independent_of(user, copy)) {
@@ -74,7 +75,10 @@ impl ContextCache {
                 None => self.forget_session(tenant, session),
             }
         }
-        let snapshot = store.load_context(tenant, session, user, limit).await?;
+        let snapshot = match store.load_context(tenant, session, user, limit).await? {
+            LoadedContext::Complete(snapshot) => snapshot,
+            LoadedContext::Large { .. } => store.load_large_context(tenant, session, user, limit).await?,
+        };
         // The first exchange changes the time of creation of a session that is only bound to its user.
         let exists = snapshot.session.as_ref().is_some_and(|session| session.last_seq > 0);
         if exists && is_independent_of(user, &snapshot) {
@@ -90,7 +94,7 @@ impl ContextCache {
         key: &Key,
         copy: &Arc<ContextSnapshot>,
         head: SessionHead,
-        limit: usize,
+        limit: TailLimit,
     ) -> Result<Option<ContextSnapshot>, StoreError> {
         let Some(session) = &copy.session else { return Ok(None) };
         let is_same = copy.incarnation == Some(head.incarnation)
@@ -115,10 +119,10 @@ impl ContextCache {
         if known < head.last_seq {
             let (tenant, session) = key;
             let new = store.context_messages(tenant, session, head.incarnation, known, head.last_seq).await?;
-            let first_seq = first_seq(head.cursor, head.last_seq, limit);
-            match copy.tail.advance(first_seq, new) {
+            let first_seq = first_seq(head.cursor, head.last_seq, limit.messages);
+            match copy.tail.advance(first_seq, limit.bytes, new) {
                 Some(tail) if tail.last_seq() == head.last_seq => snapshot.tail = Arc::new(tail),
-                // The session was erased meanwhile, or most of its tail is new.
+                // The session was erased meanwhile, or most of its tail is new, or the new messages are large.
                 _ => return Ok(None),
             }
             self.keep(key.clone(), &snapshot);
@@ -162,7 +166,7 @@ impl ContextCache {
         session: &SessionId,
         exchange: &Exchange,
         stored: &PersistedExchange,
-        limit: usize,
+        limit: TailLimit,
     ) {
         let key = (tenant.clone(), session.clone());
         let Some(copy) = self.snapshots.get(&key) else { return };
@@ -170,12 +174,17 @@ impl ContextCache {
             return;
         }
         let Some(state) = &copy.session else { return };
+        // The copy would not be kept.
+        let new_bytes = exchange.messages.iter().map(|(message, _)| message.json().len()).sum::<usize>();
+        if new_bytes > self.max_snapshot_bytes {
+            return;
+        }
         let messages = (stored.first_seq..).zip(&exchange.messages).map(|(seq, (message, tokens))| {
             let metadata = MessageMetadata::new(message, *tokens);
             ContextMessage { seq, metadata, json: message.json().to_owned() }
         });
-        let first_seq = first_seq(state.cursor, stored.last_seq, limit);
-        if let Some(tail) = copy.tail.advance(first_seq, messages.collect()) {
+        let first_seq = first_seq(state.cursor, stored.last_seq, limit.messages);
+        if let Some(tail) = copy.tail.advance(first_seq, limit.bytes, messages.collect()) {
             self.keep(key, &ContextSnapshot { tail: Arc::new(tail), ..ContextSnapshot::clone(&copy) });
         }
     }

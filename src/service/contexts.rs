@@ -171,7 +171,7 @@ impl MemoryService {
         session: &SessionId,
         options: &ContextOptions,
     ) -> Result<ContextSnapshot, Error> {
-        let limit = self.config.policy.max_history_messages;
+        let limit = self.config.policy.tail_limit();
         let named = options.user_id.as_ref();
         let user = named.or(options.default_user.as_ref());
         let mut snapshot = self.context_cache.load(&self.store, tenant, session, user, limit).await?;
@@ -296,12 +296,19 @@ impl MemoryService {
         let summary = snapshot.session.as_ref().map(|session| &session.summary);
         let summary = summary.map(|summary| CountedText { text: &summary.text, tokens: summary.tokens });
         let tail_len = snapshot.session.as_ref().map_or(0, Session::tail_len);
+        let (policy, tail) = (&self.config.policy, &snapshot.tail);
+        let is_cut = usize::try_from(tail_len).is_ok_and(|tail_len| tail_len > tail.len());
         context::system_message(&SystemParts {
             system_prompt: options.system_prompt.as_deref().unwrap_or_default(),
             memory: memory.unwrap_or_default(),
             summary: summary.unwrap_or_default(),
             skills: &options.skills,
-            notice: context::notice_due(tail_len, self.config.policy.max_history_messages),
+            notice: is_cut
+                || context::notice_due(tail_len, policy.max_history_messages)
+                || context::notice_due(
+                    i64::try_from(tail.bytes()).unwrap_or(i64::MAX),
+                    policy.max_context_bytes,
+                ),
         })
     }
 

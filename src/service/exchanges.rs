@@ -33,7 +33,7 @@ impl MemoryService {
         self.index_wakeup.notify_one();
         match outcome? {
             AppendOutcome::Appended(appended) => {
-                let limit = self.config.policy.max_history_messages;
+                let limit = self.config.policy.tail_limit();
                 self.context_cache.append(&tenant, &session, &exchange, &appended, limit);
                 Ok(appended)
             }

@@ -16,7 +16,6 @@ use std::sync::Arc;
 const MAX_PAGE_MESSAGES: i64 = 1000;
 /// A page with one message may be larger.
 const MAX_PAGE_BYTES: i64 = 1024 * 1024;
-/// Each revision contains a whole summary.
 const MAX_PAGE_REVISIONS: i64 = 20;
 
 /// A running export.
@@ -133,11 +132,18 @@ pub(super) async fn revision_page(
     after: i64,
     last: i64,
 ) -> Result<Vec<Revision>, Error> {
-    let last = (after + MAX_PAGE_REVISIONS).min(last);
-    let page = store.revisions(tenant, session, last + 1, last - after).await?;
-    let mut page = page.unwrap_or_default();
-    page.reverse();
-    Ok(page)
+    let mut count = MAX_PAGE_REVISIONS.min(last - after);
+    loop {
+        let page = store.revisions(tenant, session, after + count + 1, count, MAX_PAGE_BYTES).await?;
+        let mut items = page.map(|page| page.items).unwrap_or_default();
+        // Pages begin with the newest revision. So if the revisions are too large for a page, the oldest ones are missing.
+        if count > 1 && items.last().is_some_and(|oldest| oldest.revision > after + 1) {
+            count /= 2;
+            continue;
+        }
+        items.reverse();
+        return Ok(items);
+    }
 }
 
 /// Converts the error of a stored message that is not JSON.

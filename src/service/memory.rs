@@ -1,10 +1,10 @@
 //! Memory documents, and the erasure of users.
 
-use super::{Error, MemoryService};
+use super::{Error, MAX_PAGE_BYTES, MemoryService};
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::{summary, tokens};
-use crate::storage::NewMemoryDocument;
+use crate::storage::{NewMemoryDocument, Page};
 
 impl MemoryService {
     /// Returns the memory document of a user, or `None` if it was never written.
@@ -30,15 +30,15 @@ impl MemoryService {
         self.store.write_memory_document(tenant, user, new, expected).await?.ok_or(Error::VersionMismatch)
     }
 
-    /// Lists at most `limit` versions before `before`, newest first.
+    /// Lists at most `limit` versions before `before`, newest first; fewer if they are large.
     pub async fn memory_revisions(
         &self,
         tenant: &TenantId,
         user: &UserId,
         before: i64,
         limit: i64,
-    ) -> Result<Vec<MemoryDocument>, Error> {
-        Ok(self.store.memory_revisions(tenant, user, before, limit).await?)
+    ) -> Result<Page<MemoryDocument>, Error> {
+        Ok(self.store.memory_revisions(tenant, user, before, limit, MAX_PAGE_BYTES).await?)
     }
 
     /// Erases a user: the memory document and all sessions.

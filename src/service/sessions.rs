@@ -1,11 +1,10 @@
 //! Sessions, their history and their revisions.
 
-use super::{Error, MemoryService};
+use super::{Error, MAX_PAGE_BYTES, MemoryService};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::domain::session::Session;
-use crate::storage::SessionPosition;
-use crate::storage::{MessagePage, MessageQuery};
+use crate::storage::{MessagePage, MessageQuery, Page, SessionPosition};
 
 impl MemoryService {
     /// Returns the state of a session.
@@ -45,15 +44,15 @@ impl MemoryService {
         if owner == *user { Ok(owner) } else { Err(Error::SessionUserMismatch) }
     }
 
-    /// Lists at most `limit` sessions, most recent activity first.
+    /// Lists at most `limit` sessions, most recent activity first; fewer if they are large.
     pub async fn sessions(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
         after: Option<&SessionPosition>,
         limit: i64,
-    ) -> Result<Vec<Session>, Error> {
-        Ok(self.store.sessions(tenant, user, after, limit).await?)
+    ) -> Result<Page<Session>, Error> {
+        Ok(self.store.sessions(tenant, user, after, limit, MAX_PAGE_BYTES).await?)
     }
 
     /// Replaces the metadata of a session.
@@ -84,15 +83,16 @@ impl MemoryService {
         self.store.messages(tenant, session, page).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// Lists at most `limit` revisions before `before`, newest first.
+    /// Lists at most `limit` revisions before `before`, newest first; fewer if they are large.
     pub async fn revisions(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         before: i64,
         limit: i64,
-    ) -> Result<Vec<Revision>, Error> {
-        self.store.revisions(tenant, session, before, limit).await?.ok_or(Error::SessionNotFound)
+    ) -> Result<Page<Revision>, Error> {
+        let page = self.store.revisions(tenant, session, before, limit, MAX_PAGE_BYTES).await?;
+        page.ok_or(Error::SessionNotFound)
     }
 
     /// Returns one revision.
@@ -102,7 +102,7 @@ impl MemoryService {
         session: &SessionId,
         revision: i64,
     ) -> Result<Revision, Error> {
-        let found = self.revisions(tenant, session, revision.saturating_add(1), 1).await?.pop();
+        let found = self.revisions(tenant, session, revision.saturating_add(1), 1).await?.items.pop();
         found.filter(|found| found.revision == revision).ok_or(Error::RevisionNotFound)
     }
 

@@ -2,8 +2,8 @@
 
 use super::rows::{self, json_column, revision_columns, session_columns};
 use super::statement::{DbRow as _, Sql};
-use super::store::{decode, micros};
-use super::{Store, StoreError};
+use super::store::{bounded_page, decode, decode_page, micros};
+use super::{Page, Store, StoreError};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
 use crate::domain::session::{Session, Summary};
@@ -238,29 +238,38 @@ impl Store {
         row.map_or(Ok(0), |row| Ok(row.field("tokens")?))
     }
 
-    /// Returns at most `limit` revisions before `before`, newest first, or `None` if the session does not exist.
+    /// Returns at most `limit` revisions before `before`, newest first, or `None` if the session does not exist. There are
+    /// fewer if their texts exceed `max_bytes`.
     pub async fn revisions(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         before: i64,
         limit: i64,
-    ) -> Result<Option<Vec<Revision>>, StoreError> {
-        const SELECT_REVISIONS: &str = concat!(
-            "SELECT ",
-            revision_columns!(),
-            " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3
-            ORDER BY revision DESC LIMIT $4"
+        max_bytes: i64,
+    ) -> Result<Option<Page<Revision>>, StoreError> {
+        const SELECT_REVISIONS: &str = bounded_page!(
+            concat!(
+                "SELECT ",
+                revision_columns!(),
+                " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3
+                ORDER BY revision DESC LIMIT $4"
+            ),
+            "octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0)",
+            "revision DESC",
+            "$5"
         );
         const SESSION_EXISTS: &str =
             "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
         let statement = self.statement(tenant, SELECT_REVISIONS).bind(session.as_str());
-        let rows = statement.bind(before).bind(limit).read_all().await?;
+        // One more revision shows if there is another page.
+        let statement = statement.bind(before).bind(limit.saturating_add(1)).bind(max_bytes);
+        let rows = statement.read_all().await?;
         if rows.is_empty() {
             let session = self.statement(tenant, SESSION_EXISTS).bind(session.as_str()).read().await?;
-            return Ok(session.map(|_| Vec::new()));
+            return Ok(session.map(|_| Page { items: Vec::new(), has_more: false }));
         }
-        rows.iter().map(rows::revision).collect::<Result<_, _>>().map(Some)
+        decode_page(&rows, limit, rows::revision).map(Some)
     }
 
     /// Appends a revision that sets summary and cursor back to those of `revision` (0 = no summary). Returns `None` if

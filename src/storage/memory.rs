@@ -2,8 +2,8 @@
 
 use super::rows;
 use super::statement::Sql;
-use super::store::decode;
-use super::{Store, StoreError};
+use super::store::{bounded_page, decode, decode_page};
+use super::{Page, Store, StoreError};
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 
@@ -82,19 +82,26 @@ impl Store {
         decode(statement.write_together().await?, |row| rows::memory_document(row, ""))
     }
 
-    /// Returns at most `limit` versions before `before`, newest first, including the current one.
+    /// Returns at most `limit` versions before `before`, newest first, including the current one. There are fewer if their
+    /// texts exceed `max_bytes`.
     pub async fn memory_revisions(
         &self,
         tenant: &TenantId,
         user: &UserId,
         before: i64,
         limit: i64,
-    ) -> Result<Vec<MemoryDocument>, StoreError> {
-        const SELECT_MEMORY_REVISIONS: &str = "\
-            SELECT version, content, words, tokens, created_at FROM memory_revisions
-            WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4";
-        let statement = self.statement(tenant, SELECT_MEMORY_REVISIONS);
-        let rows = statement.bind(user.as_str()).bind(before).bind(limit).read_all().await?;
-        rows.iter().map(|row| rows::memory_document(row, "")).collect()
+        max_bytes: i64,
+    ) -> Result<Page<MemoryDocument>, StoreError> {
+        const SELECT_MEMORY_REVISIONS: &str = bounded_page!(
+            "SELECT version, content, words, tokens, created_at FROM memory_revisions
+            WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4",
+            "octet_length(content)",
+            "version DESC",
+            "$5"
+        );
+        let statement = self.statement(tenant, SELECT_MEMORY_REVISIONS).bind(user.as_str()).bind(before);
+        // One more version shows if there is another page.
+        let rows = statement.bind(limit.saturating_add(1)).bind(max_bytes).read_all().await?;
+        decode_page(&rows, limit, |row| rows::memory_document(row, ""))
     }
 }

@@ -23,11 +23,14 @@ use crate::domain::message::Message;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::lexemes::TermQuery;
 use crate::domain::session::{ConsolidationState, Session};
-use crate::domain::tail::Tail;
+use crate::domain::tail::{Tail, TailLimit};
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
 use uuid::Uuid;
+
+/// Largest size of a tail, or of a part of it, that is read without knowing its size before.
+const SMALL_TAIL_BYTES: i64 = 4 * 1024 * 1024;
 
 /// The database behind the service.
 #[derive(Debug)]
@@ -81,12 +84,143 @@ macro_rules! delete_with_branches {
     };
 }
 
+/// Selects the inputs of a context: `$message` is the text of a message, and `$after` the message before the first one.
+///
+/// A single statement reads a consistent snapshot. The user and the bounds of the tail are scalar subqueries, which are
+/// evaluated before the index is used; with joins, the database read all documents and the whole history. The upper bound
+/// excludes nothing, but tells the planner that the range is short: it would expect a third of the history. The first row,
+/// with `seq` 0, holds session and memory document, the others a message each. They are rows because building JSON or arrays
+/// in the database halves its capacity.
+macro_rules! select_context_on_postgres {
+    ($message:expr, $after:expr) => {
+        concat!(
+            "WITH session AS MATERIALIZED (
+                SELECT ",
+            session_columns!(),
+            " FROM sessions WHERE tenant_id = $1 AND session_id = $2
+            )
+            SELECT now() AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
+                d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
+                d.created_at AS memory_created_at, 0::bigint AS seq, 0::bigint AS message_tokens, '' AS message, '' AS role,
+                NULL::text AS tool_call_ids, NULL::text AS tool_result_of, 0::bigint AS bytes
+            FROM (SELECT 1) AS always LEFT JOIN session ON true
+                LEFT JOIN memories AS d
+                    ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
+            UNION ALL
+            SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                m.seq, m.tokens, ",
+            $message,
+            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)::bigint
+            FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
+                AND m.seq > ",
+            $after,
+            " AND m.seq <= (SELECT last_seq FROM session)"
+        )
+    };
+}
+
+/// Selects the same as [`select_context_on_postgres`].
+macro_rules! select_context_on_sqlite {
+    ($message:expr, $after:expr) => {
+        concat!(
+            "WITH session AS MATERIALIZED (
+                SELECT ",
+            session_columns!(),
+            " FROM sessions WHERE tenant_id = $1 AND session_id = $2
+            )
+            SELECT $6 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
+                d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
+                d.created_at AS memory_created_at, 0 AS seq, 0 AS message_tokens, '' AS message, '' AS role,
+                NULL AS tool_call_ids, NULL AS tool_result_of, 0 AS bytes
+            FROM (SELECT 1) AS always LEFT JOIN session ON true
+                LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
+            UNION ALL
+            SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                m.seq, m.tokens, ",
+            $message,
+            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)
+            FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
+                AND m.seq > ",
+            $after
+        )
+    };
+}
+
+/// Restricts a page, which is the query `$select` with a limit, in bytes: the page ends with the row that exceeds the
+/// parameter `$max`, so that it has at least one row. The column `found` is the number of rows without that restriction.
+macro_rules! bounded_page {
+    ($select:expr, $bytes:literal, $order:literal, $max:literal) => {
+        concat!(
+            "SELECT * FROM (
+                SELECT *, sum(",
+            $bytes,
+            ") OVER (ORDER BY ",
+            $order,
+            ") - (",
+            $bytes,
+            ") AS bytes_before,
+                    count(*) OVER () AS found
+                FROM (",
+            $select,
+            ") AS page
+            ) AS sized WHERE bytes_before < ",
+            $max,
+            " ORDER BY ",
+            $order
+        )
+    };
+}
+
+pub(super) use bounded_page;
+
 /// Decodes the row, if there is one.
 pub(super) fn decode<T>(
     row: Option<AnyRow>,
     decode: impl FnOnce(&AnyRow) -> Result<T, StoreError>,
 ) -> Result<Option<T>, StoreError> {
     row.map(|row| decode(&row)).transpose()
+}
+
+/// Decodes a [bounded page](bounded_page) of at most `limit` items.
+pub(super) fn decode_page<T>(
+    rows: &[AnyRow],
+    limit: i64,
+    decode: impl Fn(&AnyRow) -> Result<T, StoreError>,
+) -> Result<Page<T>, StoreError> {
+    let found = rows.first().map_or(Ok(0), |row| row.field::<i64>("found"))?;
+    let limit = usize::try_from(limit).unwrap_or(0);
+    let items = rows.iter().take(limit).map(decode).collect::<Result<Vec<_>, _>>()?;
+    Ok(Page { has_more: to_i64(items.len()) < found, items })
+}
+
+/// Decodes the rows of [`Store::load_context`].
+fn context_snapshot(rows: Vec<AnyRow>) -> Result<ContextSnapshot, StoreError> {
+    let mut tail = Vec::with_capacity(rows.len());
+    let mut first_row = None;
+    // Each row is dropped once it is decoded, so that large texts are in memory once.
+    for row in rows {
+        if row.field::<i64>("seq")? == 0 {
+            first_row = Some(row);
+        } else {
+            tail.push(rows::context_message(&row)?);
+        }
+    }
+    tail.sort_unstable_by_key(|message| message.seq);
+    let row = &first_row.ok_or(sqlx::Error::RowNotFound)?;
+    let has_session = row.field::<Option<&str>>("session_id")?.is_some();
+    let has_memory = row.field::<Option<i64>>("memory_version")?.is_some();
+    let last_seq = row.field::<Option<i64>>("last_seq")?.unwrap_or(0);
+    let first_seq = tail.first().map_or(last_seq + 1, |message| message.seq);
+    Ok(ContextSnapshot {
+        now: row.time("now")?,
+        session: has_session.then(|| rows::session(row)).transpose()?,
+        incarnation: row.field("incarnation")?,
+        memory_version: rows::memory_version(row)?,
+        memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?.map(Arc::new),
+        tail: Arc::new(Tail::new(first_seq, tail)),
+    })
 }
 
 /// Converts a duration to the unit that statements expect.
@@ -340,40 +474,49 @@ impl Store {
         Ok(user_from_column(row.field("user_id")?)?.unwrap_or_else(|| user.clone()))
     }
 
-    /// Returns at most `limit` sessions of one user or of all, most recent activity first.
+    /// Returns at most `limit` sessions of one user or of all, most recent activity first; fewer if their texts exceed
+    /// `max_bytes`.
     pub async fn sessions(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
         after: Option<&SessionPosition>,
         limit: i64,
-    ) -> Result<Vec<Session>, StoreError> {
+        max_bytes: i64,
+    ) -> Result<Page<Session>, StoreError> {
         /// The hour comes first because the index contains the hour, not the time; see the migration. It is compared
         /// even on the first page, so that every plan of the statement starts in the index. It is a parameter because
         /// row-level security keeps Postgres from using the index for anything that is still to be computed.
         macro_rules! select_sessions {
             ($condition:literal) => {
-                concat!(
-                    "SELECT ",
-                    session_columns!(),
-                    " FROM sessions WHERE tenant_id = $1 AND activity_hour <= $2
-                        AND ($3 IS NULL OR (updated_at, session_id) < ($3, $4)) AND last_seq > 0 ",
-                    $condition,
-                    " ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $5"
+                bounded_page!(
+                    concat!(
+                        "SELECT activity_hour, ",
+                        session_columns!(),
+                        " FROM sessions WHERE tenant_id = $1 AND activity_hour <= $2
+                            AND ($3 IS NULL OR (updated_at, session_id) < ($3, $4)) AND last_seq > 0 ",
+                        $condition,
+                        " ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $5"
+                    ),
+                    "octet_length(summary) + octet_length(metadata)",
+                    "activity_hour DESC, updated_at DESC, session_id DESC",
+                    "$6"
                 )
             };
         }
         const SELECT_SESSIONS: &str = select_sessions!("");
-        const SELECT_SESSIONS_OF_USER: &str = select_sessions!("AND user_id = $6");
+        const SELECT_SESSIONS_OF_USER: &str = select_sessions!("AND user_id = $7");
         let hour = after.map_or(i64::MAX, |after| after.updated_at.unix_timestamp().div_euclid(3600));
         let statement = self
             .statement(tenant, if user.is_some() { SELECT_SESSIONS_OF_USER } else { SELECT_SESSIONS })
             .bind(hour)
             .bind(after.map(|after| DbTime(after.updated_at)))
             .bind(after.map(|after| after.session_id.as_str()))
-            .bind(limit);
+            // One more session shows if there is another page.
+            .bind(limit.saturating_add(1))
+            .bind(max_bytes);
         let statement = if let Some(user) = user { statement.bind(user.as_str()) } else { statement };
-        statement.read_all_in_index_order().await?.iter().map(rows::session).collect()
+        decode_page(&statement.read_all_in_index_order().await?, limit, rows::session)
     }
 
     /// Replaces the metadata of a session, a JSON object.
@@ -453,7 +596,7 @@ impl Store {
     }
 
     /// Returns the messages after `after_seq` up to `through_seq` of an incarnation of a session, oldest first. The result is
-    /// empty if the session has another incarnation.
+    /// empty if the session has another incarnation, or if a message is larger than its share of [`SMALL_TAIL_BYTES`].
     pub async fn context_messages(
         &self,
         tenant: &TenantId,
@@ -463,101 +606,110 @@ impl Store {
         through_seq: i64,
     ) -> Result<Vec<ContextMessage>, StoreError> {
         const SELECT_CONTEXT_MESSAGES: &str = "\
-            SELECT seq, tokens AS message_tokens, message, role, tool_call_ids, tool_result_of FROM messages
-            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4
+            SELECT seq, tokens AS message_tokens, CASE WHEN octet_length(message) <= $6 THEN message END AS message, role,
+                tool_call_ids, tool_result_of
+            FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4
                 AND EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND incarnation = $5)
             ORDER BY seq";
         let rows = retry_on_disconnect(async || {
             let statement = self.statement(tenant, SELECT_CONTEXT_MESSAGES).bind(session.as_str());
-            statement.bind(after_seq).bind(through_seq).bind(incarnation).read_all().await
+            let statement = statement.bind(after_seq).bind(through_seq).bind(incarnation);
+            statement.bind(SMALL_TAIL_BYTES / (through_seq - after_seq).max(1)).read_all().await
         });
-        rows.await?.iter().map(rows::context_message).collect()
+        let rows = rows.await?;
+        for row in &rows {
+            if row.field::<Option<&str>>("message")?.is_none() {
+                return Ok(Vec::new());
+            }
+        }
+        rows.iter().map(rows::context_message).collect()
     }
 
-    /// Reads the session, the memory document and the newest `limit` messages of the tail in one round trip and as of
-    /// one moment. `user` is the owner of the memory document if the session has no user.
+    /// Reads the session, the memory document and the newest messages of the tail in one round trip and as of one moment, if
+    /// they are small. `user` is the owner of the memory document if the session has no user.
+    ///
+    /// The statement returns the text of a message only if it is at most its share of [`SMALL_TAIL_BYTES`]. That costs less
+    /// than adding up the sizes, and bounds the memory before anything is known about the session.
     pub async fn load_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         user: Option<&UserId>,
-        limit: usize,
-    ) -> Result<ContextSnapshot, StoreError> {
-        /// A single statement reads a consistent snapshot. The user and the bounds of the tail are scalar subqueries,
-        /// which are evaluated before the index is used; with joins, the database read all documents and the whole
-        /// history. On Postgres, the upper bound excludes nothing, but tells the planner that the range is short: it
-        /// would expect a third of the history. The first row, with `seq` 0, holds session and memory document, the
-        /// others a message each. They are rows because building JSON or arrays in the database halves its capacity.
+        limit: TailLimit,
+    ) -> Result<LoadedContext, StoreError> {
         const SELECT_CONTEXT: Sql = Sql {
-            postgres: concat!(
-                "WITH session AS MATERIALIZED (
-                    SELECT ",
-                session_columns!(),
-                " FROM sessions WHERE tenant_id = $1 AND session_id = $2
-                )
-                SELECT now() AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version, d.content AS memory_content,
-                    d.words AS memory_words, d.tokens AS memory_tokens, d.created_at AS memory_created_at,
-                    0::bigint AS seq, 0::bigint AS message_tokens, '' AS message, '' AS role,
-                    NULL::text AS tool_call_ids, NULL::text AS tool_result_of
-                FROM (SELECT 1) AS always LEFT JOIN session ON true
-                    LEFT JOIN memories AS d
-                        ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
-                UNION ALL
-                SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of
-                FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
-                    AND m.seq > (SELECT greatest(cursor_seq, last_seq - $4) FROM session)
-                    AND m.seq <= (SELECT last_seq FROM session)"
+            postgres: select_context_on_postgres!(
+                "CASE WHEN octet_length(m.message) <= (
+                    SELECT $5 / greatest(1, least($4, last_seq - cursor_seq)) FROM session
+                ) THEN m.message END",
+                "(SELECT greatest(cursor_seq, last_seq - $4) FROM session)"
             ),
-            sqlite: concat!(
-                "WITH session AS MATERIALIZED (
-                    SELECT ",
-                session_columns!(),
-                " FROM sessions WHERE tenant_id = $1 AND session_id = $2
-                )
-                SELECT $5 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version, d.content AS memory_content,
-                    d.words AS memory_words, d.tokens AS memory_tokens, d.created_at AS memory_created_at,
-                    0 AS seq, 0 AS message_tokens, '' AS message, '' AS role,
-                    NULL AS tool_call_ids, NULL AS tool_result_of
-                FROM (SELECT 1) AS always LEFT JOIN session ON true
-                    LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
-                UNION ALL
-                SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of
-                FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
-                    AND m.seq > (SELECT max(cursor_seq, last_seq - $4) FROM session)"
+            sqlite: select_context_on_sqlite!(
+                "CASE WHEN octet_length(m.message) <= (
+                    SELECT $5 / max(1, min($4, last_seq - cursor_seq)) FROM session
+                ) THEN m.message END",
+                "(SELECT max(cursor_seq, last_seq - $4) FROM session)"
             ),
         };
+        let small = to_i64(limit.bytes).min(SMALL_TAIL_BYTES);
         let rows = retry_on_disconnect(async || {
             let statement = self.statement(tenant, SELECT_CONTEXT).bind(session.as_str());
-            statement.bind(user_column(user)).bind(to_i64(limit)).bind_now().read_all().await
+            let statement = statement.bind(user_column(user)).bind(to_i64(limit.messages)).bind(small);
+            statement.bind_now().read_all().await
         });
         let rows = rows.await?;
-        let mut tail = Vec::with_capacity(rows.len());
-        let mut first_row = None;
+        let (mut bytes, mut is_complete) = (0_i64, true);
         for row in &rows {
-            if row.field::<i64>("seq")? == 0 {
-                first_row = Some(row);
-            } else {
-                tail.push(rows::context_message(row)?);
-            }
+            is_complete &= row.field::<Option<&str>>("message")?.is_some();
+            bytes = bytes.saturating_add(row.field("bytes")?);
         }
-        tail.sort_unstable_by_key(|message| message.seq);
-        let row = first_row.ok_or(sqlx::Error::RowNotFound)?;
-        let has_session = row.field::<Option<&str>>("session_id")?.is_some();
-        let has_memory = row.field::<Option<i64>>("memory_version")?.is_some();
-        let last_seq = row.field::<Option<i64>>("last_seq")?.unwrap_or(0);
-        let first_seq = tail.first().map_or(last_seq + 1, |message| message.seq);
-        Ok(ContextSnapshot {
-            now: row.time("now")?,
-            session: has_session.then(|| rows::session(row)).transpose()?,
-            incarnation: row.field("incarnation")?,
-            memory_version: rows::memory_version(row)?,
-            memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?.map(Arc::new),
-            tail: Arc::new(Tail::new(first_seq, tail)),
-        })
+        if is_complete {
+            return Ok(LoadedContext::Complete(context_snapshot(rows)?));
+        }
+        Ok(LoadedContext::Large { bytes: usize::try_from(bytes).unwrap_or(usize::MAX).min(limit.bytes) })
+    }
+
+    /// Reads the same as [`Self::load_context`] for a session with large messages. The texts of messages beyond the limit are
+    /// not read.
+    pub async fn load_large_context(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: Option<&UserId>,
+        limit: TailLimit,
+    ) -> Result<ContextSnapshot, StoreError> {
+        /// Returns the last message before the limit of the size: the sum of the sizes from the newest message to it exceeds
+        /// the limit.
+        macro_rules! last_excluded {
+            ($greatest:literal) => {
+                concat!(
+                    "(SELECT ",
+                    $greatest,
+                    "(cursor_seq, last_seq - $4, (
+                        SELECT coalesce(max(seq), 0) FROM (
+                            SELECT seq, sum(bytes) OVER (ORDER BY seq DESC) AS bytes FROM (
+                                SELECT seq, octet_length(message) AS bytes FROM messages
+                                WHERE tenant_id = $1 AND session_id = $2
+                                    AND seq > (SELECT ",
+                    $greatest,
+                    "(cursor_seq, last_seq - $4) FROM session)
+                                    AND seq <= (SELECT last_seq FROM session)
+                            ) AS sizes
+                        ) AS sums WHERE bytes > $5
+                    )) FROM session)"
+                )
+            };
+        }
+        const SELECT_LARGE_CONTEXT: Sql = Sql {
+            postgres: select_context_on_postgres!("m.message", last_excluded!("greatest")),
+            sqlite: select_context_on_sqlite!("m.message", last_excluded!("max")),
+        };
+        let rows = retry_on_disconnect(async || {
+            let statement = self.statement(tenant, SELECT_LARGE_CONTEXT).bind(session.as_str());
+            let statement = statement.bind(user_column(user)).bind(to_i64(limit.messages));
+            statement.bind(to_i64(limit.bytes)).bind_now().read_all().await
+        });
+        context_snapshot(rows.await?)
     }
 
     /// Counts the matches of each query among the `sample_size` newest messages of the session of the filter, or of the
@@ -755,6 +907,14 @@ pub struct MessagePage {
     pub has_more: bool,
 }
 
+/// A page of a list. It may end early because its items are large.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    pub items: Vec<T>,
+    /// `true` if further items follow in the order of the page.
+    pub has_more: bool,
+}
+
 /// A range of the history, bounded in number and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageRange {
@@ -824,4 +984,16 @@ pub struct ContextSnapshot {
     pub memory_version: Option<MemoryVersion>,
     /// The newest messages of the tail, oldest first.
     pub tail: Arc<Tail>,
+}
+
+/// The result of [`Store::load_context`].
+#[expect(clippy::large_enum_variant, reason = "one value per request, never stored")]
+#[derive(Clone, Debug)]
+pub enum LoadedContext {
+    Complete(ContextSnapshot),
+    /// The tail has large messages: read it by [`Store::load_large_context`].
+    Large {
+        /// Size of the messages within the limit.
+        bytes: usize,
+    },
 }

@@ -12,6 +12,7 @@ mod anthropic;
 mod formats;
 mod lists;
 mod shapes;
+mod sizes;
 
 const PATH: &str = "/sessions/s/context";
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];

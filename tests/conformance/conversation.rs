@@ -6,9 +6,11 @@ use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::message::{Message, Role};
 use precis::domain::revision::Revision;
 use precis::domain::session::{Session, Summary};
+use precis::domain::tail::TailLimit;
 use precis::storage::NewMemoryDocument;
 use precis::storage::Store;
 use precis::storage::{AppendOutcome, AppendRequest};
+use precis::storage::{ContextSnapshot, LoadedContext};
 use precis::storage::{LeaseCondition, NewRevision};
 use precis::storage::{MessageQuery, StoredMessage};
 use serde_json::value::RawValue;
@@ -144,9 +146,23 @@ impl Conversation {
         self.store.restore_revision(&self.tenant, &self.session, revision).await.unwrap()
     }
 
+    /// Reads a context, as the service does.
+    pub(crate) async fn context(&self, user: Option<&UserId>, limit: TailLimit) -> ContextSnapshot {
+        let Self { store, tenant, session } = self;
+        match store.load_context(tenant, session, user, limit).await.unwrap() {
+            LoadedContext::Complete(snapshot) => snapshot,
+            LoadedContext::Large { bytes } => {
+                let snapshot = store.load_large_context(tenant, session, user, limit).await.unwrap();
+                assert!(snapshot.tail.bytes() <= bytes && bytes <= limit.bytes, "{bytes} {limit:?}");
+                snapshot
+            }
+        }
+    }
+
     /// Returns all revisions, newest first.
     pub(crate) async fn revisions(&self) -> Option<Vec<Revision>> {
-        self.store.revisions(&self.tenant, &self.session, i64::MAX, i64::MAX).await.unwrap()
+        let page = self.store.revisions(&self.tenant, &self.session, i64::MAX, i64::MAX, i64::MAX);
+        page.await.unwrap().map(|page| page.items)
     }
 
     pub(crate) async fn erase(&self) -> bool {

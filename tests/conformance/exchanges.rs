@@ -6,6 +6,7 @@ use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Message;
+use precis::domain::tail::TailLimit;
 use precis::storage::{AppendOutcome, AppendRequest, StoreError};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -70,7 +71,7 @@ async fn exchanges_after_cancelled_reads_are_committed_on_postgres() {
         for number in 0..20 {
             let demo = demo.clone();
             reads.spawn(async move {
-                let read = demo.store.load_context(&demo.tenant, &demo.session, None, 10);
+                let read = demo.context(None, TailLimit { messages: 10, bytes: 9999 });
                 let _ = tokio::time::timeout(Duration::from_micros(100 * number), read).await;
             });
         }

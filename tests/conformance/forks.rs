@@ -453,7 +453,7 @@ async fn concurrent_rewinds_lose_no_message(backend: Backend) {
     while let Some(result) = tasks.join_next().await {
         result.unwrap();
     }
-    let sessions = demo.store.sessions(&demo.tenant, None, None, 1000).await.unwrap();
+    let sessions = demo.store.sessions(&demo.tenant, None, None, 1000, i64::MAX).await.unwrap().items;
     let mut seen = BTreeSet::new();
     for session in &sessions {
         let one = demo.session(session.session_id.as_str());

@@ -27,7 +27,7 @@ async fn read(demo: &Conversation, user: &UserId) -> Option<MemoryDocument> {
 
 /// Returns all versions, newest first.
 async fn versions(demo: &Conversation, user: &UserId) -> Vec<MemoryDocument> {
-    demo.store.memory_revisions(&demo.tenant, user, i64::MAX, i64::MAX).await.unwrap()
+    demo.store.memory_revisions(&demo.tenant, user, i64::MAX, i64::MAX, i64::MAX).await.unwrap().items
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -10,8 +10,8 @@ use test_case::test_case;
 use time::OffsetDateTime;
 
 async fn get(demo: &Conversation, revision: i64) -> Option<Revision> {
-    let page = demo.store.revisions(&demo.tenant, &demo.session, revision + 1, 1).await.unwrap();
-    page?.pop().filter(|found| found.revision == revision)
+    let page = demo.store.revisions(&demo.tenant, &demo.session, revision + 1, 1, i64::MAX).await.unwrap();
+    page?.items.pop().filter(|found| found.revision == revision)
 }
 
 fn provenance(model: &str, tokens: Option<i64>) -> Provenance {

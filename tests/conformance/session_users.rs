@@ -8,6 +8,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::domain::id::UserId;
+use precis::domain::tail::TailLimit;
 use precis::storage::search::SearchFilter;
 use precis::storage::{AppendOutcome, AppendRequest, LeaseCondition, SessionOwner};
 use std::collections::BTreeSet;
@@ -35,8 +36,8 @@ async fn bound_session_exists_from_its_first_exchange_on(backend: Backend) {
     assert_eq!(demo.find().await, None);
     assert_eq!(demo.page(ALL).await, None);
     assert_eq!(demo.revisions().await, None);
-    assert_eq!(store.sessions(tenant, None, None, 9).await.unwrap(), []);
-    assert_eq!(store.sessions(tenant, Some(&user_id("ada")), None, 9).await.unwrap(), []);
+    assert_eq!(store.sessions(tenant, None, None, 9, 999).await.unwrap().items, []);
+    assert_eq!(store.sessions(tenant, Some(&user_id("ada")), None, 9, 999).await.unwrap().items, []);
     assert_eq!(store.set_metadata(tenant, session, "{}").await.unwrap(), None);
     assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
     assert_eq!(demo.restore(0).await, None);
@@ -50,7 +51,7 @@ async fn bound_session_exists_from_its_first_exchange_on(backend: Backend) {
     let state = demo.state().await;
     assert_eq!((state.user_id, state.created_at), (Some(user_id("ada")), first.created_at));
     assert_eq!(owner(&demo).await, SessionOwner { user: Some(user_id("ada")), exists: true });
-    assert_eq!(store.sessions(tenant, Some(&user_id("ada")), None, 9).await.unwrap().len(), 1);
+    assert_eq!(store.sessions(tenant, Some(&user_id("ada")), None, 9, 999).await.unwrap().items.len(), 1);
 }
 
 /// Uses two stores, like two replicas. Half of the requests are exchanges.
@@ -92,9 +93,7 @@ async fn session_without_user_is_bound_by_the_first_that_names_one(backend: Back
     let first = recorded(demo.append(&unnamed, Some(&unnamed_key)).await);
     assert_eq!((first.user_id, demo.state().await.user_id), (None, None));
     demo.remember(&user_id("ada"), "Ada's").await;
-    let load = async |user: Option<&UserId>| {
-        demo.store.load_context(&demo.tenant, &demo.session, user, 9).await.unwrap()
-    };
+    let load = async |user: Option<&UserId>| demo.context(user, TailLimit { messages: 9, bytes: 9999 }).await;
     assert!(load(None).await.memory.is_none());
     let (before, ada) = (load(Some(&user_id("ada"))).await, user_id("ada"));
     assert_eq!(before.memory.map(|memory| memory.content.clone()).as_deref(), Some("Ada's"));

@@ -16,7 +16,7 @@ async fn list(
     after: Option<&SessionPosition>,
     limit: i64,
 ) -> Vec<Session> {
-    demo.store.sessions(&demo.tenant, user, after, limit).await.unwrap()
+    demo.store.sessions(&demo.tenant, user, after, limit, i64::MAX).await.unwrap().items
 }
 
 fn ids(sessions: &[Session]) -> Vec<&str> {

@@ -7,6 +7,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::search::lexemes::{TermPattern, TermQuery};
+use precis::domain::tail::TailLimit;
 use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::{ForkOutcome, MessageRange, RewindOutcome};
 use precis::storage::{LeaseCondition, NewRevision};
@@ -88,10 +89,10 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(store.message_metadata(tenant, session, 0, 9).await.unwrap(), []);
         let part = MessageRange { after_seq: 0, last_seq: 9, limit: 9, max_bytes: 999 };
         assert_eq!(store.message_range(tenant, session, part).await.unwrap(), []);
-        let snapshot = store.load_context(tenant, session, Some(&ada), 9).await.unwrap();
+        let snapshot = other.context(Some(&ada), TailLimit { messages: 9, bytes: 999 }).await;
         assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
         for user in [None, Some(&ada)] {
-            assert_eq!(store.sessions(tenant, user, None, 9).await.unwrap(), []);
+            assert_eq!(store.sessions(tenant, user, None, 9, 999).await.unwrap().items, []);
         }
         assert_eq!(other.revisions().await, None);
         store.index_pending_for(tenant, None).await.unwrap();
@@ -109,7 +110,7 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(store.tokens_used_today(tenant).await.unwrap(), 0);
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory_document(tenant, &ada).await.unwrap(), None);
-        assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9).await.unwrap(), []);
+        assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9, 999).await.unwrap().items, []);
         // Writing.
         assert_eq!(store.set_metadata(tenant, session, r#"{"x":1}"#).await.unwrap(), None);
         assert_eq!(other.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);

@@ -123,6 +123,7 @@ pub(crate) fn config() -> ServiceConfig {
             summary_word_limit: 600,
             summary_sentences: 8,
             max_history_messages: 20,
+            max_context_bytes: 1 << 20,
             retry_initial: Duration::from_mins(1),
             retry_max: Duration::from_mins(10),
         },

@@ -11,10 +11,11 @@ use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::message::{Message, Role};
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::domain::session::{Session, Summary};
+use precis::domain::tail::TailLimit;
 use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::{
-    AppendOutcome, AppendRequest, ForkOutcome, ImportOutcome, LeaseCondition, MessageQuery, MessageRange,
-    NewApiKey, NewMemoryDocument, NewRevision, RewindOutcome, RowBatch, SessionPosition, Store,
+    AppendOutcome, AppendRequest, ForkOutcome, ImportOutcome, LeaseCondition, LoadedContext, MessageQuery,
+    MessageRange, NewApiKey, NewMemoryDocument, NewRevision, RewindOutcome, RowBatch, SessionPosition, Store,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,6 +33,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("append_exchange, expected message", 2),
     ("keyed_exchange", 2),
     ("load_context", 200),
+    ("load_large_context", 200),
     ("session_head", 1),
     ("context_messages", 3),
     ("messages", 50),
@@ -251,7 +253,9 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
             let stored = store.keyed_exchange(&calls.tenant, &calls.session, "k1").await.unwrap();
             stored.map_or(0, |(_, fingerprint)| fingerprint.len() / 16)
         }
-        "load_context" | "session_head" | "context_messages" => calls.context(what).await,
+        "load_context" | "load_large_context" | "session_head" | "context_messages" => {
+            calls.context(what).await
+        }
         "messages" | "message_metadata" | "message_range" => calls.history(what).await,
         "session" | "session_owner" | "bind_session" | "sessions" | "set_metadata" => {
             calls.sessions(what).await
@@ -311,7 +315,17 @@ impl Calls<'_> {
     async fn context(&self, what: &str) -> usize {
         let Self { store, tenant, session, user, .. } = self;
         if what == "load_context" {
-            return store.load_context(tenant, session, Some(user), 200).await.unwrap().tail.len();
+            let limit = TailLimit { messages: 200, bytes: 1 << 20 };
+            let LoadedContext::Complete(snapshot) =
+                store.load_context(tenant, session, Some(user), limit).await.unwrap()
+            else {
+                return 0;
+            };
+            return snapshot.tail.len();
+        }
+        if what == "load_large_context" {
+            let limit = TailLimit { messages: 200, bytes: 1 << 20 };
+            return store.load_large_context(tenant, session, Some(user), limit).await.unwrap().tail.len();
         }
         let Some(head) = store.session_head(tenant, session).await.unwrap() else { return 0 };
         if what == "session_head" {
@@ -353,7 +367,8 @@ impl Calls<'_> {
             updated_at: OffsetDateTime::now_utc() - time::Duration::hours(self.size / 60 - 1),
             session_id: session("x"),
         };
-        let sessions = async |user, after| store.sessions(tenant, user, after, 51).await.unwrap().len();
+        let sessions =
+            async |user, after| store.sessions(tenant, user, after, 51, 1 << 20).await.unwrap().items.len();
         match what {
             "session" => usize::from(store.session(tenant, &self.session).await.unwrap().is_some()),
             "session_owner" => usize::from(store.session_owner(tenant, &self.session).await.unwrap().exists),
@@ -417,10 +432,10 @@ impl Calls<'_> {
                 usize::from(store.restore_revision(tenant, session, revision - 1).await.unwrap().is_some())
             }
             "revisions" => store
-                .revisions(tenant, session, self.size / 2, 20)
+                .revisions(tenant, session, self.size / 2, 20, 1 << 20)
                 .await
                 .unwrap()
-                .map_or(0, |revisions| revisions.len()),
+                .map_or(0, |page| page.items.len()),
             other => panic!("{other}"),
         }
     }
@@ -440,7 +455,12 @@ impl Calls<'_> {
         let written = match what {
             "memory_document" => return usize::from(version.is_some()),
             "memory_revisions" => {
-                return store.memory_revisions(tenant, user, self.size / 2, 20).await.unwrap().len();
+                return store
+                    .memory_revisions(tenant, user, self.size / 2, 20, 1 << 20)
+                    .await
+                    .unwrap()
+                    .items
+                    .len();
             }
             "write_memory_document" => store.write_memory_document(tenant, user, new, None).await,
             _ => store.write_memory_document(tenant, user, new, version).await,

@@ -172,7 +172,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 
 /// Lists all versions of the memory document, newest first.
 ///
-/// The list is empty if the document was never written.
+/// The list is empty if the document was never written. A page with large documents ends before `limit`; `next` is set then.
 #[utoipa::path(
     get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
     params(UserPath, PageParams),
@@ -187,7 +187,7 @@ pub(crate) async fn revisions(
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<MemoryBody>>, Problem> {
     let (limit, before) = params.read()?;
-    let documents = service.memory_revisions(&tenant, &user, before, limit + 1).await?;
+    let documents = service.memory_revisions(&tenant, &user, before, limit).await?;
     let body = |document| MemoryBody::new(user.as_str(), Some(document));
-    Ok(Json(Page::new(documents, limit, |document: &MemoryDocument| document.version, body)))
+    Ok(Json(Page::new(documents, |document: &MemoryDocument| document.version, body)))
 }

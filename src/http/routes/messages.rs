@@ -8,7 +8,7 @@ use crate::http::json::stored;
 use crate::http::openapi::responses::SessionNotFound;
 use crate::http::pagination::{self, Limit, Page};
 use crate::http::response_body::Json;
-use crate::service::{self, MemoryService};
+use crate::service::{self, MAX_PAGE_BYTES, MemoryService};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -60,9 +60,6 @@ enum Order {
     Asc,
     Desc,
 }
-
-/// The size from which a page ends, whatever its number of messages: a page of 1,000 messages could have gigabytes.
-const MAX_PAGE_BYTES: i64 = 4 * 1024 * 1024;
 
 /// Lists the messages of the history.
 ///

@@ -105,7 +105,8 @@ impl From<Revision> for RevisionBody {
 
 /// Lists the revisions of the summary, newest first.
 ///
-/// Each contains the complete summary after the change, the text that was added, and the cost in tokens and time.
+/// Each contains the complete summary after the change, the text that was added, and the cost in tokens and time. A page with
+/// large summaries ends before `limit`; `next` is set then.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/revisions", operation_id = "list_revisions", tag = "summaries",
     params(SessionPath, PageParams),
@@ -121,8 +122,8 @@ pub(crate) async fn list(
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<RevisionBody>>, Problem> {
     let (limit, before) = params.read()?;
-    let revisions = service.revisions(&tenant, &session, before, limit + 1).await?;
-    Ok(Json(Page::new(revisions, limit, |revision| revision.revision, RevisionBody::from)))
+    let revisions = service.revisions(&tenant, &session, before, limit).await?;
+    Ok(Json(Page::new(revisions, |revision| revision.revision, RevisionBody::from)))
 }
 
 /// Returns one revision.

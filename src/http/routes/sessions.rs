@@ -155,7 +155,8 @@ pub(crate) struct ListParams {
 
 /// Lists the sessions, the most recently active first.
 ///
-/// A session that becomes active between two requests moves to the first page, so that later pages do not contain it.
+/// A session that becomes active between two requests moves to the first page, so that later pages do not contain it. A page
+/// with large summaries or metadata ends before `limit`; `next` is set then.
 #[utoipa::path(
     get, path = "/sessions", operation_id = "list_sessions", tag = "sessions", params(ListParams),
     responses(
@@ -172,11 +173,11 @@ pub(crate) async fn list(
         None => None,
         Some((micros, id)) => Some(list_position(micros, id).ok_or_else(pagination::invalid_position)?),
     };
-    let sessions = service.sessions(&tenant, params.user_id.as_ref(), after.as_ref(), limit + 1).await?;
+    let sessions = service.sessions(&tenant, params.user_id.as_ref(), after.as_ref(), limit).await?;
     let position = |session: &session::Session| {
         (session.updated_at.unix_timestamp_nanos() / 1000, session.session_id.as_str().to_owned())
     };
-    Ok(Json(Page::new(sessions, limit, position, |session| SessionBody::new(session, &service))))
+    Ok(Json(Page::new(sessions, position, |session| SessionBody::new(session, &service))))
 }
 
 fn list_position(micros: i64, session_id: String) -> Option<SessionPosition> {
