@@ -12,7 +12,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::limits::SizeLimits;
 use crate::domain::session::Session;
 use crate::domain::validation::FieldError;
-use crate::storage::{ImportOutcome, Store};
+use crate::storage::{ImportOutcome, Store, StoreError};
 use staging_file::StagingFile;
 use std::sync::Arc;
 use time::OffsetDateTime;
@@ -164,9 +164,20 @@ impl MemoryService {
             let users = (user.as_ref(), default_user.as_ref());
             let result = write_import(&this.store, &tenant, &session, users, staged, |_| {}).await;
             this.index_wakeup.notify_one();
+            if result.is_ok() {
+                this.index_import(&tenant, &session).await;
+            }
             result
         };
         complete_write(write).await
+    }
+
+    /// Indexes an imported session, so that a search after the response finds its messages without indexing them itself. If
+    /// this fails, the index worker does it.
+    async fn index_import(&self, tenant: &TenantId, session: &SessionId) {
+        while let Err(StoreError::IndexLagging(_)) = self.store.index_pending_for(tenant, Some(session)).await
+        {
+        }
     }
 }
 

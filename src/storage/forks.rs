@@ -4,7 +4,7 @@
 //! A rewind copies the whole session first, and then removes the messages after its target, so that nothing is lost.
 
 use super::rows::{self, session_columns};
-use super::search_index::MAX_BATCH_BYTES;
+use super::search_index::{MAX_BATCH_BYTES, insert_pending};
 use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
 use super::{Store, StoreError};
 use crate::domain::id::{SessionId, TenantId};
@@ -147,14 +147,15 @@ impl Store {
         self.within_limit(rewind).await
     }
 
-    async fn begin(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
+    pub(super) async fn begin(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
         Ok(match self {
             Self::Postgres(database) => database.begin_transaction(tenant).await?,
             Self::Sqlite(database) => database.begin_transaction().await?,
         })
     }
 
-    fn indexes_messages(&self) -> bool {
+    /// Returns `true` if search is enabled.
+    pub(super) fn indexes_messages(&self) -> bool {
         match self {
             Self::Postgres(database) => database.analyzer().is_some(),
             Self::Sqlite(database) => database.analyzer().is_some(),
@@ -320,14 +321,6 @@ impl Copy<'_> {
                 created_at)
             SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at FROM messages
             WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
-        const INSERT_PENDING_COPY: Sql = Sql {
-            postgres:
-                "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-                VALUES ($1, $2, $3, $4, $5, now())",
-            sqlite:
-                "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-                VALUES ($1, $2, $3, $4, $5, $6)",
-        };
         let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
         let statement = transaction.statement(SELECT_COPY_RANGES).bind(tenant).bind(source);
         let ranges = statement.bind(self.through_seq).bind(MAX_BATCH_BYTES).read_all().await?;
@@ -336,9 +329,8 @@ impl Copy<'_> {
             let statement = transaction.statement(COPY_MESSAGES).bind(tenant).bind(source).bind(target);
             statement.bind(first_seq).bind(last_seq).execute().await?;
             if indexed {
-                let statement = transaction.statement(INSERT_PENDING_COPY).bind(tenant).bind(target);
-                let statement = statement.bind(first_seq).bind(last_seq).bind(range.field::<i64>("bytes")?);
-                statement.bind_now().execute().await?;
+                let bytes = range.field("bytes")?;
+                insert_pending(transaction, self.tenant, self.target, (first_seq, last_seq), bytes).await?;
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Importing a session in one transaction.
 
 use super::rows::{json_column, tool_columns};
-use super::search_index::{SELECT_ANALYZER_VERSION, analyzer_for_import, index_entries, lexemes_of_messages};
+use super::search_index::insert_pending;
 use super::statement::{DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};
@@ -33,9 +33,11 @@ pub enum ImportOutcome {
 
 impl Store {
     /// Creates a session with all of its rows in one transaction, or nothing. Without `user`, the session gets the user that it
-    /// is bound to, or else `default_user`. The caller must have all batches at hand
-    /// and never wait for a client in between, because other writers wait for the transaction: on Postgres those of
-    /// the same session, on SQLite all. Rows without a time get the time of the store.
+    /// is bound to, or else `default_user`. Rows without a time get the time of the store. The messages are pending for the
+    /// search index then.
+    ///
+    /// The caller must have all batches at hand and never wait for a client in between, because other writers wait for the
+    /// transaction: on Postgres those of the same session, on SQLite all.
     pub async fn import_session(
         &self,
         tenant: &TenantId,
@@ -71,10 +73,7 @@ impl Store {
             UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
                 WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
             WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
-        let (mut transaction, own_analyzer) = match self {
-            Self::Postgres(database) => (database.begin_transaction(tenant).await?, database.analyzer()),
-            Self::Sqlite(database) => (database.begin_transaction().await?, database.analyzer()),
-        };
+        let mut transaction = self.begin(tenant).await?;
         let statement = transaction.statement(DELETE_BINDING).bind(tenant.as_str()).bind(session.as_str());
         let bound = match statement.read().await? {
             Some(row) => user_from_column(row.field("user_id")?)?,
@@ -105,19 +104,17 @@ impl Store {
         if inserted == 0 {
             return Ok(ImportOutcome::Exists);
         }
-        let row = transaction.statement(SELECT_ANALYZER_VERSION).read().await?;
-        let version = row.ok_or(sqlx::Error::RowNotFound)?.field::<String>("analyzer_version")?;
-        let analyzer = analyzer_for_import(&version, own_analyzer);
         let mut row_counts = (0, 0);
         while let Some(RowBatch { messages, revisions }) = batches.recv().await {
             row_counts.0 += to_i64(messages.len());
             row_counts.1 += to_i64(revisions.len());
-            let texts = messages.iter().map(|row| &row.message);
-            let lexemes = lexemes_of_messages(analyzer, tenant, session, texts).await;
             insert_messages(&mut transaction, tenant, session, &messages).await?;
-            let positions = messages.iter().map(|row| (row.seq, row.created_at));
-            let entries = index_entries(tenant, session, user, positions, &lexemes);
-            transaction.insert_index_entries(entries).await?;
+            if let (Some(first), Some(last), true) =
+                (messages.first(), messages.last(), self.indexes_messages())
+            {
+                let bytes = messages.iter().map(|row| to_i64(row.message.json().len())).sum();
+                insert_pending(&mut transaction, tenant, session, (first.seq, last.seq), bytes).await?;
+            }
             insert_revisions(&mut transaction, tenant, session, &revisions).await?;
         }
         if row_counts != (imported.last_seq, imported.revision) {

@@ -1,11 +1,11 @@
 //! Maintenance of the search index, as far as it is common to both stores.
 //!
 //! Storing an exchange only records its messages as pending. They are indexed in batches, which costs much less than
-//! indexing each exchange: by the index worker, usually a second later, or by a search. Imported messages are indexed in the
-//! transaction of the import. Messages that were stored without an index, or with another analyzer, are indexed by
+//! indexing each exchange: by the index worker, usually a second later, or by a search. Imports and forks do the same. Messages that were stored without an index, or with another analyzer, are indexed by
 //! `precis reindex`. Erasing a session removes its index entries and pending ranges.
 
 use super::StoreError;
+use super::statement::{Sql, Transaction};
 use super::values::{to_i64, user_from_column};
 use crate::blocking;
 use crate::domain::exchange::Exchange;
@@ -153,8 +153,7 @@ pub(super) struct IndexEntry {
     pub(super) tenant: String,
     pub(super) session: String,
     pub(super) seq: i64,
-    /// `None` for the current time.
-    pub(super) created_at: Option<OffsetDateTime>,
+    pub(super) created_at: OffsetDateTime,
     /// Separated by spaces.
     pub(super) lexemes: String,
 }
@@ -165,7 +164,7 @@ impl IndexEntry {
         tenant: &TenantId,
         session: &SessionId,
         user: Option<&str>,
-        (seq, created_at): (i64, Option<OffsetDateTime>),
+        (seq, created_at): (i64, OffsetDateTime),
         lexemes: &str,
     ) -> Self {
         let (tenant, session) = (tenant.as_str().to_owned(), session.as_str().to_owned());
@@ -179,7 +178,7 @@ pub(super) fn index_entries(
     tenant: &TenantId,
     session: &SessionId,
     user: Option<&UserId>,
-    positions: impl Iterator<Item = (i64, Option<OffsetDateTime>)>,
+    positions: impl Iterator<Item = (i64, OffsetDateTime)>,
     lexemes: &[String],
 ) -> Vec<IndexEntry> {
     let user = user.map(|user| lexemes::user_lexeme(&lexemes::tenant_prefix(tenant), user));
@@ -196,9 +195,24 @@ pub(super) fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
     if matches!(version, "" | "off") { Some(own) } else { Analyzer::parse_version(version) }
 }
 
-/// Returns the analyzer for imported messages.
-pub(super) fn analyzer_for_import(version: &str, own: Option<Analyzer>) -> Option<Analyzer> {
-    own.map(|own| analyzer_for(version, own).unwrap_or(own))
+/// Adds messages to those that are pending for the index. The messages are a batch of the index, or a part of one.
+pub(super) async fn insert_pending(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+    (first_seq, last_seq): (i64, i64),
+    bytes: i64,
+) -> Result<(), StoreError> {
+    const INSERT_PENDING: Sql = Sql {
+        postgres: "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+            VALUES ($1, $2, $3, $4, $5, now())",
+        sqlite: "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+            VALUES ($1, $2, $3, $4, $5, $6)",
+    };
+    let statement = transaction.statement(INSERT_PENDING).bind(tenant.as_str()).bind(session.as_str());
+    let statement = statement.bind(first_seq).bind(last_seq).bind(bytes);
+    statement.bind_now().execute().await?;
+    Ok(())
 }
 
 /// Returns the entries of pending messages. Omits unreadable messages, so that they do not block the others.
@@ -223,7 +237,7 @@ pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<Pending
             return None;
         };
         let user = user.map(|user| lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user));
-        Some(IndexEntry::new(&tenant, &session, user.as_deref(), (seq, Some(created_at)), &lexemes))
+        Some(IndexEntry::new(&tenant, &session, user.as_deref(), (seq, created_at), &lexemes))
     };
     blocking::spawn_cpu(move || messages.into_iter().filter_map(entry).collect()).await
 }

@@ -2,7 +2,6 @@
 
 use super::StoreError;
 use super::postgres::{self, Postgres};
-use super::search_index::IndexEntry;
 use super::sqlite::{self, Sqlite};
 use super::values::DbTime;
 use crate::domain::id::TenantId;
@@ -199,13 +198,6 @@ impl Transaction {
         match self {
             Self::Postgres(on) => Statement::Postgres { on, query: sqlx::query(sql.postgres) },
             Self::Sqlite(on, now) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: *now },
-        }
-    }
-
-    pub(super) async fn insert_index_entries(&mut self, entries: Vec<IndexEntry>) -> Result<(), StoreError> {
-        match self {
-            Self::Postgres(on) => Ok(Postgres::insert_index_entries(on, entries).await?),
-            Self::Sqlite(on, now) => Ok(Sqlite::insert_index_entries(on, entries, *now).await?),
         }
     }
 

@@ -128,6 +128,24 @@ async fn imported_session_is_listed_by_its_last_activity_and_erased_completely(b
     assert_eq!(sql.rows().await, []);
 }
 
+/// The index takes longer than the rows, and other writers of SQLite would wait for it.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn imported_messages_are_indexed_after_the_transaction_of_the_import(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let (imported, batches) = imported();
+    assert_eq!(import(&demo, &imported, batches).await.unwrap(), ImportOutcome::Imported);
+    assert_eq!(sql.number("SELECT count(*) FROM search").await, 0);
+    let ranges =
+        sql.texts("SELECT first_seq || '-' || last_seq FROM search_pending ORDER BY first_seq").await;
+    assert_eq!(ranges, ["1-1", "2-3"]);
+    demo.store.index_pending_for(&demo.tenant, Some(&demo.session)).await.unwrap();
+    assert_eq!(sql.number("SELECT count(*) FROM search").await, 3);
+    assert_eq!(sql.number("SELECT count(*) FROM search_pending").await, 0);
+}
+
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -24,7 +24,7 @@ macro_rules! insert_entries {
     ($conflict:literal) => {
         concat!(
             "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT tenant_id, session_id, seq, coalesce(created_at, now()), array_to_tsvector(string_to_array(lexemes, ' '))
+            SELECT tenant_id, session_id, seq, created_at, array_to_tsvector(string_to_array(lexemes, ' '))
             FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::text[])
                 WITH ORDINALITY AS i (tenant_id, session_id, seq, created_at, lexemes, place)
             ORDER BY place ON CONFLICT ",
@@ -33,7 +33,7 @@ macro_rules! insert_entries {
     };
 }
 /// An existing entry was written by a reindex in the meantime.
-pub(super) const INSERT_ENTRIES: &str = insert_entries!("DO NOTHING");
+const INSERT_ENTRIES: &str = insert_entries!("DO NOTHING");
 const UPSERT_ENTRIES: &str =
     insert_entries!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
 
@@ -197,8 +197,7 @@ impl Postgres {
         let seqs: Vec<i64> = messages.iter().map(|(message_ref, _)| message_ref.seq).collect();
         let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let positions =
-            messages.iter().map(|(message_ref, _)| (message_ref.seq, Some(message_ref.created_at)));
+        let positions = messages.iter().map(|(message_ref, _)| (message_ref.seq, message_ref.created_at));
         insert_entries(
             &mut transaction,
             UPSERT_ENTRIES,
@@ -260,7 +259,7 @@ async fn pending_messages(
 }
 
 /// Inserts entries in the given order.
-pub(super) async fn insert_entries(
+async fn insert_entries(
     connection: &mut PgConnection,
     statement: &'static str,
     entries: Vec<IndexEntry>,

@@ -1,13 +1,10 @@
 //! Transactions of several statements on Postgres.
 
-use super::search_index::{INSERT_ENTRIES, insert_entries};
 use super::{Postgres, begin, timed_out};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
-use crate::storage::search_index::IndexEntry;
 use crate::storage::statement::Transaction;
-use sqlx::PgConnection;
 
 impl Postgres {
     pub(in crate::storage) async fn begin_transaction(
@@ -24,13 +21,6 @@ impl Postgres {
     ) -> Result<T, StoreError> {
         let limit = self.pool.statement_timeout();
         tokio::time::timeout(limit, transaction).await.unwrap_or_else(|_| Err(timed_out(limit).into()))
-    }
-
-    pub(in crate::storage) async fn insert_index_entries(
-        connection: &mut PgConnection,
-        entries: Vec<IndexEntry>,
-    ) -> Result<(), sqlx::Error> {
-        insert_entries(connection, INSERT_ENTRIES, entries).await
     }
 
     /// Returns the analyzer of the settings.

@@ -1,6 +1,6 @@
 //! Maintenance of the search index on SQLite.
 
-use super::{Query, Sqlite, micros, now};
+use super::{Query, Sqlite, micros};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
@@ -16,7 +16,6 @@ use crate::storage::values::user_from_column;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 use std::time::Instant;
-use time::OffsetDateTime;
 
 /// Rows are bound as one JSON text. They are inserted in the given order, because a higher id means a later message. An
 /// existing entry was written by a reindex in the meantime.
@@ -147,14 +146,9 @@ impl Sqlite {
         let seqs = messages.iter().map(|(message_ref, _)| message_ref.seq).collect::<Value>().to_string();
         let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
         query.execute(&mut *transaction).await?;
-        let positions =
-            messages.iter().map(|(message_ref, _)| (message_ref.seq, Some(message_ref.created_at)));
-        insert_entries(
-            &mut transaction,
-            index_entries(tenant, session, user.as_ref(), positions, &lexemes),
-            now(),
-        )
-        .await?;
+        let positions = messages.iter().map(|(message_ref, _)| (message_ref.seq, message_ref.created_at));
+        insert_entries(&mut transaction, index_entries(tenant, session, user.as_ref(), positions, &lexemes))
+            .await?;
         let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)
@@ -187,7 +181,7 @@ impl Sqlite {
             // Some messages were erased in the meantime and must not be indexed.
             return Ok(true);
         }
-        insert_entries(&mut transaction, entries, now()).await?;
+        insert_entries(&mut transaction, entries).await?;
         transaction.commit().await?;
         Ok(more)
     }
@@ -204,16 +198,15 @@ impl Sqlite {
 }
 
 /// Inserts entries in the given order.
-pub(super) async fn insert_entries(
+async fn insert_entries(
     connection: &mut SqliteConnection,
     entries: Vec<IndexEntry>,
-    now: OffsetDateTime,
 ) -> Result<(), sqlx::Error> {
     if entries.is_empty() {
         return Ok(());
     }
     let rows = entries.into_iter().map(|IndexEntry { tenant, session, seq, created_at, lexemes }| {
-        json!([tenant, session, seq, micros(created_at.unwrap_or(now)), lexemes])
+        json!([tenant, session, seq, micros(created_at), lexemes])
     });
     sqlx::query(INSERT_ENTRIES).bind(rows.collect::<Value>().to_string()).execute(connection).await?;
     Ok(())

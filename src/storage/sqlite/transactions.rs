@@ -1,12 +1,9 @@
 //! Transactions of several statements on SQLite, and the removal of erased data.
 
-use super::search_index::insert_entries;
 use super::{Query, Sqlite, now};
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::search_index::IndexEntry;
 use crate::storage::statement::Transaction;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use time::OffsetDateTime;
+use sqlx::sqlite::SqliteRow;
 
 impl Sqlite {
     /// Runs a text of several statements in one transaction, and returns the last row.
@@ -22,14 +19,6 @@ impl Sqlite {
 
     pub(in crate::storage) async fn begin_transaction(&self) -> Result<Transaction, sqlx::Error> {
         Ok(Transaction::Sqlite(self.begin_write().await?, now()))
-    }
-
-    pub(in crate::storage) async fn insert_index_entries(
-        connection: &mut SqliteConnection,
-        entries: Vec<IndexEntry>,
-        now: OffsetDateTime,
-    ) -> Result<(), sqlx::Error> {
-        insert_entries(connection, entries, now).await
     }
 
     /// Returns the analyzer of the settings.
