@@ -16,7 +16,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -45,6 +45,12 @@ pub enum AppError {
     Bind(SocketAddr, #[source] std::io::Error),
     #[error("the server failed")]
     Serve(#[source] std::io::Error),
+    /// HTTP and TLS can't express such a time.
+    #[error(
+        "the clock of this machine is {0} seconds before 1970, which the responses can't state: set the clock, for example \
+         with `date --set`"
+    )]
+    Clock(u64),
 }
 
 /// The service with all its parts, before it listens.
@@ -63,6 +69,9 @@ pub struct App {
 impl App {
     /// Creates all parts. Brings the database schema up to date if `migrate` is set.
     pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
+        if let Err(error) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+            return Err(AppError::Clock(error.duration().as_secs()));
+        }
         let metrics =
             Metrics::new(http::REQUEST_DURATION).map_err(|error| AppError::Setup(error.to_string()))?;
         let llm = Arc::new(metrics.with_recorder(|| models::pools(settings)).map_err(AppError::Setup)?);

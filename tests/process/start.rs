@@ -4,6 +4,7 @@ use crate::service::{Precis, SOON};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use std::net::{Ipv4Addr, TcpListener};
+use std::process::Command;
 use test_case::test_case;
 use tokio::time::{Duration, Instant, timeout};
 
@@ -64,6 +65,30 @@ async fn port_in_use_is_reported() {
     let output = Precis::new().args(["--bind", &bind]).run().await.stderr_of_failure();
     assert!(output.contains(&format!("can't listen on {bind} (server.bind)")), "{output}");
     assert!(output.contains("in use"), "{output}");
+}
+
+/// The HTTP server would panic with each response.
+#[tokio::test]
+async fn clock_before_1970_ends_the_start() {
+    // Preloaded into the process, because only root can set the clock. The other clocks keep their time.
+    const REALTIME_BEFORE_1970: &str = r#"
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <time.h>
+        int clock_gettime(clockid_t clock, struct timespec *time) {
+            int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+            int result = real(clock, time);
+            if (clock == CLOCK_REALTIME) *time = (struct timespec){-3600, 500000000};
+            return result;
+        }"#;
+    let precis = Precis::new().file("clock.c", REALTIME_BEFORE_1970);
+    let library = precis.folder().join("clock.so");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(precis.folder().join("clock.c")).arg("-ldl");
+    assert!(compiler.status().expect("a C compiler").success());
+    let library = library.to_str().expect("UTF-8").to_owned();
+    let output = precis.env("LD_PRELOAD", &library).run().await.stderr_of_failure();
+    assert!(output.contains("the clock of this machine is 3599 seconds before 1970"), "{output}");
 }
 
 /// A service that waited for its database would seem to have started. Instead it exits with the error, and its
