@@ -38,6 +38,12 @@ impl StoreError {
     pub(super) fn corrupt<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> Self {
         move |why| Self::Corrupt { what, why: why.to_string() }
     }
+
+    /// Returns `true` if SQLite has no space on its disk.
+    pub(super) fn is_disk_full(&self) -> bool {
+        let Self::Unavailable(sqlx::Error::Database(error)) = self else { return false };
+        sqlite::is_disk_full(&**error)
+    }
 }
 
 impl From<sqlx::Error> for StoreError {

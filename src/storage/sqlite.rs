@@ -8,6 +8,7 @@ use super::heads::HeadBatcher;
 use super::values::DbTime;
 use super::{StoreError, StoreOptions, migrations};
 use crate::domain::search::analyzer::Analyzer;
+use disk_reserve::DiskReserve;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
@@ -24,6 +25,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 
+mod disk_reserve;
 mod exchanges;
 mod heads;
 mod search;
@@ -35,6 +37,9 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments
 /// The page cache of a connection that reads, in KiB (SQLite counts them as negative). The system caches the file, too, and ten
 /// caches of the default size of 2 MiB take more memory than the sessions that precis caches.
 const READER_CACHE: &str = "-512";
+
+/// SQLite's code for a full disk.
+const FULL: u32 = 13;
 
 /// Returns the largest number of connections that read. Each has a thread, and statements do not wait for anything except the
 /// disk, so a few more than the cores can run at a time are enough.
@@ -55,6 +60,7 @@ pub struct Sqlite {
     readers: SqlitePool,
     search: Option<Analyzer>,
     indexing: Mutex<()>,
+    disk_reserve: DiskReserve,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,
 }
@@ -100,14 +106,23 @@ impl Sqlite {
                     Box::pin(async move { Ok(is_free) })
                 })
         };
-        create_private(connect.get_filename());
+        let file = connect.get_filename().to_owned();
+        create_private(&file);
         // The writer connects first: it enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
         let readers = pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect);
         let appends = exchanges::batcher(&writer, options.search);
         let heads = heads::batcher(&readers);
-        Ok(Self { writer, readers, search: options.search, indexing: Mutex::default(), appends, heads })
+        Ok(Self {
+            writer,
+            readers,
+            search: options.search,
+            indexing: Mutex::default(),
+            disk_reserve: DiskReserve::of(&file),
+            appends,
+            heads,
+        })
     }
 
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {
@@ -162,8 +177,18 @@ impl Sqlite {
 /// Returns `true` if a retry may succeed: `BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL` and `CANTOPEN`, with all their
 /// extended codes.
 pub(super) fn is_unavailable(error: &dyn DatabaseError) -> bool {
-    let code = error.try_downcast_ref::<SqliteError>().and_then(|error| error.code()?.parse::<u32>().ok());
-    code.is_some_and(|code| matches!(code & 0xff, 5 | 6 | 8 | 10 | 13 | 14))
+    primary_code(error).is_some_and(|code| matches!(code, 5 | 6 | 8 | 10 | FULL | 14))
+}
+
+/// Returns `true` if the disk is full.
+pub(super) fn is_disk_full(error: &dyn DatabaseError) -> bool {
+    primary_code(error) == Some(FULL)
+}
+
+/// Returns the error code of SQLite without its extension.
+fn primary_code(error: &dyn DatabaseError) -> Option<u32> {
+    let code: u32 = error.try_downcast_ref::<SqliteError>()?.code()?.parse().ok()?;
+    Some(code & 0xff)
 }
 
 /// Returns `true` if a table or a column does not exist. SQLite has no error code for that.
@@ -210,7 +235,7 @@ mod tests {
             assert_eq!(mode & 0o777, 0o600, "{:?}", entry.path());
             files += 1;
         }
-        assert_eq!(files, 3, "the database, its log, and the index of the log");
+        assert_eq!(files, 4, "the database, its log, the index of the log, and the reserve for erasures");
         store.close().await;
     }
 }

@@ -546,7 +546,12 @@ impl Store {
                 )"
             ),
         };
-        let erased = self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await? > 0;
+        let erased = loop {
+            match self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await {
+                Err(error) if self.makes_room(&error) => {}
+                erased => break erased? > 0,
+            }
+        };
         self.remove_traces(erased).await;
         Ok(erased)
     }
@@ -568,16 +573,31 @@ impl Store {
                 " RETURNING 1"
             ),
         };
-        let statement = self.statement(tenant, DELETE_USER).bind(user.as_str());
-        let erased = statement.write_together().await?.is_some();
+        let erased = loop {
+            match self.statement(tenant, DELETE_USER).bind(user.as_str()).write_together().await {
+                Err(error) if self.makes_room(&error) => {}
+                row => break row?.is_some(),
+            }
+        };
         self.remove_traces(erased).await;
         Ok(erased)
+    }
+
+    /// Returns `true` if an erasure failed because SQLite's disk is full, and now has the space that is reserved for it.
+    fn makes_room(&self, error: &StoreError) -> bool {
+        let Self::Sqlite(database) = self else { return false };
+        let has_room = error.is_disk_full() && database.release_disk_reserve();
+        if has_room {
+            tracing::warn!("the disk is full: the erasure uses the space that is reserved for it");
+        }
+        has_room
     }
 
     /// Removes what a database keeps of erased rows outside of its tables.
     async fn remove_traces(&self, erased: bool) {
         if let (true, Self::Sqlite(database)) = (erased, self) {
             database.truncate_wal().await;
+            database.fill_disk_reserve();
         }
     }
 

@@ -34,4 +34,14 @@ impl Sqlite {
             tracing::warn!(%error, "failed to truncate the write-ahead log; it may still contain erased data");
         }
     }
+
+    /// Makes room on the disk for one erasure. Returns `false` if there is no reserve.
+    pub(in crate::storage) fn release_disk_reserve(&self) -> bool {
+        self.disk_reserve.release()
+    }
+
+    /// Reserves space again if the disk has enough.
+    pub(in crate::storage) fn fill_disk_reserve(&self) {
+        self.disk_reserve.fill();
+    }
 }

@@ -7,6 +7,9 @@ use super::{
 use crate::service::{Precis, Process};
 use serde_json::json;
 use sqlx::{Connection as _, Executor as _, SqliteConnection};
+use std::fs::{File, remove_file};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Limits the size of the files that the process may write.
@@ -37,6 +40,55 @@ async fn full_disk_on_sqlite_rejects_writes_without_partial_data() {
     append_exchange(&service, 1).await;
     wait_for_readyz(&service, 200).await;
     assert_history(&service, 0..2).await;
+}
+
+/// Starts the service with its database on a disk of its own: a file system in memory, which only this process sees. Returns
+/// the path of its folder for others.
+async fn start_on_small_disk() -> (Process, PathBuf) {
+    const MOUNT_AND_START: &str = "mkdir disk && mount -t tmpfs -o size=112m disk disk && exec \"$0\"";
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "/bin/sh", "-c", MOUNT_AND_START]);
+    command.arg(env!("CARGO_BIN_EXE_precis"));
+    let precis = Precis::started_by(command).env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
+    let service = precis.env("DATABASE_URL", "sqlite://disk/precis.db").start().await;
+    let folder = service.folder.path().strip_prefix("/").expect("absolute").join("disk");
+    let disk = Path::new("/proc").join(service.id().to_string()).join("root").join(folder);
+    (service, disk)
+}
+
+/// Writes until the disk is full.
+fn fill_disk(disk: &Path) -> PathBuf {
+    let file = disk.join("other");
+    let mut other = File::create(&file).expect("created");
+    let full = loop {
+        if let Err(error) = other.write_all(&[0; 4096]) {
+            break error;
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    file
+}
+
+#[tokio::test]
+async fn sessions_are_erased_on_full_disk() {
+    let (service, disk) = start_on_small_disk().await;
+    let reserve = disk.join("precis.db-reserve");
+    append_exchange(&service, 0).await;
+    for _ in 0..50 {
+        let body = json!({"user_message": "x".repeat(40_000), "assistant_reply": "ok"});
+        service.post("/sessions/old/exchanges", body).await.ok(201);
+    }
+    let other = fill_disk(&disk);
+    assert_store_unavailable(&send_exchange(&service, 1).await);
+    assert!(reserve.exists());
+    service.delete("/sessions/old").await.ok(204);
+    assert!(!reserve.exists());
+    // The log has room for exchanges, and these use the pages of the erased session.
+    append_exchange(&service, 1).await;
+    assert_history(&service, 0..2).await;
+    remove_file(other).expect("removed");
+    service.delete("/sessions/s").await.ok(204);
+    assert_eq!(reserve.metadata().expect("created again").len(), 16 * 1024 * 1024);
 }
 
 #[tokio::test]
