@@ -8,8 +8,9 @@ use crate::domain::tokens;
 use crate::http::{self, server};
 use crate::llm::check::{self, CheckReport};
 use crate::service::keys::authenticator::Authenticator;
+use crate::service::retention::RetentionConfig;
 use crate::service::{MemoryService, PoolNames, ServiceConfig, reindex};
-use crate::storage::{self, Store, StoreError};
+use crate::storage::{self, DefaultRetention, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -126,6 +127,8 @@ impl App {
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::run_upkeep(self.metrics)));
         let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));
+        let retention_stop = stopping.clone().drop_guard();
+        let retention_worker = tokio::spawn(self.service.retention_worker().run(stopping.clone()));
         let server = server::serve(listener, self.router, self.timeouts, stopping.clone());
         let mut server = tokio::spawn(server);
         let early_result = tokio::select! {
@@ -159,6 +162,10 @@ impl App {
             }
         };
         drop(index_worker);
+        drop(retention_stop);
+        if retention_worker.await.is_err() {
+            tracing::error!("the retention worker has failed");
+        }
         self.service.shut_down(consolidation_grace.saturating_sub(stopped_at.elapsed())).await;
         drop(upkeep);
         tracing::info!(elapsed = ?stopped_at.elapsed(), "stopped");
@@ -248,6 +255,14 @@ fn service_config(settings: &Settings) -> ServiceConfig {
         default_user: settings.memory.default_user(),
         max_fork_messages: settings.limits.max_fork_messages,
         allow_rewind: settings.sessions.allow_rewind,
+        retention: RetentionConfig {
+            default: DefaultRetention {
+                after_last_exchange: settings.retention.after_last_exchange,
+                branches_after: settings.retention.branches_after,
+            },
+            interval: settings.retention.interval,
+            max_sessions_per_second: settings.retention.max_sessions_per_second,
+        },
         context_cache_bytes: settings.limits.max_context_cache_bytes,
         tokenizer: settings.tokens.tokenizer,
         search: settings.analyzer(),

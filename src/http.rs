@@ -25,8 +25,8 @@ use middleware::origin_guard::OriginGuard;
 use middleware::security_headers;
 use openapi::responses::RouteKind;
 use routes::{
-    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, revisions, search,
-    sessions, skills, sync, tools, users,
+    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, retention, revisions,
+    search, sessions, skills, sync, tools, users,
 };
 use std::future::ready;
 use std::sync::Arc;
@@ -76,6 +76,12 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(revisions::get))
         .route(ADMIN, routes!(revisions::restore))
         .route(ADMIN, routes!(users::erase))
+        .route(READ, routes!(retention::get_tenant))
+        .route(ADMIN, routes!(retention::put_tenant))
+        .route(READ, routes!(retention::get_user))
+        .route(ADMIN, routes!(retention::put_user))
+        .route(READ, routes!(retention::get_session))
+        .route(ADMIN, routes!(retention::put_session))
         .route(READ, routes!(memory::read))
         .route(WRITE, routes!(memory::write))
         .route(READ, routes!(memory::revisions))

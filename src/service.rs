@@ -17,6 +17,7 @@ use crate::llm::Llm;
 use crate::storage::Store;
 use context_cache::ContextCache;
 use keys::authenticator::Principal;
+use retention::RetentionConfig;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +42,7 @@ pub mod keys;
 mod memory;
 mod metrics;
 pub mod reindex;
+pub mod retention;
 pub mod search;
 mod sessions;
 pub mod sync;
@@ -72,6 +74,7 @@ pub struct ServiceConfig {
     pub max_fork_messages: usize,
     /// Clients may remove the last messages of a session.
     pub allow_rewind: bool,
+    pub retention: RetentionConfig,
     /// Memory for copies of recently used sessions.
     pub context_cache_bytes: usize,
     /// The tokenizer for limits and responses.

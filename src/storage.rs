@@ -19,6 +19,7 @@ mod memory;
 mod migrations;
 mod pool;
 pub mod postgres;
+mod retention;
 mod rows;
 pub mod search;
 pub mod search_index;
@@ -33,6 +34,7 @@ pub use error::StoreError;
 pub use forks::{ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
+pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};
 pub use store::{
     AppendOutcome, AppendRequest, ContextSnapshot, LoadedContext, MemoryVersion, MessagePage, MessageQuery,
     MessageRange, Page, SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,

@@ -5,6 +5,7 @@
 use super::secret::{DatabaseUrl, Secret};
 use crate::domain::consolidation::Mode;
 use crate::domain::id::UserId;
+use crate::domain::retention::RetentionPeriod;
 use crate::domain::search::analyzer::{Analyzer, Language};
 use crate::domain::tokens::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,7 @@ pub struct Settings {
     pub database: Database,
     pub consolidation: Consolidation,
     pub sessions: Sessions,
+    pub retention: Retention,
     pub memory: Memory,
     pub tokens: Tokens,
     pub search: Search,
@@ -169,6 +171,20 @@ section! {
     Sessions {
         /// Clients may remove the last messages of a session, which remain in a branch.
         allow_rewind: bool = true,
+    }
+}
+
+section! {
+    /// The erasure of sessions some time after their last exchange. Tenants, users and sessions can have periods of their own.
+    Retention {
+        #[serde(with = "optional_period")]
+        after_last_exchange: Option<RetentionPeriod> = None,
+        /// From the rewind on.
+        #[serde(with = "optional_period")]
+        branches_after: Option<RetentionPeriod> = None,
+        #[serde(with = "duration")]
+        interval: Duration = Duration::from_mins(10),
+        max_sessions_per_second: u32 = 50,
     }
 }
 
@@ -429,6 +445,35 @@ mod from_text {
 
     pub(super) fn serialize<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
+    }
+}
+
+/// Converts a retention period; an empty text stands for none.
+mod optional_period {
+    use crate::domain::retention::RetentionPeriod;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error};
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<RetentionPeriod>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        text.parse()
+            .map(Some)
+            .map_err(|error| D::Error::custom(format!("{text:?} {error}, or \"\" for none")))
+    }
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+    pub(super) fn serialize<S: Serializer>(
+        period: &Option<RetentionPeriod>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match period {
+            Some(period) => serializer.collect_str(period),
+            None => serializer.serialize_str(""),
+        }
     }
 }
 

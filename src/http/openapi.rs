@@ -29,6 +29,7 @@ mod schemas;
         (name = "sessions", description = "Sessions: exchanges, contexts, history, export and import"),
         (name = "summaries", description = "Consolidation of sessions, and the revisions of their summaries"),
         (name = "users", description = "Memory documents, and the erasure of users"),
+        (name = "retention", description = "The time after which sessions are erased: of the tenant, of users and of sessions"),
         (name = "search", description = "Search in the messages of all sessions"),
         (name = "tools", description = "Tools and instructions for agents; /mcp offers the same tools by MCP"),
         (name = "operations", description = "Health and metrics, for operators"),

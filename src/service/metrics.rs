@@ -1,28 +1,45 @@
 //! Metrics of the service. They belong to the recorder that is installed when they are created, as those of the models do.
 
 use super::consolidation::Outcome;
-use metrics::{Counter, counter, describe_counter};
+use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
 const CONSOLIDATIONS: &str = "precis_consolidations_total";
+const SESSIONS_EXPIRED: &str = "precis_retention_sessions_erased_total";
+const RETENTION_ERRORS: &str = "precis_retention_errors_total";
+const RETENTION_LAST_RUN: &str = "precis_retention_last_run_timestamp_seconds";
 
-/// Counters of consolidation runs by outcome.
+/// Counters of consolidation runs by outcome, and of retention.
 #[derive(Clone, Debug)]
 pub(super) struct ServiceMetrics {
     consolidated: Counter,
     not_due: Counter,
     in_progress: Counter,
     failed: Counter,
+    /// Sessions that this replica has erased because they had expired.
+    pub(super) sessions_expired: Counter,
+    pub(super) retention_errors: Counter,
+    /// The end of the last complete run of this replica, in seconds since 1970; 0 if there was none.
+    pub(super) retention_last_run: Gauge,
 }
 
 impl ServiceMetrics {
     pub(super) fn new() -> Self {
         describe_counter!(CONSOLIDATIONS, "Finished consolidation runs by outcome");
+        describe_counter!(SESSIONS_EXPIRED, "Sessions erased because their retention had ended");
+        describe_counter!(RETENTION_ERRORS, "Failed searches for expired sessions and failed erasures");
+        describe_gauge!(
+            RETENTION_LAST_RUN,
+            "End of the last complete search for expired sessions by this replica"
+        );
         let runs = |outcome| counter!(CONSOLIDATIONS, "outcome" => outcome);
         Self {
             consolidated: runs("consolidated"),
             not_due: runs("not_due"),
             in_progress: runs("in_progress"),
             failed: runs("failed"),
+            sessions_expired: counter!(SESSIONS_EXPIRED),
+            retention_errors: counter!(RETENTION_ERRORS),
+            retention_last_run: gauge!(RETENTION_LAST_RUN),
         }
     }
 

@@ -247,18 +247,21 @@ impl Copy<'_> {
     /// Inserts the session with its messages and revisions. With `indexed`, the messages become pending messages of the search
     /// index. Returns `false` if the target exists.
     async fn insert(&self, transaction: &mut Transaction, indexed: bool) -> Result<bool, StoreError> {
-        /// A branch has the times of its session, as it has everything else. A fork is an activity.
+        /// A branch has the times of its session, as it has everything else, but its retention begins now. A fork is an
+        /// activity.
         macro_rules! insert_copy {
-            ($columns:literal, $updated_at:literal, $hour:literal, $values:literal) => {
+            ($columns:literal, $now:literal, $updated_at:literal, $hour:literal, $values:literal) => {
                 concat!(
                     "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                         cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
-                        fork_kind, created_at, updated_at, activity_hour", $columns, ")
+                        fork_kind, retention_seconds, retained_from, branched_at, created_at, updated_at,
+                        activity_hour", $columns, ")
                     SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
-                        summary_words, summary_tokens, revisions, $2, $6, $7, created_at, updated_at, ", $hour, $values,
-                    " FROM (
-", state_at!(
-                        "s.tenant_id, s.user_id, s.metadata, s.created_at,
+                        summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
+                        branched_at, created_at, updated_at, ", $hour, $values,
+                    " FROM (", state_at!(
+                        "s.tenant_id, s.user_id, s.metadata, s.created_at, s.retention_seconds,
+                            CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
                             (SELECT count(*) FROM revisions WHERE tenant_id = $1 AND session_id = $2
                                 AND cursor_seq <= $3 AND revision <= $4) AS revisions,
                             CASE WHEN $7 = 'rewind' THEN s.updated_at ELSE ", $updated_at, " END AS updated_at"
@@ -271,12 +274,14 @@ impl Copy<'_> {
         const INSERT_COPY: Sql = Sql {
             postgres: insert_copy!(
                 "",
+                "now()",
                 "greatest(now(), s.updated_at)",
                 "floor(extract(epoch FROM updated_at) / 3600)",
                 ""
             ),
             sqlite: insert_copy!(
                 ", incarnation",
+                "$8",
                 "max($8, s.updated_at)",
                 "updated_at / 3600000000",
                 ", randomblob(16)"

@@ -46,19 +46,22 @@ impl Store {
         imported: &ImportedSession,
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
+        /// The time of the last exchange can't be in the future: the session would be the first of the list, and would not
+        /// expire, until then.
         const INSERT_SESSION: Sql = Sql {
             postgres:
                 "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
-                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour)
-                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, coalesce($12, now()),
-                    coalesce($13, now()), floor(extract(epoch FROM coalesce($13, now())) / 3600))
+                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour,
+                    retained_from)
+                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, least($12, now()),
+                    least($13, now()), floor(extract(epoch FROM least($13, now())) / 3600), now())
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
             sqlite:
                 "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                     summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour,
-                    incarnation)
-                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, coalesce($12, $14),
-                    coalesce($13, $14), coalesce($13, $14) / 3600000000, randomblob(16))
+                    retained_from, incarnation)
+                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, min(coalesce($12, $14), $14),
+                    min(coalesce($13, $14), $14), min(coalesce($13, $14), $14) / 3600000000, $14, randomblob(16))
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
         };
         /// Removes the row of a session that is only bound to its user, except if rewinds have removed branches from it: these

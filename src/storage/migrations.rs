@@ -16,6 +16,7 @@ const POSTGRES: &[Source] = &[
     (4, "message times", include_str!("../../migrations/postgres/0004_message_times.sql")),
     (5, "session users", include_str!("../../migrations/postgres/0005_session_users.sql")),
     (6, "forks", include_str!("../../migrations/postgres/0006_forks.sql")),
+    (7, "retention", include_str!("../../migrations/postgres/0007_retention.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -24,6 +25,7 @@ const SQLITE: &[Source] = &[
     (3, "bounded reads", include_str!("../../migrations/sqlite/0003_bounded_reads.sql")),
     (4, "session users", include_str!("../../migrations/sqlite/0004_session_users.sql")),
     (6, "forks", include_str!("../../migrations/sqlite/0006_forks.sql")),
+    (7, "retention", include_str!("../../migrations/sqlite/0007_retention.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

@@ -70,19 +70,21 @@ macro_rules! dispatch {
     };
 }
 
-/// Deletes the sessions that a query returns on SQLite, and the branches that rewinds removed from them.
+/// Deletes the sessions that a query returns on SQLite, and the branches that rewinds removed from them. `CROSS JOIN` keeps SQLite
+/// from reading all forks of the tenant.
 macro_rules! delete_with_branches {
-    ($sessions:literal) => {
+    ($sessions:expr) => {
         concat!(
             "WITH RECURSIVE erased (session_id) AS (",
             $sessions,
-            " UNION SELECT b.session_id FROM erased JOIN sessions AS b
+            " UNION SELECT b.session_id FROM erased CROSS JOIN sessions AS b
                 ON b.tenant_id = $1 AND b.forked_from = erased.session_id AND b.fork_kind = 'rewind'
             )
             DELETE FROM sessions WHERE tenant_id = $1 AND session_id IN (SELECT session_id FROM erased)"
         )
     };
 }
+pub(super) use delete_with_branches;
 
 /// Selects the inputs of a context: `$message` is the text of a message, and `$after` the message before the first one.
 ///
@@ -556,17 +558,22 @@ impl Store {
         Ok(erased)
     }
 
-    /// Erases the memory document of a user, its versions and all sessions. Returns `false` if there was nothing.
+    /// Erases the memory document of a user, its versions, all sessions and the retention of the user. Returns `false` if there
+    /// was nothing.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
         const DELETE_USER: Sql = Sql {
             postgres: "WITH deleted_memory AS (
                     DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
                 ), deleted_sessions AS (
                     DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+                ), deleted_rule AS (
+                    DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
                 )
-                SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)",
+                SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
+                    OR EXISTS (SELECT FROM deleted_rule)",
             sqlite: concat!(
-                "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;",
+                "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;
+                DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;",
                 delete_with_branches!(
                     "SELECT session_id FROM sessions WHERE tenant_id = $1 AND user_id = $2"
                 ),
@@ -594,7 +601,7 @@ impl Store {
     }
 
     /// Removes what a database keeps of erased rows outside of its tables.
-    async fn remove_traces(&self, erased: bool) {
+    pub(super) async fn remove_traces(&self, erased: bool) {
         if let (true, Self::Sqlite(database)) = (erased, self) {
             database.truncate_wal().await;
             database.fill_disk_reserve();

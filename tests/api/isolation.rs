@@ -276,6 +276,9 @@ async fn fill(app: &TestClient) {
         let memory = json!({"content": format!("{MARK} {version}")});
         app.put(&format!("/users/{}/memory", THEIRS.user), &memory).await.ok(200);
     }
+    for path in ["/retention", &format!("/users/{}/retention", THEIRS.user)] {
+        app.put(path, json!({"after_last_exchange": "400d"})).await.ok(200);
+    }
 }
 
 /// Returns all data that the tenant can read, and the cursor of the second page of each list.

@@ -24,6 +24,7 @@ mod metrics;
 mod openapi;
 mod origin_guard;
 mod responses;
+mod retention;
 mod revisions;
 mod search;
 mod server;

@@ -11,6 +11,7 @@ use crate::conversation::{
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
+use precis::domain::retention::RetentionPeriod;
 use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
 use precis::storage::{NewRevision, RewindOutcome};
 use std::collections::BTreeSet;
@@ -96,6 +97,8 @@ async fn fill(demo: &Conversation) -> Uuid {
     let step = NewRevision { provenance: Some(provenance()), meta: Some(meta), ..demo.step(2, MARKER).await };
     demo.commit(token, &step).await.expect("committed");
     store.record_failure(tenant, session, token, LONG, MARKER).await.unwrap().expect("noted");
+    store.set_retention(tenant, Some(&user_id(MARKER)), Some(RetentionPeriod::Seconds(1))).await.unwrap();
+    store.set_session_retention(tenant, session, Some(RetentionPeriod::Never)).await.unwrap();
     demo.remember(&user_id(MARKER), "plugh one").await;
     demo.remember(&user_id(MARKER), "plugh two").await;
     demo.index_session().await;
@@ -108,6 +111,8 @@ async fn fill_neighbours(demo: &Conversation) {
     for id in ["Plugh", "plug", "default"] {
         demo.session(id).record(&exchange_of(id, &["xyzzy", "b"])).await;
         demo.remember(&user_id(id), "xyzzy").await;
+        let period = Some(RetentionPeriod::Seconds(1));
+        demo.store.set_retention(&demo.tenant, Some(&user_id(id)), period).await.unwrap();
     }
     demo.store.create_api_key(&new_key("default", 1)).await.unwrap().expect("a new id");
     demo.store.add_token_usage(&demo.tenant, 7).await.unwrap();

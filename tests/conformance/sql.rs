@@ -16,7 +16,8 @@ const TABLES_OF_POSTGRES: &str = "\
     ORDER BY tablename";
 
 /// Tables without data of sessions or users, which erasure does not change.
-pub(crate) const TABLES_OF_TENANTS: [&str; 3] = ["api_keys", "search_analyzer", "token_usage"];
+pub(crate) const TABLES_OF_TENANTS: [&str; 5] =
+    ["api_keys", "search_analyzer", "tenants", "token_usage", "worker_leases"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -136,10 +137,11 @@ impl Sql {
         self.tables().await.into_iter().filter(|table| !TABLES_OF_TENANTS.contains(&table.as_str())).collect()
     }
 
-    /// Returns all rows of all tables.
+    /// Returns all rows of all tables, except the list of tenants, from which nothing is removed.
     pub(crate) async fn rows(&mut self) -> Vec<Row> {
         let mut rows = Vec::new();
-        for table in self.tables().await {
+        let tables = self.tables().await;
+        for table in tables.into_iter().filter(|table| table != "tenants") {
             let query = if matches!(self, Self::Sqlite(_)) {
                 let columns = format!("SELECT 'quote(' || name || ')' FROM pragma_table_info('{table}')");
                 let columns = self.texts(&columns).await.join(" || ',' || ");

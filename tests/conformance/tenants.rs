@@ -6,10 +6,11 @@ use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, s
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
+use precis::domain::retention::{RetentionPeriod, RetentionPeriods};
 use precis::domain::search::lexemes::{TermPattern, TermQuery};
 use precis::domain::tail::TailLimit;
 use precis::storage::search::{MessageRef, SearchFilter};
-use precis::storage::{ForkOutcome, MessageRange, RewindOutcome};
+use precis::storage::{CandidateScope, DefaultRetention, ForkOutcome, MessageRange, RewindOutcome};
 use precis::storage::{LeaseCondition, NewRevision};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use std::slice::from_ref;
@@ -27,6 +28,7 @@ async fn row_level_security_isolates_tenants_on_postgres() {
     let backend = Backend::postgres().await;
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     fill(&acme, &ada).await;
+    acme.store.take_worker_lease("worker", Uuid::new_v4(), LONG, LONG).await.unwrap();
     acme.store.add_token_usage(&acme.tenant, 7).await.unwrap();
     let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
     let mut sql = Sql::on(&backend).await;
@@ -58,7 +60,11 @@ async fn row_level_security_isolates_tenants_on_postgres() {
 
 /// Tables without row-level security: they are read before the tenant is known or for all tenants, or, like the search index,
 /// cannot use an index behind a policy.
-const WITHOUT_ROW_LEVEL_SECURITY: [&str; 4] = ["api_keys", "search", "search_reindex", "search_pending"];
+const WITHOUT_ROW_LEVEL_SECURITY: [&str; 5] =
+    ["api_keys", "search", "search_reindex", "search_pending", "tenants"];
+
+/// A period that every session exceeds in these tests.
+const SHORT: RetentionPeriod = RetentionPeriod::Seconds(1);
 
 /// Creates a session with a held lease and a memory document. Returns the token and a revision that could be committed.
 async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, NewRevision) {
@@ -66,6 +72,7 @@ async fn fill(demo: &Conversation, user: &UserId) -> (Uuid, NewRevision) {
     recorded(demo.append(&exchange, Some(&key("k", &exchange))).await);
     demo.consolidate(1, "one").await;
     demo.remember(user, "memory").await;
+    demo.store.set_retention(&demo.tenant, Some(user), Some(SHORT)).await.unwrap();
     let token = demo.lease().await;
     (token, demo.step(3, "three").await)
 }
@@ -111,7 +118,25 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory_document(tenant, &ada).await.unwrap(), None);
         assert_eq!(store.memory_revisions(tenant, &ada, i64::MAX, 9, 999).await.unwrap().items, []);
+        let later = OffsetDateTime::now_utc() + LONG;
+        let periods = store.retention_periods(tenant, Some(&ada)).await.unwrap();
+        assert_eq!(periods, RetentionPeriods::default());
+        assert_eq!(store.session_retention(tenant, session).await.unwrap(), None);
+        assert_eq!(store.users_with_retention(tenant, None, 9).await.unwrap(), []);
+        let short = DefaultRetention { after_last_exchange: Some(SHORT), branches_after: Some(SHORT) };
+        for scope in [
+            CandidateScope::Tenant { last_hour: i64::MAX },
+            CandidateScope::User { user: &ada, last_hour: i64::MAX },
+            CandidateScope::OwnPeriod { last_hour: i64::MAX },
+            CandidateScope::Branches { until: later },
+        ] {
+            let found = store.retention_candidates(tenant, scope, None, short, later, 9).await.unwrap();
+            assert_eq!(found, []);
+        }
         // Writing.
+        assert!(!store.set_session_retention(tenant, session, Some(SHORT)).await.unwrap());
+        assert!(!store.erase_expired_session(tenant, session, short, later).await.unwrap());
+        store.set_retention(tenant, Some(&ada), None).await.unwrap();
         assert_eq!(store.set_metadata(tenant, session, r#"{"x":1}"#).await.unwrap(), None);
         assert_eq!(other.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
         assert!(!store.renew_lease(tenant, session, token, LONG).await.unwrap());

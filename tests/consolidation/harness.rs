@@ -9,7 +9,9 @@ use crate::support::model_server::{Call, ModelServer};
 use precis::domain::consolidation::{Mode, Policy};
 use precis::domain::tokens::Tokenizer;
 use precis::service::contexts::Context;
+use precis::service::retention::RetentionConfig;
 use precis::service::{PoolNames, ServiceConfig};
+use precis::storage::DefaultRetention;
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -138,6 +140,11 @@ pub(crate) fn config() -> ServiceConfig {
         default_user: None,
         max_fork_messages: 1000,
         allow_rewind: true,
+        retention: RetentionConfig {
+            default: DefaultRetention::default(),
+            interval: Duration::from_mins(10),
+            max_sessions_per_second: 50,
+        },
         search: None,
     }
 }

@@ -10,6 +10,7 @@ mod keys;
 mod logs;
 mod models;
 mod replicas;
+mod retention;
 mod search;
 mod service;
 mod settings;

@@ -9,13 +9,15 @@ use precis::domain::exchange::{Exchange, IdempotencyKey};
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::message::{Message, Role};
+use precis::domain::retention::{self, RetentionPeriod};
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::domain::session::{Session, Summary};
 use precis::domain::tail::TailLimit;
 use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::{
-    AppendOutcome, AppendRequest, ForkOutcome, ImportOutcome, LeaseCondition, LoadedContext, MessageQuery,
-    MessageRange, NewApiKey, NewMemoryDocument, NewRevision, RewindOutcome, RowBatch, SessionPosition, Store,
+    AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkOutcome, ImportOutcome,
+    LeaseCondition, LoadedContext, MessageQuery, MessageRange, NewApiKey, NewMemoryDocument, NewRevision,
+    RewindOutcome, RowBatch, SessionPosition, Store,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -69,6 +71,17 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("import_session", 1),
     ("fork_session", 1),
     ("rewind_session", 1),
+    ("retention_periods", 1),
+    ("set_retention", 1),
+    ("session_retention", 1),
+    ("set_session_retention", 1),
+    ("users_with_retention", 50),
+    ("retention_candidates of the tenant", 50),
+    ("retention_candidates of a user", 50),
+    ("retention_candidates with a period", 50),
+    ("retention_candidates that are branches", 50),
+    ("erase_expired_session", 1),
+    ("take_worker_lease", 1),
     ("term_statistics", 1000),
     ("term_statistics of a session", 1000),
     ("lookup_terms", 20),
@@ -88,10 +101,12 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
 ];
 
 /// Methods without a call, and the reason.
-const NOT_CALLED: [(&str, &str); 6] = [
+const NOT_CALLED: [(&str, &str); 8] = [
     ("migrate", "runs once, before there is data, or as long as a migration needs"),
     ("check_ready", "reads no table of data"),
     ("close", "runs no statement"),
+    ("time", "reads no table"),
+    ("tenants", "lists all tenants, for the worker that searches for expired sessions in each of them"),
     ("disable_index", "writes one row of a table with one row"),
     ("start_reindex", "lists all sessions, for `precis reindex`"),
     ("index_state", "counts the sessions that `precis reindex` has to index, when a process starts"),
@@ -119,7 +134,8 @@ fn each_method_of_the_store_is_called_on_large_tables() {
 
 /// Fills the tables. `n` is a table with the numbers up to 9 N. The session `demo` gets 9 N messages and N revisions, the user
 /// `u1` N versions of a memory document. There are N sessions of one message, a minute apart, the older half of `u1`, N users
-/// with a memory document, and N other tenants.
+/// with a memory document, and N other tenants. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users
+/// with a retention period.
 ///
 /// N must be a multiple of 256, the number of messages that are moved into FTS5 together.
 const FILL: &str = "\
@@ -173,7 +189,21 @@ const FILL: &str = "\
     INSERT INTO token_usage (tenant_id, day, tokens) SELECT 'default', -n, 1 FROM n WHERE n <= SIZE;
     INSERT INTO token_usage (tenant_id, day, tokens) SELECT 'default', NOW / 86400000000, 1 FROM n WHERE n = 1;
     INSERT INTO api_keys (key_id, tenant_id, name, scope, hash, created_at)
-    SELECT 'k' || n, 't' || n, NULL, 'read', HASH, TIME[NOW]TIME FROM n WHERE n <= SIZE";
+    SELECT 'k' || n, 't' || n, NULL, 'read', HASH, TIME[NOW]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, retention_seconds, created_at,
+        updated_at, activity_hour, incarnation)
+    SELECT 'aged', 'own' || n, 'u2', '{}', 0, 0, 3600, TIME[NOW - (n / 20 + 3) * 3600000000]TIME,
+        TIME[NOW - (n / 20 + 3) * 3600000000]TIME, (NOW - (n / 20 + 3) * 3600000000) / 3600000000, UUID FROM n WHERE n <= SIZE;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour, incarnation)
+    SELECT 'aged', 'idle' || n, 'u1', '{}', 0, 0, TIME[NOW - (n / 20 + 3) * 3600000000]TIME,
+        TIME[NOW - (n / 20 + 3) * 3600000000]TIME, (NOW - (n / 20 + 3) * 3600000000) / 3600000000, UUID FROM n WHERE n <= SIZE;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, forked_from, forked_through, fork_kind,
+        branched_at, created_at, updated_at, activity_hour, incarnation)
+    SELECT 'aged', 'branch' || n, 'u2', '{}', 0, 0, 'idle1', 1, 'rewind', TIME[NOW - (n / 20 + 3) * 3600000000]TIME,
+        TIME[NOW - (n / 20 + 3) * 3600000000]TIME, TIME[NOW - (n / 20 + 3) * 3600000000]TIME,
+        (NOW - (n / 20 + 3) * 3600000000) / 3600000000, UUID FROM n WHERE n <= SIZE;
+    INSERT INTO retention_rules (tenant_id, user_id, seconds) SELECT 'aged', 'u' || n, 3600 FROM n WHERE n <= SIZE";
 
 /// The parts of [`fill`] that differ between the databases.
 #[derive(Clone, Copy, Debug)]
@@ -268,6 +298,14 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
             calls.keys(what).await
         }
         "import_session" => calls.import().await,
+        "retention_periods"
+        | "set_retention"
+        | "session_retention"
+        | "set_session_retention"
+        | "users_with_retention"
+        | "retention_candidates"
+        | "erase_expired_session"
+        | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "rewind_session" => calls.fork(what).await,
         "index_pending_for" | "index_batch" | "next_reindex_range" | "reindex_messages" => {
             calls.index(what).await
@@ -512,6 +550,66 @@ impl Calls<'_> {
         let users = (Some(&self.user), None);
         let outcome = self.store.import_session(&self.tenant, &session, users, &imported, batches).await;
         usize::from(outcome.unwrap() == ImportOutcome::Imported)
+    }
+
+    async fn retention(&self, what: &str) -> usize {
+        let Self { store, user, .. } = self;
+        let (aged, idle) = (TenantId::new("aged").unwrap(), session("idle1"));
+        let now = store.time().await.unwrap();
+        let last_hour = retention::hour(now) - 1;
+        let default = DefaultRetention {
+            after_last_exchange: Some(RetentionPeriod::Seconds(3600)),
+            branches_after: Some(RetentionPeriod::Seconds(3600)),
+        };
+        let candidates = async |scope| {
+            let found = store.retention_candidates(&aged, scope, None, default, now, 50).await.unwrap();
+            found.iter().filter(|candidate| candidate.is_expired).count()
+        };
+        match what {
+            "retention_periods" => {
+                let periods = store.retention_periods(&aged, Some(user)).await.unwrap();
+                usize::from(periods.user.is_some())
+            }
+            "set_retention" => {
+                let period = Some(RetentionPeriod::Seconds(3600));
+                store.set_retention(&aged, Some(user), period).await.unwrap();
+                1
+            }
+            "session_retention" => {
+                let retention = store.session_retention(&self.tenant, &self.session).await.unwrap();
+                usize::from(retention.is_some())
+            }
+            "set_session_retention" => {
+                let period = Some(RetentionPeriod::Never);
+                let is_set = store.set_session_retention(&self.tenant, &self.session, period).await;
+                usize::from(is_set.unwrap())
+            }
+            "users_with_retention" => store.users_with_retention(&aged, None, 50).await.unwrap().len(),
+            "retention_candidates of the tenant" => candidates(CandidateScope::Tenant { last_hour }).await,
+            "retention_candidates of a user" => candidates(CandidateScope::User { user, last_hour }).await,
+            "retention_candidates with a period" => candidates(CandidateScope::OwnPeriod { last_hour }).await,
+            "retention_candidates that are branches" => {
+                let until = now - time::Duration::hours(1);
+                candidates(CandidateScope::Branches { until }).await
+            }
+            "erase_expired_session" => {
+                let expired = session(&format!("expired{}", unused_number()));
+                self.say(&aged, &expired, exchange(2), Some("k")).await;
+                store.index_pending_for(&aged, Some(&expired)).await.unwrap();
+                let later = now + time::Duration::hours(2);
+                let erased = store.erase_expired_session(&aged, &expired, default, later).await.unwrap();
+                assert!(store.session_retention(&aged, &idle).await.unwrap().is_none(), "it has no exchange");
+                usize::from(erased)
+            }
+            "take_worker_lease" => {
+                let (token, ttl) = (Uuid::new_v4(), Duration::from_mins(1));
+                let is_free = store.take_worker_lease("retention", token, ttl, Duration::ZERO).await.unwrap();
+                assert!(store.renew_worker_lease("retention", token, ttl).await.unwrap());
+                store.release_worker_lease("retention", token, true).await.unwrap();
+                usize::from(is_free)
+            }
+            other => panic!("{other}"),
+        }
     }
 
     /// Forks or rewinds a small session: both copy it. Other sessions are larger, and have forks and branches.
