@@ -1,6 +1,7 @@
 //! The command line: its arguments, and one module per command.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "commands print their results")]
 
+mod backup;
 mod export;
 mod health;
 mod import;
@@ -54,6 +55,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Bring the database schema up to date
     Migrate,
+    /// Copy an SQLite database to a new file, while the service runs or without it; for Postgres see docs/backup.md
+    Backup(backup::BackupArgs),
     /// Write a session with its messages and revisions as JSON lines to a file or to standard output
     Export(export::ExportArgs),
     /// Create a session from an export, or from JSON lines with role and content, in one transaction
@@ -165,6 +168,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             let settings = cli.settings.load_and_log()?;
             open_store(&settings, true).await?.close().await;
         }
+        Some(Command::Backup(args)) => backup::backup(&cli.settings.load_and_log()?, args).await?,
         Some(Command::Export(args)) => export::export(cli.settings, args).await?,
         Some(Command::Import(args)) => import::import(cli.settings, args, migrate).await?,
         Some(Command::Reindex) => reindex::reindex(&cli.settings.load_and_log()?, migrate).await?,

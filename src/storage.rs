@@ -9,6 +9,7 @@ use std::time::Duration;
 
 mod api_keys;
 mod append;
+mod backup;
 mod batch;
 mod consolidations;
 mod error;
@@ -29,6 +30,7 @@ mod store;
 mod values;
 
 pub use api_keys::{NewApiKey, StoredApiKey};
+pub use backup::copy_sqlite;
 pub use consolidations::{LeaseCondition, NewRevision};
 pub use error::StoreError;
 pub use forks::{ForkOutcome, RewindOutcome};

@@ -4,6 +4,7 @@
 //! fixed time.
 #![cfg(test)]
 
+mod backup;
 mod check;
 mod first_run;
 mod keys;
