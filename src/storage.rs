@@ -33,7 +33,7 @@ pub use api_keys::{NewApiKey, StoredApiKey};
 pub use backup::copy_sqlite;
 pub use consolidations::{LeaseCondition, NewRevision};
 pub use error::StoreError;
-pub use forks::{ForkOutcome, RewindOutcome};
+pub use forks::{ForkAppendOutcome, ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};

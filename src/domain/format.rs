@@ -56,6 +56,16 @@ pub enum Format {
 
 named_variants!(Format { OpenAi = "openai", Anthropic = "anthropic" });
 
+/// Returns the id of a call as the Anthropic format has it, except for repeated ids.
+pub(super) fn anthropic_call_id(id: &str) -> String {
+    anthropic::valid_id(id)
+}
+
+/// Returns the name of a tool as the Anthropic format has it.
+pub(super) fn anthropic_tool_name(name: &str) -> String {
+    anthropic::tool_name(name)
+}
+
 impl Format {
     /// Estimates how many bytes [`Self::render_messages`] reads and writes for these messages.
     pub fn estimate_bytes(self, options: ListOptions, tail: &Tail) -> usize {

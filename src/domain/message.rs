@@ -16,8 +16,8 @@ mod parse;
 mod parts;
 mod standard;
 
-pub use blocks::{AnthropicBlock, BlockSize, anthropic_blocks};
-pub use parts::{Role, ToolCall};
+pub use blocks::{AnthropicBlock, BlockSize, Equivalent, anthropic_blocks, block_equivalents};
+pub use parts::{Role, ToolCall, function_call_id};
 pub use standard::{CompleteForm, describe_attachment};
 
 /// A valid message in the OpenAI chat format.

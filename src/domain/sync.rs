@@ -12,17 +12,22 @@
 //! | text parts | by their text; `input_text` and `output_text` are text |
 //! | reasoning and thinking, as fields or parts | no |
 //! | refusal | yes, as a field or a part |
-//! | other parts, such as images | as JSON without nulls and cache marks |
+//! | images | by their URL or data |
+//! | other parts | as JSON without nulls and cache marks |
 //! | tool calls | by order, id, name and arguments; arguments as JSON, empty ones equal `{}` |
-//! | result of a tool | by the id of its call and its content |
+//! | result of a tool | by the id of its call, its text and its other parts |
+//! | calls and results of tools that run at the provider | no |
 //! | all other fields: ids, times, usage, metadata … | no |
 //!
-//! JSON is compared without the order of keys and the spelling of numbers. Text is compared exactly, with its white space.
+//! A content block of the Anthropic format is compared as its equivalent in the chat format, so a list in one format can match
+//! messages that are stored in the other one. JSON is compared without the order of keys and the spelling of numbers. Text is
+//! compared exactly, with its white space.
 
 use super::exchange::hash_text;
-use super::id::UserId;
+use super::format::{Format, anthropic_call_id, anthropic_tool_name};
+use super::id::{SessionId, UserId};
 use super::json::as_integer;
-use super::message::{Message, Role};
+use super::message::{Equivalent, Message, Role, block_equivalents, function_call_id};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -32,12 +37,28 @@ use time::OffsetDateTime;
 #[derive(Clone, Debug, Default)]
 pub struct ClientList {
     pub messages: Vec<Message>,
+    /// The format of the messages in the request.
+    pub format: Format,
     /// The times of the messages, as far as the client gave them.
     pub times: Vec<Option<OffsetDateTime>>,
     /// The user of the session.
     pub user_id: Option<UserId>,
     /// A JSON object that replaces the metadata of the session.
     pub metadata: Option<String>,
+    pub on_divergence: OnDivergence,
+}
+
+/// The behaviour of a sync if a message of the list is not the stored one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum OnDivergence {
+    /// An error; nothing is written.
+    #[default]
+    Error,
+    /// The list is stored in a fork of the session.
+    Fork {
+        /// The id of the fork; `None` derives it from the request.
+        new_id: Option<SessionId>,
+    },
 }
 
 impl ClientList {
@@ -51,6 +72,14 @@ impl ClientList {
         }
         for message in &self.messages {
             hash_text(&mut hash, message.json());
+        }
+        // The defaults leave the hash as it was before the choices existed. The markers are not the JSON of a message.
+        if self.format != Format::default() {
+            hash_text(&mut hash, self.format.as_str());
+        }
+        if let OnDivergence::Fork { new_id } = &self.on_divergence {
+            hash_text(&mut hash, "fork");
+            hash_text(&mut hash, new_id.as_ref().map_or("", SessionId::as_str));
         }
         hash.finalize().to_vec()
     }
@@ -128,67 +157,153 @@ impl Meaning {
     fn of(message: &str) -> Self {
         // A valid message is an object.
         let mut fields: Map<String, Value> = serde_json::from_str(message).unwrap_or_default();
-        let role = take_text(&mut fields, "role").unwrap_or_default();
-        let name = take_text(&mut fields, "name").filter(|_| role != Role::Tool.as_str());
-        let mut content = match fields.remove("content") {
-            Some(Value::String(text)) => vec![Part::Text(text)],
-            Some(Value::Array(parts)) => parts.into_iter().filter_map(Part::of).collect(),
-            _ => Vec::new(),
+        let mut meaning = Self {
+            role: take_text(&mut fields, "role").unwrap_or_default(),
+            name: take_text(&mut fields, "name"),
+            content: Vec::new(),
+            tool_calls: Vec::new(),
+            tool_call_id: take_text(&mut fields, "tool_call_id").as_deref().map(anthropic_call_id),
         };
-        content.extend(take_text(&mut fields, "refusal").map(Part::Refusal));
+        match fields.remove("content") {
+            Some(Value::String(text)) => meaning.content.push(Part::Text(text)),
+            Some(Value::Array(parts)) => parts.into_iter().for_each(|part| meaning.add_part(part)),
+            _ => {}
+        }
+        meaning.content.extend(take_text(&mut fields, "refusal").map(Part::Refusal));
         // The data of a reply in audio is often dropped; its id refers to it.
         if let Some(Value::Object(mut audio)) = fields.remove("audio") {
-            content.extend(audio.remove("id").map(|id| Part::Other(json_object("audio", id))));
+            meaning.content.extend(audio.remove("id").map(|id| Part::Other(json_object("audio", id))));
         }
-        content.retain(|part| *part != Part::Text(String::new()));
-        let mut tool_calls: Vec<Call> = match fields.remove("tool_calls") {
-            Some(Value::Array(calls)) => calls.into_iter().map(Call::of).collect(),
-            _ => Vec::new(),
-        };
+        if let Some(Value::Array(calls)) = fields.remove("tool_calls") {
+            meaning.tool_calls.extend(calls.into_iter().map(Call::of));
+        }
         if let Some(Value::Object(mut call)) = fields.remove("function_call") {
-            tool_calls.push(Call::function(String::new(), &mut call));
+            let id = call.get("name").and_then(Value::as_str).map(function_call_id).unwrap_or_default();
+            meaning.tool_calls.push(Call::function(&id, &mut call));
         }
-        Self { role, name, content, tool_calls, tool_call_id: take_text(&mut fields, "tool_call_id") }
+        // The older form of the result of a tool.
+        if meaning.role == "function" {
+            let function = meaning.name.as_deref().unwrap_or_default();
+            meaning.tool_call_id = Some(anthropic_call_id(&function_call_id(function)));
+            Role::Tool.as_str().clone_into(&mut meaning.role);
+        }
+        if meaning.role == Role::Tool.as_str() {
+            meaning.name = None;
+            meaning.join_texts();
+        }
+        meaning.content.retain(|part| *part != Part::Text(String::new()));
+        meaning
+    }
+
+    /// Adds a content part of the chat format, or a block of the Anthropic format. Reasoning adds nothing.
+    fn add_part(&mut self, part: Value) {
+        let Value::Object(mut fields) = part else { return self.content.push(Part::Other(part)) };
+        let kind = fields.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+        match &*kind {
+            "text" | "input_text" | "output_text" => {
+                self.content.push(Part::Text(take_text(&mut fields, "text").unwrap_or_default()));
+            }
+            "refusal" => self.content.extend(take_text(&mut fields, "refusal").map(Part::Refusal)),
+            "reasoning" | "thinking" | "redacted_thinking" => {}
+            "image_url" | "input_image" => self.content.push(Part::image(fields)),
+            "tool_use" => {
+                let id = take_text(&mut fields, "id").unwrap_or_default();
+                let name = take_text(&mut fields, "name").unwrap_or_default();
+                self.tool_calls.push(Call::new(&id, &name, fields.remove("input").unwrap_or_default()));
+            }
+            _ => {
+                let part = Value::Object(fields);
+                let Some(equivalents) = block_equivalents(&kind, &part.to_string()) else {
+                    return self.content.push(Part::Other(without_marks(part)));
+                };
+                if kind == "tool_result" {
+                    // The stored role of its message is the one of the user.
+                    Role::Tool.as_str().clone_into(&mut self.role);
+                    let id = part.get("tool_use_id").and_then(Value::as_str);
+                    self.tool_call_id = id.map(anthropic_call_id);
+                }
+                for equivalent in equivalents {
+                    match equivalent {
+                        Equivalent::Text(text) => self.content.push(Part::Text(text)),
+                        Equivalent::Attachment(json) => {
+                            self.add_part(serde_json::from_str(&json).unwrap_or_default());
+                        }
+                        Equivalent::Named(_) => {
+                            self.content.push(Part::Other(without_marks(part.clone())));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Joins the texts of a result: some formats have one text, others a list.
+    fn join_texts(&mut self) {
+        let mut texts = Vec::new();
+        self.content.retain_mut(|part| {
+            let Part::Text(text) = part else { return true };
+            texts.push(std::mem::take(text));
+            false
+        });
+        texts.retain(|text| !text.is_empty());
+        self.content.insert(0, Part::Text(texts.join("\n")));
     }
 }
 
 impl Part {
-    /// Returns `None` for reasoning.
-    fn of(part: Value) -> Option<Self> {
-        let Value::Object(mut fields) = part else { return Some(Self::Other(part)) };
-        match fields.get("type").and_then(Value::as_str) {
-            Some("text" | "input_text" | "output_text") => {
-                Some(Self::Text(take_text(&mut fields, "text").unwrap_or_default()))
-            }
-            Some("refusal") => take_text(&mut fields, "refusal").map(Self::Refusal),
-            Some("reasoning" | "thinking" | "redacted_thinking") => None,
-            _ => Some(Self::Other(without_marks(Value::Object(fields)))),
+    /// Compares an image by its URL or its data.
+    fn image(mut fields: Map<String, Value>) -> Self {
+        let url = match fields.get_mut("image_url") {
+            Some(Value::Object(image)) => image.get_mut("url"),
+            url => url,
+        };
+        match url.map(Value::take) {
+            Some(url @ Value::String(_)) => Self::Other(json_object("image_url", url)),
+            _ => Self::Other(without_marks(Value::Object(fields))),
         }
     }
 }
 
 impl Call {
+    /// Ids and names are compared as all formats can express them.
+    fn new(id: &str, name: &str, arguments: Value) -> Self {
+        let arguments = with_plain_numbers(plain_arguments(arguments));
+        Self { id: anthropic_call_id(id), name: anthropic_tool_name(name), arguments }
+    }
+
     fn of(call: Value) -> Self {
-        let Value::Object(mut call) = call else { return Self::function(String::new(), &mut Map::new()) };
+        let Value::Object(mut call) = call else { return Self::function("", &mut Map::new()) };
         let id = take_text(&mut call, "id").unwrap_or_default();
         if let Some(Value::Object(mut custom)) = call.remove("custom") {
             let name = take_text(&mut custom, "name").unwrap_or_default();
-            return Self { id, name, arguments: custom.remove("input").unwrap_or_default() };
+            let input = custom.remove("input").unwrap_or_default();
+            return Self::new(&id, &name, json_object("input", input));
         }
         match call.remove("function") {
-            Some(Value::Object(mut function)) => Self::function(id, &mut function),
-            _ => Self::function(id, &mut Map::new()),
+            Some(Value::Object(mut function)) => Self::function(&id, &mut function),
+            _ => Self::function(&id, &mut Map::new()),
         }
     }
 
-    fn function(id: String, function: &mut Map<String, Value>) -> Self {
+    fn function(id: &str, function: &mut Map<String, Value>) -> Self {
         let name = take_text(function, "name").unwrap_or_default();
         let arguments = take_text(function, "arguments").unwrap_or_default();
-        let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
-        // Arguments that the model wrote wrongly are compared as text.
-        let arguments =
-            serde_json::from_str(&arguments).map_or_else(|_| Value::String(arguments), with_plain_numbers);
-        Self { id, name, arguments }
+        Self::new(id, &name, parse_arguments(arguments))
+    }
+}
+
+/// Parses the arguments of a call. Those that the model wrote wrongly are compared as text.
+fn parse_arguments(arguments: String) -> Value {
+    let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+    serde_json::from_str(&arguments).unwrap_or(Value::String(arguments))
+}
+
+/// Returns the arguments that the Anthropic format wraps in an object, because they are not an object.
+fn plain_arguments(arguments: Value) -> Value {
+    let Value::Object(members) = &arguments else { return arguments };
+    match members.get("arguments") {
+        Some(Value::String(text)) if members.len() == 1 => parse_arguments(text.clone()),
+        _ => arguments,
     }
 }
 
@@ -268,6 +383,16 @@ mod tests {
     #[test_case(r#"{"role":"tool","tool_call_id":"c","content":"4","name":"add"}"#, r#"{"role":"tool","tool_call_id":"c","content":[{"type":"text","text":"4"}],"status":"success"}"#; "result without the name of its tool")]
     #[test_case(r#"{"role":"assistant","content":null,"refusal":"No."}"#, r#"{"role":"assistant","content":[{"type":"refusal","refusal":"No."}]}"#; "refusal as a part")]
     #[test_case(r#"{"role":"user","content":[{"type":"image_url","image_url":{"url":"u","detail":null}}]}"#, r#"{"role":"user","content":[{"image_url":{"url":"u"},"type":"image_url","cache_control":{"type":"ephemeral"}}]}"#; "image with a cache mark")]
+    #[test_case(r#"{"role":"user","content":[{"type":"image_url","image_url":{"url":"u","detail":"high"}}]}"#, r#"{"role":"user","content":[{"type":"input_image","image_url":"u"}]}"#; "image of the Responses API")]
+    #[test_case(r#"{"role":"assistant","content":null,"function_call":{"name":"f","arguments":"{}"}}"#, r#"{"role":"assistant","tool_calls":[{"id":"function_f","function":{"name":"f","arguments":"{}"}}]}"#; "older form of a call")]
+    #[test_case(r#"{"role":"function","name":"f","content":"4"}"#, r#"{"role":"tool","tool_call_id":"function_f","content":"4"}"#; "older form of a result")]
+    #[test_case(r#"{"role":"assistant","tool_calls":[{"id":"c","type":"custom","custom":{"name":"f","input":"x"}}]}"#, r#"{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{"input":"x"}}]}"#; "custom call")]
+    #[test_case(CALL, r#"{"role":"assistant","content":[{"type":"thinking","thinking":"Hm.","signature":"s"},{"type":"tool_use","id":"c","name":"f","input":{"b":[null],"a":1}}]}"#; "call of the Anthropic format")]
+    #[test_case(r#"{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":"[1"}}]}"#, r#"{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{"arguments":"[1"}}]}"#; "arguments that are no object")]
+    #[test_case(r#"{"role":"tool","tool_call_id":"c","content":"a\nb"}"#, r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}"#; "result with two texts")]
+    #[test_case(r#"{"role":"tool","tool_call_id":"c","content":""}"#, r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c"}]}"#; "result without content")]
+    #[test_case(PLAIN, r#"{"role":"assistant","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]},{"type":"text","text":"Hi","citations":[{"type":"x"}]}]}"#; "tool of the provider and citations")]
+    #[test_case(r#"{"role":"user","content":[{"type":"file","file":{"filename":"a.pdf","file_data":"data:application/pdf;base64,aGk="}}]}"#, r#"{"role":"user","content":[{"type":"document","title":"a.pdf","source":{"type":"base64","media_type":"application/pdf","data":"aGk="}}]}"#; "document")]
     fn messages_with_the_same_meaning_are_the_same(stored: &str, given: &str) {
         assert_eq!(compare(stored, given), None);
     }
@@ -286,6 +411,10 @@ mod tests {
     #[test_case(r#"{"role":"tool","tool_call_id":"c","content":"4"}"#, r#"{"role":"tool","tool_call_id":"d","content":"4"}"# => Some(Difference::ToolCallId); "call of a result")]
     #[test_case(r#"{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}"#, r#"{"role":"user","content":[{"type":"image_url","image_url":{"url":"v"}}]}"# => Some(Difference::Content); "image")]
     #[test_case(r#"{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"a"}]}"#, r#"{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"u"}}]}"# => Some(Difference::Content); "order of parts")]
+    #[test_case(CALL, r#"{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{"a":1,"b":[]}}]}"# => Some(Difference::ToolCalls); "arguments of the Anthropic format")]
+    #[test_case(r#"{"role":"tool","tool_call_id":"c","content":"4"}"#, r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"4","is_error":true}]}"# => Some(Difference::Content); "error")]
+    #[test_case(r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"4"}]}"#, r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"d","content":"4"}]}"# => Some(Difference::ToolCallId); "call of a result of the Anthropic format")]
+    #[test_case(r#"{"role":"user","content":[{"type":"document","source":{"type":"url","url":"https://a"}}]}"#, r#"{"role":"user","content":[{"type":"document","source":{"type":"url","url":"https://b"}}]}"# => Some(Difference::Content); "document that the chat format cannot express")]
     fn messages_with_different_meanings_differ(stored: &str, given: &str) -> Option<Difference> {
         compare(stored, given)
     }
@@ -304,6 +433,12 @@ mod tests {
             list(&[]),
             ClientList { user_id, ..list(&["a"]) },
             ClientList { metadata: Some("{}".to_owned()), ..list(&["a"]) },
+            ClientList { format: Format::Anthropic, ..list(&["a"]) },
+            ClientList { on_divergence: OnDivergence::Fork { new_id: None }, ..list(&["a"]) },
+            ClientList {
+                on_divergence: OnDivergence::Fork { new_id: SessionId::new("f").ok() },
+                ..list(&["a"])
+            },
         ];
         let hashes: std::collections::HashSet<_> = lists.iter().map(ClientList::fingerprint).collect();
         assert_eq!(hashes.len(), lists.len());

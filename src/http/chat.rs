@@ -7,7 +7,7 @@
 #![expect(dead_code, reason = "only the schemas are used")]
 
 use crate::domain::format::Format;
-use crate::domain::id::UserId;
+use crate::domain::id::{SessionId, UserId};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -71,8 +71,8 @@ pub(super) struct MessagesExchange {
 #[derive(Serialize, ToSchema)]
 #[schema(as = SyncRequest)]
 pub(super) struct Sync {
-    /// All messages of the conversation in the OpenAI chat format, oldest first. System and developer messages at the beginning
-    /// are ignored. The time of a message is its field `created_at` (RFC 3339, or seconds since 1970), if it has one
+    /// All messages of the conversation, oldest first. System and developer messages at the beginning are ignored. The time of
+    /// a message is its field `created_at` (RFC 3339, or seconds since 1970), if it has one
     messages: Vec<SyncMessage>,
     /// User of the session; cannot change
     #[schema(value_type = Option<UserId>)]
@@ -80,14 +80,22 @@ pub(super) struct Sync {
     /// Replaces the session's metadata: a JSON object
     #[schema(value_type = Option<Object>)]
     metadata: (),
-    /// The reaction to a message that is not the stored one: `reject` (default) writes nothing and returns 409
+    /// Format of the messages; `openai` by default
+    #[schema(value_type = Option<Format>)]
+    format: (),
+    /// The reaction to a message that is not the stored one: `error` (default) writes nothing and returns 409; `fork` stores
+    /// the list in a fork of the session
     on_divergence: Option<OnDivergence>,
+    /// The id of the fork; without it, the request determines the id
+    #[schema(value_type = Option<SessionId>)]
+    new_id: (),
 }
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnDivergence {
-    Reject,
+    Error,
+    Fork,
 }
 
 /// A message of a complete list

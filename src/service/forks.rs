@@ -3,7 +3,7 @@
 use super::{Error, MemoryService, complete_write, to_i64};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::session::Session;
-use crate::storage::{ForkOutcome, RewindOutcome};
+use crate::storage::{AppendRequest, ForkAppendOutcome, ForkOutcome, RewindOutcome};
 use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
 
@@ -57,6 +57,27 @@ impl MemoryService {
                 }
                 ForkOutcome::Exists => Err(Error::SessionExists),
             }
+        };
+        complete_write(fork).await
+    }
+
+    /// Forks a session through `through_seq`, and appends an exchange to the fork, which is the session of the request.
+    pub(super) async fn fork_and_append(
+        &self,
+        source: &SessionId,
+        through_seq: i64,
+        append: AppendRequest,
+    ) -> Result<ForkAppendOutcome, Error> {
+        let max_messages = self.config.max_fork_messages;
+        if through_seq > to_i64(max_messages) {
+            return Err(Error::CopyTooLarge { messages: through_seq, max_messages });
+        }
+        let (this, source) = (self.clone(), source.clone());
+        let fork = async move {
+            let _permit = this.permit_copy(through_seq).await;
+            let outcome = this.store.fork_and_append(&source, through_seq, &append).await;
+            this.index_wakeup.notify_one();
+            Ok(outcome?)
         };
         complete_write(fork).await
     }

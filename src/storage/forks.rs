@@ -6,9 +6,12 @@
 use super::rows::{self, session_columns};
 use super::search_index::{MAX_BATCH_BYTES, insert_pending};
 use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
-use super::{Store, StoreError};
+use super::{AppendOutcome, AppendRequest, Store, StoreError};
+use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::{SessionId, TenantId};
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::session::{ForkKind, Session};
+use uuid::Uuid;
 
 /// The result of [`Store::fork_session`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,19 @@ pub enum ForkOutcome {
     AfterEnd { last_seq: i64 },
     /// A session with the new id exists. Nothing was written.
     Exists,
+}
+
+/// The result of [`Store::fork_and_append`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForkAppendOutcome {
+    /// The new session is complete and durable, with the exchange.
+    Appended(PersistedExchange),
+    /// The source has another incarnation or fewer messages than expected. Nothing was written.
+    SourceChanged,
+    /// A session with the new id exists, or the id is bound to a user. Nothing was written.
+    Exists,
+    /// The source belongs to another user than the one that the exchange names. Nothing was written.
+    UserMismatch,
 }
 
 /// The result of [`Store::rewind_session`].
@@ -56,7 +72,16 @@ struct Copy<'a> {
 struct LockedSession {
     last_seq: i64,
     revision: i64,
+    incarnation: Uuid,
 }
+
+/// Other transactions may append to the session and consolidate it, but not rewind or erase it.
+const LOCK_FORK_SOURCE: Sql = Sql {
+    postgres: "SELECT last_seq, revision, incarnation FROM sessions
+        WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 FOR KEY SHARE",
+    sqlite: "SELECT last_seq, revision, incarnation FROM sessions
+        WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0",
+};
 
 impl Store {
     /// Creates a session with the messages of `source` up to `through_seq`, and with the revisions whose summary covers none
@@ -68,13 +93,6 @@ impl Store {
         target: &SessionId,
         through_seq: i64,
     ) -> Result<ForkOutcome, StoreError> {
-        /// Other transactions may append to the session and consolidate it, but not rewind or erase it.
-        const LOCK_FORK_SOURCE: Sql = Sql {
-            postgres: "SELECT last_seq, revision FROM sessions
-                WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 FOR KEY SHARE",
-            sqlite: "SELECT last_seq, revision FROM sessions
-                WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0",
-        };
         let fork = async {
             let mut transaction = self.begin(tenant).await?;
             let Some(locked) = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await? else {
@@ -85,12 +103,51 @@ impl Store {
             }
             let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
             let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
-            if !copy.insert(&mut transaction, self.indexes_messages()).await? {
+            if !copy.insert(&mut transaction, self.analyzer().is_some()).await? {
                 return Ok(ForkOutcome::Exists);
             }
             let session = read_session(&mut transaction, tenant, target).await?;
             transaction.commit().await?;
             Ok(ForkOutcome::Forked(Box::new(session)))
+        };
+        self.within_limit(fork).await
+    }
+
+    /// Forks `source`, whose incarnation is the expected one of the request, through `through_seq`, and appends the exchange to
+    /// the new session, the one of the request: in one transaction, so that no fork without the exchange exists.
+    pub async fn fork_and_append(
+        &self,
+        source: &SessionId,
+        through_seq: i64,
+        request: &AppendRequest,
+    ) -> Result<ForkAppendOutcome, StoreError> {
+        let (tenant, target) = (&request.tenant, &request.session);
+        let fork = async {
+            let mut transaction = self.begin(tenant).await?;
+            let locked = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
+            let is_expected = |locked: &LockedSession| {
+                request.expected_incarnation.is_none_or(|expected| locked.incarnation == expected)
+                    && through_seq <= locked.last_seq
+            };
+            let Some(locked) = locked.filter(is_expected) else {
+                return Ok(ForkAppendOutcome::SourceChanged);
+            };
+            let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
+            let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
+            let search = self.analyzer();
+            if !copy.insert(&mut transaction, search.is_some()).await? {
+                return Ok(ForkAppendOutcome::Exists);
+            }
+            match transaction.append_exchange(search, request).await? {
+                AppendOutcome::Appended(appended) => {
+                    transaction.commit().await?;
+                    Ok(ForkAppendOutcome::Appended(appended))
+                }
+                AppendOutcome::UserMismatch => Ok(ForkAppendOutcome::UserMismatch),
+                AppendOutcome::KeyReused | AppendOutcome::LastSeqMismatch { .. } => {
+                    Err(StoreError::corrupt("a new session")("it has idempotency keys"))
+                }
+            }
         };
         self.within_limit(fork).await
     }
@@ -110,13 +167,15 @@ impl Store {
         max_messages: i64,
     ) -> Result<RewindOutcome, StoreError> {
         const LOCK_REWIND_TARGET: Sql = Sql {
-            postgres: "SELECT last_seq, revision FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
-            sqlite: "SELECT last_seq, revision FROM sessions WHERE tenant_id = $1 AND session_id = $2",
+            postgres: "SELECT last_seq, revision, incarnation FROM sessions
+                WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
+            sqlite: "SELECT last_seq, revision, incarnation FROM sessions
+                WHERE tenant_id = $1 AND session_id = $2",
         };
         let rewind = async {
             let mut transaction = self.begin(tenant).await?;
             let locked = lock(&mut transaction, LOCK_REWIND_TARGET, tenant, session).await?;
-            let Some(LockedSession { last_seq, revision }) = locked else {
+            let Some(LockedSession { last_seq, revision, .. }) = locked else {
                 return Ok(RewindOutcome::NotFound);
             };
             // A session without messages does not exist, but a rewind to its beginning can be repeated.
@@ -156,9 +215,13 @@ impl Store {
 
     /// Returns `true` if search is enabled.
     pub(super) fn indexes_messages(&self) -> bool {
+        self.analyzer().is_some()
+    }
+
+    fn analyzer(&self) -> Option<Analyzer> {
         match self {
-            Self::Postgres(database) => database.analyzer().is_some(),
-            Self::Sqlite(database) => database.analyzer().is_some(),
+            Self::Postgres(database) => database.analyzer(),
+            Self::Sqlite(database) => database.analyzer(),
         }
     }
 
@@ -184,7 +247,11 @@ async fn lock(
 ) -> Result<Option<LockedSession>, StoreError> {
     let row = transaction.statement(sql).bind(tenant.as_str()).bind(session.as_str()).read().await?;
     let decode = |row: AnyRow| {
-        Ok(LockedSession { last_seq: row.field("last_seq")?, revision: row.field("revision")? })
+        Ok(LockedSession {
+            last_seq: row.field("last_seq")?,
+            revision: row.field("revision")?,
+            incarnation: row.field("incarnation")?,
+        })
     };
     row.map(decode).transpose()
 }

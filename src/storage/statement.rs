@@ -1,10 +1,11 @@
 //! Running a statement on either database, so that SQL and decoding that are the same for both exist once.
 
-use super::StoreError;
 use super::postgres::{self, Postgres};
 use super::sqlite::{self, Sqlite};
 use super::values::DbTime;
+use super::{AppendOutcome, AppendRequest, StoreError};
 use crate::domain::id::TenantId;
+use crate::domain::search::analyzer::Analyzer;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Decode, Encode, Row as _, Type};
@@ -198,6 +199,18 @@ impl Transaction {
         match self {
             Self::Postgres(on) => Statement::Postgres { on, query: sqlx::query(sql.postgres) },
             Self::Sqlite(on, now) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: *now },
+        }
+    }
+
+    /// Appends an exchange to a session that the transaction has created or locked.
+    pub(super) async fn append_exchange(
+        &mut self,
+        search: Option<Analyzer>,
+        request: &AppendRequest,
+    ) -> Result<AppendOutcome, StoreError> {
+        match self {
+            Self::Postgres(on) => Postgres::append_exchange(on, search, request).await,
+            Self::Sqlite(on, _) => Sqlite::append_exchange(on, search, request).await,
         }
     }
 

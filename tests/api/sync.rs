@@ -127,7 +127,7 @@ async fn diverging_list_is_rejected_and_writes_nothing(backend: Backend) {
         (list[1..].to_vec(), 1, ["user", "assistant"], "role"),
         (vec![user("a"), assistant("x")], 2, ["assistant"; 2], "content"),
     ] {
-        let body = json!({"messages": given, "metadata": {"x": 1}, "on_divergence": "reject"});
+        let body = json!({"messages": given, "metadata": {"x": 1}, "on_divergence": "error"});
         let response = app.post(PATH, body).header("idempotency-key", "k").await;
         let detail = response.problem(409, "history-diverged");
         assert!(detail.contains(&format!("differs in {part} from")), "{detail}");
@@ -344,6 +344,7 @@ async fn invalid_list_is_rejected_with_all_its_fields() {
         (json!({"messages": [system, user("a"), system]}), vec!["messages[2].role"]),
         (json!({"messages": [system, {"role": "user"}, 7]}), vec!["messages[1].content", "messages[2]"]),
         (json!({"messages": [user("a")], "on_divergence": "merge"}), vec!["on_divergence"]),
+        (json!({"messages": [user("a")], "format": "x"}), vec!["format"]),
         (json!({"messages": [user("a")], "user_id": "", "metadata": []}), vec!["user_id", "metadata"]),
         (
             json!({"messages": [{"role": "user", "content": "a", "created_at": future}]}),
@@ -357,4 +358,316 @@ async fn invalid_list_is_rejected_with_all_its_fields() {
         assert_eq!(app.post(PATH, &body).await.fields(), fields, "{body}");
     }
     app.get("/sessions/s").await.problem(404, "session-not-found");
+}
+
+/// Returns the list with another ending.
+fn with_end(list: &[Value], common: usize, end: &[Value]) -> Vec<Value> {
+    [&list[..common], end].concat()
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn diverging_list_is_stored_in_a_fork(backend: Backend) {
+    let app =
+        TestApp::start(&backend, &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")])
+            .await;
+    let list: Vec<Value> =
+        (0..5).flat_map(|turn| [user(&format!("q{turn}")), assistant(&format!("a{turn}"))]).collect();
+    let body = json!({"messages": list, "metadata": {"x": 1}});
+    app.post(PATH, body).await.ok(201);
+    assert_eq!(app.context("s", &json!({})).await["summary"]["revision"], 1);
+    let (before, export) = (app.get("/sessions/s").await.json(), app.get("/sessions/s/export").await.text);
+    let end = [user("other"), assistant("answer")];
+    for (common, cursor) in [(9, 8), (8, 8), (7, 0), (1, 0), (0, 0)] {
+        let fork = with_end(&list, common, &end);
+        for (named, key) in [(true, false), (false, false), (true, true), (false, true)] {
+            let mut body =
+                json!({"messages": fork, "on_divergence": "fork", "metadata": {"named": named, "key": key}});
+            let new_id = format!("fork {common} {key}");
+            if named {
+                body["new_id"] = json!(new_id);
+            }
+            let send = || {
+                let request = app.post(PATH, &body);
+                if key {
+                    request.header("idempotency-key", format!("{common} {named}").replace(' ', "-"))
+                } else {
+                    request
+                }
+            };
+            let origin = json!({"session_id": "s", "through_seq": common, "kind": "fork"});
+            let first = send().await.ok(201);
+            let id = first["session_id"].as_str().expect("an id").to_owned();
+            assert!(!named || id == new_id, "{first}");
+            let expected = json!({
+                "session_id": id, "user_id": "default", "matched": common, "appended": 2,
+                "diverged_at": common + 1, "forked_from": origin, "first_seq": common + 1, "last_seq": common + 2,
+            });
+            assert_eq!(first, expected);
+            assert_eq!(app.history(&id).await, fork);
+            let state = app.get(&format!("/sessions/{}", id.replace(' ', "%20"))).await.json();
+            let metadata = json!({"named": named, "key": key});
+            let summary = json!({"cursor": cursor, "last_seq": common + 2, "forked_from": origin, "metadata": metadata});
+            assert_includes(&state, &summary);
+            assert_eq!(state["summary"]["revision"], usize::from(cursor > 0));
+            // A repetition stores nothing.
+            let again = send().await;
+            if key {
+                assert_eq!((again.ok(201), again.is_replay()), (first, true));
+            } else {
+                let mut expected = expected;
+                expected["matched"] = json!(common + 2);
+                expected["appended"] = json!(0);
+                expected["first_seq"] = Value::Null;
+                assert_eq!(again.ok(200), expected);
+            }
+            assert_eq!(app.history(&id).await, fork);
+        }
+    }
+    assert_eq!(app.get("/sessions/s").await.json(), before, "the session itself stays as it is");
+    assert_eq!(app.get("/sessions/s/export").await.text, export);
+    assert_eq!(app.get("/sessions").await["items"].as_array().map(Vec::len), Some(21));
+    // The messages of the fork are found, those that both share in both.
+    let found = async |query: &str| {
+        let hits = app.get(&format!("/search?q={query}&limit=50")).await;
+        hits["items"].as_array().expect("a list").len()
+    };
+    assert_eq!((found("other").await, found("a0").await), (20, 1 + 4 * 3));
+    // A list that does not diverge is stored in the session.
+    let longer = with_end(&list, 10, &end);
+    let response =
+        app.post(PATH, json!({"messages": longer, "on_divergence": "fork", "new_id": "unused"})).await;
+    assert_includes(
+        &response.ok(201),
+        &json!({"session_id": "s", "appended": 2, "forked_from": null, "diverged_at": null}),
+    );
+    app.get("/sessions/unused").await.problem(404, "session-not-found");
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_continues_the_fork_by_its_id(backend: Backend) {
+    let app = TestApp::start(
+        &backend,
+        &[("limits.max_messages_per_exchange", "3"), ("limits.max_fork_messages", "2")],
+    )
+    .await;
+    let list = [user("a"), assistant("b"), user("c")];
+    sync(&app, &list).await.ok(201);
+    let to = async |new_id: &str, messages: &[Value]| {
+        app.post(PATH, json!({"messages": messages, "on_divergence": "fork", "new_id": new_id})).await
+    };
+    let mut edited = with_end(&list, 2, &[user("d")]);
+    assert_eq!(numbers(&to("fork", &edited).await.ok(201)), [2, 1, 3, 3].map(|number| json!(number)));
+    edited.extend([assistant("e"), user("f")]);
+    let response = to("fork", &edited).await.ok(201);
+    assert_eq!(numbers(&response), [3, 2, 4, 5].map(|number| json!(number)));
+    assert_eq!((&response["session_id"], &response["diverged_at"]), (&json!("fork"), &json!(3)));
+    // Other lists need another id, and so do other sessions.
+    to("fork", &with_end(&list, 2, &[user("x")])).await.problem(409, "session-exists");
+    app.record("taken", &list).await;
+    to("taken", &edited).await.problem(409, "session-exists");
+    app.context("bound", &json!({"user_id": "ada"})).await;
+    to("bound", &edited).await.problem(409, "session-exists");
+    assert_eq!(to("s", &edited).await.fields(), ["new_id"]);
+    for body in [
+        json!({"messages": edited, "new_id": "x"}),
+        json!({"messages": edited, "new_id": "", "on_divergence": "fork"}),
+    ] {
+        assert_eq!(app.post(PATH, &body).await.fields(), ["new_id"], "{body}");
+    }
+    // Limits of copied and of new messages.
+    let many: Vec<Value> = (0..4).map(|number| user(&number.to_string())).collect();
+    assert_eq!(to("large", &with_end(&list, 2, &many)).await.fields(), ["messages"]);
+    sync(&app, &with_end(&list, 3, &many[..3])).await.ok(201);
+    to("long", &with_end(&list, 3, &many[1..])).await.problem(422, "copy-too-large");
+    for id in ["large", "long"] {
+        app.get(&format!("/sessions/{id}")).await.problem(404, "session-not-found");
+    }
+    assert_eq!(app.history("fork").await, edited);
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn same_diverging_lists_at_the_same_time_have_one_fork(backend: Backend) {
+    let replicas = [TestApp::start(&backend, &[]).await, TestApp::start(&backend, &[]).await];
+    let list = [user("a"), assistant("b"), user("c"), assistant("d")];
+    sync(&replicas[0], &list).await.ok(201);
+    for (round, key) in [None, Some("k")].into_iter().enumerate() {
+        let fork = with_end(&list, 2, &[user(&format!("round {round}")), assistant("x")]);
+        let requests = (0..8).map(|client| {
+            let request = replicas[client % 2].post(PATH, json!({"messages": fork, "on_divergence": "fork"}));
+            if let Some(key) = key { request.header("idempotency-key", key) } else { request }.send()
+        });
+        let responses = join_all(requests).await;
+        let id = responses[0].json()["session_id"].clone();
+        assert!(responses.iter().all(|response| response.json()["session_id"] == id), "{responses:?}");
+        let stored = responses.iter().filter(|response| response.status == 201 && !response.is_replay());
+        assert_eq!(stored.count(), 1, "{responses:?}");
+        assert_eq!(replicas[0].history(id.as_str().expect("an id")).await, fork);
+        assert_eq!(replicas[1].get("/sessions").await["items"].as_array().map(Vec::len), Some(round + 2));
+    }
+    // A key belongs to one list.
+    let other = with_end(&list, 1, &[user("z")]);
+    let body = json!({"messages": other, "on_divergence": "fork"});
+    let response = replicas[0].post(PATH, body).header("idempotency-key", "k").await;
+    response.problem(422, "idempotency-key-reused");
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fork_outlives_its_session(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let (list, fork) = ([user("a"), assistant("b")], [user("a"), assistant("c")]);
+    let send = async |key: Option<&str>| {
+        let request = app.post(PATH, json!({"messages": fork, "on_divergence": "fork"}));
+        if let Some(key) = key { request.header("idempotency-key", key) } else { request }.await
+    };
+    sync(&app, &list).await.ok(201);
+    let ids =
+        [send(None).await.ok(201), send(Some("k")).await.ok(201)].map(|body| body["session_id"].clone());
+    app.delete("/sessions/s").await.ok(204);
+    // The key still has its response, without the erased session.
+    let again = send(Some("k")).await;
+    assert_includes(
+        &again.ok(201),
+        &json!({"session_id": ids[1], "matched": 1, "forked_from": null, "diverged_at": null}),
+    );
+    assert!(again.is_replay());
+    // Another session with the same id has other forks.
+    sync(&app, &list).await.ok(201);
+    let other = send(None).await.ok(201);
+    assert_eq!(other["forked_from"]["session_id"], "s");
+    assert_ne!(other["session_id"], ids[0]);
+    assert_eq!(send(None).await.ok(200)["session_id"], other["session_id"]);
+    for id in [&ids[0], &ids[1], &other["session_id"]] {
+        assert_eq!(app.history(id.as_str().expect("an id")).await, fork);
+    }
+}
+
+/// With keys, there is no default user.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fork_keeps_the_user_or_gets_the_named_one(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let app = app.with_key(backend.key("acme", Scope::Write).await.expose());
+    let list = [user("a plum"), assistant("b")];
+    sync(&app, &list).await.ok(201);
+    let send = async |path: &str, user_id: Option<&str>, new_id: &str| {
+        let messages = [user("a plum"), assistant("c")];
+        let body =
+            json!({"messages": messages, "user_id": user_id, "on_divergence": "fork", "new_id": new_id});
+        app.post(path, body).await
+    };
+    assert_eq!(send(PATH, None, "none").await.ok(201)["user_id"], Value::Null);
+    assert_eq!(send(PATH, Some("ada"), "ada's").await.ok(201)["user_id"], "ada");
+    assert_eq!(send(PATH, Some("ada"), "ada's").await.ok(200)["user_id"], "ada");
+    assert_eq!(app.get("/sessions/s").await["user_id"], Value::Null, "the session got no message");
+    // The search finds the copied messages under the user.
+    let hits = app.get("/search?q=plum&user_id=ada").await;
+    assert_eq!(hits["items"][0]["session_id"], "ada's", "{hits:?}");
+    assert_eq!(hits["items"].as_array().map(Vec::len), Some(1));
+    app.post(PATH, json!({"messages": list, "user_id": "bo"})).await.ok(200);
+    send(PATH, Some("ada"), "x").await.problem(409, "session-user-mismatch");
+    assert_eq!(send(PATH, None, "bo's").await.ok(201)["user_id"], "bo");
+}
+
+/// Returns the messages of a turn with parallel calls, in the chat format and in the Anthropic format.
+fn turn_in_both_formats() -> [Vec<Value>; 2] {
+    let url = "data:image/png;base64,aGVsbG8=";
+    let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let chat = json!([
+        {"role": "user", "content": [{"type": "text", "text": "Look."}, {"type": "image_url", "image_url": {"url": url}}]},
+        {"role": "assistant", "content": "Two calls.", "tool_calls": [
+            call("a:1", "f.g", "{\"x\": 1.0}"), call("b", "h", ""),
+        ]},
+        {"role": "tool", "tool_call_id": "a:1", "content": "one"},
+        {"role": "tool", "tool_call_id": "b", "content": "Error:\nbroken"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Done."},
+    ]);
+    // The id and the name as a context in the format has them.
+    let id = "call_2b2c40a6706d9e5f320d5536";
+    let anthropic = json!([
+        {"role": "user", "content": [
+            {"type": "text", "text": "Look."},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}},
+        ]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
+            {"type": "text", "text": "Two calls."},
+            {"type": "tool_use", "id": id, "name": "f_g", "input": {"x": 1}},
+            {"type": "tool_use", "id": "b", "name": "h", "input": {}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": id, "content": [{"type": "text", "text": "one"}]},
+            {"type": "tool_result", "tool_use_id": "b", "content": "broken", "is_error": true},
+            {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}},
+        ]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Done."}]},
+    ]);
+    [chat, anthropic].map(|list| list.as_array().expect("a list").clone())
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn list_in_one_format_matches_messages_in_the_other(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let [chat, anthropic] = turn_in_both_formats();
+    let lists = [("openai", &chat), ("anthropic", &anthropic)];
+    for (stored_format, stored) in lists {
+        let path = format!("/sessions/{stored_format}/sync");
+        let body = |format: &str, messages: &[Value]| json!({"format": format, "messages": messages});
+        let first = app.post(&path, body(stored_format, stored)).await.ok(201);
+        assert_eq!(numbers(&first), [0, 6, 1, 6].map(|number| json!(number)));
+        for (format, list) in lists {
+            let response = app.post(&path, body(format, list)).await.ok(200);
+            assert_eq!(
+                numbers(&response),
+                [json!(6), json!(0), Value::Null, json!(6)],
+                "{stored_format}, {format}"
+            );
+            // Each part counts.
+            for (text, other) in [
+                ("Look.", "Lock."),
+                ("aGVsbG8=", "aGVsbG9="),
+                ("Two", "2"),
+                ("\"b\"", "\"d\""),
+                ("\"h\"", "\"i\""),
+                ("one", "two"),
+                ("broken", "fixed"),
+                ("And", "Or"),
+                ("Done", "No"),
+            ] {
+                let changed = serde_json::to_string(list).expect("JSON").replace(text, other);
+                let changed: Vec<Value> = serde_json::from_str(&changed).expect("JSON");
+                app.post(&path, body(format, &changed)).await.problem(409, "history-diverged");
+            }
+        }
+        // Each client goes on in its own format.
+        for (format, list) in lists {
+            let text = format!("{format} goes on");
+            let longer = with_end(list, list.len(), &[user(&text)]);
+            let response =
+                app.post(&path, json!({"format": format, "messages": longer, "on_divergence": "fork"})).await;
+            assert_eq!(response.ok(201)["matched"], 6);
+        }
+    }
+    // A list with several results in one message has more messages when it is stored.
+    let changed = serde_json::to_string(&anthropic).expect("JSON").replace("And?", "So?");
+    let changed: Vec<Value> = serde_json::from_str(&changed).expect("JSON");
+    let response =
+        app.post("/sessions/openai/sync", json!({"format": "anthropic", "messages": changed})).await;
+    response.problem(409, "history-diverged");
+    assert_eq!(response.json()["diverged_at"], 5);
+    // Every context in the format is a list that matches.
+    let context = app.context("anthropic", &json!({"format": "anthropic"})).await;
+    let body = json!({"format": "anthropic", "messages": context["messages"]});
+    assert_eq!(app.post("/sessions/anthropic/sync", body).await.ok(200)["matched"], 7);
 }

@@ -38,10 +38,12 @@ pub(crate) struct SessionAcks {
 #[derive(Clone, Debug)]
 pub(crate) struct ForkAck {
     pub(crate) id: String,
-    pub(crate) through_seq: usize,
-    /// The exchanges that the fork has, as acknowledged for its source.
+    /// The exchanges that the fork has, as acknowledged for its source. A sync adds another one.
     pub(crate) acks: SessionAcks,
 }
+
+/// The number of the first exchange that a sync appends to a fork.
+pub(crate) const FIRST_OF_FORK: usize = 1_000_000;
 
 impl SessionAcks {
     /// Returns the number of messages in the history.
@@ -55,7 +57,7 @@ impl SessionAcks {
     }
 
     /// Returns the exchanges that end before or at a message.
-    fn through(&self, seq: usize) -> BTreeMap<usize, Ack> {
+    pub(crate) fn through(&self, seq: usize) -> BTreeMap<usize, Ack> {
         let acks = self.acknowledged.iter().filter(|(_, ack)| ack.last_seq() <= seq);
         acks.map(|(exchange, ack)| (*exchange, *ack)).collect()
     }
@@ -157,11 +159,12 @@ impl SessionLog {
         self.acks().rewind = None;
     }
 
-    /// Records a fork with the exchanges up to a message.
-    pub(crate) fn record_fork(&self, id: String, through_seq: usize) {
+    /// Records a fork with the exchanges up to a message, and with those that were appended to it.
+    pub(crate) fn record_fork(&self, id: String, through_seq: usize, appended: Option<(usize, Ack)>) {
         let mut acks = self.acks();
-        let of_fork = SessionAcks { acknowledged: acks.through(through_seq), ..SessionAcks::default() };
-        acks.forks.push(ForkAck { id, through_seq, acks: of_fork });
+        let acknowledged = acks.through(through_seq).into_iter().chain(appended).collect();
+        let of_fork = SessionAcks { acknowledged, ..SessionAcks::default() };
+        acks.forks.push(ForkAck { id, acks: of_fork });
     }
 
     /// Makes the outcome of all exchanges unknown that were acknowledged after `earlier`, because a loss of power may

@@ -1,6 +1,6 @@
 //! The clients of a crash test: writers that append exchanges and readers that build contexts.
 
-use crate::ack_log::{AckLog, SessionLog};
+use crate::ack_log::{Ack, AckLog, FIRST_OF_FORK, SessionLog};
 use crate::invariants::check_context;
 use crate::message_ids::MessageId;
 use crate::replica::Replica;
@@ -111,6 +111,22 @@ impl Request {
         Self { may_exist: true, ..Self::post(path, json!({"through_seq": through_seq, "new_id": id})) }
     }
 
+    /// Returns the sync of a list that diverges after a message. It has a key or not, and names the fork or not: each time, a
+    /// repetition stores nothing again.
+    fn sync_fork(session: &SessionLog, through_seq: usize, exchange: usize, messages: usize) -> Self {
+        let mut common: Vec<_> = session.acks().through(through_seq).into_iter().collect();
+        // A repeated exchange may be stored after later ones.
+        common.sort_unstable_by_key(|(_, ack)| ack.first_seq);
+        let common = common.into_iter().flat_map(|(number, ack)| session.message_ids(number, ack.messages));
+        let list = common.chain(session.message_ids(exchange, messages)).map(MessageId::message);
+        let mut body = json!({"messages": list.collect::<Vec<_>>(), "on_divergence": "fork"});
+        if exchange.is_multiple_of(2) {
+            body["new_id"] = json!(format!("{}-synced-{exchange}", session.id()));
+        }
+        let key = exchange.is_multiple_of(3).then(|| format!("fork-{exchange}"));
+        Self { key, ..Self::post(format!("/sessions/{}/sync", session.id()), body) }
+    }
+
     /// Returns the request that stores an exchange: an exchange with a key, or all messages of the session up to its last one
     /// without a key, because a repeated sync stores nothing again.
     pub(crate) fn write(session: &SessionLog, exchange: usize, messages: usize) -> Self {
@@ -125,6 +141,11 @@ impl Request {
         let key = Some(format!("key-{}-{exchange}", session.number));
         Self { key, ..Self::post(path, json!({ "messages": messages })) }
     }
+}
+
+/// Returns `true` if a fork with this id has no messages of its own.
+pub(crate) fn is_plain_fork(id: &str) -> bool {
+    id.contains("-fork-")
 }
 
 /// Records the response to [`Request::write`], and returns the position of the exchange.
@@ -219,26 +240,26 @@ impl ClientLoad {
     }
 }
 
-/// Sends a request until a replica responds. Returns `false` if the load was stopped before, or `is_done` returns `true`.
-async fn send_until(worker: &mut Worker, request: &Request, is_done: impl Fn() -> bool) -> bool {
+/// Sends a request until a replica responds. Returns `None` if the load was stopped before, or `is_done` returns `true`.
+async fn send_until(worker: &mut Worker, request: &Request, is_done: impl Fn() -> bool) -> Option<Value> {
     while !is_done() {
         let replica = worker.rng.usize(..worker.service.replicas.len());
-        if worker.service.try_send(replica, request).await.is_some() {
-            return true;
+        if let Some(response) = worker.service.try_send(replica, request).await {
+            return Some(response);
         }
         if !worker.wait(5..50).await {
-            return false;
+            return None;
         }
     }
-    false
+    None
 }
 
-/// Sometimes rewinds or forks the session at the end of a random exchange. Does so only if the client knows the whole history.
+/// Sometimes rewinds or forks the session, or syncs a list that diverges from it, at the end of a random exchange. Does so only if the client knows the whole history.
 async fn rewind_or_fork(worker: &mut Worker, session: &SessionLog) {
     let acks = session.acks().clone();
     // A loss of power can undo a rewind, and the list of a synced session would then diverge from its history.
     let choice = worker.rng.usize(usize::from(session.is_synced())..24);
-    if choice > 1 || acks.acknowledged.len() < 2 || !acks.unknown.is_empty() || acks.rewind.is_some() {
+    if choice > 2 || acks.acknowledged.len() < 2 || !acks.unknown.is_empty() || acks.rewind.is_some() {
         return;
     }
     let index = worker.rng.usize(..acks.acknowledged.len() - 1);
@@ -246,15 +267,26 @@ async fn rewind_or_fork(worker: &mut Worker, session: &SessionLog) {
     if choice == 0 {
         // The invariant check repeats a rewind whose outcome is unknown.
         if session.record_rewind_sent(at, || *worker.paused.borrow())
-            && send_until(worker, &Request::rewind(session, at), || session.acks().rewind.is_none()).await
+            && let rewind = Request::rewind(session, at)
+            && send_until(worker, &rewind, || session.acks().rewind.is_none()).await.is_some()
         {
             session.record_rewound();
             worker.service.rewinds.fetch_add(1, Ordering::Relaxed);
         }
-    } else {
+    } else if choice == 1 {
         let id = format!("{}-fork-{}", session.id(), worker.rng.u64(..));
-        if send_until(worker, &Request::fork(session, &id, at), || false).await {
-            session.record_fork(id, at);
+        if send_until(worker, &Request::fork(session, &id, at), || false).await.is_some() {
+            session.record_fork(id, at, None);
+        }
+    } else {
+        let (exchange, messages) =
+            (FIRST_OF_FORK + worker.rng.usize(..FIRST_OF_FORK), [1, 2, 4][worker.rng.usize(..3)]);
+        let request = Request::sync_fork(session, at, exchange, messages);
+        if let Some(response) = send_until(worker, &request, || false).await {
+            let (id, last_seq) = (response["session_id"].as_str(), response["last_seq"].as_u64());
+            assert_eq!(last_seq, u64::try_from(at + messages).ok(), "{response}");
+            let appended = (exchange, Ack { messages, first_seq: at + 1 });
+            session.record_fork(id.expect("an id").to_owned(), at, Some(appended));
         }
     }
 }
@@ -263,8 +295,10 @@ async fn write(mut worker: Worker) {
     let mut session = worker.log.create_session();
     let mut exchange = 0;
     while worker.wait(3..20).await {
+        let rewinds = worker.service.rewinds.load(Ordering::Relaxed);
         rewind_or_fork(&mut worker, &session).await;
-        if session.acks().rewind.is_some() {
+        // The invariant check may be repeating the rewind, and would remove an exchange that is sent meanwhile.
+        if session.acks().rewind.is_some() || worker.service.rewinds.load(Ordering::Relaxed) > rewinds {
             continue;
         }
         if session.acks().acknowledged_messages() >= MAX_SESSION_MESSAGES {

@@ -1,7 +1,7 @@
 //! The invariants of sessions and contexts that hold after every fault.
 
-use crate::ack_log::{SessionAcks, SessionLog};
-use crate::clients::{ReplicaSet, Request, record_ack};
+use crate::ack_log::{FIRST_OF_FORK, SessionAcks, SessionLog};
+use crate::clients::{ReplicaSet, Request, is_plain_fork, record_ack};
 use crate::message_ids::{MessageId, SummaryCoverage, are_complete_exchanges};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -36,8 +36,8 @@ pub(crate) async fn check_session(service: &ReplicaSet, session: &SessionLog) {
     let forks = session.acks().forks.clone();
     for fork in forks {
         let ids = check_copy(service, session, &fork.id).await;
-        assert_eq!(ids.len(), fork.through_seq, "{}", fork.id);
-        check_exchanges(session, &ids, &fork.acks, &session.acks().clone());
+        assert_eq!(ids.len(), fork.acks.acknowledged_messages(), "{}", fork.id);
+        check_exchanges(session, &fork.id, &ids, (&fork.acks, &fork.acks));
         let path = format!("/sessions/{}/context", fork.id);
         check_context(&service.send(&Request::post(path, json!({}))).await, session, &fork.acks);
     }
@@ -66,6 +66,31 @@ async fn check_branches(service: &ReplicaSet, session: &SessionLog, ids: &[Messa
     for exchange in removed.keys() {
         assert!(found.contains(exchange), "{}: exchange {exchange} is lost", session.id());
     }
+}
+
+/// Checks every fork that a sync has created, also if no client got a response: it has the messages of its sync, and no other
+/// fork has them. Returns the number of these forks.
+pub(crate) async fn check_synced_forks(service: &ReplicaSet) -> usize {
+    let (mut cursor, mut found) = (String::new(), BTreeSet::new());
+    loop {
+        let page = service.send(&Request::get(format!("/sessions?limit=1000{cursor}"))).await;
+        for item in page["items"].as_array().expect("a list") {
+            let id = item["session_id"].as_str().expect("an id");
+            if item["forked_from"]["kind"] != "fork" || is_plain_fork(id) {
+                continue;
+            }
+            let through = as_usize(&item["forked_from"]["through_seq"]);
+            let (.., ids) = read_session(service, id).await;
+            let appended = &ids[through..];
+            assert!(are_complete_exchanges(&ids) && !appended.is_empty(), "{id}: {ids:?}");
+            let first = appended[0];
+            assert!(first.exchange >= FIRST_OF_FORK && first.exchange_len == appended.len(), "{id}: {ids:?}");
+            assert!(found.insert((first.session, first.exchange)), "{id}: {first} is in two forks");
+        }
+        let Some(next) = page["next"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    found.len()
 }
 
 /// Checks history, revisions and summary of a fork or a branch, to which clients write nothing. Returns the ids of its messages.
@@ -103,7 +128,7 @@ async fn check_history(service: &ReplicaSet, session: &SessionLog) -> Vec<Messag
     let (state, revisions, ids) = read_session(service, &id).await;
     // Writers record an exchange before they send it, so this contains every stored exchange.
     let sent = session.acks().clone();
-    check_exchanges(session, &ids, &acks, &sent);
+    check_exchanges(session, &id, &ids, (&acks, &sent));
 
     // The process that stored the exchange may have been killed before it was indexed.
     if let Some((exchange, ack)) = acks.acknowledged.last_key_value() {
@@ -119,8 +144,12 @@ async fn check_history(service: &ReplicaSet, session: &SessionLog) -> Vec<Messag
 }
 
 /// Checks that the history consists of complete exchanges, each once and in order, and contains all acknowledged ones.
-fn check_exchanges(session: &SessionLog, ids: &[MessageId], acks: &SessionAcks, sent: &SessionAcks) {
-    let id = session.id();
+fn check_exchanges(
+    session: &SessionLog,
+    id: &str,
+    ids: &[MessageId],
+    (acks, sent): (&SessionAcks, &SessionAcks),
+) {
     assert!(are_complete_exchanges(ids), "{id}: an incomplete exchange: {ids:?}");
     let mut seen = BTreeSet::new();
     for first in ids.iter().filter(|message| message.position == 1) {

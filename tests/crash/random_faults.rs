@@ -2,7 +2,7 @@
 
 use crate::ack_log::{AckLog, SessionAcks};
 use crate::clients::{ClientLoad, ReplicaSet};
-use crate::invariants::{check_final_context, check_session};
+use crate::invariants::{check_final_context, check_session, check_synced_forks};
 use crate::message_ids::summarise;
 use crate::postgres_server::PostgresServer;
 use crate::power_loss;
@@ -141,11 +141,12 @@ impl Run {
             messages += acks.acknowledged_messages();
             forks += acks.forks.len();
         }
+        let synced_forks = check_synced_forks(&self.service).await;
         let rewinds = self.service.rewinds.load(Ordering::Relaxed);
         let (calls, sessions) = (self.model.calls().len(), self.log.sessions().len());
         println!(
             "{}: {:?}; {exchanges} exchanges with {messages} messages in {sessions} sessions, {} of them with an \
-             unknown outcome at first; {rewinds} rewinds and {forks} forks; {} contexts checked; {calls} calls of the \
+             unknown outcome at first; {rewinds} rewinds and {forks} forks, {synced_forks} of them by syncs; {} contexts checked; {calls} calls of the \
              model; {:?}",
             self.name,
             self.faults,
@@ -154,7 +155,7 @@ impl Run {
             self.started_at.elapsed(),
         );
         assert!(calls > 0 && exchanges > 0, "the run did not test anything");
-        assert!(rewinds > 0 && forks > 0, "no session was rewound or forked");
+        assert!(rewinds > 0 && forks > 0 && synced_forks > 0, "no session was rewound or forked");
     }
 }
 

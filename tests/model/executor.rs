@@ -2,10 +2,10 @@
 
 use super::harness::{self, covering, is_meta, until};
 use super::operations::{
-    Condition, Exchange, Mode, ModelFault, Operation, Scenario, ServiceSettings, Step, Sync,
+    Condition, Exchange, Mode, ModelFault, OnDivergence, Operation, Scenario, ServiceSettings, Step, Sync,
 };
 use super::reference_model::{
-    AppendOutcome, Message, Revision, Session, SyncOutcome, Tenant, USERS, metadata,
+    AppendOutcome, ClientList, Message, Revision, Session, SyncOutcome, Tenant, USERS, metadata,
 };
 use super::support::client::{Request, Response, TestClient, assert_includes};
 use super::support::model_server::{Behaviour, ModelServer};
@@ -362,56 +362,132 @@ async fn append(app: &TestClient, tenant: &mut Tenant, exchange: &Exchange, sett
 /// Syncs the list of a client. Every list begins with a system message, which is ignored.
 async fn sync(app: &TestClient, tenant: &mut Tenant, sync: &Sync, settings: &ServiceSettings) {
     let list = tenant.client_list(sync, settings);
-    let path = format!("/sessions/s{}", sync.session);
+    let path = format!("/sessions/s{}/sync", sync.session);
     let session = tenant.sessions.get(&sync.session);
     let recorded = session.and_then(|session| session.keys.get(&sync.key?)).filter(|_| sync.is_retry);
     let body = if let Some(recorded) = recorded.filter(|recorded| recorded.exchange.is_none()) {
         recorded.body.clone()
     } else {
-        let system = r#"{"role":"system","content":"Be kind."}"#;
-        let messages: Vec<&str> = [system].into_iter().chain(list.iter().map(|(_, sent)| &**sent)).collect();
-        let messages = messages.join(",");
-        let user = |user| format!(r#","user_id":"{}""#, USERS[usize::from(user)]);
-        let user = sync.user.map_or(String::new(), user);
-        let metadata = |number| format!(r#","metadata":{}"#, metadata(number));
-        let metadata = sync.metadata.map_or(String::new(), metadata);
-        format!(r#"{{"messages":[{messages}]{user}{metadata}}}"#)
+        sync_body(sync, &list)
     };
     let expected = tenant.predict_sync(sync, &list, &body);
-    let response = with_key(app.post(&format!("{path}/sync"), &body), sync.key).await;
-    match expected {
-        SyncOutcome::KeyReused => drop(response.problem(422, "idempotency-key-reused")),
-        SyncOutcome::UserMismatch => drop(response.problem(409, "session-user-mismatch")),
-        SyncOutcome::Replayed(recorded) => {
+    let request = || with_key(app.post(&path, &body), sync.key);
+    let response = request().await;
+    let (id, known, matched, origin) = match expected {
+        SyncOutcome::KeyReused => return drop(response.problem(422, "idempotency-key-reused")),
+        SyncOutcome::UserMismatch => return drop(response.problem(409, "session-user-mismatch")),
+        SyncOutcome::Exists => return drop(response.problem(409, "session-exists")),
+        SyncOutcome::InvalidId => return assert_eq!(response.fields(), ["new_id"]),
+        SyncOutcome::Replayed(id, mut recorded) => {
+            // An erased session is not named any more.
+            let origin = tenant.find(&id).map_or(Value::Null, |session| session.forked_from.clone());
+            if !recorded.response["forked_from"].is_null() && origin.is_null() {
+                recorded.response["forked_from"] = Value::Null;
+                recorded.response["diverged_at"] = Value::Null;
+            }
             assert_eq!((response.ok(201), response.is_replay()), (recorded.response, true), "{response:?}");
+            return;
         }
         SyncOutcome::Diverged(seq) => {
             response.problem(409, "history-diverged");
             assert_eq!(response.json()["diverged_at"], seq, "{response:?}");
+            return;
         }
-        SyncOutcome::Matched(matched) => {
-            let new = &list[matched..];
-            let last_seq = session.map_or(0, |session| session.history.len()).max(list.len());
-            let user = tenant.owner(sync.session).or(sync.user);
-            let expected = json!({
-                "session_id": format!("s{}", sync.session), "user_id": user.map(|user| USERS[usize::from(user)]),
-                "matched": matched, "appended": new.len(), "diverged_at": null,
-                "first_seq": if new.is_empty() { Value::Null } else { json!(matched + 1) }, "last_seq": last_seq,
-            });
-            let json = response.ok(if new.is_empty() { 200 } else { 201 });
-            assert_eq!((&json, response.is_replay()), (&expected, false), "{response:?}");
-            if !new.is_empty() {
-                let state = app.get(&path).await.ok(200);
-                let created_at = state["updated_at"].as_str().expect("a time");
-                tenant.append_list(sync, new, (&body, &json), created_at);
-                return;
+        SyncOutcome::Matched(id, matched) => {
+            let session = tenant.find(&id);
+            let is_fork = id != format!("s{}", sync.session);
+            let origin = session.filter(|_| is_fork).map_or(Value::Null, |fork| fork.forked_from.clone());
+            let owner = session.map_or_else(|| tenant.owner(sync.session), |session| session.user);
+            (id, (session.map_or(0, |session| session.history.len()), owner), matched, origin)
+        }
+        SyncOutcome::Forked { id, attempt, through } => {
+            let json = response.ok(201);
+            let chosen = json["session_id"].as_str().expect("an id").to_owned();
+            let origin =
+                json!({"session_id": format!("s{}", sync.session), "through_seq": through, "kind": "fork"});
+            let created_at = updated_at(app, &chosen).await;
+            let owner = tenant.owner(sync.session);
+            if let Some(id) = &id {
+                assert_eq!(*id, chosen, "the same request has the same fork");
+            } else {
+                assert!(tenant.find(&chosen).is_none(), "{chosen} is not new");
             }
-            tenant.bind(sync.session, sync.user);
-            if let Some((session, number)) = tenant.sessions.get_mut(&sync.session).zip(sync.metadata) {
-                session.metadata = metadata(number);
+            tenant.add_fork(sync, (through, attempt), &list[through..], (&body, &json), &created_at);
+            check_synced(&response, sync, &chosen, (through, owner), through, list.len(), &origin);
+            check_whole(app, tenant, &chosen).await;
+            // A repetition stores nothing.
+            let again = request().await;
+            if sync.key.is_some() {
+                assert_eq!((again.ok(201), again.is_replay()), (json, true), "{again:?}");
+            } else {
+                check_synced(&again, sync, &chosen, (list.len(), owner), list.len(), list.len(), &origin);
             }
+            return;
+        }
+    };
+    check_synced(&response, sync, &id, known, matched, list.len(), &origin);
+    if matched < list.len() {
+        let created_at = updated_at(app, &id).await;
+        tenant.append_list((&id, sync), &list[matched..], (&body, &response.json()), &created_at);
+    } else {
+        tenant.update(&id, sync);
+    }
+}
+
+/// Checks the response to a sync to a session that had this number of messages and this owner.
+fn check_synced(
+    response: &Response,
+    sync: &Sync,
+    id: &str,
+    (known, owner): (usize, Option<u8>),
+    matched: usize,
+    listed: usize,
+    origin: &Value,
+) {
+    let appended = listed - matched;
+    let expected = json!({
+        "session_id": id, "user_id": owner.or(sync.user).map(|user| USERS[usize::from(user)]),
+        "matched": matched, "appended": appended,
+        "diverged_at": origin["through_seq"].as_u64().map(|through| through + 1), "forked_from": origin,
+        "first_seq": if appended == 0 { Value::Null } else { json!(matched + 1) }, "last_seq": known.max(listed),
+    });
+    let json = response.ok(if appended == 0 { 200 } else { 201 });
+    assert_eq!((&json, response.is_replay()), (&expected, false), "{response:?}");
+}
+
+/// Returns the request with the list of a client.
+fn sync_body(sync: &Sync, list: &ClientList) -> String {
+    let system = r#"{"role":"system","content":"Be kind."}"#.to_owned();
+    let mut messages = vec![system];
+    for (_, sent) in list {
+        // Clients of the Anthropic format send consecutive results as one message.
+        let previous = messages.last_mut().filter(|previous| previous.contains("tool_result"));
+        match previous.filter(|_| sent.contains("tool_result")) {
+            Some(previous) => *previous = join_content(previous, sent),
+            None => messages.push(sent.clone()),
         }
     }
+    let messages = messages.join(",");
+    let user = |user| format!(r#","user_id":"{}""#, USERS[usize::from(user)]);
+    let user = sync.user.map_or(String::new(), user);
+    let metadata = |number| format!(r#","metadata":{}"#, metadata(number));
+    let metadata = sync.metadata.map_or(String::new(), metadata);
+    let format = if sync.anthropic { r#","format":"anthropic""# } else { "" };
+    let on_divergence = match sync.on_divergence {
+        OnDivergence::Error => String::new(),
+        OnDivergence::Fork => r#","on_divergence":"fork""#.to_owned(),
+        OnDivergence::ForkTo(id) => format!(r#","on_divergence":"fork","new_id":"s{id}""#),
+    };
+    format!(r#"{{"messages":[{messages}]{user}{metadata}{format}{on_divergence}}}"#)
+}
+
+/// Joins the content blocks of two messages.
+fn join_content(first: &str, second: &str) -> String {
+    let [mut first, mut second]: [Value; 2] =
+        [first, second].map(|json| serde_json::from_str(json).expect("JSON"));
+    let blocks = second["content"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    first["content"].as_array_mut().expect("a list").extend(blocks);
+    first.to_string()
 }
 
 async fn restore(app: &TestClient, tenant: &mut Tenant, id: u8, revision: usize) {

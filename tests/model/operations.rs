@@ -150,6 +150,17 @@ pub(super) struct Sync {
     pub(super) key: Option<u8>,
     /// Sends the body that was recorded under the key, if there is one.
     pub(super) is_retry: bool,
+    /// The client writes the history in the Anthropic format. Its new messages are texts, which are the same in both formats.
+    pub(super) anthropic: bool,
+    pub(super) on_divergence: OnDivergence,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnDivergence {
+    Error,
+    Fork,
+    /// The fork gets the id of this session.
+    ForkTo(u8),
 }
 
 /// The history as a client knows it. Numbers are taken modulo the length of the history, or that plus one.
@@ -269,7 +280,13 @@ fn operation() -> impl Strategy<Value = Operation> {
     ];
     let new = vec(message_kind(), 0..=4);
     let fields = (user(), weighted(0.2, 0..3_u8), weighted(0.3, 0..2_u8), any::<bool>());
-    let sync = (session(), view, any::<bool>(), new, fields);
+    let on_divergence = prop_oneof![
+        2 => Just(OnDivergence::Error),
+        1 => Just(OnDivergence::Fork),
+        2 => (0..3_u8).prop_map(OnDivergence::ForkTo),
+    ];
+    let form = (any::<bool>(), proptest::bool::weighted(0.3), on_divergence);
+    let sync = (session(), view, form, new, fields);
     let mode = prop_oneof![4 => Just(Mode::Inline), 2 => Just(Mode::Background), 1 => Just(Mode::Off)];
     let condition = select(vec![
         Condition::Absent,
@@ -283,8 +300,12 @@ fn operation() -> impl Strategy<Value = Operation> {
         32 => exchange.prop_map(|(session, messages, user, metadata, key)| {
             Operation::AppendExchange(Exchange { session, messages, user, metadata, key })
         }),
-        16 => sync.prop_map(|(session, view, rewritten, new, (user, metadata, key, is_retry))| {
-            Operation::Sync(Sync { session, view, rewritten, new, user, metadata, key, is_retry })
+        16 => sync.prop_map(|(session, view, form, new, (user, metadata, key, is_retry))| {
+            let (rewritten, anthropic, on_divergence) = form;
+            let sync = Sync {
+                session, view, rewritten, new, user, metadata, key, is_retry, anthropic, on_divergence,
+            };
+            Operation::Sync(sync)
         }),
         1 => (session(), weighted(0.5, 0..2_u8))
             .prop_map(|(session, key)| Operation::AppendInvalid { session, key }),

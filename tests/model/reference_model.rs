@@ -2,7 +2,7 @@
 //! by message, in the simplest way, so that it shares no code and no cleverness with the service.
 
 use super::harness::{COMPRESSED, assistant, user};
-use super::operations::{Exchange, MessageKind, Mode, ModelFault, ServiceSettings, Sync, View};
+use super::operations::{Exchange, MessageKind, Mode, ModelFault, OnDivergence, ServiceSettings, Sync, View};
 use super::support::client::assert_includes;
 use precis::domain::{summary, tokens};
 use serde_json::{Value, json};
@@ -16,8 +16,10 @@ pub(super) struct Tenant {
     pub(super) sessions: BTreeMap<u8, Session>,
     /// The users of sessions that do not exist yet.
     pub(super) bound: BTreeMap<u8, u8>,
-    /// The branches that rewinds have removed from sessions, by their ids.
+    /// The branches that rewinds have removed from sessions, and the forks whose ids the service has chosen, by their ids.
     pub(super) branches: BTreeMap<String, Session>,
+    /// The ids of these forks, by session, request, and attempt.
+    pub(super) fork_ids: BTreeMap<(u8, String, usize), String>,
     /// The versions of each user's memory document, beginning with version 1.
     pub(super) memories: BTreeMap<u8, Vec<String>>,
 }
@@ -83,12 +85,25 @@ pub(super) type ClientList = Vec<(String, String)>;
 
 /// The predicted result of a sync.
 pub(super) enum SyncOutcome {
-    Matched(usize),
-    Replayed(Recorded),
+    /// The list continues the session with this id.
+    Matched(String, usize),
+    /// The list continues the first messages of the session in a new fork.
+    Forked {
+        /// `None` if the service has not chosen it yet.
+        id: Option<String>,
+        attempt: usize,
+        through: usize,
+    },
+    /// The response of an earlier request to the session with this id.
+    Replayed(String, Recorded),
     /// The first position at which the list differs.
     Diverged(usize),
     KeyReused,
     UserMismatch,
+    /// The id of the fork belongs to another session.
+    Exists,
+    /// The id of the fork is that of the session.
+    InvalidId,
 }
 
 /// The predicted result of a consolidation run.
@@ -157,62 +172,223 @@ impl Tenant {
     /// Returns the list of a client.
     pub(super) fn client_list(&self, sync: &Sync, settings: &ServiceSettings) -> ClientList {
         let mut view = self.history(sync.session);
-        let mut new = &sync.new[..];
+        let mut new = sync.new.clone();
+        let mut changed = None;
         match sync.view {
             View::Complete => {}
             View::Beginning(count) => {
                 view.truncate(count % (view.len() + 1));
-                new = &[];
+                new.clear();
             }
             View::Changed(index) if !view.is_empty() => {
                 let index = index % view.len();
-                view[index] = Message::new(r#"{"role":"user","content":"never said"}"#.to_owned(), "");
-                // The changed message may have made tool calls, so that the others are no history to continue.
-                new = &[];
+                let is_user = view[index].json == user(index + 1);
+                let other = if is_user { assistant(index + 1) } else { user(index + 1) };
+                view[index] = Message::new(other, "");
+                // The changed message may have made tool calls, so that the ones after it are no history to continue.
+                view.truncate(index + 1);
+                changed = Some(index);
             }
             View::Changed(_) | View::Empty => view.clear(),
         }
-        let sent = |message: &Message| {
-            let sent = if sync.rewritten { rewrite(&message.json) } else { message.json.clone() };
+        let sent = |(index, message): (usize, &Message)| {
+            let sent = match (&message.json, sync.anthropic, sync.rewritten) {
+                (json, ..) if changed == Some(index) => json.clone(),
+                (json, true, _) => as_anthropic(json),
+                (json, false, true) => rewrite(json),
+                (json, false, false) => json.clone(),
+            };
             (message.json.clone(), sent)
         };
-        let mut list: ClientList = view.iter().map(sent).collect();
-        list.extend(render_messages(view, new, settings).into_iter().map(|json| (json.clone(), json)));
+        let mut list: ClientList = view.iter().enumerate().map(sent).collect();
+        if sync.anthropic {
+            for kind in &mut new {
+                if matches!(kind, MessageKind::ToolCalls(_) | MessageKind::ToolResult(_)) {
+                    *kind = MessageKind::Assistant;
+                }
+            }
+        }
+        list.extend(render_messages(view, &new, settings).into_iter().map(|json| (json.clone(), json)));
         list
     }
 
     pub(super) fn predict_sync(&self, sync: &Sync, list: &ClientList, body: &str) -> SyncOutcome {
+        let own = format!("s{}", sync.session);
         let session = self.sessions.get(&sync.session);
         let known = session.and_then(|session| session.keys.get(&sync.key?));
-        if let Some(known) = known.filter(|known| known.exchange.is_none() && known.body == body) {
-            return SyncOutcome::Replayed(known.clone());
+        // The body of a retry is the recorded one, with other choices than these.
+        if let Some(known) = known.filter(|known| known.is_sync(body)) {
+            return SyncOutcome::Replayed(own, known.clone());
         }
-        if self.is_of_another(sync.session, sync.user) {
-            return SyncOutcome::UserMismatch;
+        if sync.on_divergence == OnDivergence::ForkTo(sync.session) {
+            return SyncOutcome::InvalidId;
         }
-        if known.is_some() {
-            return SyncOutcome::KeyReused;
-        }
-        let history = self.history(sync.session);
-        for (index, (message, (given, _))) in history.iter().zip(list).enumerate() {
-            if message.json != *given {
-                return SyncOutcome::Diverged(index + 1);
+        if let Some((id, fork)) = self.fork(sync, body, 0)
+            && let Some(known) = sync.key.and_then(|key| fork.keys.get(&key))
+        {
+            let is_chosen = sync.on_divergence == OnDivergence::Fork;
+            if known.is_sync(body) && (is_chosen || fork.is_fork_of(&own)) {
+                return SyncOutcome::Replayed(id, known.clone());
+            } else if is_chosen && !known.is_sync(body) {
+                return SyncOutcome::KeyReused;
             }
         }
-        SyncOutcome::Matched(history.len().min(list.len()))
+        let owner = self.owner(sync.session);
+        let outcome = predict_sync_into(&own, owner, session, sync, list, body);
+        let SyncOutcome::Diverged(seq) = outcome else { return outcome };
+        if sync.on_divergence == OnDivergence::Error {
+            return outcome;
+        }
+        for attempt in 0.. {
+            match self.fork(sync, body, attempt) {
+                Some((id, fork)) if fork.is_fork_of(&own) => {
+                    let outcome = predict_sync_into(&id, fork.user, Some(fork), sync, list, body);
+                    if !matches!(outcome, SyncOutcome::Diverged(_)) {
+                        return outcome;
+                    }
+                }
+                Some(_) => {}
+                None => {
+                    let id = self.fork_id(sync, body, attempt);
+                    if !matches!(sync.on_divergence, OnDivergence::ForkTo(id) if self.bound.contains_key(&id))
+                    {
+                        return SyncOutcome::Forked { id, attempt, through: seq - 1 };
+                    }
+                }
+            }
+            if sync.on_divergence != OnDivergence::Fork {
+                break;
+            }
+        }
+        SyncOutcome::Exists
+    }
+
+    fn fork_id(&self, sync: &Sync, body: &str, attempt: usize) -> Option<String> {
+        match sync.on_divergence {
+            OnDivergence::Error => None,
+            OnDivergence::Fork => self.fork_ids.get(&fork_request(sync, body, attempt)).cloned(),
+            OnDivergence::ForkTo(id) => Some(format!("s{id}")),
+        }
+    }
+
+    /// Returns the session that has the id of the fork.
+    fn fork(&self, sync: &Sync, body: &str, attempt: usize) -> Option<(String, &Session)> {
+        let id = self.fork_id(sync, body, attempt)?;
+        let fork = self.find(&id)?;
+        Some((id, fork))
+    }
+
+    /// Adds a fork with the messages of the list after the common ones.
+    pub(super) fn add_fork(
+        &mut self,
+        sync: &Sync,
+        (through, attempt): (usize, usize),
+        new: &[(String, String)],
+        (body, response): (&str, &Value),
+        created_at: &str,
+    ) {
+        let mut fork = self.sessions[&sync.session].fork(through);
+        fork.forked_from = response["forked_from"].clone();
+        fork.append_list(sync, new, (body, response), created_at);
+        if let OnDivergence::ForkTo(id) = sync.on_divergence {
+            self.sessions.insert(id, fork);
+        } else {
+            let id = response["session_id"].as_str().expect("an id").to_owned();
+            self.fork_ids.insert(fork_request(sync, body, attempt), id.clone());
+            self.branches.insert(id, fork);
+        }
     }
 
     /// Appends the messages after the matched ones.
     pub(super) fn append_list(
+        &mut self,
+        (id, sync): (&str, &Sync),
+        new: &[(String, String)],
+        (body, response): (&str, &Value),
+        created_at: &str,
+    ) {
+        if self.find(id).is_none() {
+            let bound = self.bound.remove(&sync.session);
+            self.sessions.insert(sync.session, Session::new(bound));
+        }
+        self.find_mut(id).append_list(sync, new, (body, response), created_at);
+    }
+
+    fn find_mut(&mut self, id: &str) -> &mut Session {
+        let number = id.strip_prefix('s').and_then(|number| number.parse::<u8>().ok());
+        let session =
+            number.map_or_else(|| self.branches.get_mut(id), |number| self.sessions.get_mut(&number));
+        session.expect("a known session")
+    }
+
+    /// Stores user and metadata of a list without new messages.
+    pub(super) fn update(&mut self, id: &str, sync: &Sync) {
+        if self.find(id).is_none() {
+            return self.bind(sync.session, sync.user);
+        }
+        let session = self.find_mut(id);
+        session.user = session.user.or(sync.user);
+        if let Some(number) = sync.metadata {
+            session.metadata = metadata(number);
+        }
+    }
+}
+
+impl Recorded {
+    /// Returns `true` if a sync with this body was recorded.
+    fn is_sync(&self, body: &str) -> bool {
+        self.exchange.is_none() && self.body == body
+    }
+}
+
+/// Identifies the requests that have the same fork.
+fn fork_request(sync: &Sync, body: &str, attempt: usize) -> (u8, String, usize) {
+    let request = sync.key.map_or_else(|| body.to_owned(), |key| format!("key {key}"));
+    (sync.session, request, attempt)
+}
+
+/// Predicts the result of a sync to a single session.
+fn predict_sync_into(
+    id: &str,
+    owner: Option<u8>,
+    session: Option<&Session>,
+    sync: &Sync,
+    list: &ClientList,
+    body: &str,
+) -> SyncOutcome {
+    let known = session.and_then(|session| session.keys.get(&sync.key?));
+    if let Some(known) = known.filter(|known| known.is_sync(body)) {
+        return SyncOutcome::Replayed(id.to_owned(), known.clone());
+    }
+    if owner.zip(sync.user).is_some_and(|(owner, named)| owner != named) {
+        return SyncOutcome::UserMismatch;
+    }
+    if known.is_some() {
+        return SyncOutcome::KeyReused;
+    }
+    let history = session.map_or(&[][..], |session| &session.history);
+    for (index, (message, (given, _))) in history.iter().zip(list).enumerate() {
+        if message.json != *given {
+            return SyncOutcome::Diverged(index + 1);
+        }
+    }
+    SyncOutcome::Matched(id.to_owned(), history.len().min(list.len()))
+}
+
+impl Session {
+    fn is_fork_of(&self, id: &str) -> bool {
+        self.forked_from["session_id"] == id && self.forked_from["kind"] == "fork"
+    }
+
+    fn append_list(
         &mut self,
         sync: &Sync,
         new: &[(String, String)],
         (body, response): (&str, &Value),
         created_at: &str,
     ) {
-        self.bind(sync.session, sync.user);
-        let bound = self.bound.remove(&sync.session);
-        let session = self.sessions.entry(sync.session).or_insert_with(|| Session::new(bound));
+        let session = self;
+        session.user = session.user.or(sync.user);
         session.history.extend(new.iter().map(|(_, sent)| Message::new(sent.clone(), created_at)));
         created_at.clone_into(&mut session.updated_at);
         if let Some(number) = sync.metadata {
@@ -223,7 +399,9 @@ impl Tenant {
             session.keys.insert(key, Recorded { exchange: None, body, response });
         }
     }
+}
 
+impl Tenant {
     /// Appends an exchange. The time is taken from the response.
     pub(super) fn append(&mut self, exchange: &Exchange, messages: &[String], body: &str, response: &Value) {
         let created_at = response["created_at"].as_str().expect("a time");
@@ -254,7 +432,8 @@ impl Tenant {
             session.forked_from["session_id"] == format!("s{id}") && session.forked_from["kind"] == kind
         };
         self.branches.retain(|_, branch| !is_of(branch, "rewind"));
-        for session in self.sessions.values_mut().filter(|session| is_of(session, "fork")) {
+        let sessions = self.sessions.values_mut().chain(self.branches.values_mut());
+        for session in sessions.filter(|session| is_of(session, "fork")) {
             session.forked_from = Value::Null;
         }
     }
@@ -266,9 +445,11 @@ impl Tenant {
         for id in &ids {
             self.erase_session(*id);
         }
-        let bound = self.bound.len();
+        let others = self.bound.len() + self.branches.len();
         self.bound.retain(|_, owner| *owner != user);
-        self.memories.remove(&user).is_some() || !ids.is_empty() || self.bound.len() < bound
+        self.branches.retain(|_, branch| branch.user != Some(user));
+        let has_others = self.bound.len() + self.branches.len() < others;
+        self.memories.remove(&user).is_some() || !ids.is_empty() || has_others
     }
 
     pub(super) fn memory_version(&self, user: u8) -> usize {
@@ -322,6 +503,31 @@ fn rewrite(json: &str) -> String {
         written["tool_call_id"] = result_of.clone();
     }
     written.to_string()
+}
+
+/// Returns a message as a client of the Anthropic format writes it. Results are messages of their own.
+fn as_anthropic(json: &str) -> String {
+    let message: Value = serde_json::from_str(json).expect("JSON");
+    let content = match &message["content"] {
+        Value::Array(parts) => parts[0]["text"].clone(),
+        text => text.clone(),
+    };
+    if message["role"] == "tool" {
+        let result = json!({"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": [{"type": "text", "text": content}]});
+        return json!({"role": "user", "content": [result]}).to_string();
+    }
+    let mut blocks = vec![
+        json!({"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}),
+        json!({"type": "text", "text": content, "cache_control": {"type": "ephemeral"}}),
+    ];
+    let calls = message["tool_calls"].as_array().into_iter().flatten();
+    blocks.extend(calls.map(
+        |call| json!({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}),
+    ));
+    if message["role"] == "user" {
+        blocks.remove(0);
+    }
+    json!({"role": message["role"], "content": blocks}).to_string()
 }
 
 /// Every message except a blank one contains its position, so that summaries can name it.

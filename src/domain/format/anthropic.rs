@@ -475,7 +475,7 @@ impl CallIds {
     /// Assigns an id to a new call of the message `seq`: the stored id if possible. A repeated id gets the number of the
     /// message as a suffix. An id that is too long or taken nevertheless is hashed.
     fn assign(&mut self, stored_id: &str, seq: i64) -> String {
-        let mut id = if is_valid_id(stored_id) { stored_id.to_owned() } else { hash_id(stored_id) };
+        let mut id = valid_id(stored_id);
         if self.used.contains(&id) {
             id = format!("{id}_{seq}");
         }
@@ -494,7 +494,7 @@ impl CallIds {
 }
 
 /// Returns a valid tool name: invalid characters become `_`.
-fn tool_name(name: &str) -> String {
+pub(super) fn tool_name(name: &str) -> String {
     let valid = |c: char| if is_id_char(c) { c } else { '_' };
     name.chars().map(valid).take(MAX_ID_CHARS).collect()
 }
@@ -505,6 +505,11 @@ fn is_id_char(c: char) -> bool {
 
 fn is_valid_id(id: &str) -> bool {
     (1..=MAX_ID_CHARS).contains(&id.len()) && id.chars().all(is_id_char)
+}
+
+/// Returns a valid id of a call: the stored one if possible.
+pub(super) fn valid_id(id: &str) -> String {
+    if is_valid_id(id) { id.to_owned() } else { hash_id(id) }
 }
 
 fn hash_id(id: &str) -> String {

@@ -7,7 +7,7 @@ use super::members::{Members, ObjectWriter, as_string, elements, escape_key, lis
 
 /// The equivalent of a block in the chat format.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Equivalent {
+pub enum Equivalent {
     Text(String),
     /// A content part as JSON.
     Attachment(String),
@@ -85,6 +85,12 @@ fn content_equivalents(content: &str) -> Vec<Equivalent> {
 pub(super) fn result_equivalents(block: &Members<'_>) -> Vec<Equivalent> {
     let error = (block.get("is_error") == Some("true")).then(|| Equivalent::Text("Error:".to_owned()));
     error.into_iter().chain(block.get("content").map(content_equivalents).unwrap_or_default()).collect()
+}
+
+/// Returns the equivalents of a block that only the Anthropic format has, other than calls; `None` for any other content part.
+pub fn block_equivalents(kind: &str, json: &str) -> Option<Vec<Equivalent>> {
+    let block = Members::parse(json);
+    if kind == "tool_result" { Some(result_equivalents(&block)) } else { equivalents(kind, &block) }
 }
 
 /// Splits a user message with results into one message for each result and one for each part between them. Returns `None`

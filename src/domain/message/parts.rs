@@ -37,7 +37,7 @@ pub(super) fn custom_arguments(input: &str) -> String {
 }
 
 /// Returns the id of a call in the form `function_call`, which has none. Its result names the function, too.
-pub(super) fn function_call_id(name: &str) -> String {
+pub fn function_call_id(name: &str) -> String {
     let id = format!("function_{name}");
     if id.len() <= MAX_CALL_ID_BYTES {
         return id;

@@ -66,7 +66,7 @@ problem_responses! {
     UserNotFound NOT_FOUND "The user has no memory document and no session"
     ToolNotFound NOT_FOUND "There is no tool with this name"
     ExchangeConflict CONFLICT "The session belongs to another user, or its last message is not `expected_last_seq`"
-    SyncConflict CONFLICT "The session belongs to another user, or the list is not a continuation of its history: `diverged_at` names the first message that differs"
+    SyncConflict CONFLICT "The session belongs to another user, or the list is not a continuation of its history: `diverged_at` names the first message that differs. With `on_divergence` `fork`: another session has the id `new_id`"
     SessionUserMismatch CONFLICT "The session belongs to another user, which cannot be changed"
     SessionExists CONFLICT "Another session has this id"
     ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, or no pool of models is configured"

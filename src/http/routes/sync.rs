@@ -1,11 +1,14 @@
 //! `POST /sessions/{session_id}/sync`
 
 use super::exchanges::idempotency_key;
+use super::forks::ForkOriginBody;
 use crate::blocking;
 use crate::config::Limits;
+use crate::domain::format::Format;
 use crate::domain::given_time::message_time;
+use crate::domain::id::SessionId;
 use crate::domain::message::Message;
-use crate::domain::sync::ClientList;
+use crate::domain::sync::{ClientList, OnDivergence};
 use crate::domain::validation::FieldError;
 use crate::http::chat;
 use crate::http::error::Problem;
@@ -29,23 +32,29 @@ pub(crate) struct SyncRequest {
     messages: Vec<Box<RawValue>>,
     user_id: Option<String>,
     metadata: Option<Box<RawValue>>,
+    format: Option<Format>,
     on_divergence: Option<String>,
+    new_id: Option<String>,
 }
 
 /// The result of a sync.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct SyncResponse {
+    /// The session that has the list: the one of the request, or its fork.
     session_id: String,
     /// User of the session; null if no request has named one.
     #[schema(required)]
     user_id: Option<String>,
-    /// Number of messages of the list that were stored before.
+    /// Number of messages of the list that were stored before: those that a new fork shares with the session, too.
     matched: i64,
     /// Number of messages that were appended.
     appended: i64,
-    /// `seq` of the first message that differs from the stored one; null without a divergence.
+    /// `seq` of the first message of a fork that differs from the one in the session of the request; null without a fork.
     #[schema(required)]
     diverged_at: Option<i64>,
+    /// The origin of the fork; null without a fork, or if the session of the request was erased meanwhile.
+    #[schema(required)]
+    forked_from: Option<ForkOriginBody>,
     /// `seq` of the first appended message; null if none was appended.
     #[schema(required)]
     first_seq: Option<i64>,
@@ -56,18 +65,24 @@ pub(crate) struct SyncResponse {
 /// Stores what is new in the complete list of messages that a client has.
 ///
 /// The list is compared with the history by position and meaning. What follows the history is appended in one transaction; if
-/// nothing does, nothing is written. If a message differs from the stored one, the response is 409 with `diverged_at`.
+/// nothing does, nothing is written. If a message differs from the stored one, the response is 409 with `diverged_at`, or with
+/// `"on_divergence": "fork"`, the list is stored in a fork of the session. Repeating the request stores nothing again.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/sync", operation_id = "sync_session", tag = "sessions",
     params(
         SessionPath,
         ("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, pattern = "^[!-~]+$", description = "1 to 255 visible ASCII characters, new for each list"),
     ),
-    request_body(content = chat::Sync, examples(("list" = (summary = "All messages of a conversation", value = json!({"messages": [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "When does the ferry leave?"},
-        {"role": "assistant", "content": "At nine."},
-    ]}))))),
+    request_body(content = chat::Sync, examples(
+        ("list" = (summary = "All messages of a conversation", value = json!({"messages": [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "When does the ferry leave?"},
+            {"role": "assistant", "content": "At nine."},
+        ]}))),
+        ("fork" = (summary = "A list that may have another beginning", value = json!({"messages": [
+            {"role": "user", "content": "When does the bus leave?"},
+        ], "on_divergence": "fork", "new_id": "demo-2"}))),
+    )),
     responses(
         (status = 201, description = "Messages were appended", body = SyncResponse,
             headers(("Idempotent-Replayed" = bool, description = "true if an earlier request with the same key wrote the messages"))),
@@ -86,14 +101,19 @@ pub(crate) async fn sync(
     let (key, max_new) = (idempotency_key(&headers)?, limits.max_messages_per_exchange);
     let bytes = request.messages.iter().map(|message| message.get().len()).sum();
     let list = blocking::spawn_cpu_if_large(bytes, move || request.into_list(&limits)).await?;
+    if list.on_divergence == (OnDivergence::Fork { new_id: Some(session.clone()) }) {
+        return Err(Problem::invalid_field("new_id", "must differ from the id of the session"));
+    }
     let synced = service.sync(&tenant, &session, list, key, default_user, max_new).await?;
     let has_new = synced.appended > 0;
+    let diverged_at = synced.forked_from.as_ref().map(|origin| origin.through_seq + 1);
     let body = SyncResponse {
-        session_id: session.as_str().to_owned(),
+        session_id: synced.session.as_str().to_owned(),
         user_id: synced.user_id.map(|user| user.as_str().to_owned()),
         matched: synced.matched,
         appended: synced.appended,
-        diverged_at: None,
+        diverged_at,
+        forked_from: synced.forked_from.map(ForkOriginBody::from),
         first_seq: has_new.then_some(synced.matched + 1),
         last_seq: synced.last_seq,
     };
@@ -109,27 +129,49 @@ impl SyncRequest {
     fn into_list(self, limits: &Limits) -> Result<ClientList, Problem> {
         let (now, mut errors) = (OffsetDateTime::now_utc(), Vec::new());
         let (mut messages, mut times) = (Vec::new(), Vec::new());
+        let format = self.format.unwrap_or_default();
         let given = self.messages.iter().enumerate().skip_while(|(_, message)| is_instruction(message));
         for (index, raw) in given {
             let path = || format!("messages[{index}]");
-            match Message::parse(raw) {
-                Ok(message) => {
-                    errors.extend(limits.sizes().check_message(&path(), &message).err());
-                    messages.push(message);
+            let time = message_time(raw, Some(now)).map_err(|error| error.in_value(&path()));
+            let parsed = match format {
+                Format::OpenAi => Message::parse(raw).map(|message| vec![message]),
+                Format::Anthropic => Message::parse_anthropic(raw),
+            };
+            match parsed {
+                Ok(parsed) => {
+                    let too_large = parsed
+                        .iter()
+                        .filter_map(|message| limits.sizes().check_message(&path(), message).err());
+                    errors.extend(too_large);
+                    times.extend(parsed.iter().map(|_| time.as_ref().copied().unwrap_or_default()));
+                    messages.extend(parsed);
                 }
                 Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(&path()))),
             }
-            let time = message_time(raw, Some(now)).map_err(|error| errors.push(error.in_value(&path())));
-            times.push(time.unwrap_or_default());
+            errors.extend(time.err());
         }
         let user_id = user_id(self.user_id, &mut errors);
         let metadata = self.metadata.map(|given| limits.sizes().metadata("metadata", &given)).transpose();
         let metadata = metadata.map_err(|error| errors.push(error)).unwrap_or_default();
-        if self.on_divergence.is_some_and(|choice| choice != "reject") {
-            errors.push(FieldError::new("on_divergence", "must be \"reject\""));
-        }
+        let new_id = self.new_id.map(SessionId::new).transpose();
+        let new_id = new_id.map_err(|error| errors.push(FieldError::new("new_id", error.to_string())));
+        let on_divergence = match self.on_divergence.as_deref() {
+            Some("fork") => OnDivergence::Fork { new_id: new_id.unwrap_or_default() },
+            None | Some("error") => {
+                if let Ok(Some(_)) = new_id {
+                    let detail = "is the id of a fork: send it with \"on_divergence\": \"fork\"";
+                    errors.push(FieldError::new("new_id", detail));
+                }
+                OnDivergence::Error
+            }
+            Some(_) => {
+                errors.push(FieldError::new("on_divergence", "must be \"error\" or \"fork\""));
+                OnDivergence::Error
+            }
+        };
         if errors.is_empty() {
-            Ok(ClientList { messages, times, user_id, metadata })
+            Ok(ClientList { messages, format, times, user_id, metadata, on_divergence })
         } else {
             Err(Problem::invalid(errors))
         }

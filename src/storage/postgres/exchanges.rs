@@ -15,7 +15,7 @@ use crate::storage::values::{to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
-use sqlx::{Connection as _, PgExecutor};
+use sqlx::{Connection as _, PgConnection, PgExecutor};
 use std::sync::Arc;
 use time::OffsetDateTime;
 use tokio::sync::Semaphore;
@@ -181,6 +181,19 @@ async fn append_expected(
         }
     });
     Ok(appended.await?)
+}
+
+/// Appends an exchange in a transaction that has created or locked the session.
+pub(super) async fn append_in_transaction(
+    connection: &mut PgConnection,
+    search: Option<Analyzer>,
+    request: &AppendRequest,
+) -> Result<AppendOutcome, StoreError> {
+    let (requests, mut outcomes) = (std::slice::from_ref(request), [None]);
+    let groups = group(requests.iter().enumerate());
+    append_groups(connection, search, NO_LOCK_TIMEOUT, requests, &groups, &mut outcomes).await?;
+    let [outcome] = outcomes;
+    outcome.ok_or(StoreError::BatchFailed)
 }
 
 /// The arguments of `append_exchanges` that have a value per tenant, group, message, key or span.

@@ -263,6 +263,19 @@ async fn append_all(
     }
 }
 
+/// Appends an exchange in a transaction that has created the session.
+pub(super) async fn append_in_transaction(
+    connection: &mut SqliteConnection,
+    search: Option<Analyzer>,
+    request: &AppendRequest,
+) -> Result<AppendOutcome, StoreError> {
+    let (requests, mut outcomes) = (std::slice::from_ref(request), [None]);
+    let groups = group(requests.iter().enumerate());
+    append_groups(connection, search, requests, &groups, &mut outcomes).await?;
+    let [outcome] = outcomes;
+    outcome.ok_or(StoreError::BatchFailed)
+}
+
 /// Appends groups of exchanges. If an idempotency key is known, fills in the outcomes of the known exchanges only.
 async fn append_groups(
     transaction: &mut SqliteConnection,

@@ -1,9 +1,11 @@
 //! Transactions of several statements on SQLite, and the removal of erased data.
 
+use super::exchanges;
 use super::{Query, Sqlite, now};
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::statement::Transaction;
-use sqlx::sqlite::SqliteRow;
+use crate::storage::{AppendOutcome, AppendRequest, StoreError};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 impl Sqlite {
     /// Runs a text of several statements in one transaction, and returns the last row.
@@ -19,6 +21,14 @@ impl Sqlite {
 
     pub(in crate::storage) async fn begin_transaction(&self) -> Result<Transaction, sqlx::Error> {
         Ok(Transaction::Sqlite(self.begin_write().await?, now()))
+    }
+
+    pub(in crate::storage) async fn append_exchange(
+        connection: &mut SqliteConnection,
+        search: Option<Analyzer>,
+        request: &AppendRequest,
+    ) -> Result<AppendOutcome, StoreError> {
+        exchanges::append_in_transaction(connection, search, request).await
     }
 
     /// Returns the analyzer of the settings.
