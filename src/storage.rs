@@ -39,7 +39,7 @@ pub use memory::NewMemoryDocument;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};
 pub use store::{
     AppendOutcome, AppendRequest, ContextSnapshot, LoadedContext, MemoryVersion, MessagePage, MessageQuery,
-    MessageRange, Page, SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
+    MessageRange, Page, SMALL_TAIL_BYTES, SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
 };
 
 #[derive(Clone, Debug)]

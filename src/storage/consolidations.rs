@@ -2,7 +2,7 @@
 
 use super::rows::{self, json_column, revision_columns, session_columns};
 use super::statement::{DbRow as _, Sql};
-use super::store::{bounded_page, decode, decode_page, micros};
+use super::store::{bounded_page_on_postgres, bounded_page_on_sqlite, decode, decode_page, micros};
 use super::{Page, Store, StoreError};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
@@ -248,17 +248,29 @@ impl Store {
         limit: i64,
         max_bytes: i64,
     ) -> Result<Option<Page<Revision>>, StoreError> {
-        const SELECT_REVISIONS: &str = bounded_page!(
-            concat!(
-                "SELECT ",
-                revision_columns!(),
-                " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3
-                ORDER BY revision DESC LIMIT $4"
+        const SELECT_REVISIONS: Sql = Sql {
+            postgres: bounded_page_on_postgres!(
+                concat!(
+                    "SELECT ",
+                    revision_columns!(),
+                    " FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3
+                    ORDER BY revision DESC LIMIT $4"
+                ),
+                "octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0)",
+                "revision DESC",
+                "$5"
             ),
-            "octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0)",
-            "revision DESC",
-            "$5"
-        );
+            sqlite: bounded_page_on_sqlite!(
+                "SELECT revision AS number,
+                    octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0) AS bytes
+                FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision < $3
+                ORDER BY revision DESC LIMIT $4",
+                revision_columns!(),
+                "revisions ON tenant_id = $1 AND session_id = $2 AND revision = number",
+                "number DESC",
+                "$5"
+            ),
+        };
         const SESSION_EXISTS: &str =
             "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
         let statement = self.statement(tenant, SELECT_REVISIONS).bind(session.as_str());

@@ -2,7 +2,7 @@
 
 use super::rows;
 use super::statement::Sql;
-use super::store::{bounded_page, decode, decode_page};
+use super::store::{bounded_page_on_postgres, bounded_page_on_sqlite, decode, decode_page};
 use super::{Page, Store, StoreError};
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
@@ -92,13 +92,23 @@ impl Store {
         limit: i64,
         max_bytes: i64,
     ) -> Result<Page<MemoryDocument>, StoreError> {
-        const SELECT_MEMORY_REVISIONS: &str = bounded_page!(
-            "SELECT version, content, words, tokens, created_at FROM memory_revisions
-            WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4",
-            "octet_length(content)",
-            "version DESC",
-            "$5"
-        );
+        const SELECT_MEMORY_REVISIONS: Sql = Sql {
+            postgres: bounded_page_on_postgres!(
+                "SELECT version, content, words, tokens, created_at FROM memory_revisions
+                WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4",
+                "octet_length(content)",
+                "version DESC",
+                "$5"
+            ),
+            sqlite: bounded_page_on_sqlite!(
+                "SELECT version AS number, octet_length(content) AS bytes FROM memory_revisions
+                WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4",
+                "version, content, words, tokens, created_at",
+                "memory_revisions ON tenant_id = $1 AND user_id = $2 AND version = number",
+                "number DESC",
+                "$5"
+            ),
+        };
         let statement = self.statement(tenant, SELECT_MEMORY_REVISIONS).bind(user.as_str()).bind(before);
         // One more version shows if there is another page.
         let rows = statement.bind(limit.saturating_add(1)).bind(max_bytes).read_all().await?;

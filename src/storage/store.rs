@@ -30,7 +30,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// Largest size of a tail, or of a part of it, that is read without knowing its size before.
-const SMALL_TAIL_BYTES: i64 = 4 * 1024 * 1024;
+pub const SMALL_TAIL_BYTES: usize = 512 * 1024;
 
 /// The database behind the service.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ macro_rules! select_context_on_sqlite {
 
 /// Restricts a page, which is the query `$select` with a limit, in bytes: the page ends with the row that exceeds the
 /// parameter `$max`, so that it has at least one row. The column `found` is the number of rows without that restriction.
-macro_rules! bounded_page {
+macro_rules! bounded_page_on_postgres {
     ($select:expr, $bytes:literal, $order:literal, $max:literal) => {
         concat!(
             "SELECT * FROM (
@@ -175,7 +175,31 @@ macro_rules! bounded_page {
     };
 }
 
-pub(super) use bounded_page;
+/// Restricts a page in the same way. Adds the sizes up without the texts, which SQLite would copy: `$select` selects the keys of
+/// the rows and their size as `bytes`, and `$rows` is the table with the condition that finds the row of a key.
+macro_rules! bounded_page_on_sqlite {
+    ($select:expr, $columns:expr, $rows:literal, $order:literal, $max:literal) => {
+        concat!(
+            "SELECT ",
+            $columns,
+            ", found FROM (
+                SELECT *, sum(bytes) OVER (ORDER BY ",
+            $order,
+            ") - bytes AS bytes_before, count(*) OVER () AS found
+                FROM (",
+            $select,
+            ")
+            ) AS sized CROSS JOIN ",
+            $rows,
+            " WHERE bytes_before < ",
+            $max,
+            " ORDER BY ",
+            $order
+        )
+    };
+}
+
+pub(super) use {bounded_page_on_postgres, bounded_page_on_sqlite};
 
 /// Decodes the row, if there is one.
 pub(super) fn decode<T>(
@@ -185,7 +209,7 @@ pub(super) fn decode<T>(
     row.map(|row| decode(&row)).transpose()
 }
 
-/// Decodes a [bounded page](bounded_page) of at most `limit` items.
+/// Decodes a [bounded page](bounded_page_on_postgres) of at most `limit` items.
 pub(super) fn decode_page<T>(
     rows: &[AnyRow],
     limit: i64,
@@ -297,28 +321,61 @@ impl Store {
         /// session. Messages beyond the size of the page have no text, and the database does not read it: `octet_length`
         /// needs only the length that is stored with a text.
         macro_rules! select_messages {
-            ($order:literal) => {
+            ($page:expr) => {
                 concat!(
                     "SELECT CAST(0 AS bigint) AS seq, CAST(NULL AS timestamptz) AS created_at,
                         CAST(NULL AS text) AS message
                     FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
-                    UNION ALL SELECT * FROM (
-                        SELECT seq, created_at, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
-                            SELECT seq, created_at, message,
-                                sum(octet_length(message)) OVER (ORDER BY ", $order, ") - octet_length(message)
-                                    AS bytes_before
-                            FROM (
-                                SELECT seq, created_at, message FROM messages
-                                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
-                                ORDER BY ", $order, " LIMIT $5
-                            ) AS numbered
-                        ) AS sized ORDER BY ", $order, "
-                    ) AS page"
+                    UNION ALL SELECT * FROM (",
+                    $page,
+                    ") AS page"
                 )
             };
         }
-        const SELECT_MESSAGES: &str = select_messages!("seq");
-        const SELECT_MESSAGES_DESCENDING: &str = select_messages!("seq DESC");
+        macro_rules! page_on_postgres {
+            ($order:literal) => {
+                concat!(
+                    "SELECT seq, created_at, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
+                        SELECT seq, created_at, message,
+                            sum(octet_length(message)) OVER (ORDER BY ",
+                    $order,
+                    ") - octet_length(message)
+                                AS bytes_before
+                        FROM (
+                            SELECT seq, created_at, message FROM messages
+                            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
+                            ORDER BY ",
+                    $order,
+                    " LIMIT $5
+                        ) AS numbered
+                    ) AS sized ORDER BY ",
+                    $order
+                )
+            };
+        }
+        /// Adds the sizes up without the texts, which SQLite would copy.
+        macro_rules! page_on_sqlite {
+            ($order:literal) => {
+                concat!(
+                    "SELECT m.seq, m.created_at, CASE WHEN bytes_before < $6 THEN m.message END AS message FROM (
+                        SELECT seq, sum(bytes) OVER (ORDER BY ", $order, ") - bytes AS bytes_before FROM (
+                            SELECT seq, octet_length(message) AS bytes FROM messages
+                            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
+                            ORDER BY ", $order, " LIMIT $5
+                        )
+                    ) AS sized
+                        CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = sized.seq"
+                )
+            };
+        }
+        const SELECT_MESSAGES: Sql = Sql {
+            postgres: select_messages!(page_on_postgres!("seq")),
+            sqlite: select_messages!(page_on_sqlite!("seq")),
+        };
+        const SELECT_MESSAGES_DESCENDING: Sql = Sql {
+            postgres: select_messages!(page_on_postgres!("seq DESC")),
+            sqlite: select_messages!(page_on_sqlite!("seq DESC")),
+        };
         let sql = if query.descending { SELECT_MESSAGES_DESCENDING } else { SELECT_MESSAGES };
         let statement = self
             .statement(tenant, sql)
@@ -329,20 +386,21 @@ impl Store {
             .bind(query.limit.saturating_add(1))
             .bind(query.max_bytes);
         let rows = statement.read_all().await?;
-        let (mut page, mut session_exists) = (MessagePage::default(), false);
-        for row in &rows {
+        let (mut messages, mut session_exists, mut has_more) = (Vec::with_capacity(rows.len()), false, false);
+        for row in rows {
             if row.field::<i64>("seq")? == 0 {
                 session_exists = true;
-            } else if to_i64(page.messages.len()) < query.limit
-                && row.field::<Option<&str>>("message")?.is_some()
-            {
-                page.messages.push(rows::stored_message(row)?);
+            } else if row.field::<Option<&str>>("message")?.is_some() {
+                messages.push(rows::stored_message(&row)?);
             } else {
-                page.has_more = true;
-                break;
+                has_more = true;
             }
         }
-        Ok(session_exists.then_some(page))
+        messages.sort_unstable_by_key(|message| if query.descending { -message.seq } else { message.seq });
+        let limit = usize::try_from(query.limit).unwrap_or(usize::MAX);
+        has_more |= messages.len() > limit;
+        messages.truncate(limit);
+        Ok(session_exists.then_some(MessagePage { messages, has_more }))
     }
 
     /// Returns the metadata of at most `limit` messages after `after_seq`, in order.
@@ -489,25 +547,41 @@ impl Store {
         /// The hour comes first because the index contains the hour, not the time; see the migration. It is compared
         /// even on the first page, so that every plan of the statement starts in the index. It is a parameter because
         /// row-level security keeps Postgres from using the index for anything that is still to be computed.
-        macro_rules! select_sessions {
+        macro_rules! from_sessions {
             ($condition:literal) => {
-                bounded_page!(
-                    concat!(
-                        "SELECT activity_hour, ",
-                        session_columns!(),
-                        " FROM sessions WHERE tenant_id = $1 AND activity_hour <= $2
-                            AND ($3 IS NULL OR (updated_at, session_id) < ($3, $4)) AND last_seq > 0 ",
-                        $condition,
-                        " ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $5"
-                    ),
-                    "octet_length(summary) + octet_length(metadata)",
-                    "activity_hour DESC, updated_at DESC, session_id DESC",
-                    "$6"
+                concat!(
+                    " FROM sessions WHERE tenant_id = $1 AND activity_hour <= $2
+                        AND ($3 IS NULL OR (updated_at, session_id) < ($3, $4)) AND last_seq > 0 ",
+                    $condition,
+                    " ORDER BY activity_hour DESC, updated_at DESC, session_id DESC LIMIT $5"
                 )
             };
         }
-        const SELECT_SESSIONS: &str = select_sessions!("");
-        const SELECT_SESSIONS_OF_USER: &str = select_sessions!("AND user_id = $7");
+        macro_rules! select_sessions {
+            ($condition:literal) => {
+                Sql {
+                    postgres: bounded_page_on_postgres!(
+                        concat!("SELECT activity_hour, ", session_columns!(), from_sessions!($condition)),
+                        "octet_length(summary) + octet_length(metadata)",
+                        "activity_hour DESC, updated_at DESC, session_id DESC",
+                        "$6"
+                    ),
+                    sqlite: bounded_page_on_sqlite!(
+                        concat!(
+                            "SELECT activity_hour AS hour, updated_at AS time, session_id AS id,
+                                octet_length(summary) + octet_length(metadata) AS bytes",
+                            from_sessions!($condition)
+                        ),
+                        session_columns!(),
+                        "sessions ON tenant_id = $1 AND session_id = id",
+                        "hour DESC, time DESC, id DESC",
+                        "$6"
+                    ),
+                }
+            };
+        }
+        const SELECT_SESSIONS: Sql = select_sessions!("");
+        const SELECT_SESSIONS_OF_USER: Sql = select_sessions!("AND user_id = $7");
         let hour = after.map_or(i64::MAX, |after| after.updated_at.unix_timestamp().div_euclid(3600));
         let statement = self
             .statement(tenant, if user.is_some() { SELECT_SESSIONS_OF_USER } else { SELECT_SESSIONS })
@@ -641,7 +715,7 @@ impl Store {
         let rows = retry_on_disconnect(async || {
             let statement = self.statement(tenant, SELECT_CONTEXT_MESSAGES).bind(session.as_str());
             let statement = statement.bind(after_seq).bind(through_seq).bind(incarnation);
-            statement.bind(SMALL_TAIL_BYTES / (through_seq - after_seq).max(1)).read_all().await
+            statement.bind(to_i64(SMALL_TAIL_BYTES) / (through_seq - after_seq).max(1)).read_all().await
         });
         let rows = rows.await?;
         for row in &rows {
@@ -678,7 +752,7 @@ impl Store {
                 "(SELECT max(cursor_seq, last_seq - $4) FROM session)"
             ),
         };
-        let small = to_i64(limit.bytes).min(SMALL_TAIL_BYTES);
+        let small = to_i64(limit.bytes.min(SMALL_TAIL_BYTES));
         let rows = retry_on_disconnect(async || {
             let statement = self.statement(tenant, SELECT_CONTEXT).bind(session.as_str());
             let statement = statement.bind(user_column(user)).bind(to_i64(limit.messages)).bind(small);

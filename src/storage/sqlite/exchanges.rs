@@ -76,7 +76,7 @@ const APPEND_GROUPS: &str = concat!(
         m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
         coalesce(m.value ->> 'created_at', s.updated_at) ",
     from_groups!(),
-    " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
+    " CROSS JOIN jsonb_each(g.value, '$.messages') AS m WHERE m.value ->> 'json' IS NOT NULL;
 
     INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
     SELECT s.tenant_id, s.session_id, s.last_seq - (g.value ->> 'count') + 1 + (p.value ->> 'first'),
@@ -111,6 +111,13 @@ const KEY_RETENTION: time::Duration = time::Duration::hours(24);
 /// in the same transaction.
 const MAX_BYTES: usize = 1024 * 1024;
 
+/// Larger messages are inserted by themselves: the database copies the parameter of a batch about twenty times.
+const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
+
+const INSERT_LARGE_MESSAGE: &str = "\
+    INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+
 /// A [`SessionGroup`] as the statements read it. Positions of messages count from 0 in the group.
 #[derive(Serialize)]
 struct Group<'r> {
@@ -134,7 +141,8 @@ struct GroupMessage<'r> {
     tool_call_ids: Option<String>,
     tool_result_of: Option<String>,
     tokens: i64,
-    json: &'r str,
+    /// `None` if the message is inserted by itself.
+    json: Option<&'r str>,
     /// Microseconds since 1970, if the client gave the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     created_at: Option<i64>,
@@ -177,6 +185,7 @@ impl<'r> Group<'r> {
                 let (tool_call_ids, tool_result_of) = tool_columns(message);
                 let (role, json) = (message.role().as_str(), message.json());
                 let created_at = times.next().flatten().map(micros);
+                let json = (json.len() <= LARGE_MESSAGE_BYTES).then_some(json);
                 GroupMessage { role, tool_call_ids, tool_result_of, tokens: *tokens, json, created_at }
             }));
             let spans = pending_spans(search, &request.exchange).into_iter();
@@ -309,12 +318,41 @@ async fn append_groups(
             });
         }
     }
+    for (group, appended) in groups.iter().zip(&of_groups) {
+        if let Some(appended) = appended {
+            insert_large_messages(transaction, requests, group, appended).await?;
+        }
+    }
     if has_keys {
         let query = sqlx::query(APPEND_KEYS).bind(encoded).bind(micros(now - KEY_RETENTION));
         query.execute(transaction).await?;
     }
     for (group, appended) in groups.iter().zip(of_groups) {
         group.fill_outcomes(requests, appended.as_ref(), outcomes);
+    }
+    Ok(())
+}
+
+/// Inserts the messages of a group that are not part of its batch.
+async fn insert_large_messages(
+    transaction: &mut SqliteConnection,
+    requests: &[AppendRequest],
+    group: &SessionGroup<'_>,
+    appended: &PersistedExchange,
+) -> Result<(), StoreError> {
+    for (_, request, offset) in group.exchanges(requests) {
+        let mut times = request.exchange.given_times();
+        for (seq, (message, tokens)) in (appended.first_seq + offset..).zip(&request.exchange.messages) {
+            let created_at = times.next().flatten().unwrap_or(appended.created_at);
+            if message.json().len() <= LARGE_MESSAGE_BYTES {
+                continue;
+            }
+            let (tool_call_ids, tool_result_of) = tool_columns(message);
+            let insert = sqlx::query(INSERT_LARGE_MESSAGE).bind(group.tenant).bind(group.session).bind(seq);
+            let insert = insert.bind(message.role().as_str()).bind(tool_call_ids).bind(tool_result_of);
+            let insert = insert.bind(*tokens).bind(message.json()).bind(micros(created_at));
+            insert.execute(&mut *transaction).await?;
+        }
     }
     Ok(())
 }
