@@ -20,7 +20,6 @@ use layers::Guard;
 use metrics_exporter_prometheus::PrometheusHandle;
 use middleware::admission::Admission;
 use middleware::auth::Auth;
-use middleware::body_limits::BodyMemoryBudget;
 use middleware::origin_guard::OriginGuard;
 use middleware::security_headers;
 use openapi::responses::RouteKind;
@@ -131,8 +130,7 @@ pub fn router(
             authenticator,
             origin_guard: OriginGuard::new(&server.allowed_hosts, &server.cors_origins),
         },
-        admission: Admission::new(limits),
-        body_memory: Arc::new(BodyMemoryBudget::new(limits, server.read_timeout)),
+        admission: Arc::new(Admission::new(limits, server.read_timeout)),
         limits: Arc::clone(limits),
         request_timeout: server.request_timeout,
     };

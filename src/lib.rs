@@ -13,6 +13,7 @@
 //! - [`app`]: the composition root. [`config`] defines the settings, [`telemetry`] the log and the metrics.
 //! - [`cli`]: the command line.
 //! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it.
+//! - [`capacity`]: shares requests that run, threads and memory fairly between clients.
 
 // Files that unit tests share with integration tests name the crate by its name.
 #[cfg(test)]
@@ -20,6 +21,7 @@ extern crate self as precis;
 
 pub mod app;
 pub mod blocking;
+pub mod capacity;
 pub mod cli;
 pub mod config;
 pub mod domain;

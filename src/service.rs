@@ -4,6 +4,7 @@
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
 use self::metrics::ServiceMetrics;
+use crate::capacity::Overloaded;
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
 use crate::domain::id::UserId;
@@ -47,10 +48,11 @@ pub mod search;
 mod sessions;
 pub mod sync;
 pub mod tools;
-pub mod work_permit;
 
 /// The size from which a page of a list ends, whatever its number of items: a page of 1,000 messages could have gigabytes.
 pub const MAX_PAGE_BYTES: i64 = 4 * 1024 * 1024;
+/// The memory of a page: as rows, as items, and as the body of the response.
+const PAGE_MEMORY: usize = 12 * 1024 * 1024;
 
 /// The configuration of the service, from the settings.
 #[derive(Clone, Debug)]
@@ -186,6 +188,9 @@ pub enum Error {
     RewindForbidden,
     #[error("the directory for temporary files can't be used")]
     StagingFile(#[source] std::io::Error),
+    /// The memory for the work did not become free in time.
+    #[error(transparent)]
+    Overloaded(#[from] Overloaded),
     #[error(transparent)]
     Store(#[from] StoreError),
 }

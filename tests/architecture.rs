@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 /// The layers that each layer may use. `app`, `cli`, `main` and `lib` may use all of them.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("blocking", &[]),
+    ("capacity", &[]),
+    ("blocking", &["capacity"]),
     ("domain", &[]),
     ("storage", &["blocking", "domain"]),
     ("llm", &["config", "domain"]),
-    ("service", &["blocking", "domain", "llm", "storage"]),
+    ("service", &["blocking", "capacity", "domain", "llm", "storage"]),
     ("config", &["domain"]),
-    ("http", &["blocking", "config", "domain", "service"]),
+    ("http", &["blocking", "capacity", "config", "domain", "service"]),
     ("telemetry", &["config"]),
     ("app", &["*"]),
     ("cli", &["*"]),

@@ -82,8 +82,9 @@ section! {
         max_body_bytes: usize = 32 * 1024 * 1024,
         /// Does not apply to `precis import`.
         max_import_bytes: u64 = 4 * 1024 * 1024 * 1024,
-        /// Total of all requests in flight, except bodies of up to 64 KiB; at least `max_body_bytes`.
-        max_body_bytes_in_flight: usize = 256 * 1024 * 1024,
+        /// Total of all requests and responses in flight, except small ones; at least four times `max_body_bytes`. Half of it
+        /// is for bodies of requests, the other half for their work and their responses.
+        max_bytes_in_flight: usize = 256 * 1024 * 1024,
         max_json_depth: usize = 100,
         max_message_bytes: usize = 8 * 1024 * 1024,
         max_messages_per_exchange: usize = 10_000,

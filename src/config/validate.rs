@@ -95,10 +95,11 @@ impl Violations {
 
     fn check_server(&mut self, settings: &Settings) {
         let Settings { server, limits, consolidation, .. } = settings;
-        let (one, all) = (limits.max_body_bytes, limits.max_body_bytes_in_flight);
-        if all < one && all > 0 {
-            let paths = ["limits.max_body_bytes_in_flight", "limits.max_body_bytes"];
-            self.add(paths, format!("{} ({all}) must not be less than {} ({one})", paths[0], paths[1]));
+        let (one, all) = (limits.max_body_bytes, limits.max_bytes_in_flight);
+        if all / 4 < one && all > 0 {
+            let paths = ["limits.max_bytes_in_flight", "limits.max_body_bytes"];
+            let rule = format!("{} ({all}) must be at least four times {} ({one})", paths[0], paths[1]);
+            self.add(paths, format!("{rule}: a key gets half of the memory for bodies"));
         }
         let (one, all) = (limits.max_message_bytes, limits.max_context_bytes);
         if all < one && all > 0 {

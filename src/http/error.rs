@@ -91,7 +91,7 @@ impl ExceededLimit {
     const REQUEST_TIMEOUT: Self = Self { limit: "server.request_timeout", is_overload: false };
     const IN_FLIGHT: Self = Self { limit: "limits.max_requests_in_flight", is_overload: true };
     const CONCURRENT: Self = Self { limit: "limits.max_concurrent_requests", is_overload: true };
-    const BODY_MEMORY: Self = Self { limit: "limits.max_body_bytes_in_flight", is_overload: true };
+    const MEMORY: Self = Self { limit: "limits.max_bytes_in_flight", is_overload: true };
 }
 
 impl Problem {
@@ -327,14 +327,15 @@ impl Problem {
         Self::overloaded(exceeded, &format!("{max} requests are in flight, the maximum ({})", exceeded.limit))
     }
 
-    /// Returns the error for a body that does not fit the memory for bodies.
-    pub(crate) fn no_body_memory(limits: &Limits) -> Self {
-        let (max, exceeded) = (limits.max_body_bytes_in_flight, &ExceededLimit::BODY_MEMORY);
+    /// Returns the error for a request whose body, work or response does not fit into the memory.
+    pub(crate) fn no_memory() -> Self {
+        let exceeded = &ExceededLimit::MEMORY;
         let problem = format!(
-            "The bodies of all requests in flight may have {max} bytes together ({}), and this one does not fit",
+            "The requests and responses in flight use the memory for them ({}), and that for this request did not become \
+             free within the permitted wait (limits.queue_timeout)",
             exceeded.limit
         );
-        Self::overloaded(exceeded, &problem).closing()
+        Self::overloaded(exceeded, &problem)
     }
 
     /// Returns the error for a request that got no work permit in time.
@@ -488,6 +489,7 @@ impl From<Error> for Problem {
                 let title = "Insufficient storage for the import";
                 Self::new(S::INSUFFICIENT_STORAGE, "insufficient-storage", title, detail)
             }
+            Error::Overloaded(_) => Self::no_memory(),
             Error::Store(error) => Self::from_store(&error),
         }
     }

@@ -7,16 +7,17 @@ use super::access::{Access, AccessTable};
 use super::error::{self, Problem};
 use super::middleware::admission::Admission;
 use super::middleware::auth::Auth;
-use super::middleware::body_limits::{self, BodyMemoryBudget};
+use super::middleware::body_limits;
 use super::middleware::metrics::HttpMetrics;
 use super::middleware::request_id::AccessLog;
 use super::middleware::security_headers::set_security_headers;
 use super::openapi::responses::RouteKind;
 use super::response_body;
+use crate::capacity::{self, ClientId};
 use crate::config::Limits;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::Version;
 use axum::http::header::{HOST, TRANSFER_ENCODING};
+use axum::http::{Method, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::FutureExt as _;
@@ -54,8 +55,7 @@ pub(super) async fn observe(
 pub(super) struct Guard {
     pub(super) access: Arc<AccessTable>,
     pub(super) auth: Auth,
-    pub(super) admission: Admission,
-    pub(super) body_memory: Arc<BodyMemoryBudget>,
+    pub(super) admission: Arc<Admission>,
     pub(super) limits: Arc<Limits>,
     /// Longest time for a request of a [buffered](RouteKind::Buffered) route.
     pub(super) request_timeout: Duration,
@@ -80,16 +80,15 @@ impl Guard {
             self.auth.authenticate(&mut request, access).await?;
             return Ok(next.run(request).await);
         }
-        let in_flight = match self.admit(&mut request, access, kind).await {
-            Ok(in_flight) => in_flight,
+        let (in_flight, client) = match self.admit(&mut request, access, kind).await {
+            Ok(admitted) => admitted,
             Err(problem) => return Err(body_limits::discard_body(request, problem).await),
         };
         let response = if kind == RouteKind::Buffered {
-            let response = timeout(self.request_timeout, self.serve_buffered(request, next)).await;
+            let response = timeout(self.request_timeout, self.serve_buffered(client, request, next)).await;
             response.map_err(|_| Problem::timeout(self.request_timeout))??
         } else {
-            request.extensions_mut().insert(Arc::clone(&self.body_memory));
-            next.run(request).await
+            self.serve_streaming(client, request, next).await?
         };
         Ok(body_limits::hold_until_sent(in_flight, response))
     }
@@ -100,26 +99,49 @@ impl Guard {
         request: &mut Request,
         access: Access,
         kind: RouteKind,
-    ) -> Result<OwnedSemaphorePermit, Problem> {
+    ) -> Result<(OwnedSemaphorePermit, ClientId), Problem> {
         let in_flight = self.admission.enter()?;
-        if kind == RouteKind::Buffered {
-            self.admission.check_wait()?;
-        }
         self.auth.authenticate(request, access).await?;
         self.admission.check_rate(request)?;
-        Ok(in_flight)
+        let client = self.admission.client(request);
+        if kind == RouteKind::Buffered {
+            self.admission.check_wait(client)?;
+        }
+        Ok((in_flight, client))
     }
 
     /// Reads the body before the request competes for a permit, so that slow clients hold no permits. After
     /// `request_timeout`, the request is dropped: its open transactions roll back. Work that must not be interrupted runs
     /// in tasks of the service and continues.
-    async fn serve_buffered(&self, request: Request, next: Next) -> Result<Response, Problem> {
-        let (mut request, _reservation) = Arc::clone(&self.body_memory).buffer(request).await?;
-        let permit = self.admission.permit().await?;
+    async fn serve_buffered(
+        &self,
+        client: ClientId,
+        request: Request,
+        next: Next,
+    ) -> Result<Response, Problem> {
+        let (mut request, _reservation, bytes) =
+            body_limits::buffer(&self.admission, client, request).await?;
+        let permit = self.admission.permit(client, bytes).await?;
         request.extensions_mut().insert(permit.clone());
-        let response = next.run(request).await;
-        drop(permit);
-        Ok(response)
+        let response = capacity::scope(permit.clone(), next.run(request)).await;
+        Ok(body_limits::finish(&permit, response).await)
+    }
+
+    /// Serves an export or an import. It needs no permit to run, because it waits for its client most of the time.
+    async fn serve_streaming(
+        &self,
+        client: ClientId,
+        mut request: Request,
+        next: Next,
+    ) -> Result<Response, Problem> {
+        let memory = match *request.method() {
+            Method::GET => Some(self.admission.export_memory(client).await?),
+            _ => None,
+        };
+        request.extensions_mut().insert((Arc::clone(&self.admission), client));
+        let permit = self.admission.work_permit(client, None);
+        let response = capacity::scope(permit, next.run(request)).await;
+        Ok(body_limits::hold_until_sent(memory, response))
     }
 }
 

@@ -1,17 +1,21 @@
 //! JSON bodies of responses. Each ends with a line feed, so that a terminal shows its prompt on a new line, and `?pretty`
 //! indents it.
 
-use crate::blocking;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use futures_util::stream;
 use serde::Serialize;
+use std::convert::Infallible;
+use std::iter::once;
 
 /// The query parameter that every route accepts.
 const PRETTY: &str = "pretty";
 const INDENT: &str = "  ";
+/// Size of a part of an indented body.
+const PIECE_BYTES: usize = 256 * 1024;
 
 /// A value as the JSON body of a response.
 pub(super) struct Json<T>(pub(super) T);
@@ -68,8 +72,24 @@ pub(super) async fn indented(response: Response) -> Response {
     if !matches!(content_type, Some(b"application/json" | b"application/problem+json")) {
         return response;
     }
-    let indented = async |body: Bytes| blocking::spawn_cpu_if_large(body.len(), move || indent(&body)).await;
-    with_new_body(response, indented).await
+    let (mut parts, body) = response.into_parts();
+    let Ok(body) = to_bytes(body, usize::MAX).await else {
+        tracing::error!("failed to read the body of a response");
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    let mut indenter = Indenter::new(body);
+    let first = indenter.next().unwrap_or_default();
+    let body = if indenter.has_ended {
+        if let Some(length) = parts.headers.get_mut(CONTENT_LENGTH) {
+            *length = HeaderValue::from(first.len());
+        }
+        Body::from(first)
+    } else {
+        // Nested lists can become a hundred times as long. So they are never in memory as a whole.
+        parts.headers.remove(CONTENT_LENGTH);
+        Body::from_stream(stream::iter(once(first).chain(indenter).map(Ok::<_, Infallible>)))
+    };
+    Response::from_parts(parts, body)
 }
 
 /// Adds the line feed to JSON that another library encoded.
@@ -96,57 +116,101 @@ async fn with_new_body(response: Response, new_body: impl AsyncFnOnce(Bytes) -> 
     Response::from_parts(parts, Body::from(body))
 }
 
-/// Indents JSON without decoding it, because decoding would change numbers and repeated keys of stored messages.
-fn indent(json: &[u8]) -> Vec<u8> {
-    let mut indented = Vec::with_capacity(json.len() * 2);
-    let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
-    let new_line = |indented: &mut Vec<u8>, depth: usize| {
-        indented.push(b'\n');
-        indented.extend(INDENT.bytes().cycle().take(INDENT.len() * depth));
-    };
-    let mut rest = json.iter().copied().peekable();
-    while let Some(byte) = rest.next() {
-        if in_string {
-            indented.push(byte);
-            in_string = is_escaped || byte != b'"';
-            is_escaped = !is_escaped && byte == b'\\';
-            continue;
+/// Indents JSON in pieces, without decoding it, because decoding would change numbers and repeated keys of stored messages.
+struct Indenter {
+    json: Bytes,
+    position: usize,
+    depth: usize,
+    in_string: bool,
+    is_escaped: bool,
+    has_ended: bool,
+}
+
+impl Indenter {
+    fn new(json: Bytes) -> Self {
+        Self { json, position: 0, depth: 0, in_string: false, is_escaped: false, has_ended: false }
+    }
+
+    fn next_byte_if(&mut self, is_expected: impl Fn(u8) -> bool) -> Option<u8> {
+        let next = self.json.get(self.position).copied().filter(|byte| is_expected(*byte))?;
+        self.position += 1;
+        Some(next)
+    }
+
+    fn new_line(&self, piece: &mut Vec<u8>) {
+        piece.push(b'\n');
+        piece.extend(INDENT.bytes().cycle().take(INDENT.len() * self.depth));
+    }
+}
+
+impl Iterator for Indenter {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        if self.has_ended {
+            return None;
         }
-        match byte {
-            b' ' | b'\n' | b'\r' | b'\t' => {}
-            b'{' | b'[' => {
-                indented.push(byte);
-                while rest.next_if(u8::is_ascii_whitespace).is_some() {}
-                if let Some(end) = rest.next_if(|next| matches!(next, b'}' | b']')) {
-                    indented.push(end);
-                } else {
-                    depth += 1;
-                    new_line(&mut indented, depth);
+        let mut piece = Vec::with_capacity(PIECE_BYTES.min(self.json.len() * 2) + 1024);
+        while piece.len() < PIECE_BYTES {
+            let Some(byte) = self.next_byte_if(|_| true) else {
+                piece.push(b'\n');
+                self.has_ended = true;
+                break;
+            };
+            if self.in_string {
+                piece.push(byte);
+                self.in_string = self.is_escaped || byte != b'"';
+                self.is_escaped = !self.is_escaped && byte == b'\\';
+                continue;
+            }
+            match byte {
+                b' ' | b'\n' | b'\r' | b'\t' => {}
+                b'{' | b'[' => {
+                    piece.push(byte);
+                    while self.next_byte_if(|next| next.is_ascii_whitespace()).is_some() {}
+                    if let Some(end) = self.next_byte_if(|next| matches!(next, b'}' | b']')) {
+                        piece.push(end);
+                    } else {
+                        self.depth += 1;
+                        self.new_line(&mut piece);
+                    }
+                }
+                b'}' | b']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    self.new_line(&mut piece);
+                    piece.push(byte);
+                }
+                b',' => {
+                    piece.push(byte);
+                    self.new_line(&mut piece);
+                }
+                b':' => piece.extend(*b": "),
+                _ => {
+                    piece.push(byte);
+                    self.in_string = byte == b'"';
                 }
             }
-            b'}' | b']' => {
-                depth = depth.saturating_sub(1);
-                new_line(&mut indented, depth);
-                indented.push(byte);
-            }
-            b',' => {
-                indented.push(byte);
-                new_line(&mut indented, depth);
-            }
-            b':' => indented.extend(*b": "),
-            _ => {
-                indented.push(byte);
-                in_string = byte == b'"';
-            }
         }
+        Some(piece)
     }
-    indented.push(b'\n');
-    indented
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn indent(json: &[u8]) -> Vec<u8> {
+        Indenter::new(Bytes::copy_from_slice(json)).flatten().collect()
+    }
+
+    #[test]
+    fn nested_lists_are_indented_in_pieces() {
+        let json = format!("{}{}1{}", "[".repeat(99), "1,".repeat(10_000), "]".repeat(99));
+        let pieces: Vec<Vec<u8>> = Indenter::new(json.clone().into()).collect();
+        assert!(pieces.len() > 4 && pieces.iter().all(|piece| piece.len() < PIECE_BYTES + 1024));
+        let text = String::from_utf8(pieces.concat()).expect("UTF-8");
+        assert_eq!(text.split_ascii_whitespace().collect::<String>(), json);
+    }
 
     #[test]
     fn indented_json_keeps_every_value() {

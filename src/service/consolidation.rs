@@ -6,6 +6,7 @@
 
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
+use crate::capacity;
 use crate::domain::api_key::redact_keys;
 use crate::domain::consolidation::{Activity, ConsolidationPlan, LEASE_TTL, requested_sentences};
 use crate::domain::error_chain::ErrorChain;
@@ -34,6 +35,8 @@ const MAX_PLANNED_MESSAGES: i64 = 10_000;
 
 /// Size of the messages that are loaded at once. Images count few tokens, and only their names become part of a transcript.
 const MAX_LOADED_BYTES: i64 = 8 * 1024 * 1024;
+/// The memory of messages that are loaded: as rows, as messages, and as lines of the transcript.
+const LOADED_MEMORY: usize = 24 * 1024 * 1024;
 
 /// The interval of renewals. A run loses its lease only if three consecutive renewals fail or are late.
 const LEASE_RENEWAL: Duration = Duration::from_secs(1);
@@ -187,7 +190,7 @@ impl MemoryService {
             metrics.record_consolidation(report.outcome);
             report
         };
-        self.tasks.spawn(run.instrument(span))
+        self.tasks.spawn(capacity::scope(capacity::inherited(), run.instrument(span)))
     }
 
     /// Returns the present state of a session's consolidation. It is only displayed, so the clock of this host suffices.
@@ -391,6 +394,8 @@ impl ConsolidationRun {
             limit: i64::try_from(count).unwrap_or(i64::MAX),
             max_bytes: MAX_LOADED_BYTES,
         };
+        // Work in the background waits as long as necessary, so this does not fail.
+        let _ = capacity::claim(LOADED_MEMORY).await;
         let page = self.service.store.messages(&self.tenant, &self.session.session_id, query).await?;
         let is_complete = |page: &MessagePage| page.messages.len() == count;
         let is_part = |page: &MessagePage| page.has_more && !page.messages.is_empty();
@@ -406,7 +411,9 @@ impl ConsolidationRun {
                 })
                 .collect()
         };
-        blocking::spawn_cpu(lines).await.ok_or(RunError::CorruptMessage)
+        let lines = blocking::spawn_cpu(lines).await.ok_or(RunError::CorruptMessage);
+        capacity::current().release();
+        lines
     }
 
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.

@@ -6,12 +6,15 @@
 //! appended. So a copy needs no invalidation: other replicas, imports, restores, rewinds and erasures change the head. In
 //! particular, a session that was rewound, or erased and created again, has another incarnation.
 
+use super::Error;
+use crate::blocking;
+use crate::capacity;
 use crate::domain::exchange::{Exchange, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::session::{ForkKind, Session};
 use crate::domain::tail::TailLimit;
-use crate::storage::{ContextSnapshot, LoadedContext, SessionHead, Store, StoreError};
+use crate::storage::{ContextSnapshot, LoadedContext, SMALL_TAIL_BYTES, SessionHead, Store, StoreError};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use std::sync::Arc;
@@ -20,6 +23,11 @@ use std::sync::Arc;
 const EXPECTED_SESSIONS: usize = 1024;
 /// A session that would take more than this part of the cache is not kept.
 const MAX_PART: usize = 16;
+
+/// The messages of a tail exist this many times while a context is rendered: the tail, the list, and the body.
+const COPIES_OF_RENDERED: usize = 2;
+/// The same if they are read from the database: once more as rows.
+const COPIES_OF_LOADED: usize = 3;
 
 type Key = (TenantId, SessionId);
 
@@ -63,21 +71,29 @@ impl ContextCache {
         session: &SessionId,
         user: Option<&UserId>,
         limit: TailLimit,
-    ) -> Result<ContextSnapshot, StoreError> {
+    ) -> Result<ContextSnapshot, Error> {
         let key = (tenant.clone(), session.clone());
         if let Some(copy) = self.snapshots.get(&key).filter(|copy| is_independent_of(user, copy)) {
             match store.session_head(tenant, session).await? {
                 Some(head) => {
                     if let Some(snapshot) = self.refresh(store, &key, &copy, head, limit).await? {
+                        let bytes = snapshot.tail.bytes();
+                        if blocking::is_large(bytes) {
+                            capacity::claim(bytes.saturating_mul(COPIES_OF_RENDERED)).await?;
+                        }
                         return Ok(snapshot);
                     }
                 }
                 None => self.forget_session(tenant, session),
             }
         }
+        capacity::claim(SMALL_TAIL_BYTES * COPIES_OF_LOADED).await?;
         let snapshot = match store.load_context(tenant, session, user, limit).await? {
             LoadedContext::Complete(snapshot) => snapshot,
-            LoadedContext::Large { .. } => store.load_large_context(tenant, session, user, limit).await?,
+            LoadedContext::Large { bytes } => {
+                capacity::claim(bytes.saturating_mul(COPIES_OF_LOADED)).await?;
+                store.load_large_context(tenant, session, user, limit).await?
+            }
         };
         // The first exchange changes the time of creation of a session that is only bound to its user.
         let exists = snapshot.session.as_ref().is_some_and(|session| session.last_seq > 0);

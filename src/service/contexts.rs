@@ -1,9 +1,9 @@
 //! Building a context: the message list that an agent should send to its model now.
 
 use super::consolidation::{ConsolidationReport, Outcome, SnapshotPlan};
-use super::work_permit::WorkPermit;
 use super::{Error, MemoryService, PoolNames, invalid_message};
 use crate::blocking;
+use crate::capacity::WorkPermit;
 use crate::domain::budget::{self, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
@@ -124,14 +124,16 @@ impl MemoryService {
                 if due.mode == Mode::Background {
                     (snapshot, Outcome::Scheduled.into())
                 } else {
+                    // The memory of the request is released while it waits, so a large snapshot is not kept.
+                    let kept = (!blocking::is_large(snapshot.tail.bytes())).then_some(snapshot);
                     let wait = tokio::time::timeout(self.config.inline_wait, run);
                     let finished = options.permit.release_while(wait).await;
-                    let snapshot = match self.load_snapshot(tenant, session, &options).await {
-                        Err(Error::Store(error)) => {
+                    let snapshot = match (self.load_snapshot(tenant, session, &options).await, kept) {
+                        (Err(Error::Store(error)), Some(kept)) => {
                             tracing::warn!(%error, "failed to read a session after its consolidation");
-                            snapshot
+                            kept
                         }
-                        reloaded => reloaded?,
+                        (reloaded, _) => reloaded?,
                     };
                     let report = match finished {
                         // The run did not get the lease. The reason is in the new state of the session.

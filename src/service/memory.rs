@@ -1,6 +1,7 @@
 //! Memory documents, and the erasure of users.
 
-use super::{Error, MAX_PAGE_BYTES, MemoryService};
+use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY};
+use crate::capacity;
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::{summary, tokens};
@@ -38,6 +39,7 @@ impl MemoryService {
         before: i64,
         limit: i64,
     ) -> Result<Page<MemoryDocument>, Error> {
+        capacity::claim(PAGE_MEMORY).await?;
         Ok(self.store.memory_revisions(tenant, user, before, limit, MAX_PAGE_BYTES).await?)
     }
 

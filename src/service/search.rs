@@ -4,6 +4,7 @@
 
 use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
+use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
@@ -27,6 +28,9 @@ pub const MAX_LIMIT: usize = 50;
 const MAX_RANKED_BYTES: i64 = 2 * 1024 * 1024;
 /// Maximum total JSON size of the neighbours in a response.
 const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
+
+/// The memory of a search: its candidates as rows and parsed, its neighbours, and the body of the response.
+const SEARCH_MEMORY: usize = 16 * 1024 * 1024;
 
 /// A search request.
 #[derive(Clone, Debug)]
@@ -80,6 +84,7 @@ impl MemoryService {
             until: request.until,
             excluded_terms: query.excluded_terms(),
         };
+        capacity::claim(SEARCH_MEMORY).await?;
         // A search finds everything that was stored before it.
         self.store.index_pending_for(tenant, filter.session.as_ref()).await?;
         let limit = request.limit.min(MAX_LIMIT);

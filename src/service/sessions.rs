@@ -1,6 +1,7 @@
 //! Sessions, their history and their revisions.
 
-use super::{Error, MAX_PAGE_BYTES, MemoryService};
+use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY};
+use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::domain::session::Session;
@@ -52,6 +53,7 @@ impl MemoryService {
         after: Option<&SessionPosition>,
         limit: i64,
     ) -> Result<Page<Session>, Error> {
+        capacity::claim(PAGE_MEMORY).await?;
         Ok(self.store.sessions(tenant, user, after, limit, MAX_PAGE_BYTES).await?)
     }
 
@@ -80,6 +82,7 @@ impl MemoryService {
         session: &SessionId,
         page: MessageQuery,
     ) -> Result<MessagePage, Error> {
+        capacity::claim(PAGE_MEMORY).await?;
         self.store.messages(tenant, session, page).await?.ok_or(Error::SessionNotFound)
     }
 
@@ -91,6 +94,7 @@ impl MemoryService {
         before: i64,
         limit: i64,
     ) -> Result<Page<Revision>, Error> {
+        capacity::claim(PAGE_MEMORY).await?;
         let page = self.store.revisions(tenant, session, before, limit, MAX_PAGE_BYTES).await?;
         page.ok_or(Error::SessionNotFound)
     }

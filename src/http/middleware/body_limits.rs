@@ -4,15 +4,15 @@
 //! `tower_http`'s limit and timeout layers do not replace this: they have no common memory budget, and their errors have
 //! neither a problem document nor the limit for the metrics.
 
+use super::admission::Admission;
+use crate::capacity::{ClientId, Held, WorkPermit};
 use crate::config::Limits;
 use crate::http::error::Problem;
 use axum::body::{Body, HttpBody as _, to_bytes};
 use axum::extract::Request;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -24,69 +24,61 @@ const SMALL: usize = 16 * 1024;
 /// Longest time for the small body of a rejected request to arrive. It usually arrives with the head.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The memory for large request bodies (`limits.max_body_bytes_in_flight`).
+/// Responses up to this size hold no memory: the connection takes over such a response at once.
+const SMALL_RESPONSE: usize = 64 * 1024;
+
+/// The memory that the body of one request holds; dropping it releases the memory.
 #[derive(Debug)]
-pub(crate) struct BodyMemoryBudget {
-    pub(crate) limits: Arc<Limits>,
-    pub(crate) read_timeout: Duration,
-    reserved: AtomicUsize,
-}
+pub(crate) struct Reservation(Held);
 
-/// The part of the budget that one request holds; dropping it releases the memory. Reservations never wait: a request
-/// that holds memory and waits for more could deadlock with another one.
-#[derive(Debug)]
-pub(crate) struct Reservation {
-    budget: Arc<BodyMemoryBudget>,
-    bytes: usize,
-}
-
-impl BodyMemoryBudget {
-    pub(crate) fn new(limits: &Arc<Limits>, read_timeout: Duration) -> Self {
-        Self { limits: Arc::clone(limits), read_timeout, reserved: AtomicUsize::new(0) }
+/// Buffers the body of a request, and reserves memory for it. A body whose declared length is too large is rejected before any
+/// of it is read. A body of a declared length waits for its memory before it is read; one of unknown length is rejected as
+/// soon as the memory does not suffice, because it holds memory already.
+pub(crate) async fn buffer(
+    admission: &Admission,
+    client: ClientId,
+    request: Request,
+) -> Result<(Request, Option<Reservation>, usize), Problem> {
+    if request.body().is_end_stream() {
+        return Ok((request, None, 0));
     }
-
-    pub(crate) fn reservation(self: Arc<Self>) -> Reservation {
-        Reservation { budget: self, bytes: 0 }
+    let (limits, read_timeout) = (admission.limits(), admission.read_timeout());
+    let (parts, body) = request.into_parts();
+    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if declared > limits.max_body_bytes {
+        return Err(Problem::body_too_large(limits));
     }
-
-    /// Buffers the body of a request, and reserves memory for it. A body whose declared length is too large is rejected
-    /// before any of it is read.
-    pub(crate) async fn buffer(self: Arc<Self>, request: Request) -> Result<(Request, Reservation), Problem> {
-        let (limits, read_timeout) = (Arc::clone(&self.limits), self.read_timeout);
-        let mut reservation = self.reservation();
-        if request.body().is_end_stream() {
-            return Ok((request, reservation));
-        }
-        let (parts, body) = request.into_parts();
-        let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if declared > limits.max_body_bytes {
-            return Err(Problem::body_too_large(&limits));
-        }
-        reservation.resize(declared)?;
-        let body = timeout(read_timeout, collect_body(body, declared, &limits, &mut reservation)).await;
-        let body = body.map_err(|_| Problem::body_timeout(read_timeout))??;
-        Ok((Request::from_parts(parts, Body::from(body)), reservation))
+    let is_small = body.size_hint().upper().is_some_and(|upper| upper <= SMALL as u64);
+    let mut reservation = None;
+    if !is_small {
+        let reserved = Reservation::new(admission, client, declared).await;
+        reservation = Some(reserved.map_err(Problem::closing)?);
     }
+    let body = collect_body(body, declared, limits, reservation.as_mut());
+    let body = timeout(read_timeout, body).await;
+    let body = body.map_err(|_| Problem::body_timeout(read_timeout))??;
+    let bytes = body.len();
+    Ok((Request::from_parts(parts, Body::from(body)), reservation, bytes))
 }
 
 impl Reservation {
-    /// Grows or shrinks the reservation to this size. On error, the reservation stays as it was.
-    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
+    /// Waits for the memory of a body.
+    pub(crate) async fn new(admission: &Admission, client: ClientId, bytes: usize) -> Result<Self, Problem> {
         let bytes = if bytes > SMALL { bytes } else { 0 };
-        let max = self.budget.limits.max_body_bytes_in_flight;
-        let resized = self.budget.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
-            let reserved = reserved.saturating_sub(self.bytes).saturating_add(bytes);
-            (bytes <= self.bytes || reserved <= max).then_some(reserved)
-        });
-        resized.map_err(|_| Problem::no_body_memory(&self.budget.limits))?;
-        self.bytes = bytes;
-        Ok(())
+        admission.body_memory(client, bytes).await.map(Self)
     }
-}
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+    /// Grows or shrinks the reservation to this size. It never waits: a request that holds memory and waits for more could
+    /// deadlock with another one. On error, the reservation stays as it was.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
+        let Self(held) = self;
+        let bytes = if bytes > SMALL { bytes } else { 0 };
+        match bytes.checked_sub(held.memory()) {
+            Some(more) if !held.try_add_memory(more) => return Err(Problem::no_memory().closing()),
+            Some(_) => {}
+            None => held.keep_memory_only(bytes),
+        }
+        Ok(())
     }
 }
 
@@ -94,7 +86,7 @@ async fn collect_body(
     body: Body,
     declared: usize,
     limits: &Limits,
-    reservation: &mut Reservation,
+    mut reservation: Option<&mut Reservation>,
 ) -> Result<Bytes, Problem> {
     let (mut collected, mut chunks) = (BytesMut::new(), body.into_data_stream());
     while let Some(chunk) = chunks.next().await {
@@ -106,14 +98,50 @@ async fn collect_body(
         if bytes > limits.max_body_bytes {
             return Err(Problem::body_too_large(limits));
         }
-        reservation.resize(bytes.max(declared))?;
+        if let Some(reservation) = &mut reservation {
+            reservation.resize(bytes.max(declared))?;
+        }
         collected.extend_from_slice(&chunk);
     }
     Ok(collected.freeze())
 }
 
-/// Holds the guard until the response is sent or dropped. A response that is completely in memory releases it at once,
-/// because the connection takes over such a body immediately.
+/// The body of a response with its memory. Parts of it share this value, so that the memory is released when the connection
+/// has written the last part, or is closed.
+struct HeldBody {
+    body: Bytes,
+    _memory: Held,
+}
+
+impl AsRef<[u8]> for HeldBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+/// Ends the work of a request. A large response holds its memory until it is sent or dropped, so that clients that do not
+/// read use up the memory of their key and no other.
+pub(crate) async fn finish(permit: &WorkPermit, response: Response) -> Response {
+    let bytes = response.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+    let Some(bytes) = bytes else {
+        let memory = permit.finish(0);
+        return hold_until_sent(memory, response);
+    };
+    let Some(memory) = permit.finish(if bytes > SMALL_RESPONSE { bytes } else { 0 }) else {
+        return response;
+    };
+    let (parts, body) = response.into_parts();
+    match to_bytes(body, usize::MAX).await {
+        Ok(body) => {
+            let body = Bytes::from_owner(HeldBody { body, _memory: memory });
+            Response::from_parts(parts, Body::from(body))
+        }
+        Err(_) => Problem::internal().into_response(),
+    }
+}
+
+/// Holds the guard until a response of unknown length is sent or dropped. A response that is completely in memory releases it
+/// at once.
 pub(crate) fn hold_until_sent<T: Send + 'static>(guard: T, response: Response) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
@@ -133,31 +161,4 @@ pub(crate) async fn discard_body(request: Request, problem: Problem) -> Problem 
     }
     let body = timeout(DISCARD_TIMEOUT, to_bytes(request.into_body(), SMALL)).await;
     if matches!(body, Ok(Ok(_))) { problem } else { problem.closing() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reservations_never_exceed_the_budget_and_are_released() {
-        let limits = Arc::new(Limits { max_body_bytes_in_flight: 10 * SMALL, ..Limits::default() });
-        let budget = Arc::new(BodyMemoryBudget::new(&limits, Duration::from_secs(1)));
-        let reserved = || budget.reserved.load(Ordering::Relaxed);
-        let [mut one, mut other, mut small] = [(); 3].map(|()| Arc::clone(&budget).reservation());
-        one.resize(8 * SMALL).expect("enough memory");
-        other.resize(2 * SMALL).expect("enough memory");
-        other.resize(2 * SMALL + 1).expect_err("no memory left");
-        assert_eq!(reserved(), 10 * SMALL, "a failed resize changes nothing");
-        small.resize(SMALL).expect("small bodies need no memory");
-        small.resize(SMALL + 1).expect_err("no memory left");
-        one.resize(7 * SMALL).expect("smaller");
-        other.resize(3 * SMALL).expect("enough memory");
-        drop((one, small));
-        assert_eq!(reserved(), 3 * SMALL);
-        other.resize(SMALL).expect("smaller");
-        assert_eq!(reserved(), 0);
-        drop(other);
-        assert_eq!(reserved(), 0);
-    }
 }

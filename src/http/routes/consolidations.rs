@@ -1,5 +1,6 @@
 //! `POST /sessions/{session_id}/consolidations`
 
+use crate::capacity::WorkPermit;
 use crate::http::error::Problem;
 use crate::http::extract::{EmptyBody, PathParams, SessionPath, TenantFromKey};
 use crate::http::openapi::responses::{
@@ -8,7 +9,6 @@ use crate::http::openapi::responses::{
 use crate::http::response_body::Json;
 use crate::http::routes::revisions::RevisionBody;
 use crate::service::MemoryService;
-use crate::service::work_permit::WorkPermit;
 use axum::extract::State;
 use axum::http::StatusCode;
 

@@ -1,6 +1,7 @@
 //! `POST /sessions/{session_id}/context`
 
 use crate::blocking;
+use crate::capacity::WorkPermit;
 use crate::config::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::coverage::Coverage;
@@ -20,7 +21,6 @@ use crate::http::readable;
 use crate::http::response_body::json_response;
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
-use crate::service::work_permit::WorkPermit;
 use crate::service::{self, MemoryService};
 use axum::Extension;
 use axum::extract::State;

@@ -4,11 +4,13 @@
 //! the format.
 
 use crate::blocking;
+use crate::capacity::ClientId;
 use crate::domain::id::UserId;
 use crate::http::error::Problem;
 use crate::http::extract::{Caller, NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey};
 use crate::http::headers::media_type;
-use crate::http::middleware::body_limits::BodyMemoryBudget;
+use crate::http::middleware::admission::Admission;
+use crate::http::middleware::body_limits::Reservation;
 use crate::http::openapi::responses::{ImportTooLarge, InsufficientStorage, SessionExists, SessionNotFound};
 use crate::http::response_body::Json;
 use crate::service::MemoryService;
@@ -116,11 +118,11 @@ pub(crate) async fn import(
     Caller { tenant, default_user }: Caller,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<ImportParams>,
-    Extension(budget): Extension<Arc<BodyMemoryBudget>>,
+    Extension((admission, client)): Extension<(Arc<Admission>, ClientId)>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
-    let limits = &budget.limits;
+    let limits = admission.limits();
     let upload = Upload::begin(ImportLimits { sizes: limits.sizes(), max_bytes: limits.max_import_bytes })?;
     // Rejects a body before reading it if its Content-Length exceeds the limit.
     upload.check_size(body.size_hint().lower())?;
@@ -129,7 +131,7 @@ pub(crate) async fn import(
         if !MEDIA_TYPES.contains(&media_type(&headers).as_str()) {
             return Err(Problem::unsupported_media_type_for_lines());
         }
-        receive(upload, &mut body, budget).await
+        receive(upload, &mut body, &admission, client).await
     };
     let received = match received.await {
         Ok(received) => received,
@@ -156,9 +158,11 @@ pub(crate) async fn import(
 async fn receive(
     mut upload: Upload,
     body: &mut BodyDataStream,
-    budget: Arc<BodyMemoryBudget>,
+    admission: &Admission,
+    client: ClientId,
 ) -> Result<StagedImport, Problem> {
-    let (read_timeout, mut reservation) = (budget.read_timeout, budget.reservation());
+    let read_timeout = admission.read_timeout();
+    let mut reservation = Reservation::new(admission, client, 0).await?;
     loop {
         let next = timeout(read_timeout, body.next()).await;
         let Some(chunk) = next.map_err(|_| Problem::body_timeout(read_timeout))? else {

@@ -1,0 +1,260 @@
+//! The permit of a request to run, and the memory that it uses.
+//!
+//! A request releases its permit while it waits for a model or for a thread: otherwise a few slow requests would block all
+//! others.
+
+use super::fair_queue::{Claim, ClientId, FairQueue, Held};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+tokio::task_local! {
+    static CURRENT: WorkPermit;
+}
+
+/// The share of one request in the capacity of the process. It is released when its last clone is dropped. The default is no
+/// share, for work that is not limited.
+#[derive(Clone, Debug, Default)]
+pub struct WorkPermit(Option<Arc<Share>>);
+
+#[derive(Debug)]
+struct Share {
+    /// Requests that run, and memory.
+    requests: Arc<FairQueue>,
+    /// Threads for long computations.
+    threads: Arc<FairQueue>,
+    client: ClientId,
+    /// The work is a request, which needs a slot to run.
+    is_request: bool,
+    /// Longest wait for memory; `None` is unlimited.
+    patience: Option<Duration>,
+    /// `None` while the permit is released.
+    held: Mutex<Option<Held>>,
+}
+
+/// The memory of a request did not become free within the permitted wait.
+#[derive(Debug, thiserror::Error)]
+#[error("the memory for {bytes} bytes did not become free in time")]
+pub struct Overloaded {
+    pub bytes: usize,
+}
+
+impl WorkPermit {
+    /// Creates the permit of a request that was granted `held` of `requests`.
+    #[must_use]
+    pub fn new(
+        requests: &Arc<FairQueue>,
+        threads: &Arc<FairQueue>,
+        client: ClientId,
+        patience: Option<Duration>,
+        held: Option<Held>,
+    ) -> Self {
+        let (requests, threads) = (Arc::clone(requests), Arc::clone(threads));
+        Self(Some(Arc::new(Share {
+            requests,
+            threads,
+            client,
+            is_request: true,
+            patience,
+            held: Mutex::new(held),
+        })))
+    }
+
+    /// Releases the permit and its memory, awaits `future`, and acquires both again, before requests that have not started
+    /// yet.
+    pub async fn release_while<T>(&self, future: impl Future<Output = T>) -> T {
+        let Some(share) = &self.0 else { return future.await };
+        let Some(held) = share.take() else { return future.await };
+        let memory = held.memory();
+        drop(held);
+        let result = future.await;
+        let claim = Claim { client: share.client, cost: 0, slot: true, memory, continues: true };
+        share.put(share.requests.acquire(claim).await);
+        result
+    }
+
+    /// Adds `bytes` to the memory of the request, before it uses them. If they are not free, the request gives its permit to
+    /// others and waits. It holds nothing meanwhile, so that requests that wait can't block each other.
+    pub async fn claim(&self, bytes: usize) -> Result<(), Overloaded> {
+        let Some(share) = &self.0 else { return Ok(()) };
+        let mut before = 0;
+        if let Some(mut held) = share.take() {
+            if held.try_add_memory(bytes) {
+                share.put(held);
+                return Ok(());
+            }
+            before = held.memory();
+        }
+        let (client, slot, memory) = (share.client, share.is_request, before.saturating_add(bytes));
+        let granted =
+            share.requests.acquire(Claim { client, cost: bytes as u64, slot, memory, continues: false });
+        let held = match share.patience {
+            Some(patience) => {
+                tokio::time::timeout(patience, granted).await.map_err(|_| Overloaded { bytes })?
+            }
+            None => granted.await,
+        };
+        share.put(held);
+        Ok(())
+    }
+
+    /// Ends the work of the request: releases the permit, and returns the memory of its response.
+    #[must_use]
+    pub fn finish(&self, response_bytes: usize) -> Option<Held> {
+        let mut held = self.0.as_ref()?.take()?;
+        held.keep_memory_only(response_bytes);
+        (response_bytes > 0).then_some(held)
+    }
+
+    /// Waits for one of the threads for work that keeps a core busy, until the returned value is dropped. The permit to run is
+    /// released meanwhile, and the memory is not.
+    pub async fn thread(&self, cost: u64) -> Option<Held> {
+        let share = self.0.as_ref()?;
+        let claim = Claim { client: share.client, cost, slot: true, memory: 0, continues: false };
+        if let Some(thread) = share.threads.try_acquire(claim) {
+            return Some(thread);
+        }
+        let had_slot = share.lock().as_mut().is_some_and(Held::release_slot);
+        let thread = share.threads.acquire(claim).await;
+        if had_slot {
+            let slot = share.requests.acquire(Claim { continues: true, ..claim }).await;
+            if let Some(held) = share.lock().as_mut() {
+                held.take_slot(slot);
+            }
+        }
+        Some(thread)
+    }
+
+    /// Releases the permit and the memory.
+    pub fn release(&self) {
+        drop(self.0.as_ref().and_then(|share| share.take()));
+    }
+}
+
+/// Returns the permit of the work that is running, or the default.
+#[must_use]
+pub fn current() -> WorkPermit {
+    CURRENT.try_with(Clone::clone).unwrap_or_default()
+}
+
+/// Adds `bytes` to the memory of the work that is running: see [`WorkPermit::claim`].
+pub async fn claim(bytes: usize) -> Result<(), Overloaded> {
+    let current = CURRENT.try_with(Clone::clone);
+    if let Ok(current) = current { current.claim(bytes).await } else { Ok(()) }
+}
+
+/// Runs work with this permit.
+pub fn scope<F: Future>(permit: WorkPermit, work: F) -> impl Future<Output = F::Output> {
+    CURRENT.scope(permit, work)
+}
+
+/// Returns a permit for work in the background on behalf of the same client. It takes no place of a request, and waits for
+/// memory as long as necessary.
+#[must_use]
+pub fn inherited() -> WorkPermit {
+    let WorkPermit(share) = current();
+    WorkPermit(share.map(|share| {
+        let (requests, threads) = (Arc::clone(&share.requests), Arc::clone(&share.threads));
+        let (client, held) = (share.client, Mutex::new(None));
+        Arc::new(Share { requests, threads, client, is_request: false, patience: None, held })
+    }))
+}
+
+impl Share {
+    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Held> {
+        self.lock().take()
+    }
+
+    fn put(&self, held: Held) {
+        *self.lock() = Some(held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capacity::Capacity;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    const CLIENT: ClientId = ClientId(1);
+
+    fn permit(
+        slots: usize,
+        memory: usize,
+        patience: Duration,
+    ) -> (WorkPermit, Arc<FairQueue>, Arc<FairQueue>) {
+        let requests = FairQueue::new(Capacity { slots, memory, memory_of_client: memory });
+        let threads = FairQueue::new(Capacity { slots: 1, memory: 0, memory_of_client: 0 });
+        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 0, continues: false };
+        let held = requests.try_acquire(claim);
+        (WorkPermit::new(&requests, &threads, CLIENT, Some(patience), held), requests, threads)
+    }
+
+    #[tokio::test]
+    async fn permit_is_available_to_others_while_its_request_waits() {
+        let (permit, requests, _) = permit(1, 10, Duration::from_secs(1));
+        permit.claim(7).await.expect("free");
+        assert_eq!(requests.in_use(), (1, 7));
+        let in_use = permit.release_while(async { requests.in_use() }).await;
+        assert_eq!((in_use, requests.in_use()), ((0, 0), (1, 7)));
+        let clone = permit.clone();
+        drop(permit);
+        assert_eq!(requests.in_use(), (1, 7));
+        let response = clone.finish(9).expect("held");
+        assert_eq!((requests.in_use(), response.memory()), ((0, 9), 9));
+        drop(response);
+        assert_eq!(requests.in_use(), (0, 0));
+        assert_eq!(WorkPermit::default().release_while(async { 7 }).await, 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_that_waits_for_memory_holds_nothing() {
+        let (one, requests, threads) = permit(2, 10, Duration::from_secs(1));
+        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 6, continues: false };
+        let other = requests.try_acquire(claim);
+        let other = WorkPermit::new(&requests, &threads, CLIENT, Some(Duration::from_secs(9)), other);
+        one.claim(4).await.expect("free");
+        let mut waiting = pin!(other.claim(1));
+        assert!(matches!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+        assert_eq!(requests.in_use(), (1, 4));
+        one.claim(5).await.expect_err("the other one waits for 7, which come first");
+        assert_eq!(requests.in_use(), (1, 7));
+        waiting.await.expect("granted");
+    }
+
+    #[tokio::test]
+    async fn request_that_waits_for_a_thread_holds_no_permit() {
+        let (permit, requests, threads) = permit(1, 10, Duration::from_secs(1));
+        permit.claim(5).await.expect("free");
+        let first = permit.thread(1).await.expect("free");
+        assert_eq!(requests.in_use(), (1, 5));
+        let mut waiting = pin!(permit.thread(1));
+        assert!(matches!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+        assert_eq!(requests.in_use(), (0, 5));
+        drop(first);
+        let second = waiting.await;
+        assert_eq!((requests.in_use(), threads.in_use()), ((1, 5), (1, 0)));
+        drop(second);
+        assert_eq!(threads.in_use(), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn work_in_the_background_holds_no_permit() {
+        let (permit, requests, _) = permit(1, 10, Duration::from_secs(1));
+        let inherited = scope(permit.clone(), async { inherited() }).await;
+        drop(permit);
+        scope(inherited, async {
+            claim(8).await.expect("free");
+            assert_eq!(requests.in_use(), (0, 8));
+            current().release();
+            assert_eq!(requests.in_use(), (0, 0));
+        })
+        .await;
+        claim(1000).await.expect("work without a permit is not limited");
+    }
+}
