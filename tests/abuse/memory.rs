@@ -1,0 +1,88 @@
+//! Attacks on the memory of the process.
+
+use crate::service::{Bystander, Service, flood};
+use crate::support::backend::Backend;
+use crate::support::client::TestClient;
+use serde_json::json;
+use std::time::Duration;
+use test_case::test_case;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// The process may have this memory with default settings, in MB.
+const MAX_MEMORY: u64 = 512;
+
+/// Stores two exchanges of four images of 7.4 MB.
+async fn store_images(client: &TestClient) {
+    let image = format!("data:image/png;base64,{}", "iVBORw0K".repeat(925_000));
+    let part = json!({"type": "image_url", "image_url": {"url": image}});
+    let message = json!({"role": "user", "content": [{"type": "text", "text": "look"}, part]}).to_string();
+    let body = format!(r#"{{"messages":[{}]}}"#, [&*message; 4].join(","));
+    for _ in 0..2 {
+        client.post("/sessions/images/exchanges", &body).await.ok(201);
+    }
+}
+
+/// Sends a request, reads the head of the response, and nothing more.
+async fn send_without_reading(client: &TestClient, key: &str, path: &str, body: &str) -> TcpStream {
+    let mut stream = client.connect().await;
+    let method = if body.is_empty() { "GET" } else { "POST" };
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await.expect("a response");
+    stream
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_responses_have_a_common_limit(backend: Backend) {
+    let service = Service::start(backend, &[]).await;
+    let attacker = service.tenant("attacker").await;
+    let bystander = Bystander::new(&service, "bystander").await;
+    println!("peak at the start: {} MB", service.peak_memory());
+    store_images(&attacker).await;
+    println!("after the exchanges: {} MB", service.peak_memory());
+    for (attack, method, path, body) in [
+        ("pages", "GET", "/sessions/images/messages?limit=1000", ""),
+        ("contexts", "POST", "/sessions/images/context", "{}"),
+        ("Anthropic contexts", "POST", "/sessions/images/context", r#"{"format":"anthropic"}"#),
+        ("indented pages", "GET", "/sessions/images/messages?limit=1000&pretty", ""),
+    ] {
+        let attacker = attacker.clone();
+        let request = async move |_| {
+            let request = attacker.request(method.parse().expect("a method"), path);
+            let request = if body.is_empty() { request } else { request.json(body) };
+            let Ok(response) = request.unchecked().await else { return 0 };
+            let status = response.status().as_u16();
+            drop(response.bytes().await);
+            status
+        };
+        let statuses = flood(8, Duration::from_millis(800), request).await;
+        println!("{attack}: {statuses:?}, peak {} MB", service.peak_memory());
+        assert!(service.peak_memory() < MAX_MEMORY, "{attack}: {} MB", service.peak_memory());
+    }
+    // Clients that do not read. Other tenants get contexts meanwhile.
+    let key = service.backend.key("attacker", precis::domain::api_key::Scope::Write).await;
+    let mut idle = Vec::new();
+    let held = async {
+        for _ in 0..6 {
+            idle.push(send_without_reading(&attacker, key.expose(), "/sessions/images/context", "{}").await);
+        }
+    };
+    let served = bystander.measure(Duration::from_millis(500), held).await;
+    println!("six clients that do not read: {}, peak {} MB", served.figures(), service.peak_memory());
+    assert!(service.peak_memory() < MAX_MEMORY, "{} MB", service.peak_memory());
+    assert_eq!(served.served, served.sent, "{}", served.figures());
+    let same_key = attacker.with_key(key.expose());
+    let status = same_key.post("/sessions/images/context", "{}").await.status;
+    assert_eq!(status, 503, "the memory of the key is in use");
+    // The memory is released when the clients disconnect, within the permitted wait.
+    drop(idle);
+    same_key.post("/sessions/images/context", "{}").await.ok(200);
+}

@@ -1,0 +1,58 @@
+//! Attacks on the share of another tenant.
+
+use crate::service::{Bystander, Service, flood};
+use crate::support::backend::Backend;
+use serde_json::json;
+use std::time::Duration;
+use test_case::test_case;
+
+const IDLE: Duration = Duration::from_secs(1);
+const ATTACK: Duration = Duration::from_secs(1);
+
+/// Each attack is a number of clients that repeat a request.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend) {
+    let service = Service::start(backend, &[]).await;
+    let attacker = service.tenant("attacker").await;
+    let bystander = Bystander::new(&service, "bystander").await;
+    for number in 0..10 {
+        let text = format!("the ferry leaves at {number} ").repeat(400);
+        attacker.record("words", &vec![json!({"role": "user", "content": text}); 50]).await;
+    }
+    attacker.get("/search?q=ferry").await.ok(200);
+    let idle = bystander.measure(IDLE, async {}).await;
+    println!("idle: {}", idle.figures());
+    let marks = |bytes: usize| json!({"user_message": "!".repeat(bytes), "assistant_reply": "b"}).to_string();
+    let four =
+        json!({"messages": vec![json!({"role": "user", "content": "!".repeat(1 << 20)}); 4]}).to_string();
+    let question = json!({"user_message": "a b! ".repeat(400_000)}).to_string();
+    let exchanges = |name: &str| format!("/sessions/{name}/exchanges");
+    for (attack, clients, method, path, body) in [
+        ("exchanges of 4 MB", 4, "POST", exchanges("a"), four),
+        ("exchanges of 1 MB", 6, "POST", exchanges("b"), marks(1 << 20)),
+        ("contexts with 2 MB", 4, "POST", "/sessions/c/context".to_owned(), question),
+        ("searches", 6, "GET", "/search?q=ferry&limit=50".to_owned(), String::new()),
+        ("small contexts", 100, "POST", "/sessions/d/context".to_owned(), String::new()),
+    ] {
+        let flooding = {
+            let attacker = attacker.clone();
+            async move {
+                let request = async move |_| {
+                    let request = attacker.request(method.parse().expect("a method"), &path);
+                    let request = if body.is_empty() { request } else { request.json(&body) };
+                    request.unchecked().await.map_or(0, |response| response.status().as_u16())
+                };
+                let statuses = flood(clients, ATTACK, request).await;
+                println!("{attack} by {clients} clients: {statuses:?}");
+            }
+        };
+        let served = bystander.measure(ATTACK, flooding).await;
+        println!("beside them: {}; peak {} MB", served.figures(), service.peak_memory());
+        assert!(served.sent >= 10, "{attack}: {}", served.figures());
+        assert!(served.served * 100 >= served.sent * 97, "{attack}: {}", served.figures());
+        // A busy machine has outliers. Without shares, the median is seconds, or nothing is served.
+        assert!(served.percentile(50) < Duration::from_millis(300), "{attack}: {}", served.figures());
+    }
+}
