@@ -72,6 +72,7 @@ pub mod limits;
 pub mod memory;
 pub mod message;
 pub mod message_metadata;
+pub mod redaction;
 pub mod retention;
 pub mod revision;
 pub mod search;

@@ -24,8 +24,8 @@ use middleware::origin_guard::OriginGuard;
 use middleware::security_headers;
 use openapi::responses::RouteKind;
 use routes::{
-    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, retention, revisions,
-    search, sessions, skills, sync, tools, users,
+    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, redactions,
+    retention, revisions, search, sessions, skills, sync, tools, users,
 };
 use std::future::ready;
 use std::sync::Arc;
@@ -70,6 +70,8 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(messages::list))
         .route(WRITE, routes!(forks::fork))
         .route(WRITE, routes!(forks::rewind))
+        .route(ADMIN, routes!(redactions::redact))
+        .route(READ, routes!(redactions::list))
         .route(WRITE, routes!(consolidations::consolidate))
         .route(READ, routes!(revisions::list))
         .route(READ, routes!(revisions::get))

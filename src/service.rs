@@ -42,6 +42,7 @@ pub mod indexer;
 pub mod keys;
 mod memory;
 mod metrics;
+mod redactions;
 pub mod reindex;
 pub mod retention;
 pub mod search;
@@ -124,6 +125,11 @@ pub enum Error {
     SessionNotFound,
     #[error("no such revision")]
     RevisionNotFound,
+    #[error("the session has no message {seq}; its last one is {last_seq}")]
+    MessageNotFound { seq: i64, last_seq: i64 },
+    /// A restore leads to a revision without its summary.
+    #[error("the texts of the revision were removed, because message {redacted_seq} was redacted")]
+    RevisionRedacted { redacted_seq: i64 },
     #[error("no such user")]
     UserNotFound,
     /// The session is bound to another user.

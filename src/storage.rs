@@ -20,6 +20,7 @@ mod memory;
 mod migrations;
 mod pool;
 pub mod postgres;
+mod redactions;
 mod retention;
 mod rows;
 pub mod search;
@@ -36,6 +37,7 @@ pub use error::StoreError;
 pub use forks::{ForkAppendOutcome, ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
+pub use redactions::RedactionOutcome;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};
 pub use store::{
     AppendOutcome, AppendRequest, ContextSnapshot, LoadedContext, MemoryVersion, MessagePage, MessageQuery,

@@ -97,7 +97,7 @@ fn guarantees_name_existing_tests() {
     };
     let names: Vec<&str> = code_spans.filter(is_test_name).collect();
     assert!(names.len() > 30, "{names:?}");
-    let missing: Vec<_> = names.iter().filter(|name| !sources.contains(&format!(" fn {name}("))).collect();
+    let missing: Vec<_> = names.iter().filter(|name| !sources.contains(&format!("fn {name}("))).collect();
     assert!(missing.is_empty(), "docs/guarantees.md names tests that do not exist: {missing:#?}");
 }
 

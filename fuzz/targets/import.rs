@@ -129,7 +129,7 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
                 assert!(json.len() <= SIZES.max_message_bytes);
                 assert_eq!(Message::from_stored(json.to_owned()).as_ref(), Ok(&message.message));
                 let at = message.created_at.unwrap_or(created_at);
-                lines += &writer.message(message.seq, at, json).expect("JSON");
+                lines += &writer.message(message.seq, at, message.redacted_at, json).expect("JSON");
             }
             ImportRow::Revision(revision) => {
                 let line = serde_json::to_string(revision).expect("JSON");

@@ -1,7 +1,7 @@
 //! Coverage: which messages of a session a context contains.
 //!
 //! Each message of 1 … `last_seq` is in exactly one of three parts: covered by the summary, sent verbatim, or in an omitted
-//! range with its reason.
+//! range with its reason. The last ranges may lie in the verbatim part: a placeholder is sent for each redacted message.
 
 use super::message_metadata::MessageMetadata;
 use super::split_points::{self, UnansweredCalls};
@@ -20,6 +20,8 @@ pub enum OmissionReason {
     OnFailure,
     /// The messages do not fit into the `max_tokens` of the request.
     MaxTokens,
+    /// The content of the messages was removed; placeholders are sent in their place.
+    Redacted,
 }
 
 /// A range of messages that are neither summarised nor sent.
@@ -40,7 +42,7 @@ pub struct Coverage {
     pub summary_through: i64,
     /// The first message that is sent verbatim; `last_seq + 1` if there is none.
     pub verbatim_from: i64,
-    /// The messages in between, in order.
+    /// The messages in between, and redacted messages of the verbatim part, in order.
     pub omitted: Vec<OmittedRange>,
 }
 
@@ -54,6 +56,22 @@ impl Coverage {
             let from_seq = self.verbatim_from;
             self.verbatim_from += messages;
             self.omitted.push(OmittedRange { from_seq, to_seq: self.verbatim_from - 1, reason });
+        }
+    }
+
+    /// Reports the redacted messages of the verbatim part, whose messages are `sent`.
+    pub fn report_redacted(&mut self, sent: &[MessageMetadata]) {
+        for (seq, _) in (self.verbatim_from..).zip(sent).filter(|(_, message)| message.is_redacted) {
+            match self.omitted.last_mut() {
+                Some(last) if last.reason == OmissionReason::Redacted && last.to_seq == seq - 1 => {
+                    last.to_seq = seq;
+                }
+                _ => self.omitted.push(OmittedRange {
+                    from_seq: seq,
+                    to_seq: seq,
+                    reason: OmissionReason::Redacted,
+                }),
+            }
         }
     }
 }
@@ -116,6 +134,22 @@ mod tests {
     use test_case::test_case;
 
     const RECENT: TailSelection = TailSelection::Recent { keep: 20 };
+
+    #[test]
+    fn redacted_messages_of_the_verbatim_part_are_reported_in_ranges() {
+        let mut messages = conversation("u a u a u a");
+        for index in [0, 2, 3, 5] {
+            messages[index].is_redacted = true;
+        }
+        let mut coverage = plan_coverage(10, 16, 200, TailSelection::All, &messages);
+        coverage.omit(1, OmissionReason::MaxTokens);
+        coverage.report_redacted(&messages[1..]);
+        let omitted = coverage.omitted.iter().map(|range| (range.from_seq, range.to_seq, range.reason));
+        let redacted = OmissionReason::Redacted;
+        let expected = [(11, 11, OmissionReason::MaxTokens), (13, 14, redacted), (16, 16, redacted)];
+        assert_eq!(omitted.collect::<Vec<_>>(), expected);
+        assert_eq!(coverage.verbatim_from, 12);
+    }
 
     #[test_case(0, 0, TailSelection::All => (vec![], 1); "empty session")]
     #[test_case(80, 280, TailSelection::All => (vec![], 81); "tail within the limit")]

@@ -35,6 +35,15 @@ pub struct IdempotencyKey {
     pub fingerprint: Vec<u8>,
 }
 
+impl IdempotencyKey {
+    /// Returns `true` if the key was stored for the same request. A redaction removes the stored fingerprint, because short
+    /// messages can be guessed from it. From then on, any request with the key counts as the same one, so that repeating a
+    /// request does not store the redacted message again.
+    pub fn is_of(&self, stored: &[u8]) -> bool {
+        stored.is_empty() || self.fingerprint == stored
+    }
+}
+
 /// The result of persisting an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PersistedExchange {

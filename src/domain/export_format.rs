@@ -65,6 +65,9 @@ struct MessageLine<'a> {
     seq: i64,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
+    /// Missing unless the message was redacted.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "time::serde::rfc3339::option")]
+    redacted_at: Option<OffsetDateTime>,
     #[serde(borrow)]
     message: &'a RawValue,
 }
@@ -137,10 +140,11 @@ impl ExportWriter {
         &mut self,
         seq: i64,
         created_at: OffsetDateTime,
+        redacted_at: Option<OffsetDateTime>,
         json: &str,
     ) -> Result<String, serde_json::Error> {
         self.messages += 1;
-        self.line(&MessageLine { seq, created_at, message: serde_json::from_str(json)? })
+        self.line(&MessageLine { seq, created_at, redacted_at, message: serde_json::from_str(json)? })
     }
 
     pub fn revision(&mut self, revision: &Revision) -> Result<String, serde_json::Error> {

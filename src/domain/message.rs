@@ -3,8 +3,9 @@
 //! The JSON text is stored and returned; it is never encoded again from the parsed fields. So unknown fields, the spelling
 //! of numbers and strings and the order of keys are preserved. Models receive the standard form: see [`standard`].
 
+use super::redaction::PLACEHOLDER;
 use super::validation::FieldError;
-use members::Members;
+use members::{Members, ObjectWriter, list, object, quote};
 use parse::Source;
 use parts::{Content, MessageParts};
 use serde_json::value::RawValue;
@@ -101,6 +102,25 @@ impl Message {
         let converted =
             standard::convert(&self.json, !self.tool_calls().is_empty(), Attachments::OfAllMessages)?;
         Self::from_stored(converted.json).ok()
+    }
+
+    /// Returns the message without its content: the role, the ids and names of tool calls, and the id of the call that it
+    /// answers. The redaction of a redacted message is the same message.
+    pub fn redacted(&self) -> Result<Self, Vec<FieldError>> {
+        let mut json = ObjectWriter::with_capacity(64);
+        json.add("role", &quote(self.role().as_str()));
+        if let Some(id) = self.tool_call_id() {
+            json.add("tool_call_id", &quote(id));
+        }
+        json.add("content", &quote(PLACEHOLDER));
+        if !self.tool_calls().is_empty() {
+            let call = |call: &ToolCall| {
+                let function = object(&[("name", &quote(&call.name)), ("arguments", &quote("{}"))]);
+                object(&[("id", &quote(&call.id)), ("type", &quote("function")), ("function", &function)])
+            };
+            json.add("tool_calls", &list(&self.tool_calls().iter().map(call).collect::<Vec<_>>()));
+        }
+        Self::from_stored(json.finish())
     }
 
     pub fn json(&self) -> &str {
@@ -245,6 +265,27 @@ mod tests {
         let errors = parse(&json).expect_err("rejected");
         assert_eq!(errors[0].field, "content[0].type");
         assert!(errors[0].detail.contains(kind) && errors[0].detail.contains(advice), "{errors:?}");
+    }
+
+    #[test_case(r#""user","name":"Ada","content":[{"type":"text","text":"a secret"}],"extra":{"a":1}"# => r#""user","content":"[redacted]""#; "parts, name and extra")]
+    #[test_case(r#""assistant","content":null,"refusal":"a secret","reasoning_content":"a secret""# => r#""assistant","content":"[redacted]""#; "refusal and reasoning")]
+    #[test_case(r#""assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":"a secret"}},{"id":"d","type":"custom","custom":{"name":"g","input":"a secret"}}]"# => r#""assistant","content":"[redacted]","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}},{"id":"d","type":"function","function":{"name":"g","arguments":"{}"}}]"#; "calls")]
+    #[test_case(r#""assistant","function_call":{"name":"f","arguments":"a secret"}"# => r#""assistant","content":"[redacted]","tool_calls":[{"id":"function_f","type":"function","function":{"name":"f","arguments":"{}"}}]"#; "call in the older form")]
+    #[test_case(r#""function","name":"f","content":"a secret""# => r#""tool","tool_call_id":"function_f","content":"[redacted]""#; "result in the older form")]
+    #[test_case(r#""tool","tool_call_id":"c\"","content":"a secret""# => r#""tool","tool_call_id":"c\"","content":"[redacted]""#; "result")]
+    fn redacted_message_keeps_role_and_calls_only(fields: &str) -> String {
+        let message = parse(&format!(r#"{{"role":{fields}}}"#)).expect("valid");
+        let redacted = message.redacted().expect("valid");
+        let calls =
+            |message: &Message| message.tool_calls().iter().map(|call| call.id.clone()).collect::<Vec<_>>();
+        assert_eq!((calls(&redacted), redacted.tool_call_id()), (calls(&message), message.tool_call_id()));
+        assert_eq!(redacted.redacted(), Ok(redacted.clone()));
+        redacted
+            .json()
+            .strip_prefix(r#"{"role":"#)
+            .and_then(|json| json.strip_suffix('}'))
+            .expect("an object")
+            .to_owned()
     }
 
     #[test]

@@ -11,6 +11,8 @@ pub struct MessageMetadata {
     pub calls: Vec<String>,
     /// Id of the tool call whose result the message is.
     pub result_of: Option<String>,
+    /// The content of the message was removed: see [`super::redaction`].
+    pub is_redacted: bool,
 }
 
 impl MessageMetadata {
@@ -21,6 +23,7 @@ impl MessageMetadata {
             tokens,
             calls: message.tool_calls().iter().map(|call| call.id.clone()).collect(),
             result_of: message.tool_call_id().map(str::to_owned),
+            is_redacted: false,
         }
     }
 }
@@ -45,7 +48,7 @@ pub(super) fn conversation(script: &str) -> Vec<MessageMetadata> {
             "t" => (Role::Tool, Vec::new(), ids.next()),
             _ => (Role::Assistant, ids.collect(), None),
         };
-        MessageMetadata { role, tokens: 0, calls, result_of }
+        MessageMetadata { role, tokens: 0, calls, result_of, is_redacted: false }
     };
     script.split_whitespace().map(message).collect()
 }

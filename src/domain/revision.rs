@@ -13,9 +13,11 @@ pub enum RevisionKind {
     Consolidation,
     /// Summary and cursor were set back to an earlier revision.
     Restore,
+    /// A message was redacted. Summary and cursor are those of the last revision that does not cover it.
+    Redaction,
 }
 
-named_variants!(RevisionKind { Consolidation = "consolidation", Restore = "restore" });
+named_variants!(RevisionKind { Consolidation = "consolidation", Restore = "restore", Redaction = "redaction" });
 
 /// Summary and cursor after one change, and their provenance. This is also the line of a revision in an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,9 +26,9 @@ pub struct Revision {
     /// 1, 2, 3 … per session.
     pub revision: i64,
     pub kind: RevisionKind,
-    /// First message that was added to the summary; `None` for a restore.
+    /// First message that was added to the summary; `None` for a restore. For a redaction, the redacted message.
     pub from_seq: Option<i64>,
-    /// Last message that was added to the summary; `None` for a restore.
+    /// Last message that was added to the summary; `None` for a restore. For a redaction, the redacted message.
     pub to_seq: Option<i64>,
     pub cursor: i64,
     pub summary: Summary,
@@ -36,6 +38,9 @@ pub struct Revision {
     pub meta: Option<MetaConsolidation>,
     /// `None` if no model was called.
     pub provenance: Option<Provenance>,
+    /// The message whose redaction removed the texts of the revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redacted_seq: Option<i64>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
@@ -79,7 +84,7 @@ pub struct ModelUsage {
 }
 
 impl Revision {
-    /// Returns the first and last message that were added to the summary; `None` for a restore.
+    /// Returns the fields `from_seq` and `to_seq`; `None` for a restore.
     pub fn range(&self) -> Option<(i64, i64)> {
         self.from_seq.zip(self.to_seq)
     }

@@ -31,7 +31,8 @@ pub struct Session {
     pub consolidation: ConsolidationState,
     /// The session that it was copied from.
     pub forked_from: Option<ForkOrigin>,
-    /// Identifies the session beyond its id: it changes if the session is erased and created again, and if it is rewound.
+    /// Identifies the session beyond its id: it changes if the session is erased and created again, if it
+    /// is rewound, and if a message of it is redacted.
     pub incarnation: Uuid,
     /// Time of the first exchange.
     pub created_at: OffsetDateTime,

@@ -19,6 +19,8 @@
 //! | calls and results of tools that run at the provider | no |
 //! | all other fields: ids, times, usage, metadata … | no |
 //!
+//! Of a redacted message, only role and tool calls are compared, without arguments: the client still has what was removed.
+//!
 //! A content block of the Anthropic format is compared as its equivalent in the chat format, so a list in one format can match
 //! messages that are stored in the other one. JSON is compared without the order of keys and the spelling of numbers. Text is
 //! compared exactly, with its white space.
@@ -127,6 +129,15 @@ pub fn difference(stored: &str, given: &str) -> Option<Difference> {
         (Difference::ToolCallId, stored.tool_call_id == given.tool_call_id),
     ];
     parts.into_iter().find_map(|(part, is_same)| (!is_same).then_some(part))
+}
+
+/// Compares the JSON of a redacted message with that of one in the list. The list may contain the message as it was before, so
+/// only what a redaction keeps is compared.
+pub fn difference_from_redacted(stored: &str, given: &Message) -> Option<Difference> {
+    match given.redacted() {
+        Ok(redacted) => difference(stored, redacted.json()),
+        Err(_) => Some(Difference::Content),
+    }
 }
 
 /// The parts of a message that are compared.

@@ -135,6 +135,11 @@ impl TranscriptEntry {
         Self { role: message.role(), name, text, calls }
     }
 
+    /// Returns the entry of a redacted message. It is empty, because a placeholder is nothing to summarise.
+    pub fn redacted(role: Role) -> Self {
+        Self { role, name: None, text: String::new(), calls: Vec::new() }
+    }
+
     /// Returns `true` if the entry contains nothing to summarise.
     pub fn is_empty(&self) -> bool {
         self.text.trim().is_empty() && self.calls.is_empty()

@@ -158,6 +158,21 @@ impl Problem {
         Self::invalid(vec![FieldError::new(field, detail)])
     }
 
+    fn message_not_found(seq: i64, last_seq: i64) -> Self {
+        let detail = format!(
+            "The session has no message {seq}; its last one is {last_seq}. A message that a rewind removed is in its branch."
+        );
+        Self::new(StatusCode::NOT_FOUND, "message-not-found", "Message not found", detail)
+    }
+
+    fn revision_redacted(redacted_seq: i64) -> Self {
+        let detail = format!(
+            "The revision has no summary any more, because message {redacted_seq} was redacted. Restore an earlier \
+             revision, or consolidate the session."
+        );
+        Self::new(StatusCode::CONFLICT, "revision-redacted", "Revision redacted", detail)
+    }
+
     /// Returns the error for a message that the session does not have.
     fn after_end(field: &str, seq: i64, last_seq: i64) -> Self {
         let detail = format!("is {seq}, and the last message of the session is {last_seq}: use at most that");
@@ -410,6 +425,8 @@ impl From<Error> for Problem {
                 let detail = "The session has no such revision. GET its revisions for their numbers.";
                 Self::new(S::NOT_FOUND, "revision-not-found", "Revision not found", detail)
             }
+            Error::MessageNotFound { seq, last_seq } => Self::message_not_found(seq, last_seq),
+            Error::RevisionRedacted { redacted_seq } => Self::revision_redacted(redacted_seq),
             Error::UserNotFound => {
                 let detail = "The user has no memory document and no session.";
                 Self::new(S::NOT_FOUND, "user-not-found", "User not found", detail)

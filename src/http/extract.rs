@@ -6,6 +6,7 @@ use super::json;
 use super::path::percent_decode;
 use crate::blocking;
 use crate::config::Limits;
+use crate::domain::api_key::KeyId;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::field_error_from_serde;
 use crate::domain::tool::Tool;
@@ -35,6 +36,18 @@ impl<S: Send + Sync> FromRequestParts<S> for TenantFromKey {
         // Without the authentication layer the request fails, rather than act for a wrong tenant.
         let principal = parts.extensions.get::<Principal>().ok_or_else(Problem::internal)?;
         Ok(Self(principal.tenant.clone()))
+    }
+}
+
+/// The tenant as in [`TenantFromKey`], and the API key, if there is one.
+pub(super) struct TenantAndKey(pub(super) TenantId, pub(super) Option<KeyId>);
+
+impl<S: Send + Sync> FromRequestParts<S> for TenantAndKey {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let principal = parts.extensions.get::<Principal>().ok_or_else(Problem::internal)?;
+        Ok(Self(principal.tenant.clone(), principal.key.clone()))
     }
 }
 
@@ -70,6 +83,16 @@ pub(super) struct RevisionPath {
     /// 1, 2, 3 …; 0 is the session before its first revision
     #[param(inline)]
     pub(super) revision: Bounded<0, { i64::MAX }>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct MessagePath {
+    /// The session, by the id that the client chose for it, percent-encoded
+    pub(super) session_id: SessionId,
+    /// The message
+    #[param(inline)]
+    pub(super) seq: Bounded<1, { i64::MAX }>,
 }
 
 #[derive(Deserialize, IntoParams)]

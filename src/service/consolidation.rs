@@ -106,7 +106,7 @@ enum RunError {
     Store(#[from] StoreError),
     #[error("a stored message can't be read")]
     CorruptMessage,
-    #[error("superseded by a restore, a rewind, an erasure or another consolidation")]
+    #[error("superseded by a restore, a rewind, a redaction, an erasure or another consolidation")]
     Superseded,
     #[error("stopped because the service shuts down")]
     ShuttingDown,
@@ -407,7 +407,11 @@ impl ConsolidationRun {
                 .into_iter()
                 .map(|stored| {
                     let message = Message::from_stored(stored.json).ok()?;
-                    Some(TranscriptLine::at(TranscriptEntry::of(&message), Some(stored.created_at)))
+                    let entry = match stored.redacted_at {
+                        Some(_) => TranscriptEntry::redacted(message.role()),
+                        None => TranscriptEntry::of(&message),
+                    };
+                    Some(TranscriptLine::at(entry, Some(stored.created_at)))
                 })
                 .collect()
         };

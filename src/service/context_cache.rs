@@ -3,8 +3,8 @@
 //! A copy is never trusted by itself. Each context reads the head first, and uses the copy only if incarnation, revision
 //! and memory version are the same. Then all texts are the same, because they never change within a revision or version,
 //! and the messages up to the copy's last one are the same, because a history is append-only. Newer messages are read and
-//! appended. So a copy needs no invalidation: other replicas, imports, restores, rewinds and erasures change the head. In
-//! particular, a session that was rewound, or erased and created again, has another incarnation.
+//! appended. So a copy needs no invalidation: other replicas, imports, restores, rewinds, redactions and erasures change the
+//! head. In particular, a session that was rewound or redacted, or erased and created again, has another incarnation.
 
 use super::Error;
 use crate::blocking;

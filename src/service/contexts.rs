@@ -250,7 +250,7 @@ impl MemoryService {
         let user = owner.or(options.user_id).or(options.default_user);
         let mut coverage = self.plan_coverage(session.as_ref(), tail.metadata(), &report);
         let omitted = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
-        let metadata = tail.metadata().get(omitted..).unwrap_or_default();
+        let mut metadata = tail.metadata().get(omitted..).unwrap_or_default();
         // The message of the request is rendered as if it were stored.
         let new_tail = options.user_message.map_or_else(Tail::default, |message| {
             let metadata = MessageMetadata::new(&message, tokens::count_message(&message));
@@ -265,15 +265,18 @@ impl MemoryService {
         if let Some(max_tokens) = options.max_tokens {
             let first = costs.first_within_budget(metadata, max_tokens)?;
             coverage.omit(first, OmissionReason::MaxTokens);
+            metadata = metadata.get(first..).unwrap_or_default();
             history.drain(..first);
             costs.history.drain(..first);
         }
+        let is_prefix_stable = coverage.omitted.is_empty();
+        coverage.report_redacted(metadata);
         let list = options.format.render_context(RenderInput {
             system: system.text,
             system_tokens: system.tokens,
             history,
             user_message,
-            is_prefix_stable: coverage.omitted.is_empty(),
+            is_prefix_stable,
             cache_control: options.cache_control,
             tokenizer,
         });

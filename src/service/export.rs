@@ -2,7 +2,7 @@
 //!
 //! No connection is held between two pages, because the client may read slowly. The export is a snapshot nevertheless:
 //! history and revisions are append-only, and the export ends at the message and the revision that were the last when it
-//! began. If the session is erased or rewound meanwhile, the export ends with an error instead of its last line, even if a
+//! began. If the session is erased or rewound, or a message is redacted meanwhile, the export ends with an error instead of its last line, even if a
 //! new session with the same id exists.
 
 use super::{Error, MemoryService};
@@ -67,7 +67,7 @@ impl Export {
     /// Returns the next lines, or `None` after the last one.
     ///
     /// # Errors
-    /// [`Error::SessionNotFound`] if the session was erased or rewound meanwhile.
+    /// [`Error::SessionNotFound`] if the session was erased or rewound, or a message of it was redacted, meanwhile.
     pub async fn next(&mut self) -> Result<Option<String>, Error> {
         let (session, store) = (&self.session, self.store.as_ref());
         let (lines, next) = match self.next {
@@ -80,7 +80,12 @@ impl Export {
                 let last_seq = page.last().ok_or(Error::SessionNotFound)?.seq;
                 let mut lines = String::new();
                 for message in page {
-                    let line = self.writer.message(message.seq, message.created_at, &message.json);
+                    let line = self.writer.message(
+                        message.seq,
+                        message.created_at,
+                        message.redacted_at,
+                        &message.json,
+                    );
                     lines.push_str(&line.map_err(corrupt_message)?);
                 }
                 let is_last_page = last_seq == session.last_seq;

@@ -129,8 +129,9 @@ impl MemoryService {
         let refs: Vec<MessageRef> = hits.iter().map(message_ref).collect();
         let stored = self.store.fetch_neighbours(tenant, &refs, max_distance, MAX_NEIGHBOUR_BYTES).await?;
         let mut by_session: HashMap<SessionId, HashMap<i64, StoredMessage>> = HashMap::new();
-        for StoredHit { message_ref: MessageRef { created_at, seq, session }, json } in stored {
-            by_session.entry(session).or_default().insert(seq, StoredMessage { seq, created_at, json });
+        for StoredHit { message_ref: MessageRef { created_at, seq, session }, redacted_at, json } in stored {
+            let message = StoredMessage { seq, created_at, redacted_at, json };
+            by_session.entry(session).or_default().insert(seq, message);
         }
         // A neighbour of several hits is returned, and counted, with each of them.
         let mut remaining = usize::try_from(MAX_NEIGHBOUR_BYTES).unwrap_or(usize::MAX);
@@ -158,7 +159,7 @@ struct ParsedCandidate {
 }
 
 impl ParsedCandidate {
-    fn new(StoredHit { message_ref, json }: StoredHit) -> Result<Self, Error> {
+    fn new(StoredHit { message_ref, json, .. }: StoredHit) -> Result<Self, Error> {
         let message = decode_message(json)?;
         Ok(Self { message_ref, text: searchable_text(&message), message })
     }

@@ -117,9 +117,16 @@ impl MemoryService {
         session: &SessionId,
         revision: i64,
     ) -> Result<Revision, Error> {
-        match self.store.restore_revision(tenant, session, revision).await? {
-            Some(revision) => Ok(revision),
-            None => self.session(tenant, session).await.and(Err(Error::RevisionNotFound)),
+        loop {
+            if let Some(restored) = self.store.restore_revision(tenant, session, revision).await? {
+                return Ok(restored);
+            }
+            if revision == 0 {
+                self.session(tenant, session).await?;
+            } else if let Some(redacted_seq) = self.revision(tenant, session, revision).await?.redacted_seq {
+                return Err(Error::RevisionRedacted { redacted_seq });
+            }
+            // The session was rewound or redacted at the same time.
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::session::{ForkKind, ForkOrigin, Session};
-use crate::domain::sync::{ClientList, Divergence, OnDivergence, difference};
+use crate::domain::sync::{ClientList, Divergence, OnDivergence, difference, difference_from_redacted};
 use crate::storage::{AppendRequest, ForkAppendOutcome, StoredMessage};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
@@ -149,7 +149,7 @@ impl MemoryService {
         let target = request.fork_id(source, 0);
         let known = self.store.keyed_exchange(request.tenant, &target, &key.key).await?;
         let Some((known, fingerprint)) = known else { return Ok(None) };
-        if fingerprint != key.fingerprint {
+        if !key.is_of(&fingerprint) {
             // An id that the client chose may have a key of another request.
             return if request.new_id().is_some() { Ok(None) } else { Err(Error::IdempotencyKeyReused) };
         }
@@ -259,7 +259,7 @@ impl MemoryService {
                 && let Some((known, fingerprint)) =
                     self.store.keyed_exchange(tenant, session, &key.key).await?
             {
-                if fingerprint != key.fingerprint {
+                if !key.is_of(&fingerprint) {
                     return Err(Error::IdempotencyKeyReused);
                 }
                 return Ok(SyncOutcome::Synced(Synced::new(session.clone(), known)));
@@ -367,10 +367,14 @@ async fn new_messages(list: &Arc<ClientList>, new: usize) -> Exchange {
 
 /// Returns the first stored message that differs from the one in the list.
 fn first_divergence(list: &ClientList, stored: &[StoredMessage]) -> Result<Option<Divergence>, StoreError> {
-    for StoredMessage { seq, json, .. } in stored {
+    for StoredMessage { seq, json, redacted_at, .. } in stored {
         let index = usize::try_from(*seq).ok().and_then(|seq| seq.checked_sub(1));
         let Some(given) = index.and_then(|index| list.messages.get(index)) else { break };
-        if let Some(difference) = difference(json, given.json()) {
+        let difference = match redacted_at {
+            Some(_) => difference_from_redacted(json, given),
+            None => difference(json, given.json()),
+        };
+        if let Some(difference) = difference {
             let stored_role = Message::from_stored(json.clone()).map_err(invalid_message)?.role();
             return Ok(Some(Divergence { seq: *seq, difference, stored_role, given_role: given.role() }));
         }

@@ -285,7 +285,8 @@ impl Store {
     }
 
     /// Appends a revision that sets summary and cursor back to those of `revision` (0 = no summary). Returns `None` if
-    /// the session or the revision does not exist. A running consolidation then loses its result.
+    /// the session or the revision does not exist, or the revision has lost its texts by a redaction; or if the session was
+    /// rewound or redacted at the same time. A running consolidation loses its result.
     pub async fn restore_revision(
         &self,
         tenant: &TenantId,
@@ -293,7 +294,7 @@ impl Store {
         revision: i64,
     ) -> Result<Option<Revision>, StoreError> {
         /// `t` is the revision to restore. The tokens up to its cursor follow from the messages between both cursors, so
-        /// that the messages before them are not read. On Postgres, the statement may wait for a rewind of the session, but
+        /// that the messages before them are not read. On Postgres, the statement may wait for a rewind or a redaction, but
         /// reads the revision as of before; then the incarnation differs.
         macro_rules! restore_summary {
             ($least:literal, $greatest:literal) => {
@@ -308,7 +309,7 @@ impl Store {
                         revision = s.revision + 1, failures = 0, retry_at = NULL, last_failure = NULL
                     FROM (
                         SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
-                        WHERE tenant_id = $1 AND session_id = $2 AND revision = $3
+                        WHERE tenant_id = $1 AND session_id = $2 AND revision = $3 AND redacted_seq IS NULL
                         UNION ALL SELECT 0, '', 0, 0 WHERE $3 = 0
                     ) AS t
                     WHERE s.tenant_id = $1 AND s.session_id = $2 AND s.last_seq > 0 AND s.incarnation = (

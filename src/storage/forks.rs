@@ -73,13 +73,15 @@ struct LockedSession {
     last_seq: i64,
     revision: i64,
     incarnation: Uuid,
+    /// `None` if the session was never copied.
+    lineage: Option<Uuid>,
 }
 
 /// Other transactions may append to the session and consolidate it, but not rewind or erase it.
 const LOCK_FORK_SOURCE: Sql = Sql {
-    postgres: "SELECT last_seq, revision, incarnation FROM sessions
+    postgres: "SELECT last_seq, revision, incarnation, lineage FROM sessions
         WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 FOR KEY SHARE",
-    sqlite: "SELECT last_seq, revision, incarnation FROM sessions
+    sqlite: "SELECT last_seq, revision, incarnation, lineage FROM sessions
         WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0",
 };
 
@@ -94,12 +96,17 @@ impl Store {
         through_seq: i64,
     ) -> Result<ForkOutcome, StoreError> {
         let fork = async {
+            self.set_lineage(tenant, source).await?;
             let mut transaction = self.begin(tenant).await?;
             let Some(locked) = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await? else {
                 return Ok(ForkOutcome::NotFound);
             };
             if through_seq > locked.last_seq {
                 return Ok(ForkOutcome::AfterEnd { last_seq: locked.last_seq });
+            }
+            if locked.lineage.is_none() {
+                // The session was erased, and created again, since it got its lineage.
+                return Ok(ForkOutcome::NotFound);
             }
             let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
             let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
@@ -123,11 +130,13 @@ impl Store {
     ) -> Result<ForkAppendOutcome, StoreError> {
         let (tenant, target) = (&request.tenant, &request.session);
         let fork = async {
+            self.set_lineage(tenant, source).await?;
             let mut transaction = self.begin(tenant).await?;
             let locked = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
             let is_expected = |locked: &LockedSession| {
                 request.expected_incarnation.is_none_or(|expected| locked.incarnation == expected)
                     && through_seq <= locked.last_seq
+                    && locked.lineage.is_some()
             };
             let Some(locked) = locked.filter(is_expected) else {
                 return Ok(ForkAppendOutcome::SourceChanged);
@@ -167,9 +176,9 @@ impl Store {
         max_messages: i64,
     ) -> Result<RewindOutcome, StoreError> {
         const LOCK_REWIND_TARGET: Sql = Sql {
-            postgres: "SELECT last_seq, revision, incarnation FROM sessions
+            postgres: "SELECT last_seq, revision, incarnation, lineage FROM sessions
                 WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
-            sqlite: "SELECT last_seq, revision, incarnation FROM sessions
+            sqlite: "SELECT last_seq, revision, incarnation, lineage FROM sessions
                 WHERE tenant_id = $1 AND session_id = $2",
         };
         let rewind = async {
@@ -192,6 +201,8 @@ impl Store {
             if last_seq > max_messages {
                 return Ok(RewindOutcome::TooLarge { last_seq });
             }
+            let statement = transaction.statement(SET_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
+            statement.bind(Uuid::new_v4()).execute().await?;
             let (through_seq, kind, forked_through) = (last_seq, ForkKind::Rewind, after_seq);
             let copy =
                 Copy { tenant, source: session, target: branch, through_seq, revision, kind, forked_through };
@@ -204,6 +215,13 @@ impl Store {
             Ok(RewindOutcome::Rewound(Box::new(session)))
         };
         self.within_limit(rewind).await
+    }
+
+    /// Gives a session its lineage in a transaction of its own, so that exchanges of the session do not wait for the fork.
+    async fn set_lineage(&self, tenant: &TenantId, session: &SessionId) -> Result<(), StoreError> {
+        let statement = self.statement(tenant, SET_LINEAGE).bind(session.as_str());
+        statement.bind(Uuid::new_v4()).execute().await?;
+        Ok(())
     }
 
     pub(super) async fn begin(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
@@ -226,7 +244,7 @@ impl Store {
     }
 
     /// Runs the future of a transaction, within the statement timeout on Postgres.
-    async fn within_limit<T>(
+    pub(super) async fn within_limit<T>(
         &self,
         transaction: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
@@ -238,6 +256,11 @@ impl Store {
         }
     }
 }
+
+/// Gives a session its lineage, which all copies of it, and their copies, get. So a redaction finds every copy of a message, even
+/// if the session itself was erased.
+const SET_LINEAGE: &str =
+    "UPDATE sessions SET lineage = $3 WHERE tenant_id = $1 AND session_id = $2 AND lineage IS NULL";
 
 async fn lock(
     transaction: &mut Transaction,
@@ -251,6 +274,7 @@ async fn lock(
             last_seq: row.field("last_seq")?,
             revision: row.field("revision")?,
             incarnation: row.field("incarnation")?,
+            lineage: row.field("lineage")?,
         })
     };
     row.map(decode).transpose()
@@ -293,6 +317,7 @@ macro_rules! state_at {
             FROM sessions AS s LEFT JOIN (
                 SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
                 WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $3 AND revision <= $4
+                    AND redacted_seq IS NULL
                 ORDER BY revision DESC LIMIT 1
             ) AS point ON true
             WHERE s.tenant_id = $1 AND s.session_id = $2"
@@ -304,9 +329,9 @@ macro_rules! state_at {
 /// `$5` of the session `$3` without gaps, because those between them may be left out.
 const COPY_REVISIONS: &str = "\
     INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
-        summary_words, summary_tokens, added, meta, source, created_at)
+        summary_words, summary_tokens, added, meta, source, redacted_seq, created_at)
     SELECT tenant_id, $3, $5 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
-        summary_words, summary_tokens, added, meta, source, created_at
+        summary_words, summary_tokens, added, meta, source, redacted_seq, created_at
     FROM revisions
     WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision > $5 AND revision <= $6";
 
@@ -321,13 +346,13 @@ impl Copy<'_> {
                 concat!(
                     "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                         cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
-                        fork_kind, retention_seconds, retained_from, branched_at, created_at, updated_at,
+                        fork_kind, retention_seconds, retained_from, branched_at, lineage, created_at, updated_at,
                         activity_hour", $columns, ")
                     SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
                         summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
-                        branched_at, created_at, updated_at, ", $hour, $values,
+                        branched_at, lineage, created_at, updated_at, ", $hour, $values,
                     " FROM (", state_at!(
-                        "s.tenant_id, s.user_id, s.metadata, s.created_at, s.retention_seconds,
+                        "s.tenant_id, s.user_id, s.metadata, s.lineage, s.created_at, s.retention_seconds,
                             CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
                             (SELECT count(*) FROM revisions WHERE tenant_id = $1 AND session_id = $2
                                 AND cursor_seq <= $3 AND revision <= $4) AS revisions,
@@ -390,8 +415,9 @@ impl Copy<'_> {
             ) AS sums GROUP BY place ORDER BY place";
         const COPY_MESSAGES: &str = "\
             INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                created_at)
-            SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at FROM messages
+                redaction, created_at)
+            SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction, created_at
+            FROM messages
             WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
         let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
         let statement = transaction.statement(SELECT_COPY_RANGES).bind(tenant).bind(source);

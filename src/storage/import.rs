@@ -7,6 +7,7 @@ use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};
 use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::redaction::RedactionMark;
 use crate::domain::revision::Revision;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -140,24 +141,25 @@ async fn insert_messages(
     /// and microseconds are added separately, because Postgres multiplies an interval in floating point.
     const INSERT_MESSAGES: Sql = Sql {
         postgres: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                created_at)
-            SELECT $1, $2, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                redaction, created_at)
+            SELECT $1, $2, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction,
                 coalesce(timestamptz 'epoch' + micros / 1000000 * interval '1 second'
                     + micros % 1000000 * interval '1 microsecond', now())
             FROM json_to_recordset($3::json) AS m (seq bigint, role text, tool_call_ids text, tool_result_of text,
-                tokens bigint, message text, micros bigint)",
+                tokens bigint, message text, redaction text, micros bigint)",
         sqlite: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                created_at)
+                redaction, created_at)
             SELECT $1, $2, value ->> 'seq', value ->> 'role', value ->> 'tool_call_ids', value ->> 'tool_result_of',
-                value ->> 'tokens', value ->> 'message', coalesce(value ->> 'micros', $4)
+                value ->> 'tokens', value ->> 'message', value ->> 'redaction', coalesce(value ->> 'micros', $4)
             FROM json_each($3)",
     };
-    let rows = rows.iter().map(|ImportedMessage { seq, created_at, message, tokens }| {
+    let rows = rows.iter().map(|ImportedMessage { seq, created_at, redacted_at, message, tokens }| {
         let (tool_call_ids, tool_result_of) = tool_columns(message);
         let micros = created_at.map(|time| DbTime(time).micros());
+        let redaction = json_column(redacted_at.map(RedactionMark::imported).as_ref());
         json!({
             "seq": seq, "role": message.role().as_str(), "tool_call_ids": tool_call_ids,
-            "tool_result_of": tool_result_of, "tokens": tokens, "message": message.json(), "micros": micros,
+            "tool_result_of": tool_result_of, "tokens": tokens, "message": message.json(), "redaction": redaction, "micros": micros,
         })
     });
     let statement = transaction.statement(INSERT_MESSAGES).bind(tenant.as_str()).bind(session.as_str());
@@ -173,8 +175,8 @@ async fn insert_revisions(
 ) -> Result<(), StoreError> {
     const INSERT_IMPORTED_REVISION: &str = "\
         INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
-            summary_words, summary_tokens, added, meta, source, created_at)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+            summary_words, summary_tokens, added, meta, source, redacted_seq, created_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
     for row in rows {
         transaction
             .statement(INSERT_IMPORTED_REVISION)
@@ -191,6 +193,7 @@ async fn insert_revisions(
             .bind(row.added.as_str())
             .bind(json_column(row.meta.as_ref()))
             .bind(json_column(row.provenance.as_ref()))
+            .bind(row.redacted_seq)
             .bind(DbTime(row.created_at))
             .execute()
             .await?;

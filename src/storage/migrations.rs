@@ -17,6 +17,7 @@ const POSTGRES: &[Source] = &[
     (5, "session users", include_str!("../../migrations/postgres/0005_session_users.sql")),
     (6, "forks", include_str!("../../migrations/postgres/0006_forks.sql")),
     (7, "retention", include_str!("../../migrations/postgres/0007_retention.sql")),
+    (8, "redaction", include_str!("../../migrations/postgres/0008_redaction.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -26,6 +27,7 @@ const SQLITE: &[Source] = &[
     (4, "session users", include_str!("../../migrations/sqlite/0004_session_users.sql")),
     (6, "forks", include_str!("../../migrations/sqlite/0006_forks.sql")),
     (7, "retention", include_str!("../../migrations/sqlite/0007_retention.sql")),
+    (8, "redaction", include_str!("../../migrations/sqlite/0008_redaction.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

@@ -10,7 +10,8 @@ use crate::domain::id::{KeyName, SessionId, TenantId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
-use crate::domain::revision::{Revision, RevisionKind};
+use crate::domain::redaction::RedactionMark;
+use crate::domain::revision::{MetaConsolidation, Revision, RevisionKind};
 use crate::domain::session::{ConsolidationState, ForkKind, ForkOrigin, Session, Summary};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,7 +38,7 @@ macro_rules! session_columns {
 macro_rules! revision_columns {
     () => {
         "revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words, summary_tokens, added, meta, source, \
-         created_at"
+         redacted_seq, created_at"
     };
 }
 
@@ -118,7 +119,7 @@ pub(super) fn memory_version(row: &impl DbRow) -> Result<Option<MemoryVersion>, 
 
 pub(super) fn revision(row: &impl DbRow) -> Result<Revision, StoreError> {
     let kind: &str = row.field("kind")?;
-    let (meta, source): (Option<&str>, Option<&str>) = (row.field("meta")?, row.field("source")?);
+    let source: Option<&str> = row.field("source")?;
     Ok(Revision {
         revision: row.field("revision")?,
         kind: RevisionKind::parse(kind).ok_or(kind).map_err(StoreError::corrupt("the kind of a revision"))?,
@@ -127,10 +128,17 @@ pub(super) fn revision(row: &impl DbRow) -> Result<Revision, StoreError> {
         cursor: row.field("cursor_seq")?,
         summary: summary(row)?,
         added: row.field("added")?,
-        meta: from_json(meta).map_err(StoreError::corrupt("the meta-consolidation of a revision"))?,
+        meta: meta(row)?,
         provenance: from_json(source).map_err(StoreError::corrupt("the provenance of a revision"))?,
+        redacted_seq: row.field("redacted_seq")?,
         created_at: row.time("created_at")?,
     })
+}
+
+/// Decodes the column `meta` of a revision.
+pub(super) fn meta(row: &impl DbRow) -> Result<Option<MetaConsolidation>, StoreError> {
+    let meta: Option<&str> = row.field("meta")?;
+    from_json(meta).map_err(StoreError::corrupt("the meta-consolidation of a revision"))
 }
 
 fn summary(row: &impl DbRow) -> Result<Summary, StoreError> {
@@ -157,8 +165,19 @@ pub(super) fn stored_message(row: &impl DbRow) -> Result<StoredMessage, StoreErr
     Ok(StoredMessage {
         seq: row.field("seq")?,
         created_at: row.time("created_at")?,
+        redacted_at: redacted_at(row)?,
         json: row.field("message")?,
     })
+}
+
+/// Decodes the column `redaction`.
+pub(super) fn redacted_at(row: &impl DbRow) -> Result<Option<OffsetDateTime>, StoreError> {
+    let Some(column) = row.field::<Option<&str>>("redaction")? else { return Ok(None) };
+    Ok(Some(redaction_mark(column)?.redacted_at))
+}
+
+pub(super) fn redaction_mark(column: &str) -> Result<RedactionMark, StoreError> {
+    serde_json::from_str(column).map_err(StoreError::corrupt("the redaction of a message"))
 }
 
 pub(super) fn context_message(row: &impl DbRow) -> Result<ContextMessage, StoreError> {
@@ -181,6 +200,7 @@ pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, Stor
             .unwrap_or_default(),
         result_of: from_json(result_of)
             .map_err(StoreError::corrupt("the tool call that a message answers"))?,
+        is_redacted: row.field("is_redacted")?,
     })
 }
 
@@ -241,7 +261,7 @@ pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>
     (call_ids, message.tool_call_id().map(json))
 }
 
-/// Returns the column `meta` or `source` of a revision. Revisions are never changed: a field that is added to these types
+/// Returns the column `meta` or `source` of a revision, or `redaction` of a message: a field that is added to these types
 /// later must be optional.
 pub(super) fn json_column(value: Option<&impl Serialize>) -> Option<String> {
     value.map(json)

@@ -48,6 +48,8 @@ pub const LARGE_MESSAGE_BYTES: i64 = 128 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredHit {
     pub message_ref: MessageRef,
+    /// Time at which the content of the message was removed.
+    pub redacted_at: Option<OffsetDateTime>,
     /// JSON, as the client sent it.
     pub json: String,
 }

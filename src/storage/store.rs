@@ -104,7 +104,7 @@ macro_rules! select_context_on_postgres {
             SELECT now() AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
                 d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
                 d.created_at AS memory_created_at, 0::bigint AS seq, 0::bigint AS message_tokens, '' AS message, '' AS role,
-                NULL::text AS tool_call_ids, NULL::text AS tool_result_of, 0::bigint AS bytes
+                NULL::text AS tool_call_ids, NULL::text AS tool_result_of, 0::bigint AS bytes, false AS is_redacted
             FROM (SELECT 1) AS always LEFT JOIN session ON true
                 LEFT JOIN memories AS d
                     ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
@@ -113,7 +113,7 @@ macro_rules! select_context_on_postgres {
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                 m.seq, m.tokens, ",
             $message,
-            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)::bigint
+            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)::bigint, m.redaction IS NOT NULL
             FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
                 AND m.seq > ",
             $after,
@@ -134,7 +134,7 @@ macro_rules! select_context_on_sqlite {
             SELECT $6 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
                 d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
                 d.created_at AS memory_created_at, 0 AS seq, 0 AS message_tokens, '' AS message, '' AS role,
-                NULL AS tool_call_ids, NULL AS tool_result_of, 0 AS bytes
+                NULL AS tool_call_ids, NULL AS tool_result_of, 0 AS bytes, 0 AS is_redacted
             FROM (SELECT 1) AS always LEFT JOIN session ON true
                 LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
             UNION ALL
@@ -142,7 +142,7 @@ macro_rules! select_context_on_sqlite {
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                 m.seq, m.tokens, ",
             $message,
-            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)
+            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message), m.redaction IS NOT NULL
             FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
                 AND m.seq > ",
             $after
@@ -324,7 +324,7 @@ impl Store {
             ($page:expr) => {
                 concat!(
                     "SELECT CAST(0 AS bigint) AS seq, CAST(NULL AS timestamptz) AS created_at,
-                        CAST(NULL AS text) AS message
+                        CAST(NULL AS text) AS redaction, CAST(NULL AS text) AS message
                     FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
                     UNION ALL SELECT * FROM (",
                     $page,
@@ -335,14 +335,14 @@ impl Store {
         macro_rules! page_on_postgres {
             ($order:literal) => {
                 concat!(
-                    "SELECT seq, created_at, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
-                        SELECT seq, created_at, message,
+                    "SELECT seq, created_at, redaction, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
+                        SELECT seq, created_at, redaction, message,
                             sum(octet_length(message)) OVER (ORDER BY ",
                     $order,
                     ") - octet_length(message)
                                 AS bytes_before
                         FROM (
-                            SELECT seq, created_at, message FROM messages
+                            SELECT seq, created_at, redaction, message FROM messages
                             WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
                             ORDER BY ",
                     $order,
@@ -357,7 +357,9 @@ impl Store {
         macro_rules! page_on_sqlite {
             ($order:literal) => {
                 concat!(
-                    "SELECT m.seq, m.created_at, CASE WHEN bytes_before < $6 THEN m.message END AS message FROM (
+                    "SELECT m.seq, m.created_at, m.redaction,
+                        CASE WHEN bytes_before < $6 THEN m.message END AS message
+                    FROM (
                         SELECT seq, sum(bytes) OVER (ORDER BY ", $order, ") - bytes AS bytes_before FROM (
                             SELECT seq, octet_length(message) AS bytes FROM messages
                             WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
@@ -412,7 +414,8 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<MessageMetadata>, StoreError> {
         const SELECT_MESSAGE_METADATA: &str = "\
-            SELECT role, tool_call_ids, tool_result_of, tokens AS message_tokens FROM messages
+            SELECT role, tool_call_ids, tool_result_of, tokens AS message_tokens, redaction IS NOT NULL AS is_redacted
+            FROM messages
             WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 ORDER BY seq LIMIT $4";
         let statement = self.statement(tenant, SELECT_MESSAGE_METADATA);
         let statement = statement.bind(session.as_str()).bind(after_seq).bind(limit);
@@ -432,7 +435,7 @@ impl Store {
         macro_rules! select_message_range {
             ($least:literal) => {
                 concat!(
-                    "SELECT seq, created_at, message FROM messages
+                    "SELECT seq, created_at, redaction, message FROM messages
                     WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= (SELECT ",
                     $least,
                     "($4, coalesce((
@@ -708,7 +711,7 @@ impl Store {
     ) -> Result<Vec<ContextMessage>, StoreError> {
         const SELECT_CONTEXT_MESSAGES: &str = "\
             SELECT seq, tokens AS message_tokens, CASE WHEN octet_length(message) <= $6 THEN message END AS message, role,
-                tool_call_ids, tool_result_of
+                tool_call_ids, tool_result_of, redaction IS NOT NULL AS is_redacted
             FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4
                 AND EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND incarnation = $5)
             ORDER BY seq";
@@ -1033,7 +1036,9 @@ pub struct MessageRange {
 pub struct StoredMessage {
     pub seq: i64,
     pub created_at: OffsetDateTime,
-    /// The JSON of the client without the white space between its tokens.
+    /// Time at which the content of the message was removed.
+    pub redacted_at: Option<OffsetDateTime>,
+    /// The JSON of the client without the white space between its tokens; of a redacted message, what is left of it.
     pub json: String,
 }
 
@@ -1053,12 +1058,12 @@ pub struct MemoryVersion {
 }
 
 /// The part of a session that changes. Texts and messages do not change as long as incarnation, revision and memory
-/// version are the same, except that messages are appended.
+/// version are the same, except that messages are appended: a redaction, too, appends a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionHead {
     /// The moment of the read, by the clock of the store.
     pub now: OffsetDateTime,
-    /// Changes if the session is erased and created again.
+    /// Changes if the session is erased and created again, rewound or redacted.
     pub incarnation: Uuid,
     pub last_seq: i64,
     pub tokens: i64,

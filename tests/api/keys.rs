@@ -18,7 +18,7 @@ fn operations() -> Vec<(Method, String, String, Option<Scope>)> {
             let method: Method = method.to_uppercase().parse().expect("a method");
             let scope =
                 operation["security"][0]["key"][0].as_str().map(|name| Scope::parse(name).expect("a scope"));
-            let path = template.replace("{revision}", "1").replace(['{', '}'], "");
+            let path = template.replace("{revision}", "1").replace("{seq}", "1").replace(['{', '}'], "");
             for status in ["401", "403"] {
                 assert_eq!(
                     operation["responses"][status].is_object(),
@@ -50,6 +50,7 @@ fn each_route_requires_the_scope_of_the_contract() {
             ("DELETE", path) if path.ends_with("/messages") => Some(Scope::Write),
             (_, "/metrics") | ("DELETE", _) => Some(Scope::Admin),
             (_, path) if path.ends_with("/restore") => Some(Scope::Admin),
+            ("PUT", path) if path.ends_with("/retention") => Some(Scope::Admin),
             ("GET", _) => Some(Scope::Read),
             // The tool that writes needs a larger scope; the modules `tools` and `mcp` test it.
             (_, path) if path.contains("/tools/") => Some(Scope::Read),

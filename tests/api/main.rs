@@ -23,6 +23,7 @@ mod messages;
 mod metrics;
 mod openapi;
 mod origin_guard;
+mod redactions;
 mod responses;
 mod retention;
 mod revisions;

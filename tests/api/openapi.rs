@@ -254,7 +254,7 @@ async fn undocumented_parameters_are_rejected() {
         operations(&document).into_iter().filter(|of| of.2["tags"][0] != "operations")
     {
         let filled = path.replace("{session_id}", "s").replace("{user_id}", "default");
-        let filled = filled.replace("{revision}", "0").replace("{name}", "memory_read");
+        let filled = filled.replace("{revision}", "0").replace("{seq}", "1").replace("{name}", "memory_read");
         let method: Method = method.to_uppercase().parse().expect("a method");
         let mut request = app.request(method, &format!("{filled}?q=kept&dry_run=true"));
         let media_type =

@@ -85,7 +85,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         "text": "They talked about tea.", "added": "They talked about tea.", "meta": null, "words": 4, "tokens": 5,
         "model": "small", "pool": "default", "prompt_version": "2",
         "usage": {"calls": 1, "failures": 0, "input_tokens": 120, "output_tokens": 30, "queued_ms": "[redacted]"},
-        "duration_ms": "[redacted]", "created_at": "[redacted]",
+        "duration_ms": "[redacted]", "redacted_seq": null, "created_at": "[redacted]",
     });
     assert_eq!(redacted(app.get("/sessions/s/revisions/1").await.ok(200)), expected);
 

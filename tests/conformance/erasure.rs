@@ -21,8 +21,9 @@ use uuid::Uuid;
 /// The marker word.
 const MARKER: &str = "plugh";
 
-/// Text columns without user data: they hold the name of the tenant or fixed words.
-const COLUMNS_WITHOUT_USER_DATA: [&str; 5] = ["has_user", "tenant_id", "role", "kind", "fork_kind"];
+/// Text columns without user data: they hold the name of the tenant, fixed words, or time and API key.
+const COLUMNS_WITHOUT_USER_DATA: [&str; 6] =
+    ["has_user", "tenant_id", "role", "kind", "fork_kind", "redaction"];
 
 /// Returns the text columns of a table.
 async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {

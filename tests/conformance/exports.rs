@@ -55,7 +55,7 @@ fn imported() -> (ImportedSession, Vec<RowBatch>) {
     let messages = (1..).zip(texts).map(|(seq, text)| {
         let (message, tokens) = counted(message(text));
         let created_at = if seq == 3 { LAST_TIME } else { BEGAN + time::Duration::seconds(seq) };
-        ImportedMessage { seq, created_at: Some(created_at), message, tokens }
+        ImportedMessage { seq, created_at: Some(created_at), redacted_at: None, message, tokens }
     });
     let messages: Vec<_> = messages.collect();
     let revision = |revision, kind, seq, cursor, text: &str| Revision {
@@ -68,6 +68,7 @@ fn imported() -> (ImportedSession, Vec<RowBatch>) {
         added: "added".to_owned(),
         meta: None,
         provenance: None,
+        redacted_seq: None,
         created_at: BEGAN,
     };
     let revisions = vec![

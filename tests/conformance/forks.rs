@@ -100,6 +100,8 @@ async fn fork_has_the_messages_and_revisions_up_to_its_point(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     fill(&demo).await;
     demo.lease().await;
+    // The first fork gives the session its lineage.
+    demo.fork("fork 0", 8).await;
     let mut sql = Sql::on(&backend).await;
     let (whole, rows) = (content(&demo).await, sql.rows().await);
     for through_seq in 1..=8 {
@@ -154,6 +156,8 @@ async fn impossible_forks_and_rewinds_change_nothing(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     fill(&demo).await;
     demo.session("other").say(&["x"]).await;
+    // The first fork gives the session its lineage.
+    demo.fork("fork 0", 8).await;
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
     let state = Box::new(demo.state().await);

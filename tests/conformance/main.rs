@@ -20,6 +20,7 @@ mod messages;
 mod plans_at_scale;
 mod postgres_plans;
 mod postgres_waits;
+mod redactions;
 mod retention;
 mod revisions;
 mod schema;

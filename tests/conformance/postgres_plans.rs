@@ -264,6 +264,7 @@ async fn reads_on_postgres_grow_without_an_index() {
         ("search_reindex_pkey", "reindex_messages"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
+        ("sessions_by_lineage", "redact_message"),
         ("sessions_by_origin", "erase_session"),
         ("sessions_by_own_expiry", "retention_candidates with a period"),
         ("sessions_by_user", "sessions of a user"),

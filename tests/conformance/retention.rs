@@ -185,6 +185,7 @@ async fn erasure_on_postgres_checks_the_session_that_it_has_waited_for() {
 async fn import(demo: &Conversation, times: (OffsetDateTime, OffsetDateTime)) {
     let message = ImportedMessage {
         seq: 1,
+        redacted_at: None,
         created_at: Some(times.0),
         message: Message::text(Role::User, "a"),
         tokens: 1,

@@ -76,6 +76,7 @@ async fn revision_is_returned_with_all_fields(backend: Backend) {
             added,
             meta,
             provenance,
+            redacted_seq: None,
             created_at,
         };
         assert_eq!(revision, whole);

@@ -104,13 +104,23 @@ impl Answer {
         let coverage = &self.coverage;
         assert_eq!(coverage.last_seq, given.len(), "{coverage:?}");
         let mut next = coverage.summary_through + 1;
-        for omitted in &coverage.omitted {
+        let is_redacted = |omitted: &&Omitted| omitted.reason == "redacted";
+        for omitted in coverage.omitted.iter().filter(|omitted| !is_redacted(omitted)) {
             assert_eq!(omitted.from_seq, next, "a hole or a double: {coverage:?}");
             assert!(omitted.to_seq >= omitted.from_seq, "{coverage:?}");
             next = omitted.to_seq + 1;
         }
         assert_eq!(coverage.verbatim_from, next, "a hole or a double: {coverage:?}");
         assert!(next <= given.len() + 1, "{coverage:?}");
+        // A placeholder is sent for each redacted message.
+        let mut after = next;
+        for redacted in coverage.omitted.iter().filter(is_redacted) {
+            assert!(redacted.from_seq >= after && redacted.to_seq <= coverage.last_seq, "{coverage:?}");
+            after = redacted.to_seq + 2;
+            for message in &given[redacted.from_seq - 1..redacted.to_seq] {
+                assert!(message.contains(r#""content":"[redacted]""#), "{coverage:?}: {message}");
+            }
+        }
         assert_eq!(self.verbatim(), given[next - 1..], "verbatim from {next} on");
     }
 }

@@ -31,6 +31,7 @@ mod postgres_server;
 mod power_loss;
 mod proxy;
 mod random_faults;
+mod redactions;
 mod replica;
 mod single_faults;
 

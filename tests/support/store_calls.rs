@@ -17,7 +17,7 @@ use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::{
     AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkOutcome, ImportOutcome,
     LeaseCondition, LoadedContext, MessageQuery, MessageRange, NewApiKey, NewMemoryDocument, NewRevision,
-    RewindOutcome, RowBatch, SessionPosition, Store,
+    RedactionOutcome, RewindOutcome, RowBatch, SessionPosition, Store,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -82,6 +82,8 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("retention_candidates that are branches", 50),
     ("erase_expired_session", 1),
     ("take_worker_lease", 1),
+    ("redact_message", 2),
+    ("redactions", 0),
     ("term_statistics", 1000),
     ("term_statistics of a session", 1000),
     ("lookup_terms", 20),
@@ -101,12 +103,13 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
 ];
 
 /// Methods without a call, and the reason.
-const NOT_CALLED: [(&str, &str); 8] = [
+const NOT_CALLED: [(&str, &str); 9] = [
     ("migrate", "runs once, before there is data, or as long as a migration needs"),
     ("check_ready", "reads no table of data"),
     ("close", "runs no statement"),
     ("time", "reads no table"),
     ("tenants", "lists all tenants, for the worker that searches for expired sessions in each of them"),
+    ("remove_redacted_traces", "rebuilds the file of SQLite"),
     ("disable_index", "writes one row of a table with one row"),
     ("start_reindex", "lists all sessions, for `precis reindex`"),
     ("index_state", "counts the sessions that `precis reindex` has to index, when a process starts"),
@@ -307,6 +310,7 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         | "erase_expired_session"
         | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "rewind_session" => calls.fork(what).await,
+        "redact_message" | "redactions" => calls.redact(what).await,
         "index_pending_for" | "index_batch" | "next_reindex_range" | "reindex_messages" => {
             calls.index(what).await
         }
@@ -529,7 +533,7 @@ impl Calls<'_> {
     async fn import(&self) -> usize {
         let message = |seq| {
             let (message, created_at) = (Message::text(Role::User, "hello"), None);
-            ImportedMessage { seq, created_at, message, tokens: 1 }
+            ImportedMessage { seq, created_at, redacted_at: None, message, tokens: 1 }
         };
         let imported = ImportedSession {
             user_id: None,
@@ -625,6 +629,23 @@ impl Calls<'_> {
             let outcome = store.rewind_session(tenant, &source, &target, 1, 1000).await.unwrap();
             matches!(outcome, RewindOutcome::Rewound(_))
         })
+    }
+
+    /// Redacts a message of a small session and of its fork, or lists the redactions of another session: both read all revisions
+    /// of the session.
+    async fn redact(&self, what: &str) -> usize {
+        let (store, tenant, number) = (self.store, &self.tenant, unused_number());
+        if what == "redactions" {
+            return store.redactions(tenant, &session("s1"), 0, 10).await.unwrap().len();
+        }
+        let (source, target) =
+            (session(&format!("redacted{number}")), session(&format!("redacted copy{number}")));
+        self.say(tenant, &source, exchange(2), Some("k")).await;
+        store.fork_session(tenant, &source, &target, 2).await.unwrap();
+        match store.redact_message(tenant, &source, 2, None).await.unwrap() {
+            RedactionOutcome::Redacted(affected) => affected.len(),
+            other => panic!("not redacted: {other:?}"),
+        }
     }
 
     async fn search(&self, method: &str, what: &str) -> usize {

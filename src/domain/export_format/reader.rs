@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use time::OffsetDateTime;
 
 /// A valid message of an import with its token count.
@@ -25,6 +25,8 @@ pub struct ImportedMessage {
     pub seq: i64,
     /// `None` if the line has no time.
     pub created_at: Option<OffsetDateTime>,
+    /// Time at which the content of the message was removed.
+    pub redacted_at: Option<OffsetDateTime>,
     pub message: Message,
     pub tokens: i64,
 }
@@ -91,6 +93,12 @@ pub struct ExportReader {
     now: Option<OffsetDateTime>,
     /// Hashes of the states that a restore may return to: 32 bytes for each revision.
     states: HashSet<[u8; 32]>,
+    /// The redacted messages.
+    redacted: BTreeSet<i64>,
+    /// The messages that the revisions of redactions name.
+    redactions: BTreeSet<i64>,
+    /// The last revision has lost its texts.
+    is_summary_redacted: bool,
     hash: Sha256,
     fingerprint: Fingerprint,
 }
@@ -173,6 +181,9 @@ impl ExportReader {
             declared: (0, 0),
             now: None,
             states: HashSet::from([hash_state(0, "")]),
+            redacted: BTreeSet::new(),
+            redactions: BTreeSet::new(),
+            is_summary_redacted: false,
             hash: Sha256::new(),
             fingerprint: Fingerprint::new(false),
         }
@@ -301,7 +312,7 @@ impl ExportReader {
         }
         let message: &RawValue = parse_line(text)?;
         let created_at = message_time(message, self.now).map_err(|error| vec![error]);
-        self.add_message("", Message::parse(message)?, created_at?)
+        self.add_message("", Message::parse(message)?, created_at?, None)
     }
 
     fn read_message(&mut self, line: &MessageLine<'_>) -> Result<ImportRow, Vec<FieldError>> {
@@ -316,7 +327,17 @@ impl ExportReader {
         let message = Message::parse_exported(line.message).map_err(|errors| -> Vec<FieldError> {
             errors.into_iter().map(|error| error.in_value("message")).collect()
         })?;
-        self.add_message("message", message, Some(created_at))
+        let redacted_at = line.redacted_at.map(|time| to_stored_time(time, "redacted_at")).transpose()?;
+        if redacted_at.is_some() {
+            if message.redacted().as_ref() != Ok(&message) {
+                return invalid(
+                    "message",
+                    "has more than a redacted message keeps, although it has redacted_at",
+                );
+            }
+            self.redacted.insert(line.seq);
+        }
+        self.add_message("message", message, Some(created_at), redacted_at)
     }
 
     fn add_message(
@@ -324,6 +345,7 @@ impl ExportReader {
         path: &str,
         message: Message,
         created_at: Option<OffsetDateTime>,
+        redacted_at: Option<OffsetDateTime>,
     ) -> Result<ImportRow, Vec<FieldError>> {
         self.sizes.check_message(path, &message).map_err(|error| vec![error])?;
         let tokens = tokens::count_message(&message);
@@ -332,7 +354,7 @@ impl ExportReader {
         self.session.tokens = self.session.tokens.saturating_add(tokens);
         let hashed_time = created_at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         self.fingerprint.message(seq, hashed_time, message.json());
-        Ok(ImportRow::Message(Box::new(ImportedMessage { seq, created_at, message, tokens })))
+        Ok(ImportRow::Message(Box::new(ImportedMessage { seq, created_at, redacted_at, message, tokens })))
     }
 
     fn read_revision(&mut self, mut revision: Revision) -> Result<ImportRow, Vec<FieldError>> {
@@ -358,7 +380,11 @@ impl ExportReader {
                 return invalid(field, detail);
             }
         }
+        let is_redacted = self.check_redacted(&revision)?;
         let state = hash_state(revision.cursor, &revision.summary.text);
+        let has_no_text =
+            revision.added.is_empty() && revision.meta.is_none() && revision.provenance.is_none();
+        let is_earlier_state = is_redacted || self.states.contains(&state);
         match revision.kind {
             RevisionKind::Consolidation => {
                 let (first, last) = (self.session.cursor + 1, revision.cursor);
@@ -371,24 +397,60 @@ impl ExportReader {
             }
             RevisionKind::Restore => {
                 let has_no_range = revision.from_seq.is_none() && revision.to_seq.is_none();
-                let has_no_text = revision.added.is_empty() && revision.meta.is_none();
-                if !has_no_range || !has_no_text || revision.provenance.is_some() {
+                if !has_no_range || !has_no_text {
                     return invalid("kind", "a restore has no range, provenance, meta or added text");
                 }
-                if !self.states.contains(&state) {
+                if !is_earlier_state {
                     return invalid(
                         "cursor",
                         "a restore has cursor and text of an earlier revision, or 0 and \"\"",
                     );
                 }
             }
+            RevisionKind::Redaction => {
+                // The message itself may be missing: a rewind or a fork has left it out.
+                let seq =
+                    revision.from_seq.filter(|seq| *seq > revision.cursor && revision.to_seq == Some(*seq));
+                let Some(seq) = seq else {
+                    return invalid(
+                        "from_seq",
+                        "a redaction names its message as from_seq and to_seq, after cursor",
+                    );
+                };
+                if !has_no_text {
+                    return invalid("kind", "a redaction has no provenance, meta or added text");
+                }
+                if !is_earlier_state {
+                    return invalid(
+                        "cursor",
+                        "a redaction has cursor and text of an earlier revision, or 0 and \"\"",
+                    );
+                }
+                self.redactions.insert(seq);
+            }
         }
         revision.created_at = to_stored_time(revision.created_at, "created_at")?;
         self.fingerprint.revision(&revision);
-        self.states.insert(state);
+        if !is_redacted {
+            self.states.insert(state);
+        }
+        self.is_summary_redacted = is_redacted;
         (self.session.revision, self.session.cursor) = (expected, revision.cursor);
         self.session.summary = revision.summary.clone();
         Ok(ImportRow::Revision(Box::new(revision)))
+    }
+
+    /// Returns `true` if the revision has lost its texts.
+    fn check_redacted(&self, revision: &Revision) -> Result<bool, Vec<FieldError>> {
+        let Some(seq) = revision.redacted_seq else { return Ok(false) };
+        let before = revision.meta.as_ref().map_or("", |meta| &meta.text_before);
+        if !(revision.summary.text.is_empty() && revision.added.is_empty() && before.is_empty()) {
+            return invalid("summary.text", "a revision with redacted_seq has no texts");
+        }
+        if seq > revision.cursor || !self.redacted.contains(&seq) {
+            return invalid("redacted_seq", "must be a redacted message that the summary covered");
+        }
+        Ok(true)
     }
 
     fn read_end(&mut self, EndLine { end }: &EndLine) -> Result<(), Vec<FieldError>> {
@@ -402,6 +464,13 @@ impl ExportReader {
                 );
                 return invalid(field, detail);
             }
+        }
+        if let Some(seq) = self.redacted.difference(&self.redactions).next() {
+            let detail = format!("message {seq} is redacted, but no revision of the kind redaction names it");
+            return invalid("end.revisions", detail);
+        }
+        if self.is_summary_redacted {
+            return invalid("end.revisions", "the last revision must have its summary: it has redacted_seq");
         }
         if end.sha256 != hex::encode(self.hash.clone().finalize()) {
             return invalid(

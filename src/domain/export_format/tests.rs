@@ -5,6 +5,7 @@ use super::*;
 use crate::domain::id::{SessionId, UserId};
 use crate::domain::revision::{MetaConsolidation, ModelUsage, RevisionKind};
 use crate::domain::session::ConsolidationState;
+use test_case::test_case;
 use time::macros::datetime;
 
 const BEGAN: OffsetDateTime = datetime!(2026-02-03 10:15:00.000001 UTC);
@@ -35,6 +36,7 @@ fn revisions() -> Vec<Revision> {
         added: if range.is_some() { "added".to_owned() } else { String::new() },
         meta: None,
         provenance: range.map(|_| provenance()),
+        redacted_seq: None,
         created_at: BEGAN,
     };
     let meta = MetaConsolidation { text_before: "long".to_owned(), provenance: provenance() };
@@ -80,7 +82,7 @@ fn lines() -> Vec<String> {
     let mut writer = ExportWriter::default();
     let mut lines = vec![writer.header(&session()).expect("JSON")];
     for (seq, message) in (1..).zip(MESSAGES) {
-        lines.push(writer.message(seq, BEGAN, message).expect("JSON"));
+        lines.push(writer.message(seq, BEGAN, None, message).expect("JSON"));
     }
     lines.extend(revisions().iter().map(|revision| writer.revision(revision).expect("JSON")));
     lines.push(writer.end().expect("JSON"));
@@ -245,10 +247,106 @@ fn times_of_messages_are_read_in_any_order() {
     let mut writer = ExportWriter::default();
     let header = writer.header(&Session { last_seq: 2, revision: 0, ..session() }).expect("JSON");
     let message =
-        |writer: &mut ExportWriter, seq, time| writer.message(seq, time, MESSAGES[0]).expect("JSON");
+        |writer: &mut ExportWriter, seq, time| writer.message(seq, time, None, MESSAGES[0]).expect("JSON");
     let messages = [message(&mut writer, 1, BEGAN), message(&mut writer, 2, second)];
     let lines = [header, messages.concat(), writer.end().expect("JSON")].concat();
     check(lines.lines()).expect("valid");
+}
+
+const REDACTED: &str = r#"{"role":"user","content":"[redacted]"}"#;
+
+/// Returns an export in which message 2 is redacted. Its first revision still has its summary, its second one has not, and the
+/// third one is that of the redaction.
+fn redacted_export(change: impl Fn(&mut Vec<Revision>), redacted_at: Option<OffsetDateTime>) -> Vec<String> {
+    let empty = Revision {
+        summary: Summary::default(),
+        added: String::new(),
+        redacted_seq: Some(2),
+        meta: Some(MetaConsolidation { text_before: String::new(), provenance: provenance() }),
+        ..revisions()[1].clone()
+    };
+    let redaction = Revision {
+        kind: RevisionKind::Redaction,
+        from_seq: Some(2),
+        to_seq: Some(2),
+        revision: 3,
+        ..revisions()[2].clone()
+    };
+    let mut revisions = vec![revisions()[0].clone(), empty, redaction];
+    change(&mut revisions);
+    let mut writer = ExportWriter::default();
+    let revision = i64::try_from(revisions.len()).expect("small");
+    let mut lines = vec![writer.header(&Session { revision, ..session() }).expect("JSON")];
+    for (seq, message) in (1..).zip([MESSAGES[0], REDACTED, MESSAGES[0]]) {
+        let redacted_at = redacted_at.filter(|_| seq == 2);
+        lines.push(writer.message(seq, BEGAN, redacted_at, message).expect("JSON"));
+    }
+    lines.extend(revisions.iter().map(|revision| writer.revision(revision).expect("JSON")));
+    lines.push(writer.end().expect("JSON"));
+    lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
+}
+
+#[test]
+fn redactions_are_read_back_unchanged() {
+    let (session, rows) = check(redacted_export(|_| {}, Some(BEGAN))).expect("valid");
+    assert_eq!((session.cursor, session.summary.text.as_str(), session.revision), (1, "one", 3));
+    let redacted = rows.iter().filter_map(|row| match row {
+        ImportRow::Message(message) => message.redacted_at.map(|time| (message.seq, time)),
+        ImportRow::Revision(_) => None,
+    });
+    assert_eq!(redacted.collect::<Vec<_>>(), [(2, BEGAN)]);
+    // A fork may have left out the message that a redaction names.
+    let beyond = |revisions: &mut Vec<Revision>| {
+        revisions[2].from_seq = Some(2);
+        let other = Revision { revision: 4, from_seq: Some(9), to_seq: Some(9), ..revisions[2].clone() };
+        revisions.push(other);
+    };
+    check(redacted_export(beyond, Some(BEGAN))).expect("valid");
+}
+
+#[test_case(|_| {}, None => "redacted_seq"; "message is not redacted")]
+#[test_case(|all| all[1].summary.text = "a secret".to_owned(), Some(BEGAN) => "summary.text"; "summary")]
+#[test_case(|all| all[1].added = "a secret".to_owned(), Some(BEGAN) => "summary.text"; "added text")]
+#[test_case(|all| all[1].meta.as_mut().expect("meta").text_before = "a secret".to_owned(), Some(BEGAN) => "summary.text"; "text before compression")]
+#[test_case(|all| all[1].redacted_seq = Some(3), Some(BEGAN) => "redacted_seq"; "another message")]
+#[test_case(|all| all[2].to_seq = None, Some(BEGAN) => "from_seq"; "no message")]
+#[test_case(|all| (all[2].from_seq, all[2].to_seq) = (Some(1), Some(1)), Some(BEGAN) => "from_seq"; "message before the cursor")]
+#[test_case(|all| all[2].added = "x".to_owned(), Some(BEGAN) => "kind"; "redaction with text")]
+#[test_case(|all| all[2].summary.text = "x".to_owned(), Some(BEGAN) => "cursor"; "unknown state")]
+#[test_case(|all| drop(all.pop()), Some(BEGAN) => "end.revisions"; "no redaction")]
+#[test_case(|all| (all[2].from_seq, all[2].to_seq) = (Some(3), Some(3)), Some(BEGAN) => "end.revisions"; "redaction of another message")]
+fn inconsistent_redactions_are_rejected(
+    change: impl Fn(&mut Vec<Revision>),
+    redacted_at: Option<OffsetDateTime>,
+) -> String {
+    check(redacted_export(change, redacted_at)).expect_err("invalid").errors[0].field.clone()
+}
+
+#[test]
+fn summary_of_a_session_cannot_be_redacted() {
+    let restored = |all: &mut Vec<Revision>| {
+        let lost = Revision {
+            revision: 4,
+            kind: RevisionKind::Restore,
+            from_seq: None,
+            to_seq: None,
+            cursor: 2,
+            meta: None,
+            provenance: None,
+            ..all[1].clone()
+        };
+        all.push(lost);
+    };
+    let error = check(redacted_export(restored, Some(BEGAN))).expect_err("invalid");
+    assert_eq!(error.errors[0].field, "end.revisions", "{error}");
+    let text = |message: &str| {
+        format!(
+            r#"{{"seq":1,"created_at":"2026-02-03T10:15:00Z","redacted_at":"2026-02-03T10:15:00Z","message":{message}}}"#
+        )
+    };
+    let header = redacted_export(|_| {}, Some(BEGAN)).remove(0);
+    let error = check([&header, &text(MESSAGES[0])]).expect_err("not redacted");
+    assert_eq!(error.errors[0].field, "message", "{error}");
 }
 
 #[test]
@@ -259,7 +357,7 @@ fn message_depth_limit_is_the_same_as_in_an_exchange() {
     };
     check([deep(118)]).expect_err("deeper than in an exchange");
     check([deep(117)]).expect("as in an exchange");
-    let line = |message: &str| ExportWriter::default().message(1, BEGAN, message).expect("JSON");
+    let line = |message: &str| ExportWriter::default().message(1, BEGAN, None, message).expect("JSON");
     let mut header = ExportWriter::default().header(&session()).expect("JSON");
     header.truncate(header.len() - 1);
     check([header.clone(), line(&deep(118))]).expect_err("too deep");

@@ -24,15 +24,18 @@ pub(crate) struct MessageBody {
     /// Time at which the message was stored.
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
-    /// The message as it was sent.
+    /// Time at which the content of the message was removed; missing otherwise.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    redacted_at: Option<OffsetDateTime>,
+    /// The message as it was sent; of a redacted message, what is left of it.
     #[schema(value_type = ChatMessage)]
     message: Box<RawValue>,
 }
 
 impl MessageBody {
     pub(crate) fn new(message: service::StoredMessage) -> Result<Self, service::Error> {
-        let service::StoredMessage { seq, created_at, json } = message;
-        Ok(Self { seq, created_at, message: stored(json)? })
+        let service::StoredMessage { seq, created_at, redacted_at, json } = message;
+        Ok(Self { seq, created_at, redacted_at, message: stored(json)? })
     }
 }
 
@@ -63,7 +66,7 @@ enum Order {
 
 /// Lists the messages of the history.
 ///
-/// `after_seq` and `before_seq` exclude their own message. The history has no gaps, and messages never change.
+/// `after_seq` and `before_seq` exclude their own message. The history has no gaps, and messages never change, except by a redaction.
 /// A page with large messages ends before `limit`; `next` is set then.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/messages", operation_id = "list_messages", tag = "sessions",

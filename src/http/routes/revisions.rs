@@ -6,7 +6,9 @@ use crate::http::extract::{
     Bounded, EmptyBody, NoQuery, PathParams, QueryParams, RevisionPath, SessionPath, TenantFromKey,
 };
 use crate::http::headers::preferred_text;
-use crate::http::openapi::responses::{RevisionNotFound, SessionNotFound, UnsupportedMediaType};
+use crate::http::openapi::responses::{
+    RevisionNotFound, RevisionRedacted, SessionNotFound, UnsupportedMediaType,
+};
 use crate::http::pagination::{Page, PageParams};
 use crate::http::readable;
 use crate::http::response_body::Json;
@@ -26,10 +28,10 @@ pub(crate) struct RevisionBody {
     /// 1, 2, 3 … per session.
     revision: i64,
     kind: RevisionKind,
-    /// First message that was added to the summary; null for a restore.
+    /// First message that was added to the summary; null for a restore. Of a redaction, the redacted message.
     #[schema(required)]
     from_seq: Option<i64>,
-    /// Last message that was added to the summary; null for a restore.
+    /// Last message that was added to the summary; null for a restore. Of a redaction, the redacted message.
     #[schema(required)]
     to_seq: Option<i64>,
     /// The last message that the summary covers.
@@ -56,6 +58,9 @@ pub(crate) struct RevisionBody {
     /// Milliseconds from the first attempt to the text. Null if no model was called.
     #[schema(required)]
     duration_ms: Option<i64>,
+    /// The message whose redaction removed the texts of the revision, which then are empty; otherwise null.
+    #[schema(required)]
+    redacted_seq: Option<i64>,
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
 }
@@ -98,6 +103,7 @@ impl From<Revision> for RevisionBody {
             tokens: revision.summary.tokens,
             usage: provenance.as_ref().map(|made| made.usage).unwrap_or_default(),
             duration_ms: provenance.as_ref().map(|made| made.duration_ms),
+            redacted_seq: revision.redacted_seq,
             created_at: revision.created_at,
         }
     }
@@ -160,7 +166,7 @@ pub(crate) async fn get(
     params(RevisionPath),
     responses(
         (status = 201, description = "The new revision", body = RevisionBody),
-        RevisionNotFound, UnsupportedMediaType,
+        RevisionNotFound, RevisionRedacted, UnsupportedMediaType,
     )
 )]
 pub(crate) async fn restore(

@@ -16,7 +16,7 @@ const MAX_BATCH_BYTES: usize = 1024 * 1024;
 /// Number of batches that are read ahead of the store.
 const CHANNEL_DEPTH: usize = 2;
 
-/// A temporary file with one line for each row: `m` with seq, tokens, time and JSON, or `r` with JSON. JSON of messages
+/// A temporary file with one line for each row: `m` with seq, tokens, both times and JSON, or `r` with JSON. JSON of messages
 /// and revisions contains no line feed.
 #[derive(Debug)]
 pub(super) struct StagingFile {
@@ -31,9 +31,10 @@ impl StagingFile {
     pub(super) fn write(&mut self, row: &ImportRow) -> io::Result<()> {
         match row {
             ImportRow::Message(row) => {
-                let ImportedMessage { seq, created_at, message, tokens } = &**row;
-                let micros = created_at.map_or(-1, |time| time.unix_timestamp_nanos() / 1000);
-                writeln!(self.file, "m {seq} {tokens} {micros} {}", message.json())
+                let ImportedMessage { seq, created_at, redacted_at, message, tokens } = &**row;
+                let [created, redacted] = [created_at, redacted_at]
+                    .map(|time| time.map_or(-1, |time| time.unix_timestamp_nanos() / 1000));
+                writeln!(self.file, "m {seq} {tokens} {created} {redacted} {}", message.json())
             }
             ImportRow::Revision(revision) => writeln!(self.file, "r {}", serde_json::to_string(revision)?),
         }
@@ -88,16 +89,24 @@ fn send_batches(
 }
 
 fn parse_message(row: &str) -> Option<ImportedMessage> {
-    let mut fields = row.splitn(4, ' ');
+    let mut fields = row.splitn(5, ' ');
     let seq = fields.next()?.parse().ok()?;
     let tokens = fields.next()?.parse().ok()?;
-    let micros: i128 = fields.next()?.parse().ok()?;
-    let created_at = match micros {
-        -1 => None,
-        micros => Some(OffsetDateTime::from_unix_timestamp_nanos(micros * 1000).ok()?),
-    };
+    let created_at = parse_time(fields.next()?).ok()?;
+    let redacted_at = parse_time(fields.next()?).ok()?;
     let message = Message::from_stored(fields.next()?.to_owned()).ok()?;
-    Some(ImportedMessage { seq, created_at, message, tokens })
+    Some(ImportedMessage { seq, created_at, redacted_at, message, tokens })
+}
+
+/// Returns `None` for -1.
+fn parse_time(micros: &str) -> io::Result<Option<OffsetDateTime>> {
+    match micros.parse::<i128>().map_err(|_| corrupt_file())? {
+        -1 => Ok(None),
+        micros => {
+            let time = OffsetDateTime::from_unix_timestamp_nanos(micros * 1000);
+            time.map(Some).map_err(|_| corrupt_file())
+        }
+    }
 }
 
 fn corrupt_file() -> io::Error {

@@ -224,7 +224,12 @@ mod tests {
     fn marks_do_not_occur_in_neighbours_or_ids() {
         let mut with_neighbour = hit("s", "tea");
         let json = r#"{"role":"user","content":"**so**"}"#.to_owned();
-        with_neighbour.after.push(StoredMessage { seq: 2, created_at: OffsetDateTime::UNIX_EPOCH, json });
+        with_neighbour.after.push(StoredMessage {
+            seq: 2,
+            created_at: OffsetDateTime::UNIX_EPOCH,
+            redacted_at: None,
+            json,
+        });
         for hits in [[with_neighbour, hit("s", "tea")], [hit("s", "tea"), hit("**", "tea")]] {
             let ToolOutcome { content, data, .. } = render_hits(&hits, None).expect("an answer");
             assert_eq!(content.matches(": [[tea]]").count(), 2, "{content}");

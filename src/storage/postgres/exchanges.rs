@@ -366,9 +366,10 @@ async fn append_groups(
         if let Some(fingerprint) = fingerprint {
             found_known_key = true;
             let index = arguments.key_requests.get(place).copied().unwrap_or(usize::MAX);
-            let is_same = arguments.key_fingerprints.get(place).is_some_and(|key| **key == fingerprint);
-            let outcome = if is_same {
-                let given = requests.get(index).and_then(|request| request.exchange.created_at);
+            let request = requests.get(index);
+            let key = request.and_then(|request| request.key.as_ref());
+            let outcome = if key.is_some_and(|key| key.is_of(&fingerprint)) {
+                let given = request.and_then(|request| request.exchange.created_at);
                 let created_at = given.unwrap_or(exchange.created_at);
                 AppendOutcome::Appended(PersistedExchange { replayed: true, created_at, ..exchange })
             } else {

@@ -9,7 +9,7 @@ use super::Postgres;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::rows::message_ref;
+use crate::storage::rows::{message_ref, redacted_at};
 use crate::storage::search::{
     FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
@@ -66,12 +66,12 @@ const SCAN_SESSION: &str = "\
 
 /// `OFFSET 0` makes Postgres look up the session of each hit: an index on the user would return all sessions of the user.
 const FETCH_HITS: &str = "\
-    SELECT session_id, seq, created_at, message FROM (
-        SELECT w.session_id, w.seq, m.created_at, m.message, w.place, sum(octet_length(m.message))
+    SELECT session_id, seq, created_at, redaction, message FROM (
+        SELECT w.session_id, w.seq, m.created_at, m.redaction, m.message, w.place, sum(octet_length(m.message))
             OVER (ORDER BY octet_length(m.message) > $5, w.place) - octet_length(m.message) AS before
         FROM unnest($2::text[], $3::bigint[]) WITH ORDINALITY AS w (session_id, seq, place)
             CROSS JOIN LATERAL (
-                SELECT created_at, message FROM messages
+                SELECT created_at, redaction, message FROM messages
                 WHERE tenant_id = $1 AND session_id = w.session_id AND seq = w.seq OFFSET 0
             ) AS m
         WHERE $6::text IS NULL OR EXISTS (
@@ -84,16 +84,16 @@ const FETCH_HITS: &str = "\
 /// The bounds of each range are parameters, because row-level security prevents index conditions on computed values.
 /// `OFFSET 0` forces an index scan for each range, whatever number of rows the planner expects.
 const FETCH_NEIGHBOURS: &str = "\
-    SELECT session_id, seq, created_at, message FROM (
-        SELECT session_id, seq, created_at, message,
+    SELECT session_id, seq, created_at, redaction, message FROM (
+        SELECT session_id, seq, created_at, redaction, message,
             sum(octet_length(message)) OVER (ORDER BY place, distance, seq) - octet_length(message) AS before
         FROM (
             SELECT DISTINCT ON (m.session_id, m.seq)
-                m.session_id, m.seq, m.created_at, m.message, w.place, abs(m.seq - w.seq) AS distance
+                m.session_id, m.seq, m.created_at, m.redaction, m.message, w.place, abs(m.seq - w.seq) AS distance
             FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
                 WITH ORDINALITY AS w (session_id, seq, first, last, place)
                 CROSS JOIN LATERAL (
-                    SELECT session_id, seq, created_at, message FROM messages
+                    SELECT session_id, seq, created_at, redaction, message FROM messages
                     WHERE tenant_id = $1 AND session_id = w.session_id AND seq >= w.first AND seq <= w.last OFFSET 0
                 ) AS m
             WHERE m.seq <> w.seq ORDER BY m.session_id, m.seq, w.place
@@ -229,5 +229,9 @@ fn render_all(tenant: &TenantId, filter: &SearchFilter, queries: &[TermQuery]) -
 }
 
 fn stored_hit(row: &PgRow) -> Result<StoredHit, StoreError> {
-    Ok(StoredHit { message_ref: message_ref(row)?, json: row.try_get("message")? })
+    Ok(StoredHit {
+        message_ref: message_ref(row)?,
+        redacted_at: redacted_at(row)?,
+        json: row.try_get("message")?,
+    })
 }

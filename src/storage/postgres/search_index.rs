@@ -94,6 +94,13 @@ const ADVANCE_REINDEX: &str = "\
 const DELETE_FINISHED_REINDEX: &str =
     "DELETE FROM search_reindex WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
 
+/// The messages may have been read before they were redacted. The lock of the session keeps a redaction from happening now.
+const DELETE_REDACTED_ENTRIES: &str = "\
+    DELETE FROM search AS e WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3) AND EXISTS (
+        SELECT FROM messages AS m
+        WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq = e.seq AND m.redaction IS NOT NULL
+    )";
+
 const DELETE_ENTRIES: &str = "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY ($3)";
 
 impl Postgres {
@@ -195,7 +202,7 @@ impl Postgres {
             return Ok(());
         }
         let seqs: Vec<i64> = messages.iter().map(|(message_ref, _)| message_ref.seq).collect();
-        let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
+        let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(&seqs);
         query.execute(&mut *transaction).await?;
         let positions = messages.iter().map(|(message_ref, _)| (message_ref.seq, message_ref.created_at));
         insert_entries(
@@ -204,6 +211,8 @@ impl Postgres {
             index_entries(tenant, session, user.as_ref(), positions, &lexemes),
         )
         .await?;
+        let query = sqlx::query(DELETE_REDACTED_ENTRIES).bind(tenant.as_str()).bind(session.as_str());
+        query.bind(&seqs).execute(&mut *transaction).await?;
         let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)

@@ -369,7 +369,7 @@ async fn replay_known_keys(
         let index = usize::try_from(row.field::<i64>("request")?).unwrap_or(usize::MAX);
         let request = requests.get(index).zip(outcomes.get_mut(index));
         let Some((AppendRequest { key: Some(key), exchange, .. }, outcome)) = request else { continue };
-        *outcome = Some(if row.field::<Vec<u8>>("fingerprint")? == key.fingerprint {
+        *outcome = Some(if key.is_of(&row.field::<Vec<u8>>("fingerprint")?) {
             AppendOutcome::Appended(PersistedExchange {
                 first_seq: row.field("first_seq")?,
                 last_seq: row.field("last_seq")?,

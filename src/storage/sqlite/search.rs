@@ -8,7 +8,7 @@ use super::{Sqlite, micros};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
-use crate::storage::rows::message_ref;
+use crate::storage::rows::{message_ref, redacted_at};
 use crate::storage::search::{
     FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
 };
@@ -85,7 +85,7 @@ const FIRST_SCAN_ROWS: i64 = 2000;
 /// References are one JSON text: lists of session and `seq`. Messages beyond the size limit are not read, because SQLite
 /// knows the length of a text without reading it.
 const FETCH_HITS: &str = "\
-    SELECT m.session_id, m.seq, m.created_at, m.message
+    SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message
     FROM (
         SELECT place, session_id, seq, sum(bytes) OVER (ORDER BY bytes > $4, place) - bytes AS before
         FROM (
@@ -100,7 +100,7 @@ const FETCH_HITS: &str = "\
 
 /// SQLite takes bare columns next to `min` from the row with the minimum.
 const FETCH_NEIGHBOURS: &str = "\
-    SELECT m.session_id, m.seq, m.created_at, m.message
+    SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message
     FROM (
         SELECT session_id, seq, sum(bytes) OVER (ORDER BY place, distance, seq) - bytes AS before
         FROM (
@@ -286,5 +286,9 @@ fn refs_json(refs: &[MessageRef]) -> String {
 }
 
 fn stored_hit(row: &SqliteRow) -> Result<StoredHit, StoreError> {
-    Ok(StoredHit { message_ref: message_ref(row)?, json: row.try_get("message")? })
+    Ok(StoredHit {
+        message_ref: message_ref(row)?,
+        redacted_at: redacted_at(row)?,
+        json: row.try_get("message")?,
+    })
 }

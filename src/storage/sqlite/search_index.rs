@@ -38,7 +38,7 @@ const SELECT_PENDING_MESSAGES: &str = "\
     FROM json_each($1) AS w
         CROSS JOIN sessions AS s ON s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1
         CROSS JOIN messages AS m ON m.tenant_id = s.tenant_id AND m.session_id = s.session_id
-            AND m.seq BETWEEN w.value ->> 2 AND w.value ->> 3
+            AND m.seq BETWEEN w.value ->> 2 AND w.value ->> 3 AND m.redaction IS NULL
     ORDER BY w.key, m.seq";
 
 /// Compares end and time, too, because a session may have been rewound, or erased and created again.
@@ -64,6 +64,13 @@ const ADVANCE_REINDEX: &str = "\
 
 const DELETE_FINISHED_REINDEX: &str =
     "DELETE FROM search_reindex WHERE tenant_id = $1 AND session_id = $2 AND done_seq >= through_seq";
+
+/// The messages may have been read before they were redacted.
+const DELETE_REDACTED_ENTRIES: &str = "\
+    DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq IN (
+        SELECT m.seq FROM json_each($3) AS w CROSS JOIN messages AS m
+            ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = w.value AND m.redaction IS NOT NULL
+    )";
 
 const DELETE_ENTRIES: &str = "\
     DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq IN (SELECT value FROM json_each($3))";
@@ -144,11 +151,13 @@ impl Sqlite {
             return Ok(());
         }
         let seqs = messages.iter().map(|(message_ref, _)| message_ref.seq).collect::<Value>().to_string();
-        let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(seqs);
+        let query = sqlx::query(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str()).bind(&*seqs);
         query.execute(&mut *transaction).await?;
         let positions = messages.iter().map(|(message_ref, _)| (message_ref.seq, message_ref.created_at));
         insert_entries(&mut transaction, index_entries(tenant, session, user.as_ref(), positions, &lexemes))
             .await?;
+        let query = sqlx::query(DELETE_REDACTED_ENTRIES).bind(tenant.as_str()).bind(session.as_str());
+        query.bind(&*seqs).execute(&mut *transaction).await?;
         let query = sqlx::query(DELETE_FINISHED_REINDEX).bind(tenant.as_str()).bind(session.as_str());
         query.execute(&mut *transaction).await?;
         Ok(transaction.commit().await?)

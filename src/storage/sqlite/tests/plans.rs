@@ -109,6 +109,7 @@ async fn steps_on_sqlite_grow_without_an_index() {
         ("search_by_time", "term_statistics"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
+        ("sessions_by_lineage", "redact_message"),
         ("sessions_by_origin", "erase_session"),
         ("sessions_by_own_expiry", "retention_candidates with a period"),
         ("sessions_by_user", "sessions of a user"),
