@@ -50,8 +50,8 @@ impl Store {
     /// Removes the content of a message, of its copies in other sessions, and of every summary that covers it. Appends a revision
     /// with the last summary before the message to each of these sessions. `key` is the API key that requests it.
     ///
-    /// Call [`Self::remove_redacted_traces`] afterwards. A running consolidation loses its lease. The sessions get another incarnation, so that no copy of them in the memory of a
-    /// replica is used again.
+    /// Call [`Self::remove_redacted_traces`] afterwards. A running consolidation loses its lease. The sessions get another
+    /// incarnation, so that no copy of them in the memory of a replica is used again.
     pub async fn redact_message(
         &self,
         tenant: &TenantId,

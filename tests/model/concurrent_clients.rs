@@ -82,7 +82,7 @@ pub(super) async fn run(apps: &[TestClient; 3], clients: [Actions; 3]) {
             for exchange in client.iter().filter(|exchange| exchange.session == session) {
                 assert!(exchange.first_seq > last_seq, "the exchanges of a client keep their order");
                 last_seq = exchange.last_seq();
-                let stored = history[exchange.first_seq - 1..last_seq].iter().map(|(_, json, _)| json);
+                let stored = history[exchange.first_seq - 1..last_seq].iter().map(|(_, json, ..)| json);
                 assert!(
                     stored.eq(&exchange.messages),
                     "an exchange is complete at the acknowledged position"
@@ -159,7 +159,7 @@ async fn sync(app: &TestClient, session: u8, mark: &str) -> Option<AcknowledgedE
     let history = state_checks::history(app, session).await;
     let messages = messages(false, mark);
     let list: Vec<&str> =
-        history.iter().map(|(_, json, _)| json).chain(&messages).map(String::as_str).collect();
+        history.iter().map(|(_, json, ..)| json).chain(&messages).map(String::as_str).collect();
     let body = format!(r#"{{"messages":[{}]}}"#, list.join(","));
     let path = format!("/sessions/s{session}/sync");
     let responses = join_all((0..2).map(|_| app.post(&path, &body).send())).await;
@@ -208,7 +208,7 @@ async fn build_context(app: &TestClient, session: u8, mode: Mode) -> Answer {
 /// Checks that a context covers the history up to its last message.
 async fn verify(app: &TestClient, session: u8, context: &Answer) {
     let history = state_checks::history(app, session).await.into_iter().take(context.coverage.last_seq);
-    context.verify(&history.map(|(_, json, _)| json).collect::<Vec<_>>());
+    context.verify(&history.map(|(_, json, ..)| json).collect::<Vec<_>>());
 }
 
 /// Checks that each consolidation begins after the cursor, that each restore resets the cursor, and that the session

@@ -5,7 +5,7 @@ use super::operations::{
     Condition, Exchange, Mode, ModelFault, OnDivergence, Operation, Scenario, ServiceSettings, Step, Sync,
 };
 use super::reference_model::{
-    AppendOutcome, ClientList, Message, Revision, Session, SyncOutcome, Tenant, USERS, metadata,
+    AppendOutcome, ClientList, Message, Recorded, Revision, Session, SyncOutcome, Tenant, USERS, metadata,
 };
 use super::support::client::{Request, Response, TestClient, assert_includes};
 use super::support::model_server::{Behaviour, ModelServer};
@@ -121,6 +121,7 @@ impl Executor {
                 }
             }
             Operation::Fork { session, target, through } => fork(app, tenant, session, target, through).await,
+            Operation::Redact { session, seq } => redact(app, tenant, session, seq).await,
             Operation::Rewind { session, after } => rewind(app, tenant, session, after).await,
             Operation::ImportMessages { session, count } => {
                 import_messages(app, tenant, session, count).await;
@@ -235,9 +236,14 @@ fn verify_selection(settings: &ServiceSettings, session: &Session, context: &har
     let (tail, sent) = (session.history.len() - coverage.summary_through, context.verbatim().len());
     let only_recent = settings.recent_on_failure && context.outcome() == "failed";
     assert!(sent <= max, "{sent} messages, {coverage:?}");
-    for omitted in &coverage.omitted {
+    for omitted in coverage.omitted.iter().filter(|omitted| omitted.reason != "redacted") {
         assert!(tail > max || (only_recent && omitted.reason == "on_failure"), "{coverage:?}");
     }
+    let reported = coverage.omitted.iter().filter(|omitted| omitted.reason == "redacted");
+    let reported: Vec<usize> = reported.flat_map(|omitted| omitted.from_seq..=omitted.to_seq).collect();
+    let redacted = (1..).zip(&session.history).skip(coverage.verbatim_from - 1);
+    let redacted = redacted.filter(|(_, message)| message.redaction.is_some()).map(|(seq, _)| seq);
+    assert_eq!(reported, redacted.collect::<Vec<_>>(), "{coverage:?}");
     if tail <= max {
         assert!(sent >= if only_recent { tail.min(settings.keep_recent) } else { tail }, "{coverage:?}");
     }
@@ -330,8 +336,8 @@ fn with_key(request: Request, key: Option<u8>) -> Request {
 async fn append(app: &TestClient, tenant: &mut Tenant, exchange: &Exchange, settings: &ServiceSettings) {
     let expected = tenant.predict_append(exchange);
     let messages = tenant.render(exchange, settings);
-    let body = if let AppendOutcome::Replayed(recorded) = &expected {
-        recorded.body.clone()
+    let body = if let AppendOutcome::Replayed(Recorded { exchange: Some(_), body, .. }) = &expected {
+        body.clone()
     } else {
         let user = |user| format!(r#","user_id":"{}""#, USERS[usize::from(user)]);
         let user = exchange.user.map_or(String::new(), user);
@@ -344,6 +350,9 @@ async fn append(app: &TestClient, tenant: &mut Tenant, exchange: &Exchange, sett
     match expected {
         AppendOutcome::KeyReused => drop(response.problem(422, "idempotency-key-reused")),
         AppendOutcome::UserMismatch => drop(response.problem(409, "session-user-mismatch")),
+        AppendOutcome::Replayed(recorded) if recorded.takes_any_body => {
+            assert_same_place(&response, &recorded.response);
+        }
         AppendOutcome::Replayed(recorded) => {
             assert_eq!((response.ok(201), response.is_replay()), (recorded.response, true), "{response:?}");
         }
@@ -356,6 +365,15 @@ async fn append(app: &TestClient, tenant: &mut Tenant, exchange: &Exchange, sett
             assert!(!response.is_replay(), "{response:?}");
             tenant.append(exchange, &messages, &body, &json);
         }
+    }
+}
+
+/// Checks that a request was replayed whose body is not compared, because a message of it was redacted.
+fn assert_same_place(response: &Response, recorded: &Value) {
+    let json = response.ok(201);
+    assert!(response.is_replay(), "{response:?}");
+    for field in ["first_seq", "last_seq"] {
+        assert_eq!(json[field], recorded[field], "{response:?}");
     }
 }
 
@@ -378,6 +396,9 @@ async fn sync(app: &TestClient, tenant: &mut Tenant, sync: &Sync, settings: &Ser
         SyncOutcome::UserMismatch => return drop(response.problem(409, "session-user-mismatch")),
         SyncOutcome::Exists => return drop(response.problem(409, "session-exists")),
         SyncOutcome::InvalidId => return assert_eq!(response.fields(), ["new_id"]),
+        SyncOutcome::Replayed(_, recorded) if recorded.takes_any_body => {
+            return assert_same_place(&response, &recorded.response);
+        }
         SyncOutcome::Replayed(id, mut recorded) => {
             // An erased session is not named any more.
             let origin = tenant.find(&id).map_or(Value::Null, |session| session.forked_from.clone());
@@ -496,6 +517,9 @@ async fn restore(app: &TestClient, tenant: &mut Tenant, id: u8, revision: usize)
     let path = format!("/sessions/s{id}/revisions/{target}/restore");
     let response = app.request(Method::POST, &path).await;
     let Some(session) = known_session(tenant, id, &response) else { return };
+    if session.is_redacted(target) {
+        return drop(response.problem(409, "revision-redacted"));
+    }
     let Some(mut revision) = session.predict_restore(target) else {
         return drop(response.problem(404, "revision-not-found"));
     };
@@ -527,6 +551,36 @@ async fn fork(app: &TestClient, tenant: &mut Tenant, id: u8, target: u8, through
     session.updated_at = updated_at(app, &format!("s{target}")).await;
     tenant.sessions.insert(target, session);
     check_whole(app, tenant, &format!("s{target}")).await;
+}
+
+/// Redacts a message with all of its copies.
+async fn redact(app: &TestClient, tenant: &mut Tenant, id: u8, seq: usize) {
+    let known = tenant.sessions.get(&id).map_or(0, |session| session.history.len());
+    let seq = 1 + seq % (known + 1);
+    let response = app.delete(&format!("/sessions/s{id}/messages/{seq}")).await;
+    let Some(session) = known_session(tenant, id, &response) else { return };
+    if seq > known {
+        return drop(response.problem(404, "message-not-found"));
+    }
+    let json = response.ok(200);
+    if session.history[seq - 1].redaction.is_none() {
+        let copies = tenant.copies(id, seq);
+        let record = json!({
+            "redacted_at": json["redacted_at"], "key_id": json["key_id"], "copies": copies.len() - 1,
+        });
+        for name in copies {
+            let session = tenant.find_mut(&name);
+            let mut revision = session.redact(seq, &record);
+            let number = session.revisions.len() + 1;
+            revision.json = app.get(&format!("/sessions/{name}/revisions/{number}")).await.ok(200);
+            revision.assert_matches(number, &revision.json);
+            session.revisions.push(revision);
+            check_whole(app, tenant, &name).await;
+        }
+    }
+    let expected = tenant.sessions[&id].redactions();
+    assert!(expected.contains(&json), "{json}: {expected:?}");
+    check_whole(app, tenant, &format!("s{id}")).await;
 }
 
 async fn rewind(app: &TestClient, tenant: &mut Tenant, id: u8, after: usize) {
@@ -566,6 +620,7 @@ async fn check_whole(app: &TestClient, tenant: &Tenant, name: &str) {
     tenant.check_session(app, name).await;
     tenant.check_messages(app, name, false, 1000, 0).await;
     tenant.check_revisions(app, name, 1000).await;
+    tenant.check_redactions(app, name).await;
 }
 
 async fn write_memory(app: &TestClient, tenant: &mut Tenant, user: u8, condition: Condition, step: usize) {
@@ -616,7 +671,7 @@ async fn import(
         _ => return drop(response.problem(409, "session-exists")),
     };
     let owner = tenant.bound.remove(&id).or(named);
-    let session = tenant.sessions.entry(id).or_insert_with(|| Session { user: owner, ..exported.clone() });
+    let session = tenant.sessions.entry(id).or_insert_with(|| exported.imported(owner));
     let expected = json!({
         "session_id": format!("s{id}"), "user_id": session.user.map(|user| USERS[usize::from(user)]),
         "messages": exported.history.len(), "revisions": exported.revisions.len(),
@@ -640,7 +695,7 @@ async fn import_messages(app: &TestClient, tenant: &mut Tenant, id: u8, count: u
     assert_eq!(response.ok(201)["last_seq"], count);
     let updated_at = updated_at(app, &format!("s{id}")).await;
     let messages = super::state_checks::history(app, id).await;
-    let messages = messages.into_iter().map(|(_, json, created_at)| Message::new(json, &created_at));
+    let messages = messages.into_iter().map(|(_, json, created_at, _)| Message::new(json, &created_at));
     let session =
         Session { history: messages.collect(), updated_at, ..Session::new(tenant.bound.remove(&id)) };
     assert_eq!(session.json(), lines);

@@ -120,6 +120,11 @@ pub(super) enum Operation {
         session: u8,
         after: usize,
     },
+    /// The message is taken as for a fork.
+    Redact {
+        session: u8,
+        seq: usize,
+    },
     /// An import of lines that contain only messages.
     ImportMessages {
         session: u8,
@@ -328,6 +333,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => (session(), 0..3_u8, 0..40_usize)
             .prop_map(|(session, target, through)| Operation::Fork { session, target, through }),
         4 => (session(), 0..40_usize).prop_map(|(session, after)| Operation::Rewind { session, after }),
+        4 => (session(), 0..40_usize).prop_map(|(session, seq)| Operation::Redact { session, seq }),
         1 => (session(), 1..=3_usize).prop_map(|(session, count)| Operation::ImportMessages { session, count }),
     ]
 }

@@ -7,6 +7,7 @@ use super::support::client::assert_includes;
 use precis::domain::{summary, tokens};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) const USERS: [&str; 3] = ["default", "ada", "bo"];
 
@@ -36,11 +37,20 @@ pub(super) struct Session {
     pub(super) updated_at: String,
     /// The field `forked_from` of its state.
     pub(super) forked_from: Value,
+    /// The same for all sessions that forks and rewinds have made of one session.
+    pub(super) lineage: usize,
 }
+
+static NEXT_LINEAGE: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Message {
+    /// The message as it is stored.
     pub(super) json: String,
+    /// The message as its client wrote it, and still has it.
+    given: String,
+    /// The record of its redaction, without revisions.
+    pub(super) redaction: Option<Value>,
     pub(super) created_at: String,
     is_user: bool,
     is_blank: bool,
@@ -54,21 +64,27 @@ pub(super) struct Message {
 pub(super) struct Recorded {
     /// `None` for a sync.
     pub(super) exchange: Option<Exchange>,
+    /// A message of the request was redacted: any body with the key is the same request.
+    pub(super) takes_any_body: bool,
     pub(super) body: String,
     pub(super) response: Value,
 }
 
 #[derive(Clone)]
 pub(super) struct Revision {
-    /// The range that a consolidation added; `None` for a restore.
+    /// The range that a consolidation added; `None` for a restore and a redaction.
     range: Option<(usize, usize)>,
+    /// The message of a redaction.
+    redaction_of: Option<usize>,
+    /// The message whose redaction has removed the texts.
+    redacted_seq: Option<usize>,
     cursor: usize,
     text: String,
     added: String,
     text_before_compression: Option<String>,
     /// Indices of the tool calls that were summarised without a result.
     abandoned_calls: BTreeSet<usize>,
-    /// The revision as the service returned it first. It never changes afterwards.
+    /// The revision as the service returned it first. Only a redaction changes it afterwards.
     pub(super) json: Value,
 }
 
@@ -133,7 +149,7 @@ impl Tenant {
     pub(super) fn predict_append(&self, exchange: &Exchange) -> AppendOutcome {
         let session = self.sessions.get(&exchange.session);
         match exchange.key.and_then(|key| session?.keys.get(&key)) {
-            Some(known) if known.exchange.as_ref() == Some(exchange) => {
+            Some(known) if known.takes_any_body || known.exchange.as_ref() == Some(exchange) => {
                 AppendOutcome::Replayed(known.clone())
             }
             Some(_) => AppendOutcome::KeyReused,
@@ -192,13 +208,13 @@ impl Tenant {
             View::Changed(_) | View::Empty => view.clear(),
         }
         let sent = |(index, message): (usize, &Message)| {
-            let sent = match (&message.json, sync.anthropic, sync.rewritten) {
+            let sent = match (&message.given, sync.anthropic, sync.rewritten) {
                 (json, ..) if changed == Some(index) => json.clone(),
                 (json, true, _) => as_anthropic(json),
                 (json, false, true) => rewrite(json),
                 (json, false, false) => json.clone(),
             };
-            (message.json.clone(), sent)
+            (message.given.clone(), sent)
         };
         let mut list: ClientList = view.iter().enumerate().map(sent).collect();
         if sync.anthropic {
@@ -227,9 +243,9 @@ impl Tenant {
             && let Some(known) = sync.key.and_then(|key| fork.keys.get(&key))
         {
             let is_chosen = sync.on_divergence == OnDivergence::Fork;
-            if known.is_sync(body) && (is_chosen || fork.is_fork_of(&own)) {
+            if known.is_same(body) && (is_chosen || fork.is_fork_of(&own)) {
                 return SyncOutcome::Replayed(id, known.clone());
-            } else if is_chosen && !known.is_sync(body) {
+            } else if is_chosen && !known.is_same(body) {
                 return SyncOutcome::KeyReused;
             }
         }
@@ -314,7 +330,7 @@ impl Tenant {
         self.find_mut(id).append_list(sync, new, (body, response), created_at);
     }
 
-    fn find_mut(&mut self, id: &str) -> &mut Session {
+    pub(super) fn find_mut(&mut self, id: &str) -> &mut Session {
         let number = id.strip_prefix('s').and_then(|number| number.parse::<u8>().ok());
         let session =
             number.map_or_else(|| self.branches.get_mut(id), |number| self.sessions.get_mut(&number));
@@ -338,6 +354,11 @@ impl Recorded {
     /// Returns `true` if a sync with this body was recorded.
     fn is_sync(&self, body: &str) -> bool {
         self.exchange.is_none() && self.body == body
+    }
+
+    /// Returns `true` if a sync with this body gets the recorded result.
+    fn is_same(&self, body: &str) -> bool {
+        self.takes_any_body || self.is_sync(body)
     }
 }
 
@@ -363,12 +384,17 @@ fn predict_sync_into(
     if owner.zip(sync.user).is_some_and(|(owner, named)| owner != named) {
         return SyncOutcome::UserMismatch;
     }
-    if known.is_some() {
-        return SyncOutcome::KeyReused;
+    if let Some(known) = known {
+        let replayed = SyncOutcome::Replayed(id.to_owned(), known.clone());
+        return if known.takes_any_body { replayed } else { SyncOutcome::KeyReused };
     }
     let history = session.map_or(&[][..], |session| &session.history);
     for (index, (message, (given, _))) in history.iter().zip(list).enumerate() {
-        if message.json != *given {
+        let is_same = match message.redaction {
+            Some(_) => redact(given) == message.json,
+            None => message.json == *given,
+        };
+        if !is_same {
             return SyncOutcome::Diverged(index + 1);
         }
     }
@@ -396,7 +422,7 @@ impl Session {
         }
         if let Some(key) = sync.key {
             let (body, response) = (body.to_owned(), response.clone());
-            session.keys.insert(key, Recorded { exchange: None, body, response });
+            session.keys.insert(key, Recorded { exchange: None, takes_any_body: false, body, response });
         }
     }
 }
@@ -415,8 +441,23 @@ impl Tenant {
         }
         if let Some(key) = exchange.key {
             let (exchange, body, response) = (Some(exchange.clone()), body.to_owned(), response.clone());
-            session.keys.insert(key, Recorded { exchange, body, response });
+            session.keys.insert(key, Recorded { exchange, takes_any_body: false, body, response });
         }
+    }
+
+    /// Returns the names of the sessions and branches that have the same message.
+    pub(super) fn copies(&self, id: u8, seq: usize) -> Vec<String> {
+        let Some(source) = self.sessions.get(&id) else { return Vec::new() };
+        let named = self.sessions.iter().map(|(id, session)| (format!("s{id}"), session));
+        let all = named.chain(self.branches.iter().map(|(name, session)| (name.clone(), session)));
+        let has_message = |session: &Session| {
+            let (message, same) = (session.history.get(seq - 1), &source.history[seq - 1]);
+            session.lineage == source.lineage
+                && message.is_some_and(|message| {
+                    (&message.json, &message.created_at) == (&same.json, &same.created_at)
+                })
+        };
+        all.filter(|(_, session)| has_message(session)).map(|(name, _)| name).collect()
     }
 
     /// Returns a session or a branch by its id.
@@ -530,6 +571,21 @@ fn as_anthropic(json: &str) -> String {
     json!({"role": message["role"], "content": blocks}).to_string()
 }
 
+/// Returns what is left of a message after its redaction.
+pub(super) fn redact(json: &str) -> String {
+    let message: Value = serde_json::from_str(json).expect("JSON");
+    let result =
+        message["tool_call_id"].as_str().map_or(String::new(), |id| format!(r#","tool_call_id":"{id}""#));
+    let call = |call: &Value| {
+        let (id, name) = (&call["id"], &call["function"]["name"]);
+        format!(r#"{{"id":{id},"type":"function","function":{{"name":{name},"arguments":"{{}}"}}}}"#)
+    };
+    let calls: Vec<String> = message["tool_calls"].as_array().into_iter().flatten().map(call).collect();
+    let calls =
+        if calls.is_empty() { String::new() } else { format!(r#","tool_calls":[{}]"#, calls.join(",")) };
+    format!(r#"{{"role":{}{result},"content":"[redacted]"{calls}}}"#, message["role"])
+}
+
 /// Every message except a blank one contains its position, so that summaries can name it.
 fn render_message(history: &[Message], kind: MessageKind, repeated_call_ids: bool) -> String {
     let seq = history.len() + 1;
@@ -577,18 +633,35 @@ impl Message {
             calls: calls.filter_map(|call| text(&call["id"])).collect(),
             result_of: text(&value["tool_call_id"]),
             tokens: tokens::count_message(&parsed.expect("a valid message")),
+            given: json.clone(),
+            redaction: None,
             json,
         }
     }
 }
 
+impl Message {
+    /// Removes the content. A placeholder is nothing to summarise.
+    fn redact(&mut self, record: &Value) {
+        let json = redact(&self.json);
+        let given = std::mem::take(&mut self.given);
+        let redaction = Some(record.clone());
+        *self = Self { given, redaction, is_blank: true, ..Self::new(json, &self.created_at) };
+    }
+}
+
 impl Revision {
     pub(super) fn assert_matches(&self, number: usize, revision: &Value) {
-        let kind = if self.range.is_some() { "consolidation" } else { "restore" };
-        let (from, to) = self.range.unzip();
+        let kind = match (self.range, self.redaction_of) {
+            (Some(_), _) => "consolidation",
+            (None, Some(_)) => "redaction",
+            (None, None) => "restore",
+        };
+        let (from, to) = self.range.or(self.redaction_of.map(|seq| (seq, seq))).unzip();
         let expected = json!({
             "revision": number, "kind": kind, "from_seq": from, "to_seq": to, "cursor": self.cursor,
             "text": self.text, "added": self.added, "words": summary::words(&self.text),
+            "redacted_seq": self.redacted_seq,
         });
         assert_includes(revision, &expected);
         assert_eq!(revision["meta"]["text_before"], json!(self.text_before_compression), "{revision}");
@@ -606,7 +679,76 @@ impl Session {
             failures: 0,
             updated_at: String::new(),
             forked_from: Value::Null,
+            lineage: NEXT_LINEAGE.fetch_add(1, Ordering::Relaxed),
         }
+    }
+
+    /// Returns the session as an import creates it: a session of its own, without the keys of redactions.
+    pub(super) fn imported(&self, user: Option<u8>) -> Self {
+        let lineage = NEXT_LINEAGE.fetch_add(1, Ordering::Relaxed);
+        let mut session = Self { user, lineage, ..self.clone() };
+        for record in session.history.iter_mut().filter_map(|message| message.redaction.as_mut()) {
+            (record["key_id"], record["copies"]) = (Value::Null, json!(0));
+        }
+        session
+    }
+
+    /// Removes a message and the summaries that cover it. Returns the revision that the redaction appends.
+    pub(super) fn redact(&mut self, seq: usize, record: &Value) -> Revision {
+        let mut last = None;
+        for revision in &mut self.revisions {
+            if revision.cursor < seq {
+                if revision.redacted_seq.is_none() {
+                    last = Some((revision.cursor, revision.text.clone(), revision.abandoned_calls.clone()));
+                }
+            } else if revision.redacted_seq.is_none() {
+                revision.redacted_seq = Some(seq);
+                (revision.text, revision.added) = (String::new(), String::new());
+                let json = &mut revision.json;
+                (json["text"], json["added"]) = (json!(""), json!(""));
+                (json["words"], json["tokens"], json["redacted_seq"]) = (json!(0), json!(0), json!(seq));
+                if let Some(text) = &mut revision.text_before_compression {
+                    text.clear();
+                    json["meta"]["text_before"] = json!("");
+                }
+            }
+        }
+        self.history[seq - 1].redact(record);
+        self.failures = 0;
+        for recorded in self.keys.values_mut() {
+            let bound = |field| recorded.response[field].as_u64().and_then(|seq| usize::try_from(seq).ok());
+            let (first, last) = (bound("first_seq"), bound("last_seq"));
+            recorded.takes_any_body |=
+                first.zip(last).is_some_and(|(first, last)| (first..=last).contains(&seq));
+        }
+        let (cursor, text, abandoned_calls) = last.unwrap_or_default();
+        Revision {
+            range: None,
+            redaction_of: Some(seq),
+            redacted_seq: None,
+            cursor,
+            text,
+            added: String::new(),
+            text_before_compression: None,
+            abandoned_calls,
+            json: Value::Null,
+        }
+    }
+
+    /// Returns the records of the redacted messages.
+    pub(super) fn redactions(&self) -> Vec<Value> {
+        let redacted =
+            (1..).zip(&self.history).filter_map(|(seq, message)| Some((seq, message.redaction.clone()?)));
+        let record = |(seq, mut record): (usize, Value)| {
+            let made = self.revisions.iter().rposition(|revision| revision.redaction_of == Some(seq));
+            let made = made.expect("each redaction has a revision");
+            let lost = (1..).zip(&self.revisions).filter(|(_, revision)| revision.redacted_seq == Some(seq));
+            record["seq"] = json!(seq);
+            record["redacted_revisions"] = lost.map(|(number, _): (usize, _)| json!(number)).collect();
+            (record["revision"], record["cursor"]) = (json!(made + 1), json!(self.revisions[made].cursor));
+            record
+        };
+        redacted.map(record).collect()
     }
 
     /// Returns the session with its first messages only. The revisions that cover others are left out, and the rest is
@@ -664,7 +806,10 @@ impl Session {
         let json = |session: &Self| -> Vec<Value> {
             session.revisions.iter().map(|revision| revision.json.clone()).collect()
         };
-        self.history.starts_with(&exported.history) && json(self).starts_with(&json(exported))
+        let messages = |session: &Self| -> Vec<(String, String)> {
+            session.history.iter().map(|message| (message.json.clone(), message.created_at.clone())).collect()
+        };
+        messages(self).starts_with(&messages(exported)) && json(self).starts_with(&json(exported))
     }
 
     fn is_due(&self, settings: &ServiceSettings, cursor: usize) -> bool {
@@ -734,6 +879,8 @@ impl Session {
             abandoned_calls.extend(open.map(|(index, _)| index));
             run.revisions.push(Revision {
                 range: Some((cursor + 1, end)),
+                redaction_of: None,
+                redacted_seq: None,
                 cursor: end,
                 text: text.clone(),
                 added,
@@ -771,6 +918,12 @@ impl Session {
         }
     }
 
+    /// Returns `true` if the texts of a revision were removed.
+    pub(super) fn is_redacted(&self, revision: usize) -> bool {
+        let revision = revision.checked_sub(1).and_then(|index| self.revisions.get(index));
+        revision.is_some_and(|revision| revision.redacted_seq.is_some())
+    }
+
     /// Predicts the revision that a restore creates; `None` if the target does not exist.
     pub(super) fn predict_restore(&self, target: usize) -> Option<Revision> {
         let empty = (0, String::new(), BTreeSet::new());
@@ -784,6 +937,8 @@ impl Session {
         let (added, json) = (String::new(), Value::Null);
         Some(Revision {
             range: None,
+            redaction_of: None,
+            redacted_seq: None,
             cursor,
             text,
             added,

@@ -1,6 +1,6 @@
 //! Compares the state that the service returns, through every route that shows it, with the reference model.
 
-use super::reference_model::{Session, Tenant, USERS};
+use super::reference_model::{Message, Session, Tenant, USERS};
 use super::support::client::{TestClient, assert_includes};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,11 +13,12 @@ use time::format_description::well_known::Rfc3339;
 struct Item {
     seq: usize,
     created_at: String,
+    redacted_at: Option<String>,
     message: Box<RawValue>,
 }
 
-/// A message with its position, its JSON text and its time.
-pub(super) type ListedMessage = (usize, String, String);
+/// A message with its position, its JSON text, its time and the time of its redaction.
+pub(super) type ListedMessage = (usize, String, String, Option<String>);
 
 pub(super) async fn history(app: &TestClient, id: u8) -> Vec<ListedMessage> {
     list_messages(app, &format!("/sessions/s{id}/messages"), 1000).await
@@ -25,7 +26,7 @@ pub(super) async fn history(app: &TestClient, id: u8) -> Vec<ListedMessage> {
 
 async fn list_messages(app: &TestClient, path: &str, limit: usize) -> Vec<ListedMessage> {
     let items = app.all_pages::<Item>(path, limit).await.into_iter();
-    items.map(|item| (item.seq, item.message.get().to_owned(), item.created_at)).collect()
+    items.map(|item| (item.seq, item.message.get().to_owned(), item.created_at, item.redacted_at)).collect()
 }
 
 impl Tenant {
@@ -35,6 +36,7 @@ impl Tenant {
             self.check_session(app, &name).await;
             self.check_messages(app, &name, false, 3, 0).await;
             self.check_revisions(app, &name, 2).await;
+            self.check_redactions(app, &name).await;
         }
         for user in 0..3 {
             self.check_memory(app, user).await;
@@ -66,8 +68,11 @@ impl Tenant {
         let order = if descending { "desc" } else { "asc" };
         let listed = list_messages(app, &format!("{path}?order={order}&after_seq={after}"), limit).await;
         let expected = (1..).zip(&session.history).skip(after);
-        let mut expected: Vec<ListedMessage> =
-            expected.map(|(seq, message)| (seq, message.json.clone(), message.created_at.clone())).collect();
+        let listed_message = |(seq, message): (usize, &Message)| {
+            let redacted_at = message.redaction.as_ref().and_then(|record| record["redacted_at"].as_str());
+            (seq, message.json.clone(), message.created_at.clone(), redacted_at.map(str::to_owned))
+        };
+        let mut expected: Vec<ListedMessage> = expected.map(listed_message).collect();
         if descending {
             expected.reverse();
         }
@@ -82,6 +87,15 @@ impl Tenant {
         let listed: Vec<Value> = app.all_pages(&path, limit).await;
         let expected = session.revisions.iter().rev().map(|revision| revision.json.clone());
         assert_eq!(listed, expected.collect::<Vec<_>>());
+    }
+
+    pub(super) async fn check_redactions(&self, app: &TestClient, name: &str) {
+        let path = format!("/sessions/{name}/redactions");
+        let Some(session) = self.find(name) else {
+            return drop(app.get(&path).await.problem(404, "session-not-found"));
+        };
+        let listed: Vec<Value> = app.all_pages(&path, 2).await;
+        assert_eq!(listed, session.redactions());
     }
 
     /// The list is ordered by the latest activity.
