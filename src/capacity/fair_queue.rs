@@ -21,7 +21,7 @@ pub struct ClientId(pub u64);
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
     pub slots: usize,
-    /// In bytes.
+    /// In bytes. Claims of more than an eighth of it get at most three quarters, so that small ones do not wait for them.
     pub memory: usize,
     /// The part of the memory that one client can hold, so that clients that do not read their responses leave memory for
     /// others. Larger claims are reduced to it.
@@ -67,8 +67,9 @@ struct State {
     waiting: BTreeMap<(u64, u64), Waiter>,
     /// The clients of the present backlog.
     clients: HashMap<ClientId, Backlog>,
-    /// Number of waiting claims that need memory, and that need no slot.
+    /// Number of waiting claims that need memory, of those of them that are not large, and of those that need no slot.
     waiting_for_memory: usize,
+    waiting_for_little_memory: usize,
     waiting_without_slot: usize,
     virtual_time: u64,
     arrivals: u64,
@@ -77,6 +78,7 @@ struct State {
 #[derive(Debug)]
 struct Waiter {
     claim: Claim,
+    is_large: bool,
     granted: oneshot::Sender<Held>,
 }
 
@@ -107,7 +109,7 @@ impl FairQueue {
         let claim = self.reduced(claim);
         let mut state = self.lock();
         let is_free = (!claim.slot || state.slots_in_use < self.capacity.slots)
-            && (claim.memory == 0 || state.waiting_for_memory == 0 && self.has_memory(&state, &claim));
+            && (claim.memory == 0 || self.is_next(&state, &claim) && self.has_memory(&state, &claim));
         is_free.then(|| self.grant(&mut state, &claim))
     }
 
@@ -117,7 +119,7 @@ impl FairQueue {
         let (granted, grant) = oneshot::channel();
         let place = {
             let mut state = self.lock();
-            let place = state.enqueue(claim, granted);
+            let place = state.enqueue(claim, self.is_large(&claim), granted);
             let grants = self.grant_waiting(&mut state);
             drop(state);
             send(grants);
@@ -146,13 +148,26 @@ impl FairQueue {
     }
 
     fn reduced(&self, claim: Claim) -> Claim {
-        let memory = claim.memory.min(self.capacity.memory_of_client).min(self.capacity.memory);
-        Claim { memory, ..claim }
+        let Capacity { memory, memory_of_client, .. } = self.capacity;
+        Claim { memory: claim.memory.min(memory_of_client).min(memory / 4 * 3), ..claim }
+    }
+
+    /// Returns `true` if the claim needs a large part of the memory.
+    fn is_large(&self, claim: &Claim) -> bool {
+        claim.memory > self.capacity.memory / 8
+    }
+
+    /// Returns `true` if no claim waits that precedes this one.
+    fn is_next(&self, state: &State, claim: &Claim) -> bool {
+        let before =
+            if self.is_large(claim) { state.waiting_for_memory } else { state.waiting_for_little_memory };
+        before == 0
     }
 
     fn has_memory(&self, state: &State, claim: &Claim) -> bool {
-        self.has_own_memory(state, claim)
-            && state.memory_in_use.saturating_add(claim.memory) <= self.capacity.memory
+        let memory = self.capacity.memory;
+        let available = if self.is_large(claim) { memory / 4 * 3 } else { memory };
+        self.has_own_memory(state, claim) && state.memory_in_use.saturating_add(claim.memory) <= available
     }
 
     fn has_own_memory(&self, state: &State, claim: &Claim) -> bool {
@@ -168,10 +183,11 @@ impl FairQueue {
     }
 
     /// Grants waiting claims in the order of their tags. A claim that lacks memory of its client delays only that client; one
-    /// that lacks memory of all clients delays all later claims of memory, because otherwise small ones could pass it for
-    /// ever.
+    /// that lacks memory of all clients delays all later claims of memory, because otherwise smaller ones could pass it for
+    /// ever; but a large one delays only large ones.
     fn grant_waiting(self: &Arc<Self>, state: &mut State) -> Grants {
-        let (mut grants, mut after, mut memory_is_short) = (Vec::new(), None, false);
+        let (mut grants, mut after) = (Vec::new(), None);
+        let (mut memory_is_short, mut large_memory_is_short) = (false, false);
         loop {
             let has_slot = state.slots_in_use < self.capacity.slots;
             if !has_slot && state.waiting_without_slot == 0 {
@@ -181,18 +197,22 @@ impl FairQueue {
             let mut next = None;
             for (place, waiter) in range {
                 let claim = &waiter.claim;
-                if claim.slot && !has_slot || claim.memory > 0 && memory_is_short {
+                let is_large = self.is_large(claim);
+                let is_delayed = memory_is_short || is_large && large_memory_is_short;
+                if claim.slot && !has_slot || claim.memory > 0 && is_delayed {
                     continue;
                 }
                 if claim.memory > 0 && !self.has_memory(state, claim) {
-                    memory_is_short |= self.has_own_memory(state, claim);
+                    let is_short = self.has_own_memory(state, claim);
+                    let flag = if is_large { &mut large_memory_is_short } else { &mut memory_is_short };
+                    *flag |= is_short;
                     continue;
                 }
                 next = Some(*place);
                 break;
             }
             let Some(place) = next else { break };
-            if let Some(Waiter { claim, granted }) = state.remove(place) {
+            if let Some(Waiter { claim, granted, .. }) = state.remove(place) {
                 state.virtual_time = state.virtual_time.max(place.0);
                 grants.push((granted, self.grant(state, &claim)));
             }
@@ -225,7 +245,7 @@ fn send(grants: Grants) {
 }
 
 impl State {
-    fn enqueue(&mut self, claim: Claim, granted: oneshot::Sender<Held>) -> (u64, u64) {
+    fn enqueue(&mut self, claim: Claim, is_large: bool, granted: oneshot::Sender<Held>) -> (u64, u64) {
         let backlog = self.clients.entry(claim.client).or_default();
         let start = if claim.continues {
             0
@@ -237,10 +257,11 @@ impl State {
         };
         backlog.waiting += 1;
         self.waiting_for_memory += usize::from(claim.memory > 0);
+        self.waiting_for_little_memory += usize::from(claim.memory > 0 && !is_large);
         self.waiting_without_slot += usize::from(!claim.slot);
         self.arrivals += 1;
         let place = (start, self.arrivals);
-        self.waiting.insert(place, Waiter { claim, granted });
+        self.waiting.insert(place, Waiter { claim, is_large, granted });
         place
     }
 
@@ -251,6 +272,7 @@ impl State {
             backlog.waiting -= 1;
         }
         self.waiting_for_memory -= usize::from(claim.memory > 0);
+        self.waiting_for_little_memory -= usize::from(claim.memory > 0 && !waiter.is_large);
         self.waiting_without_slot -= usize::from(!claim.slot);
         Some(waiter)
     }
@@ -287,7 +309,8 @@ impl Held {
     pub fn try_add_memory(&mut self, bytes: usize) -> bool {
         let claim = Claim { client: self.client, cost: 0, slot: false, memory: bytes, continues: false };
         let mut state = self.queue.lock();
-        let is_free = bytes == 0 || state.waiting_for_memory == 0 && self.queue.has_memory(&state, &claim);
+        let is_free =
+            bytes == 0 || self.queue.is_next(&state, &claim) && self.queue.has_memory(&state, &claim);
         if is_free {
             state.add_memory(self.client, bytes);
             self.memory += bytes;
@@ -436,27 +459,31 @@ mod tests {
 
     #[test]
     fn client_without_memory_delays_no_other_client() {
-        let queue = queue(10, 100);
+        let queue = queue(10, 200);
         let memory = |client, memory| Claim { memory, ..claim(client, 1) };
-        let mut first = queue.try_acquire(memory(1, 40)).expect("free");
-        assert!(!first.try_add_memory(11), "a client has half of the memory");
-        let mut own: Waiting = Box::pin(queue.acquire(memory(1, 20)));
-        let mut other: Waiting = Box::pin(queue.acquire(memory(2, 50)));
+        let mut first = queue.try_acquire(memory(1, 80)).expect("free");
+        assert!(!first.try_add_memory(21), "a client has half of the memory");
+        let mut own: Waiting = Box::pin(queue.acquire(memory(1, 40)));
+        let mut other: Waiting = Box::pin(queue.acquire(memory(2, 30)));
         assert!(poll(&mut own).is_none());
         let other = poll(&mut other).expect("granted");
-        let mut third: Waiting = Box::pin(queue.acquire(memory(3, 20)));
-        let mut small: Waiting = Box::pin(queue.acquire(memory(4, 5)));
+        let mut third: Waiting = Box::pin(queue.acquire(memory(3, 60)));
+        let mut fourth: Waiting = Box::pin(queue.acquire(memory(4, 30)));
+        assert!(poll(&mut third).is_none(), "a quarter is for small claims");
+        assert!(poll(&mut fourth).is_none(), "it does not pass the claim that lacks memory");
+        assert!(queue.try_acquire(memory(4, 26)).is_none());
+        let mut small: Waiting = Box::pin(queue.acquire(memory(4, 20)));
         let mut without: Waiting = Box::pin(queue.acquire(memory(4, 0)));
-        assert!(poll(&mut third).is_none());
-        assert!(poll(&mut small).is_none(), "it does not pass the claim that lacks memory");
+        assert!(poll(&mut small).is_some(), "large claims do not delay small ones");
+        assert!(queue.try_acquire(memory(4, 20)).is_some());
         assert!(poll(&mut without).is_some(), "claims without memory do not wait");
         drop(third);
-        assert!(poll(&mut small).is_some(), "a withdrawn claim delays no other");
-        first.keep_memory_only(30);
+        assert!(poll(&mut fourth).is_some(), "a withdrawn claim delays no other");
+        first.keep_memory_only(60);
         assert!(poll(&mut own).is_some());
         drop((first, other));
         assert_eq!(queue.in_use(), (0, 0));
-        assert_eq!(queue.try_acquire(memory(1, 1000)).expect("reduced").memory(), 50);
+        assert_eq!(queue.try_acquire(memory(1, 1000)).expect("reduced").memory(), 100);
     }
 
     proptest! {

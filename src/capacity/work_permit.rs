@@ -197,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn permit_is_available_to_others_while_its_request_waits() {
-        let (permit, requests, _) = permit(1, 10, Duration::from_secs(1));
+        let (permit, requests, _) = permit(1, 100, Duration::from_secs(1));
         permit.claim(7).await.expect("free");
         assert_eq!(requests.in_use(), (1, 7));
         let in_use = permit.release_while(async { requests.in_use() }).await;
@@ -214,22 +214,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn request_that_waits_for_memory_holds_nothing() {
-        let (one, requests, threads) = permit(2, 10, Duration::from_secs(1));
-        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 6, continues: false };
+        let (one, requests, threads) = permit(2, 100, Duration::from_secs(1));
+        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 50, continues: false };
         let other = requests.try_acquire(claim);
         let other = WorkPermit::new(&requests, &threads, CLIENT, Some(Duration::from_secs(9)), other);
-        one.claim(4).await.expect("free");
-        let mut waiting = pin!(other.claim(1));
+        one.claim(25).await.expect("free");
+        let mut waiting = pin!(other.claim(20));
         assert!(matches!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
-        assert_eq!(requests.in_use(), (1, 4));
-        one.claim(5).await.expect_err("the other one waits for 7, which come first");
-        assert_eq!(requests.in_use(), (1, 7));
+        assert_eq!(requests.in_use(), (1, 25));
+        one.claim(30).await.expect_err("the other one waits for 70, which come first");
+        assert_eq!(requests.in_use(), (1, 70));
         waiting.await.expect("granted");
     }
 
     #[tokio::test]
     async fn request_that_waits_for_a_thread_holds_no_permit() {
-        let (permit, requests, threads) = permit(1, 10, Duration::from_secs(1));
+        let (permit, requests, threads) = permit(1, 100, Duration::from_secs(1));
         permit.claim(5).await.expect("free");
         let first = permit.thread(1).await.expect("free");
         assert_eq!(requests.in_use(), (1, 5));
@@ -245,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_in_the_background_holds_no_permit() {
-        let (permit, requests, _) = permit(1, 10, Duration::from_secs(1));
+        let (permit, requests, _) = permit(1, 100, Duration::from_secs(1));
         let inherited = scope(permit.clone(), async { inherited() }).await;
         drop(permit);
         scope(inherited, async {

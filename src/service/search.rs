@@ -12,6 +12,7 @@ use crate::domain::search::query::Query;
 use crate::domain::search::rank::{self, Candidate};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text::searchable_text;
+use crate::storage::Store;
 use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use std::collections::HashMap;
@@ -85,11 +86,17 @@ impl MemoryService {
             excluded_terms: query.excluded_terms(),
         };
         capacity::claim(SEARCH_MEMORY).await?;
+        // The statements keep a core busy if the database is part of the process.
+        let thread = match *self.store {
+            Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
+            Store::Postgres(_) => None,
+        };
         // A search finds everything that was stored before it.
         self.store.index_pending_for(tenant, filter.session.as_ref()).await?;
         let limit = request.limit.min(MAX_LIMIT);
         let Candidates { refs, weights } =
             select_candidates(&self.store, tenant, &filter, &query, limit).await?;
+        drop(thread);
         let (mut parsed, mut bytes, mut hits) = (Vec::new(), 0, Vec::new());
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in refs.chunks(MAX_RANKED) {

@@ -13,7 +13,7 @@ use sqlx::postgres::{
     PgConnectOptions, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo,
 };
 use sqlx::{Connection as _, Either, Error, Execute, Executor, Postgres, SqlSafeStr, SqlStr, Transaction};
-use std::future::Future;
+use std::future::{Future, ready};
 use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,6 +26,9 @@ const MAX_IDLE_WITHOUT_PING: Duration = Duration::from_millis(100);
 /// pool later, look recently used, and may be broken too.
 const PING_AFTER_FAILURE: Duration = Duration::from_secs(1);
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
+/// The buffers of a connection keep the size of its largest statement. After a large statement, every connection that returns
+/// to the pool within this time shrinks them: shrinking them always would cost a part of each statement.
+const SHRINK_AFTER_LARGE_STATEMENT: Duration = Duration::from_secs(10);
 /// Attempts of an operation that may be repeated. The connection of a retry can fail after its ping, too.
 const MAX_ATTEMPTS: usize = 3;
 
@@ -34,21 +37,22 @@ const MAX_ATTEMPTS: usize = 3;
 pub(super) struct Connections {
     pool: PgPool,
     statement_timeout: Duration,
-    last_failure: LastFailure,
+    last_failure: LastEvent,
+    last_large_statement: LastEvent,
 }
 
-/// The time of the last failure of a connection.
+/// The time of the last event of a kind.
 #[derive(Clone, Debug, Default)]
-struct LastFailure(Arc<Mutex<Option<Instant>>>);
+struct LastEvent(Arc<Mutex<Option<Instant>>>);
 
-impl LastFailure {
+impl LastEvent {
     fn record(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     fn is_within(&self, time: Duration) -> bool {
-        let failure = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        failure.is_some_and(|failure| failure.elapsed() <= time)
+        let event = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        event.is_some_and(|event| event.elapsed() <= time)
     }
 }
 
@@ -67,7 +71,7 @@ impl Connections {
         connect: PgConnectOptions,
         statement_timeout: Duration,
     ) -> Self {
-        let last_failure = LastFailure::default();
+        let last_failure = LastEvent::default();
         let observed = last_failure.clone();
         let options = options.test_before_acquire(false).before_acquire(move |connection, meta| {
             let needs_ping = meta.idle_for >= MAX_IDLE_WITHOUT_PING || observed.is_within(PING_AFTER_FAILURE);
@@ -75,7 +79,21 @@ impl Connections {
                 Ok(!needs_ping || matches!(timeout(PING_TIMEOUT, connection.ping()).await, Ok(Ok(()))))
             })
         });
-        Self { pool: options.connect_lazy_with(connect), statement_timeout, last_failure }
+        let last_large_statement = LastEvent::default();
+        let observed = last_large_statement.clone();
+        let options = options.after_release(move |connection, _| {
+            if observed.is_within(SHRINK_AFTER_LARGE_STATEMENT) {
+                connection.shrink_buffers();
+            }
+            Box::pin(ready(Ok(true)))
+        });
+        let pool = options.connect_lazy_with(connect);
+        Self { pool, statement_timeout, last_failure, last_large_statement }
+    }
+
+    /// Records that the buffers of a connection have grown.
+    pub(super) fn record_large_statement(&self) {
+        self.last_large_statement.record();
     }
 
     pub(super) fn statement_timeout(&self) -> Duration {

@@ -29,7 +29,7 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
 
 #[derive(Debug)]
 pub struct Postgres {
-    pool: Connections,
+    pub(super) pool: Connections,
     search: Option<Analyzer>,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,

@@ -277,9 +277,18 @@ impl Store {
     /// Exchanges that are stored at the same time share a transaction. The exchange is stored even if the caller stops
     /// waiting.
     pub async fn append_exchange(&self, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
+        let bytes = request.exchange.messages.iter().map(|(message, _)| message.json().len()).sum();
+        self.record_statement(bytes);
         match self {
             Self::Postgres(database) => database.appends.append(request).await,
             Self::Sqlite(database) => database.appends.append(request).await,
+        }
+    }
+
+    /// Records the size of a statement or its rows.
+    fn record_statement(&self, bytes: usize) {
+        if let (true, Self::Postgres(database)) = (bytes >= SMALL_TAIL_BYTES, self) {
+            database.pool.record_large_statement();
         }
     }
 
@@ -398,6 +407,7 @@ impl Store {
                 has_more = true;
             }
         }
+        self.record_statement(messages.iter().map(|message| message.json.len()).sum());
         messages.sort_unstable_by_key(|message| if query.descending { -message.seq } else { message.seq });
         let limit = usize::try_from(query.limit).unwrap_or(usize::MAX);
         has_more |= messages.len() > limit;
@@ -813,6 +823,7 @@ impl Store {
             let statement = statement.bind(user_column(user)).bind(to_i64(limit.messages));
             statement.bind(to_i64(limit.bytes)).bind_now().read_all().await
         });
+        self.record_statement(SMALL_TAIL_BYTES);
         context_snapshot(rows.await?)
     }
 

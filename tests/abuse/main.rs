@@ -6,6 +6,7 @@
 
 mod memory;
 mod models;
+mod random;
 mod service;
 mod sharing;
 
