@@ -9,9 +9,9 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::Query;
-use crate::domain::search::rank::{self, Candidate};
+use crate::domain::search::rank::{Candidate, Ranker};
 use crate::domain::search::snippet::{Snippet, snippet};
-use crate::domain::search::text::searchable_text;
+use crate::domain::search::text::{searchable_text, speaker};
 use crate::storage::Store;
 use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
 use candidates::{Candidates, MAX_RANKED, select_candidates};
@@ -97,29 +97,50 @@ impl MemoryService {
         let Candidates { refs, weights } =
             select_candidates(&self.store, tenant, &filter, &query, limit).await?;
         drop(thread);
-        let (mut parsed, mut bytes, mut hits) = (Vec::new(), 0, Vec::new());
+        let mut ranking = Ranking::new(analyzer, &query, weights);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in refs.chunks(MAX_RANKED) {
-            let stored =
-                self.store.fetch_hits(tenant, request.user_id.as_ref(), chunk, MAX_RANKED_BYTES).await?;
-            bytes += stored.iter().map(|hit| hit.json.len()).sum::<usize>();
-            let (query, weights) = (query.clone(), weights.clone());
-            let rank_all = move || {
-                for hit in stored {
-                    parsed.push(ParsedCandidate::new(hit)?);
-                }
-                let hits = rank_candidates(analyzer, &query, &weights, &parsed, limit);
-                Ok::<_, Error>((parsed, hits))
-            };
-            (parsed, hits) = blocking::spawn_cpu_if_large(bytes, rank_all).await?;
-            if hits.len() >= limit {
+            ranking = self.rank_stored(tenant, &request, chunk, ranking).await?;
+            if ranking.ranker.matches() >= limit {
                 break;
             }
         }
+        // Messages around those of the index can be better hits than these.
+        let neighbours = ranking.promising_neighbours(limit);
+        if !neighbours.is_empty() {
+            ranking = self.rank_stored(tenant, &request, &neighbours, ranking).await?;
+        }
+        let mut hits = ranking.hits(analyzer, &query, limit);
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
         Ok(hits)
+    }
+
+    /// Adds messages to a ranking, as far as they exist and pass the filter.
+    async fn rank_stored(
+        &self,
+        tenant: &TenantId,
+        request: &SearchRequest,
+        refs: &[MessageRef],
+        mut ranking: Ranking,
+    ) -> Result<Ranking, Error> {
+        let user = request.user_id.as_ref();
+        let mut stored = self.store.fetch_hits(tenant, user, refs, MAX_RANKED_BYTES).await?;
+        stored.retain(|StoredHit { message_ref: MessageRef { created_at, .. }, redacted_at, .. }| {
+            redacted_at.is_none()
+                && request.since.is_none_or(|since| *created_at >= since)
+                && request.until.is_none_or(|until| *created_at < until)
+        });
+        let bytes = stored.iter().map(|hit| hit.json.len()).sum();
+        let role = request.role;
+        let rank_all = move || {
+            for hit in stored {
+                ranking.add(hit, role)?;
+            }
+            Ok(ranking)
+        };
+        blocking::spawn_cpu_if_large(bytes, rank_all).await
     }
 
     async fn add_neighbours(
@@ -159,46 +180,70 @@ impl MemoryService {
     }
 }
 
-struct ParsedCandidate {
+/// The messages that were read for a search, with their ranking.
+struct Ranking {
+    ranker: Ranker,
+    /// In the order in which they were added to the ranker.
+    parsed: Vec<ParsedMessage>,
+}
+
+struct ParsedMessage {
     message_ref: MessageRef,
     text: String,
     message: Message,
 }
 
-impl ParsedCandidate {
-    fn new(StoredHit { message_ref, json, .. }: StoredHit) -> Result<Self, Error> {
-        let message = decode_message(json)?;
-        Ok(Self { message_ref, text: searchable_text(&message), message })
+impl Ranking {
+    fn new(analyzer: Analyzer, query: &Query, weights: Vec<f64>) -> Self {
+        Self { ranker: Ranker::new(analyzer, query, weights), parsed: Vec::new() }
     }
-}
 
-fn rank_candidates(
-    analyzer: Analyzer,
-    query: &Query,
-    weights: &[f64],
-    parsed: &[ParsedCandidate],
-    limit: usize,
-) -> Vec<SearchHit> {
-    let candidates: Vec<Candidate<'_>> = parsed
-        .iter()
-        .map(|ParsedCandidate { message_ref, text, .. }| Candidate {
-            session: message_ref.session.as_str(),
+    /// Adds a message that has the role, if that is given.
+    fn add(
+        &mut self,
+        StoredHit { message_ref, json, .. }: StoredHit,
+        role: Option<Role>,
+    ) -> Result<(), Error> {
+        let message = decode_message(json)?;
+        if role.is_some_and(|role| message.role() != role) {
+            return Ok(());
+        }
+        let text = searchable_text(&message);
+        let MessageRef { created_at, seq, session } = &message_ref;
+        let speaker = speaker(&message, &text);
+        let (session, seq, created_at) = (session.as_str(), *seq, *created_at);
+        self.ranker.add(&Candidate { session, seq, created_at, text: &text, speaker });
+        self.parsed.push(ParsedMessage { message_ref, text, message });
+        Ok(())
+    }
+
+    /// Returns messages that were not read, but may be among the first `limit` hits. Their times are unknown.
+    fn promising_neighbours(&self, limit: usize) -> Vec<MessageRef> {
+        let positions = self.ranker.promising_neighbours(limit).into_iter();
+        let message_ref = |(index, seq): (usize, i64)| {
+            let session = self.parsed.get(index)?.message_ref.session.clone();
+            Some(MessageRef { created_at: OffsetDateTime::UNIX_EPOCH, seq, session })
+        };
+        positions.filter_map(message_ref).collect()
+    }
+
+    fn hits(&self, analyzer: Analyzer, query: &Query, limit: usize) -> Vec<SearchHit> {
+        let hit = |(ParsedMessage { message_ref, text, message }, score): (&ParsedMessage, f64)| SearchHit {
+            session_id: message_ref.session.clone(),
             seq: message_ref.seq,
             created_at: message_ref.created_at,
-            text,
-        })
-        .collect();
-    let hit = |(ParsedCandidate { message_ref, text, message }, score): (&ParsedCandidate, f64)| SearchHit {
-        session_id: message_ref.session.clone(),
-        seq: message_ref.seq,
-        created_at: message_ref.created_at,
-        score,
-        message: message.json().to_owned(),
-        role: message.role(),
-        snippet: snippet(analyzer, query, text),
-        before: Vec::new(),
-        after: Vec::new(),
-    };
-    let ranked = rank::rank(analyzer, query, weights, &candidates).into_iter();
-    ranked.filter_map(|(index, score)| Some((parsed.get(index)?, score))).take(limit).map(hit).collect()
+            score,
+            message: message.json().to_owned(),
+            role: message.role(),
+            snippet: snippet(analyzer, query, text),
+            before: Vec::new(),
+            after: Vec::new(),
+        };
+        let ranked = self.ranker.ranked().into_iter();
+        ranked
+            .filter_map(|(index, score)| Some((self.parsed.get(index)?, score)))
+            .take(limit)
+            .map(hit)
+            .collect()
+    }
 }

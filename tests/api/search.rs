@@ -39,11 +39,12 @@ fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-/// Measures recall on real conversations with questions and the messages that answer them (`LoCoMo`; see `scripts/test`).
+/// Measures recall on real conversations with questions and the messages that answer them (`LoCoMo`; see `scripts/recall`).
+/// The questions of category 5 have no answer.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn search_recall_on_locomo_is_at_least_064(backend: Backend) {
+async fn search_finds_the_evidence_of_questions(backend: Backend) {
     let Ok(folder) = std::env::var("PRECIS_DATA") else {
         eprintln!("PRECIS_DATA is not set: recall was not measured");
         return;
@@ -52,7 +53,7 @@ async fn search_recall_on_locomo_is_at_least_064(backend: Backend) {
     let mut files: Vec<_> =
         std::fs::read_dir(folder).expect("a folder").map(|file| file.expect("a file").path()).collect();
     files.sort();
-    let mut recalls = Vec::new();
+    let mut recalls: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for file in files.into_iter().filter(|file| file.extension().is_some_and(|kind| kind == "json")) {
         let conversation: Value =
             serde_json::from_str(&std::fs::read_to_string(&file).expect("a text")).expect("JSON");
@@ -61,7 +62,12 @@ async fn search_recall_on_locomo_is_at_least_064(backend: Backend) {
         let turns = (1..).map_while(|number| conversation[format!("session_{number}")].as_array());
         for turn in turns.flatten() {
             let role = if turn["speaker"] == conversation["speaker_a"] { "user" } else { "assistant" };
-            messages.push(json!({"role": role, "content": turn["text"]}));
+            let text = format!(
+                "{}: {}",
+                turn["speaker"].as_str().expect("a name"),
+                turn["text"].as_str().expect("a text")
+            );
+            messages.push(json!({"role": role, "content": text}));
             places.insert(turn["dia_id"].as_str().expect("an id"), messages.len());
         }
         app.record(&session, &messages).await;
@@ -70,7 +76,8 @@ async fn search_recall_on_locomo_is_at_least_064(backend: Backend) {
             let evidence = evidence.filter_map(Value::as_str).flat_map(|ids| ids.split([';', ' ']));
             let evidence: BTreeSet<String> =
                 evidence.filter_map(|id| places.get(id)).map(|seq| format!("{session}:{seq}")).collect();
-            if evidence.is_empty() {
+            let category = question["category"].as_u64().expect("a category");
+            if evidence.is_empty() || category == 5 {
                 continue;
             }
             let asked = question["question"].as_str().expect("a question");
@@ -78,13 +85,18 @@ async fn search_recall_on_locomo_is_at_least_064(backend: Backend) {
             assert!(hits.len() <= 10);
             let seen = hits.iter().filter(|hit| evidence.contains(*hit)).count();
             #[expect(clippy::cast_precision_loss, reason = "a few")]
-            recalls.push(seen as f64 / evidence.len() as f64);
+            recalls.entry(category).or_default().push(seen as f64 / evidence.len() as f64);
         }
     }
     #[expect(clippy::cast_precision_loss, reason = "some hundred")]
-    let recall = recalls.iter().sum::<f64>() / recalls.len() as f64;
-    println!("mean recall among the first ten hits: {recall:.3}, of {} questions", recalls.len());
-    assert!(recalls.len() > 400 && recall >= 0.64, "{recall}");
+    let mean = |recalls: &[f64]| recalls.iter().sum::<f64>() / recalls.len() as f64;
+    for (category, recalls) in &recalls {
+        println!("category {category}: {:.3}, {} questions", mean(recalls), recalls.len());
+    }
+    let recalls = recalls.into_values().flatten().collect::<Vec<_>>();
+    let recall = mean(&recalls);
+    println!("mean recall among the first ten hits: {recall:.3}, {} questions", recalls.len());
+    assert!(!recalls.is_empty() && recall >= 0.765, "{recall}");
 }
 
 /// Compares both stores on generated messages and queries over few words, common and rare.
@@ -239,18 +251,18 @@ async fn search_filters_restrict_hits(backend: Backend) {
         app.post(&format!("/sessions/{session}/exchanges"), &turn).await.ok(201);
     }
     let of = async |query: &[(&str, &str)]| found(&app, &[&[("q", "plum")], query].concat()).await;
-    // Shorter messages rank higher; equal scores are sorted newest first.
-    assert_eq!(of(&[]).await, ["c:1", "b:1", "a:1", "c:2", "b:2", "a:2"]);
-    assert_eq!(of(&[("limit", "1")]).await, ["c:1"]);
-    assert_eq!(of(&[("session_id", "a")]).await, ["a:1", "a:2"]);
-    assert_eq!(of(&[("user_id", "ada")]).await, ["b:1", "a:1", "b:2", "a:2"]);
+    // Equal scores are sorted newest first.
+    assert_eq!(of(&[]).await, ["c:2", "c:1", "b:2", "b:1", "a:2", "a:1"]);
+    assert_eq!(of(&[("limit", "1")]).await, ["c:2"]);
+    assert_eq!(of(&[("session_id", "a")]).await, ["a:2", "a:1"]);
+    assert_eq!(of(&[("user_id", "ada")]).await, ["b:2", "b:1", "a:2", "a:1"]);
     assert_eq!(of(&[("user_id", "ada"), ("session_id", "c")]).await, [""; 0]);
     assert_eq!(of(&[("role", "assistant"), ("user_id", "bob")]).await, ["c:2"]);
     assert_eq!(of(&[("role", "tool")]).await, [""; 0]);
     let page = app.get("/sessions/b/messages").await;
     let time = page["items"][0]["created_at"].as_str().expect("a time");
-    assert_eq!(of(&[("since", time)]).await, ["c:1", "b:1", "c:2", "b:2"]);
-    assert_eq!(of(&[("until", time)]).await, ["a:1", "a:2"]);
+    assert_eq!(of(&[("since", time)]).await, ["c:2", "c:1", "b:2", "b:1"]);
+    assert_eq!(of(&[("until", time)]).await, ["a:2", "a:1"]);
     assert_eq!(of(&[("since", time), ("until", time)]).await, [""; 0]);
     // Extreme times are either accepted or rejected.
     for (time, after) in
@@ -261,7 +273,7 @@ async fn search_filters_restrict_hits(backend: Backend) {
     let none = path(&[("q", "plum"), ("since", "9999-12-31T23:59:59-23:59")]);
     assert_eq!(app.get(&none).await.fields(), ["since"]);
     app.delete("/sessions/c").await.ok(204);
-    assert_eq!(of(&[]).await, ["b:1", "a:1", "b:2", "a:2"]);
+    assert_eq!(of(&[]).await, ["b:2", "b:1", "a:2", "a:1"]);
 }
 
 /// Both words are common, so that the newest messages are scanned.
@@ -273,8 +285,8 @@ async fn rarer_of_two_common_words_ranks_higher(backend: Backend) {
     let third = [user("a boat"), user("a ship"), user("a ship")];
     app.record("s", &third.iter().cycle().take(1500).cloned().collect::<Vec<_>>()).await;
     for query in ["ship boat", "boat ship"] {
-        // The newest message with the rarer word, which two thirds of the messages do not contain.
-        assert_eq!(found(&app, &[("q", query), ("limit", "1")]).await, ["s:1498"], "{query}");
+        // The newest message with the rarer word that has four messages on each side.
+        assert_eq!(found(&app, &[("q", query), ("limit", "1")]).await, ["s:1495"], "{query}");
     }
 }
 

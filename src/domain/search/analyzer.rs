@@ -8,7 +8,9 @@ use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error, StrDeserializer};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::OnceLock;
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
 
@@ -48,6 +50,32 @@ pub enum Language {
 }
 
 impl Language {
+    const COUNT: usize = 18;
+
+    /// Returns the two-letter code of ISO 639-1.
+    fn code(self) -> Option<&'static str> {
+        Some(match self {
+            Self::None => return None,
+            Self::Arabic => "ar",
+            Self::Danish => "da",
+            Self::Dutch => "nl",
+            Self::English => "en",
+            Self::Finnish => "fi",
+            Self::French => "fr",
+            Self::German => "de",
+            Self::Greek => "el",
+            Self::Hungarian => "hu",
+            Self::Italian => "it",
+            Self::Norwegian => "no",
+            Self::Portuguese => "pt",
+            Self::Romanian => "ro",
+            Self::Russian => "ru",
+            Self::Spanish => "es",
+            Self::Swedish => "sv",
+            Self::Turkish => "tr",
+        })
+    }
+
     fn algorithm(self) -> Option<Algorithm> {
         Some(match self {
             Self::None => return None,
@@ -191,12 +219,30 @@ impl Analyzer {
         })
     }
 
+    /// Returns `true` for terms of words that say little about a text, such as articles and pronouns of the language.
+    #[must_use]
+    pub fn is_stop_word(self, term: &str) -> bool {
+        stop_terms(self.language).contains(term)
+    }
+
     /// Returns the stem of a normalized word.
     fn stem(self, unstemmed: String) -> Option<String> {
         let algorithm = self.language.algorithm().filter(|_| !unstemmed.contains(char::is_numeric));
         let stem = algorithm.map(|algorithm| Stemmer::new(algorithm).stem(&unstemmed).into_owned());
         Some(stem.filter(|stem| !stem.is_empty()).unwrap_or(unstemmed)).filter(|term| !term.is_empty())
     }
+}
+
+/// Returns the terms of the stop words of a language.
+fn stop_terms(language: Language) -> &'static HashSet<String> {
+    static TERMS: [OnceLock<HashSet<String>>; Language::COUNT] = [const { OnceLock::new() }; Language::COUNT];
+    static NONE: OnceLock<HashSet<String>> = OnceLock::new();
+    let analyzer = Analyzer::new(language);
+    let terms = || {
+        let words = language.code().and_then(stop_words::lookup).unwrap_or_default();
+        words.iter().flat_map(|word| analyzer.tokens(word)).map(|token| token.term).collect()
+    };
+    TERMS.get(language as usize).unwrap_or(&NONE).get_or_init(terms)
 }
 
 /// Splits a word at its apostrophes and drops short parts: `Ada's`, `they're` and `l'eau` become Ada, they and eau.

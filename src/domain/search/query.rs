@@ -36,6 +36,9 @@ pub enum Clause {
 pub struct Query {
     /// A hit matches at least one. Every match raises the score, matches of rare words more.
     pub words: Vec<Clause>,
+    /// For each of `words`, the number of the part of the query that contains it. The words of a part are a word with hyphens, a
+    /// phrase, or a text of a script without spaces.
+    pub word_parts: Vec<usize>,
     /// A hit matches all of them.
     pub phrases: Vec<Clause>,
     /// A hit matches none of them.
@@ -52,14 +55,16 @@ impl Query {
             return Err(InvalidQuery::TooLong);
         }
         let mut query = Self::default();
-        for part in split(text) {
-            query.add(analyzer, &part);
+        for (number, part) in split(text).iter().enumerate() {
+            query.add(analyzer, number, part);
         }
         if query.words.is_empty() {
             let only = !query.excluded.is_empty();
             return Err(if only { InvalidQuery::OnlyExclusions } else { InvalidQuery::Empty });
         }
+        query.drop_stop_words(analyzer);
         query.words.truncate(MAX_CLAUSES);
+        query.word_parts.truncate(MAX_CLAUSES);
         query.phrases.truncate(MAX_CLAUSES);
         query.excluded.truncate(MAX_CLAUSES);
         Ok(query)
@@ -72,7 +77,16 @@ impl Query {
         self.excluded.iter().filter_map(term).collect()
     }
 
-    fn add(&mut self, analyzer: Analyzer, part: &QueryPart<'_>) {
+    /// Removes words that say nothing about a message, such as `the` and `what`, unless only such words remain.
+    fn drop_stop_words(&mut self, analyzer: Analyzer) {
+        let is_stop_word = |word: &Clause| matches!(word, Clause::Term(term) if analyzer.is_stop_word(term));
+        if !self.words.iter().all(is_stop_word) {
+            let words = self.words.drain(..).zip(self.word_parts.drain(..));
+            (self.words, self.word_parts) = words.filter(|(word, _)| !is_stop_word(word)).unzip();
+        }
+    }
+
+    fn add(&mut self, analyzer: Analyzer, number: usize, part: &QueryPart<'_>) {
         let mut tokens = analyzer.tokens(part.text);
         tokens.retain(|token| !token.is_unigram);
         let Some(last) = tokens.last() else { return };
@@ -98,6 +112,7 @@ impl Query {
         for word in words {
             if !self.words.contains(&word) {
                 self.words.push(word);
+                self.word_parts.push(number);
             }
         }
     }
@@ -189,8 +204,7 @@ mod tests {
     #[test]
     fn query_is_split_into_words_phrases_exclusions_and_prefixes() {
         let query = parse("Ferries \"to the island\" -boats -\"night ferry\" tick* tick*").expect("a query");
-        let words =
-            [term("ferri"), term("to"), term("the"), term("island"), Clause::Prefix("tick".to_owned())];
+        let words = [term("ferri"), term("island"), Clause::Prefix("tick".to_owned())];
         assert_eq!(query.words, words);
         assert_eq!(query.phrases, [phrase(&["to", "the", "island"])]);
         assert_eq!(query.excluded, [term("boat"), phrase(&["night", "ferri"])]);
@@ -208,8 +222,8 @@ mod tests {
             ("c++", vec![term("c")]),
             ("\"left open", vec![term("left"), term("open")]),
             ("the", vec![term("the")]),
-            ("a-b", vec![term("a"), term("b")]),
-            ("* AND -- \"\" -* x", vec![term("and"), term("x")]),
+            ("a-b", vec![term("b")]),
+            ("* AND -- \"\" -* x", vec![term("x")]),
         ] {
             assert_eq!(parse(text).expect(text).words, words, "{text}");
         }
@@ -224,7 +238,7 @@ mod tests {
         }
         assert_eq!(
             parse(
-                &"w0 w1 w2 w3 w4 w5 w6 w7 w8 w9 a b c d e f g h i j k l m n o p q r s t u v w x y z"
+                &"w0 w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 a b c d e f g h i j k l m n o p q r s t u v w x y z"
                     .repeat(2)
             )
             .expect("a query")
