@@ -34,6 +34,7 @@ use utoipa_axum::routes;
 mod access;
 mod api_routes;
 mod chat;
+mod context_schemas;
 mod error;
 mod extract;
 mod headers;

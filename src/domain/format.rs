@@ -8,7 +8,7 @@
 use super::message;
 use super::tail::Tail;
 use super::validation::FieldError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 mod anthropic;
@@ -19,15 +19,15 @@ mod types;
 pub use types::{MessageExtra, RenderInput, RenderedContext, RenderedMessage, StablePrefix};
 
 /// The fields of the messages in a context.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String")]
 pub enum Fields {
     /// Only what all providers of the format accept.
     #[default]
-    #[schema(rename = "standard")]
+    #[serde(rename = "standard")]
     Standard,
     /// Everything that is stored except nulls and `extra`, for providers with fields of their own.
-    #[schema(rename = "all")]
+    #[serde(rename = "all")]
     All,
 }
 
@@ -42,15 +42,15 @@ pub struct ListOptions {
 }
 
 /// The chat format of a provider, for contexts and tool definitions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String")]
 pub enum Format {
     /// OpenAI chat completions.
     #[default]
-    #[schema(rename = "openai")]
+    #[serde(rename = "openai")]
     OpenAi,
     /// Anthropic messages: `system` next to `messages`, and content blocks.
-    #[schema(rename = "anthropic")]
+    #[serde(rename = "anthropic")]
     Anthropic,
 }
 

@@ -105,6 +105,7 @@ pub(super) enum SyncMessage {
     User(UserMessage),
     Assistant(AssistantMessage),
     Tool(ToolMessage),
+    Function(FunctionMessage),
     Instructions(Instructions),
 }
 
@@ -134,19 +135,19 @@ pub(super) enum ChatMessage {
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum UserRole {
+pub(super) enum UserRole {
     User,
 }
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum AssistantRole {
+pub(super) enum AssistantRole {
     Assistant,
 }
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum ToolRole {
+pub(super) enum ToolRole {
     Tool,
 }
 
@@ -259,17 +260,22 @@ enum ContentPartType {
     ToolResult,
     ServerToolUse,
     WebSearchToolResult,
+    WebFetchToolResult,
+    CodeExecutionToolResult,
+    BashCodeExecutionToolResult,
+    TextEditorCodeExecutionToolResult,
+    ToolSearchToolResult,
 }
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum TextType {
+pub(super) enum TextType {
     Text,
 }
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum FunctionType {
+pub(super) enum FunctionType {
     Function,
 }
 
@@ -357,7 +363,7 @@ pub(super) struct CalledFunction {
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum ToolUseType {
+pub(super) enum ToolUseType {
     ToolUse,
 }
 
@@ -398,7 +404,7 @@ pub(super) struct ToolCallResult {
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum ToolResultType {
+pub(super) enum ToolResultType {
     ToolResult,
 }
 
@@ -418,4 +424,20 @@ pub(super) struct AnthropicTextBlock {
     #[schema(inline)]
     r#type: TextType,
     text: String,
+    /// Marks the end of the part that the provider caches
+    #[schema(nullable = false)]
+    cache_control: Option<AnthropicCacheControl>,
+}
+
+/// A mark for the cache of the provider
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicCacheControl {
+    #[schema(inline)]
+    r#type: CacheControlType,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum CacheControlType {
+    Ephemeral,
 }

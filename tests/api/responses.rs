@@ -51,6 +51,8 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         "session_id": "s",
         "user_id": "ada",
         "exists": true,
+        "format": "openai",
+        "fields": "standard",
         "messages": [
             {"role": "system", "content": "You help Ada.\n\n## Session Summary\n\nThey talked about tea."},
             {"role": "user", "content": "Question 1: what did we decide about subject 1?"},

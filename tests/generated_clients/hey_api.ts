@@ -1,14 +1,19 @@
 // A round trip with the client that hey-api generates.
 
 import assert from "node:assert/strict";
+import type { MessageCreateParams, Tool } from "@anthropic-ai/sdk/resources/messages";
+import type { ChatCompletionMessageParam, ChatCompletionTool } from "openai/resources/chat/completions";
 import {
+  buildContext,
   consolidate,
   getSession,
   listMessages,
   listRevisions,
+  listTools,
   readMemory,
   recordExchange,
   search,
+  syncSession,
   writeMemory,
 } from "./generated/hey-api";
 import { client } from "./generated/hey-api/client.gen";
@@ -16,6 +21,7 @@ import { SESSION, USER, exchange, key, url } from "./turn";
 
 client.setConfig({ baseUrl: url, auth: key });
 const session = { path: { session_id: SESSION } };
+const copy = { path: { session_id: "copy" } };
 const user = { path: { user_id: USER } };
 
 async function main() {
@@ -43,6 +49,34 @@ async function main() {
   } while (cursor);
   assert.deepEqual(messages.map(({ seq }) => seq), [1, 2, 3, 4, 5, 6]);
   assert.deepEqual(messages.slice(0, 4).map(({ message }) => message), exchange);
+
+  // A list for one model is stored in another session, and continued there in the format of the other one.
+  const given = await buildContext(session);
+  assert(given.data?.format === "openai" && given.data.fields === "standard");
+  const forOpenAi: ChatCompletionMessageParam[] = given.data.messages;
+  assert.deepEqual(forOpenAi.slice(0, 4), exchange);
+  const stored = await syncSession({ ...copy, body: { messages: forOpenAi } });
+  assert.deepEqual([stored.data?.matched, stored.data?.appended], [0, 6]);
+  const other = await buildContext({
+    ...session,
+    body: { format: "anthropic", system_prompt: "Be kind.", cache_control: true },
+  });
+  assert(other.data?.format === "anthropic");
+  const { system, messages: forAnthropic }: Pick<MessageCreateParams, "system" | "messages"> = other.data;
+  assert.deepEqual(system, [{ type: "text", text: "Be kind.", cache_control: { type: "ephemeral" } }]);
+  const same = await syncSession({ ...copy, body: { format: "anthropic", messages: forAnthropic } });
+  assert.deepEqual([same.data?.matched, same.data?.appended], [6, 0]);
+  const complete = await buildContext({ ...session, body: { fields: "all" } });
+  assert(complete.data?.format === "openai" && complete.data.fields === "all");
+  assert.deepEqual(complete.data.messages, forOpenAi);
+
+  const openAiTools = await listTools();
+  assert(openAiTools.data?.format === "openai");
+  const definitions: ChatCompletionTool[] = openAiTools.data.tools;
+  const anthropicTools = await listTools({ query: { format: "anthropic" } });
+  assert(anthropicTools.data?.format === "anthropic");
+  const otherDefinitions: Tool[] = anthropicTools.data.tools;
+  assert.deepEqual(definitions.map((tool) => tool.type === "function" && tool.function.name), otherDefinitions.map(({ name }) => name));
 
   const revision = await consolidate(session);
   assert.equal(revision.response?.status, 201);

@@ -1,12 +1,15 @@
 // A round trip with openapi-fetch and the types of openapi-typescript.
 
 import assert from "node:assert/strict";
+import type { MessageCreateParams, Tool } from "@anthropic-ai/sdk/resources/messages";
 import createClient from "openapi-fetch";
+import type { ChatCompletionMessageParam, ChatCompletionTool } from "openai/resources/chat/completions";
 import type { paths } from "./generated/openapi-typescript";
 import { SESSION, USER, exchange, key, url } from "./turn";
 
 const client = createClient<paths>({ baseUrl: url, headers: { authorization: `Bearer ${key}` } });
 const session = { path: { session_id: SESSION } };
+const copy = { path: { session_id: "copy" } };
 const user = { path: { user_id: USER } };
 
 async function main() {
@@ -34,6 +37,37 @@ async function main() {
   } while (cursor);
   assert.deepEqual(messages.map(({ seq }) => seq), [1, 2, 3, 4, 5, 6]);
   assert.deepEqual(messages.slice(0, 4).map(({ message }) => message), exchange);
+
+  // A list for one model is stored in another session, and continued there in the format of the other one.
+  const given = await client.POST("/sessions/{session_id}/context", { params: session });
+  assert(given.data?.format === "openai" && given.data.fields === "standard");
+  const forOpenAi: ChatCompletionMessageParam[] = given.data.messages;
+  assert.deepEqual(forOpenAi.slice(0, 4), exchange);
+  const stored = await client.POST("/sessions/{session_id}/sync", { params: copy, body: { messages: forOpenAi } });
+  assert.deepEqual([stored.data?.matched, stored.data?.appended], [0, 6]);
+  const other = await client.POST("/sessions/{session_id}/context", {
+    params: session,
+    body: { format: "anthropic", system_prompt: "Be kind.", cache_control: true },
+  });
+  assert(other.data?.format === "anthropic");
+  const { system, messages: forAnthropic }: Pick<MessageCreateParams, "system" | "messages"> = other.data;
+  assert.deepEqual(system, [{ type: "text", text: "Be kind.", cache_control: { type: "ephemeral" } }]);
+  const same = await client.POST("/sessions/{session_id}/sync", {
+    params: copy,
+    body: { format: "anthropic", messages: forAnthropic },
+  });
+  assert.deepEqual([same.data?.matched, same.data?.appended], [6, 0]);
+  const complete = await client.POST("/sessions/{session_id}/context", { params: session, body: { fields: "all" } });
+  assert(complete.data?.format === "openai" && complete.data.fields === "all");
+  assert.deepEqual(complete.data.messages, forOpenAi);
+
+  const openAiTools = await client.GET("/tools");
+  assert(openAiTools.data?.format === "openai");
+  const definitions: ChatCompletionTool[] = openAiTools.data.tools;
+  const anthropicTools = await client.GET("/tools", { params: { query: { format: "anthropic" } } });
+  assert(anthropicTools.data?.format === "anthropic");
+  const otherDefinitions: Tool[] = anthropicTools.data.tools;
+  assert.deepEqual(definitions.map((tool) => tool.type === "function" && tool.function.name), otherDefinitions.map(({ name }) => name));
 
   const revision = await client.POST("/sessions/{session_id}/consolidations", { params: session });
   assert.equal(revision.response.status, 201);

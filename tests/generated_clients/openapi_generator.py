@@ -1,28 +1,49 @@
 """A round trip with the client that openapi-generator generates."""
 
 from precis_api import (
+    AnthropicContext,
+    AnthropicToolList,
     ApiClient,
     ApiException,
+    CompleteContext,
     Configuration,
     Content,
     ContentPart,
     ContentPartType,
+    ContextRequest,
     ExchangeRequest,
+    Fields,
+    Format,
     MemoryRequest,
     MessagesExchange,
+    OpenAiContext,
+    OpenAiToolList,
     Problem,
     QuestionAndAnswer,
     SearchApi,
     SessionsApi,
     StoredMessage,
     SummariesApi,
+    SyncRequest,
+    ToolsApi,
     UsersApi,
 )
 from precis_api.exceptions import NotFoundException, UnprocessableEntityException
-from turn import SESSION, USER, exchange, key, url
+from turn import (
+    SESSION,
+    USER,
+    anthropic_messages,
+    anthropic_tools,
+    exchange,
+    key,
+    openai_messages,
+    openai_tools,
+    url,
+)
 
 client = ApiClient(Configuration(host=url, access_token=key))
 sessions, summaries, users, search = SessionsApi(client), SummariesApi(client), UsersApi(client), SearchApi(client)
+tools = ToolsApi(client)
 
 
 def problem(error: ApiException) -> Problem:
@@ -30,6 +51,12 @@ def problem(error: ApiException) -> Problem:
     found = Problem.from_json(error.body)
     assert found is not None and found.status == error.status, error
     return found
+
+
+def sync_request(body: dict[str, object]) -> SyncRequest:
+    request = SyncRequest.from_dict(body)
+    assert request is not None
+    return request
 
 
 def plain(value: object) -> object:
@@ -64,6 +91,34 @@ while True:
         break
 assert [message.seq for message in messages] == [1, 2, 3, 4, 5, 6], messages
 assert plain([message.message for message in messages[:4]]) == without_nulls(exchange), messages
+
+# A list for one model is stored in another session, and continued there in the format of the other one.
+context = sessions.build_context(SESSION).actual_instance
+assert isinstance(context, OpenAiContext), context
+sent = plain(context.messages)
+assert isinstance(sent, list) and sent[:4] == without_nulls(exchange), sent
+assert len(openai_messages.validate_python(sent)) == 6, sent
+stored = sessions.sync_session("copy", sync_request({"messages": sent}))
+assert (stored.matched, stored.appended) == (0, 6), stored
+request = ContextRequest(format=Format.ANTHROPIC, system_prompt="Be kind.", cache_control=True)
+other = sessions.build_context(SESSION, request).actual_instance
+assert isinstance(other, AnthropicContext), other
+system = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
+assert plain(other.system) == system, other.system
+sent = plain(other.messages)
+assert len(anthropic_messages.validate_python(sent)) == 6, sent
+# The client cannot send blocks: see docs/clients.md.
+tool_use = {"type": "tool_use", "id": "call_1", "name": "timetable", "input": {"line": 3}}
+assert isinstance(sent, list) and sent[1] == {"role": "assistant", "content": [tool_use]}, sent
+complete = sessions.build_context(SESSION, ContextRequest(fields=Fields.ALL)).actual_instance
+assert isinstance(complete, CompleteContext) and len(complete.messages) == 6, complete
+
+openai_list = tools.list_tools().actual_instance
+assert isinstance(openai_list, OpenAiToolList), openai_list
+names = [tool["function"]["name"] for tool in openai_tools.validate_python(plain(openai_list.tools))]
+anthropic_list = tools.list_tools(format="anthropic").actual_instance
+assert isinstance(anthropic_list, AnthropicToolList), anthropic_list
+assert [tool["name"] for tool in anthropic_tools.validate_python(plain(anthropic_list.tools))] == names, names
 
 consolidated = summaries.consolidate_with_http_info(SESSION)
 revision = consolidated.data

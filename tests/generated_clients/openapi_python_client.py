@@ -2,22 +2,41 @@
 
 from precis_client import AuthenticatedClient
 from precis_client.api.search import search
-from precis_client.api.sessions import get_session, list_messages, record_exchange
+from precis_client.api.sessions import build_context, get_session, list_messages, record_exchange, sync_session
 from precis_client.api.summaries import consolidate, list_revisions
+from precis_client.api.tools import list_tools
 from precis_client.api.users import read_memory, write_memory
+from precis_client.models.anthropic_context import AnthropicContext
+from precis_client.models.anthropic_tool_list import AnthropicToolList
+from precis_client.models.complete_context import CompleteContext
 from precis_client.models.content_part import ContentPart
+from precis_client.models.context_request import ContextRequest
 from precis_client.models.exchange_response import ExchangeResponse
 from precis_client.models.memory_document import MemoryDocument
 from precis_client.models.memory_request import MemoryRequest
 from precis_client.models.messages_exchange import MessagesExchange
+from precis_client.models.open_ai_context import OpenAiContext
+from precis_client.models.open_ai_tool_list import OpenAiToolList
 from precis_client.models.problem import Problem
 from precis_client.models.question_and_answer import QuestionAndAnswer
 from precis_client.models.revision import Revision
 from precis_client.models.revision_page import RevisionPage
 from precis_client.models.search_hit_page import SearchHitPage
 from precis_client.models.stored_message_page import StoredMessagePage
+from precis_client.models.sync_request import SyncRequest
+from precis_client.models.sync_response import SyncResponse
 from precis_client.types import UNSET, Unset
-from turn import SESSION, USER, exchange, key, url
+from turn import (
+    SESSION,
+    USER,
+    anthropic_messages,
+    anthropic_tools,
+    exchange,
+    key,
+    openai_messages,
+    openai_tools,
+    url,
+)
 
 client = AuthenticatedClient(base_url=url, token=key)
 
@@ -39,6 +58,31 @@ while cursor is not None:
     cursor = messages_page.next_
 assert [message.seq for message in messages] == [1, 2, 3, 4, 5, 6], messages
 assert [message.message.to_dict() for message in messages[:4]] == exchange, messages
+
+# A list for one model is stored in another session, and continued there in the format of the other one.
+context = build_context.sync(SESSION, client=client, body=ContextRequest())
+assert isinstance(context, OpenAiContext), context
+given = context.to_dict()["messages"]
+assert given[:4] == exchange and len(openai_messages.validate_python(given)) == 6, given
+stored = sync_session.sync("copy", client=client, body=SyncRequest.from_dict({"messages": given}))
+assert isinstance(stored, SyncResponse) and (stored.matched, stored.appended) == (0, 6), stored
+request = ContextRequest(format_="anthropic", system_prompt="Be kind.", cache_control=True)
+other = build_context.sync(SESSION, client=client, body=request)
+assert isinstance(other, AnthropicContext), other
+assert other.to_dict()["system"] == [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}], other
+given = other.to_dict()["messages"]
+assert len(anthropic_messages.validate_python(given)) == 6, given
+stored = sync_session.sync("copy", client=client, body=SyncRequest.from_dict({"messages": given, "format": "anthropic"}))
+assert isinstance(stored, SyncResponse) and (stored.matched, stored.appended) == (6, 0), stored
+complete = build_context.sync(SESSION, client=client, body=ContextRequest(fields="all"))
+assert isinstance(complete, CompleteContext) and complete.to_dict()["messages"][:4] == exchange, complete
+
+tools = list_tools.sync(client=client)
+assert isinstance(tools, OpenAiToolList), tools
+names = [tool["function"]["name"] for tool in openai_tools.validate_python(tools.to_dict()["tools"])]
+other_tools = list_tools.sync(client=client, format_="anthropic")
+assert isinstance(other_tools, AnthropicToolList), other_tools
+assert [tool["name"] for tool in anthropic_tools.validate_python(other_tools.to_dict()["tools"])] == names, other_tools
 
 consolidated = consolidate.sync_detailed(SESSION, client=client)
 revision = consolidated.parsed

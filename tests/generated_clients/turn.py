@@ -3,11 +3,15 @@
 import sys
 from collections.abc import Mapping
 
+from anthropic.types import MessageParam, ToolParam
 from openai.types.chat import (
     ChatCompletionAssistantMessageParam,
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageParam,
     ChatCompletionToolMessageParam,
     ChatCompletionUserMessageParam,
 )
+from pydantic import TypeAdapter
 
 url, SESSION, USER, key = sys.argv[1:]
 
@@ -26,3 +30,9 @@ result: ChatCompletionToolMessageParam = {"role": "tool", "tool_call_id": "call_
 answer: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": "At nine."}
 
 exchange: list[Mapping[str, object]] = [question, call, result, answer]
+
+# What a context contains, in the types of the official clients, which check it.
+openai_messages = TypeAdapter(list[ChatCompletionMessageParam])
+openai_tools = TypeAdapter(list[ChatCompletionFunctionToolParam])
+anthropic_messages = TypeAdapter(list[MessageParam])
+anthropic_tools = TypeAdapter(list[ToolParam])

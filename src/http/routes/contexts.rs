@@ -12,6 +12,9 @@ use crate::domain::message::{Message, Role};
 use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
 use crate::http::chat::{AnthropicTextBlock, Content};
+use crate::http::context_schemas::{
+    AllMark, AnthropicMark, AnthropicMessage, CompleteMessage, OpenAiMark, OpenAiMessage, StandardMark,
+};
 use crate::http::error::Problem;
 use crate::http::extract::{Caller, OptionalJsonBody, PathParams, SessionPath, user_id};
 use crate::http::headers::preferred_text;
@@ -77,36 +80,107 @@ impl TryFrom<Number> for MaxTokens {
 }
 
 /// A context that is ready to be sent to a model.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ContextResponse {
+#[derive(Serialize)]
+struct ContextResponse {
     session_id: String,
-    /// The user whose memory document the context contains; null if the session has no user.
-    #[schema(required)]
     user_id: Option<String>,
-    /// `false` before the first exchange of the session: its id may be mistyped.
     exists: bool,
-    /// In the format `anthropic`: the system prompt as a text, or as content blocks if `cache_control` was requested. Left
-    /// out if it is empty.
-    #[schema(value_type = Option<SystemBody>, nullable = false)]
+    format: Format,
+    fields: Fields,
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "placeholder")]
     system: Option<String>,
-    /// System message (in the format `openai`; left out if it is empty), verbatim part of the tail, new user message.
-    #[schema(value_type = Vec<Object>)]
     #[serde(serialize_with = "placeholder")]
     messages: String,
-    /// The fields `extra` of the messages in the list, if they were requested. They are not meant for the model.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
     extra: Option<Vec<ExtraBody>>,
     cache: CacheBody,
-    /// Number of tool calls and results in `messages` that are not part of the history: providers reject a call without a
-    /// result, and a result without a call, so the missing one is inserted.
     inserted: usize,
     coverage: Coverage,
     summary: SummaryInfo,
     memory: MemoryInfo,
     consolidation: ConsolidationReport,
     tokens: ContextTokens,
+}
+
+/// A context that is ready to be sent to a model; `format` and `fields` tell the types apart
+#[derive(Serialize, ToSchema)]
+#[schema(as = ContextResponse)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum ContextBody {
+    OpenAi(OpenAiContext),
+    Complete(CompleteContext),
+    Anthropic(AnthropicContext),
+}
+
+/// Declares the schemas of [`ContextResponse`], which differ in the types of the list.
+macro_rules! context_schemas {
+    ($($(#[$doc:meta])* $name:ident {
+        format: $format:ty, fields: $fields:ty, $(#[$of_messages:meta])* messages: $messages:ty,
+        $($(#[$of_system:meta])* system: $system:ty,)?
+    })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Serialize, ToSchema)]
+            struct $name {
+                session_id: String,
+                /// The user whose memory document the context contains; null if the session has no user.
+                #[schema(required)]
+                user_id: Option<String>,
+                /// `false` before the first exchange of the session: its id may be mistyped.
+                exists: bool,
+                #[schema(inline)]
+                format: $format,
+                #[schema(inline)]
+                fields: $fields,
+                $(
+                    $(#[$of_system])*
+                    #[schema(nullable = false)]
+                    system: $system,
+                )?
+                $(#[$of_messages])*
+                messages: $messages,
+                /// The fields `extra` of the messages in the list, if they were requested. They are not meant for the model.
+                #[schema(nullable = false)]
+                extra: Option<Vec<ExtraBody>>,
+                cache: CacheBody,
+                /// Number of tool calls and results in `messages` that are not part of the history: providers reject a call
+                /// without a result, and a result without a call, so the missing one is inserted.
+                inserted: usize,
+                coverage: Coverage,
+                summary: SummaryInfo,
+                memory: MemoryInfo,
+                consolidation: ConsolidationReport,
+                tokens: ContextTokens,
+            }
+        )*
+    };
+}
+
+context_schemas! {
+    /// A context of the format `openai` that all providers of the format accept
+    OpenAiContext {
+        format: OpenAiMark,
+        fields: StandardMark,
+        /// System message (left out if it is empty), verbatim part of the tail, new user message.
+        messages: Vec<OpenAiMessage>,
+    }
+    /// A context of the format `openai` with all fields that were recorded
+    CompleteContext {
+        format: OpenAiMark,
+        fields: AllMark,
+        /// System message (left out if it is empty), verbatim part of the tail, new user message.
+        messages: Vec<CompleteMessage>,
+    }
+    /// A context of the format `anthropic`
+    AnthropicContext {
+        format: AnthropicMark,
+        fields: Fields,
+        /// Verbatim part of the tail, new user message.
+        messages: Vec<AnthropicMessage>,
+        /// The system prompt as a text, or as content blocks if `cache_control` was requested. Left out if it is empty.
+        system: Option<SystemBody>,
+    }
 }
 
 /// The field `extra` of a message of the history.
@@ -166,7 +240,7 @@ struct CacheBody {
         }))),
     )),
     responses(
-        (status = 200, description = "The context", body = ContextResponse),
+        (status = 200, description = "The context", body = ContextBody),
         SessionUserMismatch,
     )
 )]
@@ -180,6 +254,7 @@ pub(crate) async fn build(
     OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
 ) -> Result<Response, Problem> {
     let (bytes, include_extra) = (request.bytes(), request.include_extra.unwrap_or_default());
+    let (format, fields) = (request.format.unwrap_or_default(), request.fields.unwrap_or_default());
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
     let options =
         blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
@@ -191,7 +266,9 @@ pub(crate) async fn build(
     let context = service.build_context(&tenant, &session, options).await?;
     match text {
         Some(content_type) => Ok(readable::context(content_type, &session, &context)),
-        None => ContextResponse::new(session.as_str(), include_extra, context)?.into_response(),
+        None => {
+            ContextResponse::new(session.as_str(), (format, fields), include_extra, context)?.into_response()
+        }
     }
 }
 
@@ -263,7 +340,12 @@ fn parse_user_message(format: Format, content: &RawValue) -> Result<Message, Vec
 }
 
 impl ContextResponse {
-    fn new(session_id: &str, include_extra: bool, context: Context) -> Result<Self, service::Error> {
+    fn new(
+        session_id: &str,
+        (format, fields): (Format, Fields),
+        include_extra: bool,
+        context: Context,
+    ) -> Result<Self, service::Error> {
         let Context { user, exists, list, coverage, summary, memory, consolidation, tokens } = context;
         let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
         let extra_body = |MessageExtra { seq, position, json }| {
@@ -274,6 +356,8 @@ impl ContextResponse {
             session_id: session_id.to_owned(),
             user_id: user.map(|user| user.as_str().to_owned()),
             exists,
+            format,
+            fields,
             system: list.system,
             messages: list.messages,
             extra: include_extra.then_some(extra),

@@ -9,6 +9,7 @@ use crate::domain::tool::provider_call::ProviderToolCall;
 use crate::domain::tool::{Tool, ToolCall};
 use crate::domain::validation::FieldError;
 use crate::http::chat::{ToolRequest, ToolResultMessage};
+use crate::http::context_schemas::ToolListBody;
 use crate::http::error::Problem;
 use crate::http::extract::{JsonTextBody, PathParams, QueryParams, TenantFromKey, ToolPath};
 use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
@@ -31,11 +32,10 @@ pub(crate) struct ListParams {
     format: Option<Format>,
 }
 
-/// Tool definitions.
-#[derive(Serialize, ToSchema)]
+/// Tool definitions. [`ToolListBody`] is the schema.
+#[derive(Serialize)]
 pub(crate) struct ToolList {
-    /// The value of `tools` in a request to the model.
-    #[schema(value_type = Vec<Object>)]
+    format: Format,
     tools: Vec<Value>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct ToolList {
     get, path = "/tools", operation_id = "list_tools", tag = "tools",
     params(ListParams),
     responses(
-        (status = 200, description = "Definitions", body = ToolList),
+        (status = 200, description = "Definitions", body = ToolListBody),
     )
 )]
 pub(crate) async fn list(
@@ -54,7 +54,7 @@ pub(crate) async fn list(
     QueryParams(params): QueryParams<ListParams>,
 ) -> Json<ToolList> {
     let format = params.format.unwrap_or_default();
-    Json(ToolList { tools: service.tools().map(|tool| tool.definition(format)).collect() })
+    Json(ToolList { format, tools: service.tools().map(|tool| tool.definition(format)).collect() })
 }
 
 /// The result of a tool call.

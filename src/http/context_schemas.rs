@@ -1,0 +1,609 @@
+//! OpenAPI schemas of what a context and the list of tools contain for a provider, so that generated types are assignable to
+//! those of the official clients, and the other way round. The service writes this JSON without these types.
+//!
+//! A type declares the members that the official type needs and those that precis writes. Other members of recorded blocks
+//! stay, and are not declared, like optional members of the official types. Where content is a text or a list of a union, there
+//! are two types: openapi-generator loses the items of such a list in a union.
+#![expect(dead_code, reason = "only the schemas are used")]
+
+use super::chat::{
+    AnthropicTextBlock, AssistantMessage, AssistantRole, FunctionCall, FunctionType, TextType, ToolMessage,
+    ToolResultType, ToolRole, ToolUseType, UserMessage, UserRole,
+};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Declares types of a single value, for members that tell the types of a union apart.
+macro_rules! marks {
+    ($($name:ident $variant:ident $value:tt)*) => {
+        $(
+            #[derive(Serialize, ToSchema)]
+            pub(super) enum $name {
+                #[serde(rename = $value)]
+                $variant,
+            }
+        )*
+    };
+}
+
+marks! {
+    OpenAiMark OpenAi "openai"
+    AnthropicMark Anthropic "anthropic"
+    StandardMark Standard "standard"
+    AllMark All "all"
+    SystemRole System "system"
+    ImageUrlType ImageUrl "image_url"
+    InputAudioType InputAudio "input_audio"
+    FileType File "file"
+    ImageType Image "image"
+    DocumentType Document "document"
+    SearchResultType SearchResult "search_result"
+    ThinkingType Thinking "thinking"
+    RedactedThinkingType RedactedThinking "redacted_thinking"
+    ServerToolUseType ServerToolUse "server_tool_use"
+    WebSearchToolResultType WebSearchToolResult "web_search_tool_result"
+    WebSearchResultType WebSearchResult "web_search_result"
+    WebSearchErrorType WebSearchError "web_search_tool_result_error"
+    ContainerUploadType ContainerUpload "container_upload"
+    Base64Type Base64 "base64"
+    UrlType Url "url"
+    ContentType Content "content"
+    PdfMediaType Pdf "application/pdf"
+    PlainMediaType Plain "text/plain"
+    ObjectType Object "object"
+}
+
+/// The system message of a context
+#[derive(Serialize, ToSchema)]
+pub(super) struct SystemMessage {
+    #[schema(inline)]
+    role: SystemRole,
+    content: String,
+}
+
+/// A message as all providers of the chat format accept it
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum OpenAiMessage {
+    System(SystemMessage),
+    UserText(OpenAiUserText),
+    User(OpenAiUserMessage),
+    Assistant(OpenAiAssistantMessage),
+    Tool(OpenAiToolMessage),
+}
+
+/// A message of the user that is a text
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiUserText {
+    #[schema(inline)]
+    role: UserRole,
+    content: String,
+    /// Name of the participant
+    #[schema(nullable = false)]
+    name: Option<String>,
+}
+
+/// A message of the user with content parts
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiUserMessage {
+    #[schema(inline)]
+    role: UserRole,
+    content: Vec<OpenAiPart>,
+    /// Name of the participant
+    #[schema(nullable = false)]
+    name: Option<String>,
+}
+
+/// A content part
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum OpenAiPart {
+    Text(OpenAiTextPart),
+    Image(OpenAiImagePart),
+    Audio(OpenAiAudioPart),
+    File(OpenAiFilePart),
+}
+
+/// A text
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiTextPart {
+    #[schema(inline)]
+    r#type: TextType,
+    text: String,
+}
+
+/// An image
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiImagePart {
+    #[schema(inline)]
+    r#type: ImageUrlType,
+    image_url: OpenAiImage,
+}
+
+/// The URL of an image, or its data as a data URL
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiImage {
+    url: String,
+    #[schema(inline, nullable = false)]
+    detail: Option<OpenAiDetail>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OpenAiDetail {
+    Auto,
+    Low,
+    High,
+    Original,
+}
+
+/// A recording
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiAudioPart {
+    #[schema(inline)]
+    r#type: InputAudioType,
+    input_audio: OpenAiAudio,
+}
+
+/// The data of a recording
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiAudio {
+    data: String,
+    #[schema(inline)]
+    format: OpenAiAudioFormat,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OpenAiAudioFormat {
+    Wav,
+    Mp3,
+}
+
+/// A file
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiFilePart {
+    #[schema(inline)]
+    r#type: FileType,
+    file: OpenAiFile,
+}
+
+/// The data of a file, or its id at the provider
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiFile {
+    #[schema(nullable = false)]
+    file_data: Option<String>,
+    #[schema(nullable = false)]
+    file_id: Option<String>,
+    #[schema(nullable = false)]
+    filename: Option<String>,
+}
+
+/// A message of the model
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiAssistantMessage {
+    #[schema(inline)]
+    role: AssistantRole,
+    /// Null only next to calls
+    content: Option<OpenAiTexts>,
+    /// Name of the participant
+    #[schema(nullable = false)]
+    name: Option<String>,
+    #[schema(nullable = false)]
+    tool_calls: Option<Vec<OpenAiToolCall>>,
+}
+
+/// Content without attachments: text, or a list of texts
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum OpenAiTexts {
+    Text(String),
+    Parts(Vec<OpenAiTextPart>),
+}
+
+/// A call of a function
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiToolCall {
+    id: String,
+    #[schema(inline)]
+    r#type: FunctionType,
+    function: FunctionCall,
+}
+
+/// The result of a tool call
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiToolMessage {
+    #[schema(inline)]
+    role: ToolRole,
+    content: OpenAiTexts,
+    tool_call_id: String,
+}
+
+/// A message with all fields that were recorded
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum CompleteMessage {
+    System(SystemMessage),
+    User(UserMessage),
+    Assistant(AssistantMessage),
+    Tool(ToolMessage),
+}
+
+/// A message in the Anthropic format
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AnthropicMessage {
+    User(AnthropicUserMessage),
+    Assistant(AnthropicAssistantMessage),
+}
+
+/// A message of the user: text, attachments, and results of tools
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicUserMessage {
+    #[schema(inline)]
+    role: UserRole,
+    content: Vec<AnthropicBlock>,
+}
+
+/// A message of the model
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicAssistantMessage {
+    #[schema(inline)]
+    role: AssistantRole,
+    content: Vec<AnthropicBlock>,
+}
+
+/// A content block. Blocks of other tools of the provider than the web search are returned as they were recorded, although
+/// they are not listed here
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AnthropicBlock {
+    Text(AnthropicTextBlock),
+    Image(AnthropicImage),
+    Document(AnthropicDocument),
+    SearchResult(AnthropicSearchResult),
+    ToolUse(AnthropicToolUse),
+    ToolResultText(AnthropicToolResultText),
+    ToolResult(AnthropicToolResult),
+    Thinking(AnthropicThinking),
+    RedactedThinking(AnthropicRedactedThinking),
+    ServerToolUse(AnthropicServerToolUse),
+    WebSearchToolResult(AnthropicWebSearchToolResult),
+    ContainerUpload(AnthropicContainerUpload),
+}
+
+/// An image
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicImage {
+    #[schema(inline)]
+    r#type: ImageType,
+    source: AnthropicImageSource,
+}
+
+/// The data of an image, its URL, or its id at the provider
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AnthropicImageSource {
+    Base64(AnthropicImageData),
+    Url(AnthropicUrl),
+    File(AnthropicFile),
+}
+
+/// The data of an image in base64
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicImageData {
+    #[schema(inline)]
+    r#type: Base64Type,
+    #[schema(inline)]
+    media_type: ImageMediaType,
+    data: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) enum ImageMediaType {
+    #[serde(rename = "image/jpeg")]
+    Jpeg,
+    #[serde(rename = "image/png")]
+    Png,
+    #[serde(rename = "image/gif")]
+    Gif,
+    #[serde(rename = "image/webp")]
+    Webp,
+}
+
+/// A URL
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicUrl {
+    #[schema(inline)]
+    r#type: UrlType,
+    url: String,
+}
+
+/// A file at the provider
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicFile {
+    #[schema(inline)]
+    r#type: FileType,
+    file_id: String,
+}
+
+/// A document
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicDocument {
+    #[schema(inline)]
+    r#type: DocumentType,
+    source: AnthropicDocumentSource,
+    title: Option<String>,
+}
+
+/// The content of a document, its URL, or its id at the provider
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AnthropicDocumentSource {
+    Pdf(AnthropicPdf),
+    Plain(AnthropicPlainText),
+    ContentText(AnthropicDocumentText),
+    Content(AnthropicDocumentContent),
+    Url(AnthropicUrl),
+    File(AnthropicFile),
+}
+
+/// The data of a PDF in base64
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicPdf {
+    #[schema(inline)]
+    r#type: Base64Type,
+    #[schema(inline)]
+    media_type: PdfMediaType,
+    data: String,
+}
+
+/// A plain text
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicPlainText {
+    #[schema(inline)]
+    r#type: TextType,
+    #[schema(inline)]
+    media_type: PlainMediaType,
+    data: String,
+}
+
+/// The text of a document
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicDocumentText {
+    #[schema(inline)]
+    r#type: ContentType,
+    content: String,
+}
+
+/// The texts and images of a document
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicDocumentContent {
+    #[schema(inline)]
+    r#type: ContentType,
+    content: Vec<AnthropicDocumentBlock>,
+}
+
+/// A text or an image
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AnthropicDocumentBlock {
+    Text(AnthropicTextBlock),
+    Image(AnthropicImage),
+}
+
+/// A result of a search in the client
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicSearchResult {
+    #[schema(inline)]
+    r#type: SearchResultType,
+    source: String,
+    title: String,
+    content: Vec<AnthropicTextBlock>,
+}
+
+/// A tool call
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicToolUse {
+    #[schema(inline)]
+    r#type: ToolUseType,
+    id: String,
+    name: String,
+    /// The arguments
+    #[schema(value_type = Value)]
+    input: (),
+}
+
+/// The result of a tool call that is a text, or has no content
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicToolResultText {
+    #[schema(inline)]
+    r#type: ToolResultType,
+    tool_use_id: String,
+    #[schema(nullable = false)]
+    content: Option<String>,
+    #[schema(nullable = false)]
+    is_error: Option<bool>,
+}
+
+/// The result of a tool call with content blocks
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicToolResult {
+    #[schema(inline)]
+    r#type: ToolResultType,
+    tool_use_id: String,
+    content: Vec<AnthropicResultBlock>,
+    #[schema(nullable = false)]
+    is_error: Option<bool>,
+}
+
+/// A content block of a result
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AnthropicResultBlock {
+    Text(AnthropicTextBlock),
+    Image(AnthropicImage),
+    Document(AnthropicDocument),
+    SearchResult(AnthropicSearchResult),
+}
+
+/// Thinking, with its signature
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicThinking {
+    #[schema(inline)]
+    r#type: ThinkingType,
+    thinking: String,
+    signature: String,
+}
+
+/// Encrypted thinking
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicRedactedThinking {
+    #[schema(inline)]
+    r#type: RedactedThinkingType,
+    data: String,
+}
+
+/// A call of a tool that runs at the provider
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicServerToolUse {
+    #[schema(inline)]
+    r#type: ServerToolUseType,
+    id: String,
+    #[schema(inline)]
+    name: ServerTool,
+    #[schema(value_type = Value)]
+    input: (),
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ServerTool {
+    WebSearch,
+    WebFetch,
+    CodeExecution,
+    BashCodeExecution,
+    TextEditorCodeExecution,
+    ToolSearchToolRegex,
+    ToolSearchToolBm25,
+}
+
+/// The result of a web search
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicWebSearchToolResult {
+    #[schema(inline)]
+    r#type: WebSearchToolResultType,
+    tool_use_id: String,
+    content: AnthropicWebSearchContent,
+}
+
+/// The pages that a web search has found, or its error
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AnthropicWebSearchContent {
+    Pages(Vec<AnthropicWebPage>),
+    Error(AnthropicWebSearchError),
+}
+
+/// A page that a web search has found
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicWebPage {
+    #[schema(inline)]
+    r#type: WebSearchResultType,
+    encrypted_content: String,
+    title: String,
+    url: String,
+    page_age: Option<String>,
+}
+
+/// The error of a web search
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicWebSearchError {
+    #[schema(inline)]
+    r#type: WebSearchErrorType,
+    #[schema(inline)]
+    error_code: WebSearchErrorCode,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum WebSearchErrorCode {
+    InvalidToolInput,
+    Unavailable,
+    MaxUsesExceeded,
+    TooManyRequests,
+    QueryTooLong,
+    RequestTooLarge,
+}
+
+/// A file in the container of a tool that runs at the provider
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicContainerUpload {
+    #[schema(inline)]
+    r#type: ContainerUploadType,
+    file_id: String,
+}
+
+/// The definitions of the tools, in the format of the request
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = ToolList)]
+pub(super) enum ToolListBody {
+    OpenAi(OpenAiToolList),
+    Anthropic(AnthropicToolList),
+}
+
+/// The definitions of the tools in the OpenAI chat format
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiToolList {
+    #[schema(inline)]
+    format: OpenAiMark,
+    /// The value of `tools` in a request to the model
+    tools: Vec<OpenAiTool>,
+}
+
+/// The definition of a tool in the OpenAI chat format
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiTool {
+    #[schema(inline)]
+    r#type: FunctionType,
+    function: OpenAiFunction,
+}
+
+/// The definition of a function
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenAiFunction {
+    name: String,
+    description: String,
+    /// The arguments, as a JSON schema
+    #[schema(value_type = Object)]
+    parameters: (),
+}
+
+/// The definitions of the tools in the Anthropic format
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicToolList {
+    #[schema(inline)]
+    format: AnthropicMark,
+    /// The value of `tools` in a request to the model
+    tools: Vec<AnthropicTool>,
+}
+
+/// The definition of a tool in the Anthropic format
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicTool {
+    name: String,
+    description: String,
+    input_schema: AnthropicInputSchema,
+}
+
+/// The arguments of a tool, as a JSON schema
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnthropicInputSchema {
+    #[schema(inline)]
+    r#type: ObjectType,
+    #[schema(value_type = Object)]
+    properties: (),
+    #[schema(nullable = false)]
+    required: Option<Vec<String>>,
+}
