@@ -25,7 +25,7 @@ use middleware::security_headers;
 use openapi::responses::RouteKind;
 use routes::{
     consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, redactions,
-    retention, revisions, search, sessions, skills, sync, tools, users,
+    retention, revisions, search, sessions, skills, sync, tools, usage, users,
 };
 use std::future::ready;
 use std::sync::Arc;
@@ -78,6 +78,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(revisions::get))
         .route(ADMIN, routes!(revisions::restore))
         .route(ADMIN, routes!(users::erase))
+        .route(READ, routes!(usage::get))
         .route(READ, routes!(retention::get_tenant))
         .route(ADMIN, routes!(retention::put_tenant))
         .route(READ, routes!(retention::get_user))

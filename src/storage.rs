@@ -28,6 +28,7 @@ pub mod search_index;
 pub mod sqlite;
 mod statement;
 mod store;
+mod usage;
 mod values;
 
 pub use api_keys::{NewApiKey, StoredApiKey};

@@ -111,6 +111,7 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
         last_seq: imported.last_seq,
         tokens: imported.tokens,
         cursor: imported.cursor,
+        stored_bytes: 0,
         cursor_tokens: 0,
         summary: imported.summary.clone(),
         revision: imported.revision,

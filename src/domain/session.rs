@@ -21,6 +21,8 @@ pub struct Session {
     pub last_seq: i64,
     /// Tokens of all messages.
     pub tokens: i64,
+    /// Size of all messages as JSON, as of the time at which the row was read: contexts from copies in memory do not need it.
+    pub stored_bytes: i64,
     /// `seq` of the last message that the summary covers; 0 if there is none.
     pub cursor: i64,
     /// Tokens of the messages that the summary covers.

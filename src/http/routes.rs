@@ -17,4 +17,5 @@ pub(super) mod sessions;
 pub(super) mod skills;
 pub(super) mod sync;
 pub(super) mod tools;
+pub(super) mod usage;
 pub(super) mod users;

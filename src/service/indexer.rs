@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 /// Delay between the first new message and indexing. Indexing many messages together costs the database much less than
 /// indexing them one by one, and few enough accumulate in a second that a search can index them itself. An idle service
-/// sends no statements at all.
+/// sends no statements for the index.
 const DEBOUNCE: Duration = Duration::from_secs(1);
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 

@@ -23,6 +23,8 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_FIRST_DELAY: Duration = Duration::from_mins(1);
 /// Number of candidates, or of users with a period, that a statement reads.
 const PAGE: i64 = 500;
+/// Number of sessions that a transaction settles.
+const SETTLE_PAGE: i64 = 200;
 /// After an erasure, the worker pauses this many times as long as the erasure took. So erasures take at most a fifth of the time
 /// of the writer of SQLite, or of a connection to Postgres.
 const PAUSE_FACTOR: u32 = 4;
@@ -197,8 +199,24 @@ impl RetentionWorker {
                 let until = until.unwrap_or(OffsetDateTime::UNIX_EPOCH).max(OffsetDateTime::UNIX_EPOCH);
                 self.erase_expired(&tenant, CandidateScope::Branches { until }).await?;
             }
+            self.settle(&tenant).await?;
         }
         Ok(())
+    }
+
+    /// Settles the stored bytes of sessions that are no longer active, so that their sum stays cheap.
+    async fn settle(&mut self, tenant: &TenantId) -> Result<(), RunError> {
+        // No transaction lasts for an hour.
+        let before = hour(self.trusted_time().await?) - 1;
+        let mut from = None;
+        loop {
+            let begun = Instant::now();
+            from = self.service.store.settle_sessions(tenant, from, before, SETTLE_PAGE).await?;
+            if from.is_none() {
+                return Ok(());
+            }
+            tokio::time::sleep(begun.elapsed() * PAUSE_FACTOR).await;
+        }
     }
 
     /// Searches the sessions of users with a period of their own.

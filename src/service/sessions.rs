@@ -57,6 +57,11 @@ impl MemoryService {
         Ok(self.store.sessions(tenant, user, after, limit, MAX_PAGE_BYTES).await?)
     }
 
+    /// Returns the size of all messages of a tenant as JSON, in bytes.
+    pub async fn stored_bytes(&self, tenant: &TenantId) -> Result<i64, Error> {
+        Ok(self.store.stored_bytes(tenant).await?)
+    }
+
     /// Replaces the metadata of a session.
     pub async fn set_metadata(
         &self,

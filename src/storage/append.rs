@@ -67,6 +67,8 @@ pub(super) struct SessionGroup<'r> {
     pub(super) exchanges: Vec<(usize, i64)>,
     pub(super) messages: i64,
     pub(super) tokens: i64,
+    /// The size of the messages as JSON.
+    pub(super) bytes: i64,
 }
 
 impl<'r> SessionGroup<'r> {
@@ -133,7 +135,10 @@ pub(super) fn group<'r>(
     for (index, request) in requests {
         let (tenant, session) = (request.tenant.as_str(), request.session.as_str());
         let (group, members) = groups.entry((tenant, session)).or_insert_with(|| {
-            (SessionGroup { tenant, session, exchanges: Vec::new(), messages: 0, tokens: 0 }, Vec::new())
+            (
+                SessionGroup { tenant, session, exchanges: Vec::new(), messages: 0, tokens: 0, bytes: 0 },
+                Vec::new(),
+            )
         });
         let fits = |member: &&AppendRequest| {
             let has_same_key =
@@ -148,6 +153,7 @@ pub(super) fn group<'r>(
         group.exchanges.push((index, group.messages));
         group.messages += i64::try_from(request.exchange.messages.len()).unwrap_or(i64::MAX);
         group.tokens += request.exchange.tokens();
+        group.bytes += to_i64(message_bytes(request));
         members.push(request);
     }
     groups.into_values().map(|(group, _)| group).collect()

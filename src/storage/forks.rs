@@ -303,13 +303,15 @@ macro_rules! tokens_through {
     };
 }
 
-/// Selects `$columns` and the state of the session `$2` as of the message `$3`: its tokens, and the summary of the latest
+/// Selects `$columns` and the state of the session `$2` as of the message `$3`: its tokens and bytes, and the summary of the latest
 /// revision that covers no later message. Revisions after `$4` are left out, because they may have been added since the session
 /// was read.
 macro_rules! state_at {
     ($($columns:expr),+) => {
         concat!(
             "SELECT ", $($columns,)+ ", ", tokens_through!("$3"), " AS tokens,
+                (SELECT coalesce(sum(octet_length(message)), 0) FROM messages
+                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3) AS stored_bytes,
                 coalesce(point.cursor_seq, 0) AS cursor_seq, ", tokens_through!("point.cursor_seq"),
                 " AS cursor_tokens, coalesce(point.summary, '') AS summary,
                 coalesce(point.summary_words, 0) AS summary_words,
@@ -346,11 +348,11 @@ impl Copy<'_> {
                 concat!(
                     "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                         cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
-                        fork_kind, retention_seconds, retained_from, branched_at, lineage, created_at, updated_at,
-                        activity_hour", $columns, ")
+                        fork_kind, retention_seconds, retained_from, branched_at, lineage, stored_bytes,
+                        settled_bytes, created_at, updated_at, activity_hour", $columns, ")
                     SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
                         summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
-                        branched_at, lineage, created_at, updated_at, ", $hour, $values,
+                        branched_at, lineage, stored_bytes, stored_bytes, created_at, updated_at, ", $hour, $values,
                     " FROM (", state_at!(
                         "s.tenant_id, s.user_id, s.metadata, s.lineage, s.created_at, s.retention_seconds,
                             CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
@@ -454,7 +456,7 @@ async fn shorten(
     macro_rules! shorten_session {
         ($now:literal, $greatest:literal, $step:literal, $hour:literal, $incarnation:literal) => {
             concat!(
-                "UPDATE sessions AS s SET last_seq = $3, tokens = n.tokens, cursor_seq = n.cursor_seq,
+                "UPDATE sessions AS s SET last_seq = $3, tokens = n.tokens, stored_bytes = n.stored_bytes, cursor_seq = n.cursor_seq,
                     cursor_tokens = n.cursor_tokens, summary = n.summary, summary_words = n.summary_words,
                     summary_tokens = n.summary_tokens, revision = $5, lease_token = NULL, lease_until = NULL,
                     failures = 0, retry_at = NULL, last_failure = NULL, incarnation = ", $incarnation,

@@ -77,6 +77,9 @@ impl Store {
             UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
                 WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
             WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
+        /// The session may be old, so the bytes are settled.
+        const UPDATE_STORED_BYTES: &str = "\
+            UPDATE sessions SET stored_bytes = $3, settled_bytes = $3 WHERE tenant_id = $1 AND session_id = $2";
         let mut transaction = self.begin(tenant).await?;
         let statement = transaction.statement(DELETE_BINDING).bind(tenant.as_str()).bind(session.as_str());
         let bound = match statement.read().await? {
@@ -108,15 +111,16 @@ impl Store {
         if inserted == 0 {
             return Ok(ImportOutcome::Exists);
         }
-        let mut row_counts = (0, 0);
+        let (mut row_counts, mut stored_bytes) = ((0, 0), 0);
         while let Some(RowBatch { messages, revisions }) = batches.recv().await {
             row_counts.0 += to_i64(messages.len());
             row_counts.1 += to_i64(revisions.len());
             insert_messages(&mut transaction, tenant, session, &messages).await?;
+            let bytes: i64 = messages.iter().map(|row| to_i64(row.message.json().len())).sum();
+            stored_bytes += bytes;
             if let (Some(first), Some(last), true) =
                 (messages.first(), messages.last(), self.indexes_messages())
             {
-                let bytes = messages.iter().map(|row| to_i64(row.message.json().len())).sum();
                 insert_pending(&mut transaction, tenant, session, (first.seq, last.seq), bytes).await?;
             }
             insert_revisions(&mut transaction, tenant, session, &revisions).await?;
@@ -126,6 +130,8 @@ impl Store {
         }
         let statement = transaction.statement(UPDATE_CURSOR_TOKENS).bind(tenant.as_str());
         statement.bind(session.as_str()).execute().await?;
+        let statement = transaction.statement(UPDATE_STORED_BYTES).bind(tenant.as_str());
+        statement.bind(session.as_str()).bind(stored_bytes).execute().await?;
         transaction.commit().await?;
         Ok(ImportOutcome::Imported)
     }

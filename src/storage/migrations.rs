@@ -18,6 +18,7 @@ const POSTGRES: &[Source] = &[
     (6, "forks", include_str!("../../migrations/postgres/0006_forks.sql")),
     (7, "retention", include_str!("../../migrations/postgres/0007_retention.sql")),
     (8, "redaction", include_str!("../../migrations/postgres/0008_redaction.sql")),
+    (9, "stored bytes", include_str!("../../migrations/postgres/0009_stored_bytes.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -28,6 +29,7 @@ const SQLITE: &[Source] = &[
     (6, "forks", include_str!("../../migrations/sqlite/0006_forks.sql")),
     (7, "retention", include_str!("../../migrations/sqlite/0007_retention.sql")),
     (8, "redaction", include_str!("../../migrations/sqlite/0008_redaction.sql")),
+    (9, "stored bytes", include_str!("../../migrations/sqlite/0009_stored_bytes.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

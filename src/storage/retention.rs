@@ -355,13 +355,18 @@ impl Store {
                 ")"
             )),
         };
-        let statement = self
-            .statement(tenant, DELETE_EXPIRED_SESSION)
-            .bind(session.as_str())
-            .bind(DbTime(now))
-            .bind(default.after_last_exchange.map(RetentionPeriod::seconds))
-            .bind(default.branch_seconds());
-        let erased = statement.execute().await? > 0;
+        let erased = loop {
+            let statement = self
+                .statement(tenant, DELETE_EXPIRED_SESSION)
+                .bind(session.as_str())
+                .bind(DbTime(now))
+                .bind(default.after_last_exchange.map(RetentionPeriod::seconds))
+                .bind(default.branch_seconds());
+            match statement.execute().await {
+                Err(error) if self.makes_room(&error) => {}
+                erased => break erased? > 0,
+            }
+        };
         self.remove_traces(erased).await;
         Ok(erased)
     }

@@ -30,7 +30,7 @@ macro_rules! session_columns {
     () => {
         "session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words, \
          summary_tokens, revision, lease_until, failures, retry_at, last_failure, forked_from, forked_through, \
-         fork_kind, incarnation, created_at, updated_at"
+         fork_kind, incarnation, created_at, updated_at, stored_bytes"
     };
 }
 
@@ -64,6 +64,7 @@ pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
         metadata: row.field("metadata")?,
         last_seq: row.field("last_seq")?,
         tokens: row.field("tokens")?,
+        stored_bytes: row.field("stored_bytes")?,
         cursor: row.field("cursor_seq")?,
         cursor_tokens: row.field("cursor_tokens")?,
         summary: summary(row)?,

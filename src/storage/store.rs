@@ -110,7 +110,7 @@ macro_rules! select_context_on_postgres {
                     ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
             UNION ALL
             SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                 m.seq, m.tokens, ",
             $message,
             ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)::bigint, m.redaction IS NOT NULL
@@ -139,7 +139,7 @@ macro_rules! select_context_on_sqlite {
                 LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
             UNION ALL
             SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                 m.seq, m.tokens, ",
             $message,
             ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message), m.redaction IS NOT NULL
@@ -678,7 +678,7 @@ impl Store {
     }
 
     /// Returns `true` if an erasure failed because SQLite's disk is full, and now has the space that is reserved for it.
-    fn makes_room(&self, error: &StoreError) -> bool {
+    pub(super) fn makes_room(&self, error: &StoreError) -> bool {
         let Self::Sqlite(database) = self else { return false };
         let has_room = error.is_disk_full() && database.release_disk_reserve();
         if has_room {

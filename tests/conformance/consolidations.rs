@@ -155,6 +155,7 @@ async fn commit_updates_summary_cursor_and_revision_together(backend: Backend) {
         revision: 1,
         last_seq: 12,
         tokens: state.tokens,
+        stored_bytes: state.stored_bytes,
         updated_at: state.updated_at,
         ..before
     };

@@ -32,6 +32,7 @@ mod snapshots;
 mod sql;
 mod tenants;
 mod token_usage;
+mod usage;
 
 #[path = "../support"]
 mod support {

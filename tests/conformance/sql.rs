@@ -16,8 +16,8 @@ const TABLES_OF_POSTGRES: &str = "\
     ORDER BY tablename";
 
 /// Tables without data of sessions or users, which erasure does not change.
-pub(crate) const TABLES_OF_TENANTS: [&str; 5] =
-    ["api_keys", "search_analyzer", "tenants", "token_usage", "worker_leases"];
+pub(crate) const TABLES_OF_TENANTS: [&str; 6] =
+    ["api_keys", "search_analyzer", "tenants", "token_usage", "usage_changes", "worker_leases"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -137,11 +137,11 @@ impl Sql {
         self.tables().await.into_iter().filter(|table| !TABLES_OF_TENANTS.contains(&table.as_str())).collect()
     }
 
-    /// Returns all rows of all tables, except the list of tenants, from which nothing is removed.
+    /// Returns all rows of all tables, except those of the tenants themselves, from which nothing is removed.
     pub(crate) async fn rows(&mut self) -> Vec<Row> {
         let mut rows = Vec::new();
         let tables = self.tables().await;
-        for table in tables.into_iter().filter(|table| table != "tenants") {
+        for table in tables.into_iter().filter(|table| table != "tenants" && table != "usage_changes") {
             let query = if matches!(self, Self::Sqlite(_)) {
                 let columns = format!("SELECT 'quote(' || name || ')' FROM pragma_table_info('{table}')");
                 let columns = self.texts(&columns).await.join(" || ',' || ");

@@ -28,7 +28,9 @@ async fn row_level_security_isolates_tenants_on_postgres() {
     let backend = Backend::postgres().await;
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     fill(&acme, &ada).await;
-    acme.store.take_worker_lease("worker", Uuid::new_v4(), LONG, LONG).await.unwrap();
+    // The fork is settled.
+    let forked = acme.store.fork_session(&acme.tenant, &acme.session, &session_id("fork"), 1).await.unwrap();
+    assert!(matches!(forked, ForkOutcome::Forked(_)), "{forked:?}");
     acme.store.add_token_usage(&acme.tenant, 7).await.unwrap();
     let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
     let mut sql = Sql::on(&backend).await;
@@ -122,6 +124,9 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         let periods = store.retention_periods(tenant, Some(&ada)).await.unwrap();
         assert_eq!(periods, RetentionPeriods::default());
         assert_eq!(store.session_retention(tenant, session).await.unwrap(), None);
+        assert_eq!(store.stored_bytes(tenant).await.unwrap(), 0);
+        assert_eq!(store.settle_sessions(tenant, None, i64::MAX, 9).await.unwrap(), None);
+        assert_eq!(store.settle_sessions(tenant, Some(0), i64::MAX, 9).await.unwrap(), None);
         assert_eq!(store.users_with_retention(tenant, None, 9).await.unwrap(), []);
         let short = DefaultRetention { after_last_exchange: Some(SHORT), branches_after: Some(SHORT) };
         for scope in [

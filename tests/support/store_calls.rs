@@ -84,6 +84,8 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("take_worker_lease", 1),
     ("redact_message", 2),
     ("redactions", 0),
+    ("stored_bytes", 1),
+    ("settle_sessions", 1),
     ("term_statistics", 1000),
     ("term_statistics of a session", 1000),
     ("lookup_terms", 20),
@@ -206,7 +208,8 @@ const FILL: &str = "\
     SELECT 'aged', 'branch' || n, 'u2', '{}', 0, 0, 'idle1', 1, 'rewind', TIME[NOW - (n / 20 + 3) * 3600000000]TIME,
         TIME[NOW - (n / 20 + 3) * 3600000000]TIME, TIME[NOW - (n / 20 + 3) * 3600000000]TIME,
         (NOW - (n / 20 + 3) * 3600000000) / 3600000000, UUID FROM n WHERE n <= SIZE;
-    INSERT INTO retention_rules (tenant_id, user_id, seconds) SELECT 'aged', 'u' || n, 3600 FROM n WHERE n <= SIZE";
+    INSERT INTO retention_rules (tenant_id, user_id, seconds) SELECT 'aged', 'u' || n, 3600 FROM n WHERE n <= SIZE;
+    UPDATE tenants SET settled_hour = NOW / 3600000000 - 1 WHERE tenant_id = 'aged'";
 
 /// The parts of [`fill`] that differ between the databases.
 #[derive(Clone, Copy, Debug)]
@@ -308,6 +311,8 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         | "users_with_retention"
         | "retention_candidates"
         | "erase_expired_session"
+        | "stored_bytes"
+        | "settle_sessions"
         | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "rewind_session" => calls.fork(what).await,
         "redact_message" | "redactions" => calls.redact(what).await,
@@ -604,6 +609,17 @@ impl Calls<'_> {
                 let erased = store.erase_expired_session(&aged, &expired, default, later).await.unwrap();
                 assert!(store.session_retention(&aged, &idle).await.unwrap().is_none(), "it has no exchange");
                 usize::from(erased)
+            }
+            // Both read the sessions that were active in the last hours.
+            "stored_bytes" => usize::from(store.stored_bytes(&aged).await.unwrap() >= 0),
+            "settle_sessions" => {
+                let expired = session(&format!("settled{}", unused_number()));
+                self.say(&aged, &expired, exchange(2), None).await;
+                let (from, before) = (last_hour + 1, last_hour + 2);
+                let settled = store.settle_sessions(&aged, Some(from), before, 50).await.unwrap();
+                assert_eq!(store.settle_sessions(&aged, Some(from), before, 50).await.unwrap(), None);
+                assert!(store.erase_session(&aged, &expired).await.unwrap());
+                usize::from(settled.is_some())
             }
             "take_worker_lease" => {
                 let (token, ttl) = (Uuid::new_v4(), Duration::from_mins(1));

@@ -60,6 +60,7 @@ fn session() -> Session {
         last_seq: 3,
         tokens: 0,
         cursor: 2,
+        stored_bytes: 0,
         cursor_tokens: 0,
         summary: Summary::new("anew".to_owned()),
         revision: 5,

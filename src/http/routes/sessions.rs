@@ -40,6 +40,8 @@ pub(crate) struct SessionBody {
     message_count: i64,
     /// The `seq` of the newest message; 0 = none.
     last_seq: i64,
+    /// Size of the messages as JSON, in bytes.
+    stored_bytes: i64,
     /// The `seq` of the last message that the summary covers; 0 = none.
     cursor: i64,
     /// Number of messages after the cursor.
@@ -111,6 +113,7 @@ impl SessionBody {
             metadata: RawValue::from_string(session.metadata).unwrap_or_default(),
             message_count: session.last_seq,
             last_seq: session.last_seq,
+            stored_bytes: session.stored_bytes,
             cursor: session.cursor,
             tail_messages,
             tokens: SessionTokens {

@@ -1,6 +1,6 @@
 //! Appending exchanges on Postgres.
 //!
-//! The function `append_exchanges` (migration 5) appends a batch in one statement, which is one round trip and one commit.
+//! The function `append_exchanges` (migration 9) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
 use super::Connections;
@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 const APPEND_EXCHANGES: &str = "\
     SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation, user_id
     FROM append_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-        $22, $23, $24, $25, $26, $27, $28, $29, $30)";
+        $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)";
 
 /// Longest wait for the lock of a session. A batch that waits longer is rolled back, and its exchanges are appended one by
 /// one, so that a long transaction on one session, such as its erasure, does not hold up the others.
@@ -210,6 +210,7 @@ struct Arguments<'r> {
     metadata: Vec<Option<&'r str>>,
     counts: Vec<i64>,
     tokens: Vec<i64>,
+    bytes: Vec<i64>,
     message_groups: Vec<i64>,
     message_offsets: Vec<i64>,
     message_roles: Vec<&'static str>,
@@ -247,6 +248,7 @@ impl<'r> Arguments<'r> {
             arguments.metadata.push(group.metadata(requests));
             arguments.counts.push(group.messages);
             arguments.tokens.push(group.tokens);
+            arguments.bytes.push(group.bytes);
             for (index, request, offset) in group.exchanges(requests) {
                 arguments.push_exchange(search, place, index, request, offset);
             }
@@ -327,6 +329,7 @@ async fn append_groups(
         .bind(&arguments.counts)
         .bind(&arguments.tokens)
         .bind(&arguments.default_users)
+        .bind(&arguments.bytes)
         .bind(&arguments.message_groups)
         .bind(&arguments.message_offsets)
         .bind(&arguments.message_roles)

@@ -42,11 +42,12 @@ macro_rules! from_groups {
 /// replaces the entries of two indexes even if the values stay the same. A session that gets its user also gets another
 /// incarnation, so that copies of the session without the user become invalid.
 const APPEND_GROUPS: &str = concat!(
-    "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
-        activity_hour, incarnation)
+    "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, created_at,
+        updated_at, activity_hour, incarnation)
     SELECT g.value ->> 'tenant', g.value ->> 'session', 
         coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
-        coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens', $2, $2,
+        coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens',
+        g.value ->> 'bytes', $2, $2,
         $2 / 3600000000, randomblob(16)
     FROM jsonb_each($1) AS g
         LEFT JOIN sessions AS old
@@ -55,6 +56,7 @@ const APPEND_GROUPS: &str = concat!(
     ON CONFLICT (tenant_id, session_id) DO UPDATE SET
         last_seq = s.last_seq + excluded.last_seq,
         tokens = s.tokens + excluded.tokens,
+        stored_bytes = s.stored_bytes + excluded.stored_bytes,
         metadata = excluded.metadata,
         created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
         updated_at = max(excluded.updated_at, s.updated_at)
@@ -129,6 +131,7 @@ struct Group<'r> {
     /// The number of messages.
     count: i64,
     tokens: i64,
+    bytes: i64,
     messages: Vec<GroupMessage<'r>>,
     /// Messages that become pending for the search index; empty if search is disabled.
     spans: Vec<GroupSpan>,
@@ -175,6 +178,7 @@ impl<'r> Group<'r> {
             metadata: group.metadata(requests),
             count: group.messages,
             tokens: group.tokens,
+            bytes: group.bytes,
             messages: Vec::new(),
             spans: Vec::new(),
             keys: Vec::new(),
