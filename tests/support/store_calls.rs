@@ -15,9 +15,9 @@ use precis::domain::session::{Session, Summary};
 use precis::domain::tail::TailLimit;
 use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::{
-    AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkOutcome, ImportOutcome,
-    LeaseCondition, LoadedContext, MessageQuery, MessageRange, NewApiKey, NewMemoryDocument, NewRevision,
-    RedactionOutcome, RewindOutcome, RowBatch, SessionPosition, Store,
+    AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkAppendOutcome, ForkOutcome,
+    ImportOutcome, LeaseCondition, LoadedContext, MessageQuery, MessageRange, NewApiKey, NewMemoryDocument,
+    NewRevision, RedactionOutcome, RewindOutcome, RowBatch, SessionPosition, Store,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -70,6 +70,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("any_api_key", 1),
     ("import_session", 1),
     ("fork_session", 1),
+    ("fork_and_append", 1),
     ("rewind_session", 1),
     ("retention_periods", 1),
     ("set_retention", 1),
@@ -314,7 +315,7 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         | "stored_bytes"
         | "settle_sessions"
         | "take_worker_lease" => calls.retention(what).await,
-        "fork_session" | "rewind_session" => calls.fork(what).await,
+        "fork_session" | "fork_and_append" | "rewind_session" => calls.fork(what).await,
         "redact_message" | "redactions" => calls.redact(what).await,
         "index_pending_for" | "index_batch" | "next_reindex_range" | "reindex_messages" => {
             calls.index(what).await
@@ -638,12 +639,20 @@ impl Calls<'_> {
         let (source, target) = (session(&format!("source{number}")), session(&format!("copy{number}")));
         self.say(tenant, &source, exchange(2), Some("k")).await;
         self.say(tenant, &source, exchange(2), Some("l")).await;
-        usize::from(if what == "fork_session" {
-            let outcome = store.fork_session(tenant, &source, &target, 3).await.unwrap();
-            matches!(outcome, ForkOutcome::Forked(_))
-        } else {
-            let outcome = store.rewind_session(tenant, &source, &target, 1, 1000).await.unwrap();
-            matches!(outcome, RewindOutcome::Rewound(_))
+        usize::from(match what {
+            "fork_session" => {
+                let outcome = store.fork_session(tenant, &source, &target, 3).await.unwrap();
+                matches!(outcome, ForkOutcome::Forked(_))
+            }
+            "fork_and_append" => {
+                let request = AppendRequest::new(tenant, &target, exchange(2), None);
+                let outcome = store.fork_and_append(&source, 3, &request).await.unwrap();
+                matches!(outcome, ForkAppendOutcome::Appended(_))
+            }
+            _ => {
+                let outcome = store.rewind_session(tenant, &source, &target, 1, 1000).await.unwrap();
+                matches!(outcome, RewindOutcome::Rewound(_))
+            }
         })
     }
 
