@@ -235,7 +235,10 @@ mod tests {
             assert_eq!(mode & 0o777, 0o600, "{:?}", entry.path());
             files += 1;
         }
-        assert_eq!(files, 4, "the database, its log, the index of the log, and the reserve for erasures");
+        assert!(
+            files >= 3,
+            "the database, its log, the index of the log; if the disk has space, the reserve for erasures"
+        );
         store.close().await;
     }
 }

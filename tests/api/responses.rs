@@ -74,7 +74,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
 
     let expected = json!({
         "session_id": "s", "user_id": "ada", "metadata": {},
-        "last_seq": 6, "message_count": 6, "cursor": 4, "tail_messages": 2,
+        "last_seq": 6, "message_count": 6, "stored_bytes": 398, "cursor": 4, "tail_messages": 2,
         "summary": {"revision": 1, "text": "They talked about tea.", "words": 4},
         "tokens": {"history": 89, "summary": 5, "tail": 37},
         "consolidation": {"state": "idle", "failures": 0, "last_failure": null, "retry_at": null},
