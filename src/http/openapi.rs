@@ -75,6 +75,7 @@ const REQUESTS: &[&str] = &[
     "MemoryRequest",
     "MessagesExchange",
     "QuestionAndAnswer",
+    "RetentionRequest",
     "SessionPatch",
     "Skill",
     "SyncRequest",

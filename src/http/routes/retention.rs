@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 pub(crate) struct RetentionRequest {
     /// Time from the last exchange of a session to its erasure, such as `90d`, `12h` or `never`. Null removes the value, so that
     /// the next one applies: that of the user, of the tenant, or the setting `retention.after_last_exchange`.
-    #[schema(required, value_type = Option<String>, example = "90d")]
+    #[schema(required, value_type = Option<String>, example = "90d", pattern = "^(never|[1-9][0-9]{0,3}(s|m|h|d))$")]
     #[serde(deserialize_with = "Option::deserialize")]
     after_last_exchange: Option<RetentionPeriod>,
 }
