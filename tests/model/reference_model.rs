@@ -230,14 +230,15 @@ impl Tenant {
 
     pub(super) fn predict_sync(&self, sync: &Sync, list: &ClientList, body: &str) -> SyncOutcome {
         let own = format!("s{}", sync.session);
+        // The body of a retry can be one that was sent to another session, and names this one as its fork.
+        if body.contains(&format!(r#""new_id":"{own}""#)) {
+            return SyncOutcome::InvalidId;
+        }
         let session = self.sessions.get(&sync.session);
         let known = session.and_then(|session| session.keys.get(&sync.key?));
         // The body of a retry is the recorded one, with other choices than these.
         if let Some(known) = known.filter(|known| known.is_sync(body)) {
             return SyncOutcome::Replayed(own, known.clone());
-        }
-        if sync.on_divergence == OnDivergence::ForkTo(sync.session) {
-            return SyncOutcome::InvalidId;
         }
         if let Some((id, fork)) = self.fork(sync, body, 0)
             && let Some(known) = sync.key.and_then(|key| fork.keys.get(&key))
