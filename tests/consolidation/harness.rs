@@ -97,7 +97,7 @@ impl Answer {
     }
 
     /// Checks that summary, omitted ranges and verbatim part cover 1 … `last_seq` exactly once, and that the verbatim part
-    /// is byte for byte as it was sent.
+    /// is byte for byte as it was sent, except for nulls.
     pub(crate) fn verify(&self, given: &[String]) {
         let report = &self.consolidation;
         assert_eq!(report.reason.is_some(), report.outcome == "failed", "{report:?}");
@@ -121,7 +121,21 @@ impl Answer {
                 assert!(message.contains(r#""content":"[redacted]""#), "{coverage:?}: {message}");
             }
         }
-        assert_eq!(self.verbatim(), given[next - 1..], "verbatim from {next} on");
+        let expected: Vec<String> = given[next - 1..].iter().map(|message| without_nulls(message)).collect();
+        assert_eq!(self.verbatim(), expected, "verbatim from {next} on");
+    }
+}
+
+/// Returns a message without the fields that are null. Messages with such fields have their fields in alphabetical order.
+fn without_nulls(message: &str) -> String {
+    // A message with calls needs the field `content`.
+    let is_omitted = |(name, value): (&String, &Value)| value.is_null() && name != "content";
+    match serde_json::from_str(message) {
+        Ok(Value::Object(mut fields)) if fields.iter().any(is_omitted) => {
+            fields.retain(|name, value| !is_omitted((name, &*value)));
+            Value::Object(fields).to_string()
+        }
+        _ => message.to_owned(),
     }
 }
 
