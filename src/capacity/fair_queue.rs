@@ -67,9 +67,11 @@ struct State {
     waiting: BTreeMap<(u64, u64), Waiter>,
     /// The clients of the present backlog.
     clients: HashMap<ClientId, Backlog>,
-    /// Number of waiting claims that need memory, of those of them that are not large, and of those that need no slot.
+    /// Number of waiting claims that need memory.
     waiting_for_memory: usize,
+    /// Number of waiting claims that need memory and are not large.
     waiting_for_little_memory: usize,
+    /// Number of waiting claims that need no slot.
     waiting_without_slot: usize,
     virtual_time: u64,
     arrivals: u64,

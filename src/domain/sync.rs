@@ -19,7 +19,7 @@
 //! | calls and results of tools that run at the provider | no |
 //! | all other fields: ids, times, usage, metadata … | no |
 //!
-//! Of a redacted message, only role and tool calls are compared, without arguments: the client still has what was removed.
+//! A redacted message is compared by role and tool calls only, without arguments: the list of the client still has its content.
 //!
 //! A content block of the Anthropic format is compared as its equivalent in the chat format, so a list in one format can match
 //! messages that are stored in the other one. JSON is compared without the order of keys and the spelling of numbers. Text is

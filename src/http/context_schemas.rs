@@ -1,5 +1,5 @@
-//! OpenAPI schemas of what a context and the list of tools contain for a provider, so that generated types are assignable to
-//! those of the official clients, and the other way round. The service writes this JSON without these types.
+//! OpenAPI schemas of the messages of a context and of tool definitions, for each provider, so that generated types are
+//! assignable to those of the official clients, and the other way round. The service writes this JSON without these types.
 //!
 //! A type declares the members that the official type needs and those that precis writes. Other members of recorded blocks
 //! stay, and are not declared, like optional members of the official types. Where content is a text or a list of a union, there

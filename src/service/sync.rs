@@ -3,8 +3,8 @@
 //! The history is read in pages and compared with the list, up to the first difference. So the cost of a sync grows with the
 //! history, in time but not in memory: every page reads up to a mebibyte, which is compared byte by byte; only messages whose
 //! bytes differ are parsed. The rest of the list is appended like an exchange that expects the last message compared. If
-//! another exchange comes first, the sync continues to compare after the last message compared. So two clients that send the same list at the same time store it
-//! once.
+//! another exchange comes first, the sync compares the new messages, too. So two clients that send the same list at the same time
+//! store it once.
 //!
 //! If the list diverges and the client wants a fork, one transaction forks the session and appends the rest to the fork. The
 //! request determines the id of the fork, so a repeated request finds the fork, and is a sync to it.

@@ -8,7 +8,7 @@ use std::str::FromStr as _;
 use std::time::Duration;
 
 /// Writes the state of the database at one moment to `target`, an empty file. Transactions of other connections continue
-/// meanwhile, and those that had committed before are part of the copy. The copy contains no erased data and is not synchronised
+/// meanwhile. The copy contains every transaction that was committed before. The copy contains no erased data and is not synchronised
 /// to the disk.
 ///
 /// # Errors

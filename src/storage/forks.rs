@@ -437,8 +437,8 @@ impl Copy<'_> {
     }
 }
 
-/// Removes the messages of a session after `after_seq`, with their idempotency keys and index entries. Summary, cursor and
-/// revisions become those that belong to that message.
+/// Removes the messages of a session after `after_seq`, with their idempotency keys and index entries. Sets summary,
+/// cursor and revisions back to that message.
 async fn shorten(
     transaction: &mut Transaction,
     tenant: &TenantId,

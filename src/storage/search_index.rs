@@ -195,7 +195,7 @@ pub(super) fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
     if matches!(version, "" | "off") { Some(own) } else { Analyzer::parse_version(version) }
 }
 
-/// Adds messages to those that are pending for the index. The messages are a batch of the index, or a part of one.
+/// Makes a range of messages pending for the index. The range is at most one batch of the index.
 pub(super) async fn insert_pending(
     transaction: &mut Transaction,
     tenant: &TenantId,

@@ -1049,7 +1049,7 @@ pub struct StoredMessage {
     pub created_at: OffsetDateTime,
     /// Time at which the content of the message was removed.
     pub redacted_at: Option<OffsetDateTime>,
-    /// The JSON of the client without the white space between its tokens; of a redacted message, what is left of it.
+    /// The JSON of the client without the white space between its tokens, or the redacted message.
     pub json: String,
 }
 

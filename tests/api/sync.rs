@@ -428,7 +428,7 @@ async fn diverging_list_is_stored_in_a_fork(backend: Backend) {
     assert_eq!(app.get("/sessions/s").await.json(), before, "the session itself stays as it is");
     assert_eq!(app.get("/sessions/s/export").await.text, export);
     assert_eq!(app.get("/sessions").await["items"].as_array().map(Vec::len), Some(21));
-    // The messages of the fork are found, those that both share in both.
+    // Search finds the messages of the fork. It finds copied messages in the fork and in the session.
     let found = async |query: &str| {
         let hits = app.get(&format!("/search?q={query}&limit=50")).await;
         hits["items"].as_array().expect("a list").len()

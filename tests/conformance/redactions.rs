@@ -108,7 +108,7 @@ fn marked_exchange() -> Exchange {
     Exchange { messages, user_id: Some(user_id("ada")), ..Exchange::default() }
 }
 
-/// What is left of the fourth message.
+/// The fourth message after its redaction.
 const REST: &str = r#"{"role":"assistant","content":"[redacted]","tool_calls":[{"id":"call","type":"function","function":{"name":"xyzzy","arguments":"{}"}}]}"#;
 
 /// Records the exchange with revisions with the cursors 3, 5, 3 (a restore), 4 and 6, counted from its first message. Returns the

@@ -14,7 +14,7 @@ const MESSAGES: usize = 40;
 /// A session and its fork.
 const SESSIONS: [&str; 2] = ["s", "fork"];
 
-/// Returns a word that only one message contains, and what is made of it.
+/// Returns a word that only one message and its summary contain.
 fn word(seq: usize) -> String {
     format!("plugh{seq}q")
 }

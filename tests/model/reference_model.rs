@@ -572,7 +572,7 @@ fn as_anthropic(json: &str) -> String {
     json!({"role": message["role"], "content": blocks}).to_string()
 }
 
-/// Returns what is left of a message after its redaction.
+/// Returns the redacted form of a message.
 pub(super) fn redact(json: &str) -> String {
     let message: Value = serde_json::from_str(json).expect("JSON");
     let result =

@@ -27,7 +27,7 @@ pub(crate) struct MessageBody {
     /// Time at which the content of the message was removed; missing otherwise.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     redacted_at: Option<OffsetDateTime>,
-    /// The message as it was sent; of a redacted message, what is left of it.
+    /// The message as it was sent, or the redacted message.
     #[schema(value_type = ChatMessage)]
     message: Box<RawValue>,
 }

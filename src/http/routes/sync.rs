@@ -45,7 +45,7 @@ pub(crate) struct SyncResponse {
     /// User of the session; null if no request has named one.
     #[schema(required)]
     user_id: Option<String>,
-    /// Number of messages of the list that were stored before: those that a new fork shares with the session, too.
+    /// Number of messages of the list that were stored before. In a new fork, these are the messages copied from the session.
     matched: i64,
     /// Number of messages that were appended.
     appended: i64,

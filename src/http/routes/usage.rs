@@ -8,7 +8,7 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What a tenant has stored.
+/// The stored bytes of a tenant.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Usage)]
 pub(crate) struct UsageBody {
