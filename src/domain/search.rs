@@ -6,6 +6,7 @@
 //! | [`text`] | extracts the searchable text of a message |
 //! | [`query`] | parses the query language |
 //! | [`lexemes`] | encodes terms for the index of a store |
+//! | [`matcher`] | finds the words of a query in texts |
 //! | [`rank`] | scores and sorts candidates |
 //! | [`snippet`] | cuts the excerpt of a hit and marks its matches |
 //!
@@ -15,6 +16,7 @@
 
 pub mod analyzer;
 pub mod lexemes;
+pub mod matcher;
 pub mod query;
 pub mod rank;
 pub mod snippet;

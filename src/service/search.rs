@@ -8,8 +8,9 @@ use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::search::analyzer::Analyzer;
+use crate::domain::search::matcher::Matcher;
 use crate::domain::search::query::Query;
-use crate::domain::search::rank::{Candidate, Ranker};
+use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text::{searchable_text, speaker};
 use crate::storage::Store;
@@ -97,34 +98,37 @@ impl MemoryService {
         let Candidates { refs, weights } =
             select_candidates(&self.store, tenant, &filter, &query, limit).await?;
         drop(thread);
-        let mut ranking = Ranking::new(analyzer, &query, weights);
+        let mut read = ReadMessages::new(analyzer, &query);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in refs.chunks(MAX_RANKED) {
-            ranking = self.rank_stored(tenant, &request, chunk, ranking).await?;
-            if ranking.ranker.matches() >= limit {
+            read = self.read(tenant, &request, chunk, read).await?;
+            if read.matches() >= limit {
                 break;
             }
         }
+        let ranking = Ranking::new(analyzer, &query, &weights, &read.candidates);
+        let mut ranked = ranking.hits();
         // Messages around those of the index can be better hits than these.
-        let neighbours = ranking.promising_neighbours(limit);
+        let neighbours = read.positions(ranking.promising_neighbours(&ranked, limit));
         if !neighbours.is_empty() {
-            ranking = self.rank_stored(tenant, &request, &neighbours, ranking).await?;
+            read = self.read(tenant, &request, &neighbours, read).await?;
+            ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
-        let mut hits = ranking.hits(analyzer, &query, limit);
+        let mut hits = read.hits(analyzer, &query, ranked.into_iter().take(limit));
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
         Ok(hits)
     }
 
-    /// Adds messages to a ranking, as far as they exist and pass the filter.
-    async fn rank_stored(
+    /// Reads messages, as far as they exist and pass the filter.
+    async fn read(
         &self,
         tenant: &TenantId,
         request: &SearchRequest,
         refs: &[MessageRef],
-        mut ranking: Ranking,
-    ) -> Result<Ranking, Error> {
+        mut read: ReadMessages,
+    ) -> Result<ReadMessages, Error> {
         let user = request.user_id.as_ref();
         let mut stored = self.store.fetch_hits(tenant, user, refs, MAX_RANKED_BYTES).await?;
         stored.retain(|StoredHit { message_ref: MessageRef { created_at, .. }, redacted_at, .. }| {
@@ -134,13 +138,13 @@ impl MemoryService {
         });
         let bytes = stored.iter().map(|hit| hit.json.len()).sum();
         let role = request.role;
-        let rank_all = move || {
+        let parse = move || {
             for hit in stored {
-                ranking.add(hit, role)?;
+                read.add(hit, role)?;
             }
-            Ok(ranking)
+            Ok(read)
         };
-        blocking::spawn_cpu_if_large(bytes, rank_all).await
+        blocking::spawn_cpu_if_large(bytes, parse).await
     }
 
     async fn add_neighbours(
@@ -180,10 +184,11 @@ impl MemoryService {
     }
 }
 
-/// The messages that were read for a search, with their ranking.
-struct Ranking {
-    ranker: Ranker,
-    /// In the order in which they were added to the ranker.
+/// The messages that were read for a search.
+struct ReadMessages {
+    matcher: Matcher,
+    /// One for each of `parsed`.
+    candidates: Vec<Candidate>,
     parsed: Vec<ParsedMessage>,
 }
 
@@ -193,9 +198,9 @@ struct ParsedMessage {
     message: Message,
 }
 
-impl Ranking {
-    fn new(analyzer: Analyzer, query: &Query, weights: Vec<f64>) -> Self {
-        Self { ranker: Ranker::new(analyzer, query, weights), parsed: Vec::new() }
+impl ReadMessages {
+    fn new(analyzer: Analyzer, query: &Query) -> Self {
+        Self { matcher: Matcher::new(analyzer, query), candidates: Vec::new(), parsed: Vec::new() }
     }
 
     /// Adds a message that has the role, if that is given.
@@ -209,25 +214,38 @@ impl Ranking {
             return Ok(());
         }
         let text = searchable_text(&message);
-        let MessageRef { created_at, seq, session } = &message_ref;
-        let speaker = speaker(&message, &text);
-        let (session, seq, created_at) = (session.as_str(), *seq, *created_at);
-        self.ranker.add(&Candidate { session, seq, created_at, text: &text, speaker });
+        self.candidates.push(Candidate {
+            session: message_ref.session.as_str().to_owned(),
+            seq: message_ref.seq,
+            created_at: message_ref.created_at,
+            speaker: speaker(&message, &text),
+            text_match: self.matcher.count(&text),
+        });
         self.parsed.push(ParsedMessage { message_ref, text, message });
         Ok(())
     }
 
-    /// Returns messages that were not read, but may be among the first `limit` hits. Their times are unknown.
-    fn promising_neighbours(&self, limit: usize) -> Vec<MessageRef> {
-        let positions = self.ranker.promising_neighbours(limit).into_iter();
+    /// Returns the number of messages that contain a word, and all phrases.
+    fn matches(&self) -> usize {
+        let text_matches = self.candidates.iter().map(|candidate| &candidate.text_match);
+        text_matches.filter(|text_match| text_match.is_allowed && text_match.has_word()).count()
+    }
+
+    /// Returns messages in the sessions of candidates. Their times are unknown.
+    fn positions(&self, positions: Vec<(usize, i64)>) -> Vec<MessageRef> {
         let message_ref = |(index, seq): (usize, i64)| {
             let session = self.parsed.get(index)?.message_ref.session.clone();
             Some(MessageRef { created_at: OffsetDateTime::UNIX_EPOCH, seq, session })
         };
-        positions.filter_map(message_ref).collect()
+        positions.into_iter().filter_map(message_ref).collect()
     }
 
-    fn hits(&self, analyzer: Analyzer, query: &Query, limit: usize) -> Vec<SearchHit> {
+    fn hits(
+        &self,
+        analyzer: Analyzer,
+        query: &Query,
+        ranked: impl Iterator<Item = (usize, f64)>,
+    ) -> Vec<SearchHit> {
         let hit = |(ParsedMessage { message_ref, text, message }, score): (&ParsedMessage, f64)| SearchHit {
             session_id: message_ref.session.clone(),
             seq: message_ref.seq,
@@ -239,11 +257,6 @@ impl Ranking {
             before: Vec::new(),
             after: Vec::new(),
         };
-        let ranked = self.ranker.ranked().into_iter();
-        ranked
-            .filter_map(|(index, score)| Some((self.parsed.get(index)?, score)))
-            .take(limit)
-            .map(hit)
-            .collect()
+        ranked.filter_map(|(index, score)| Some((self.parsed.get(index)?, score))).map(hit).collect()
     }
 }

@@ -8,9 +8,9 @@ use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error, StrDeserializer};
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
 
@@ -24,7 +24,7 @@ const VERSION: &str = "-1";
 const APOSTROPHES: [char; 2] = ['\'', '’'];
 
 /// The language whose stemming rules apply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Language {
     /// No stemming: a query finds only the exact form of a word.
@@ -50,58 +50,33 @@ pub enum Language {
 }
 
 impl Language {
-    const COUNT: usize = 18;
-
-    /// Returns the two-letter code of ISO 639-1.
-    fn code(self) -> Option<&'static str> {
+    /// Returns the two-letter code of ISO 639-1 and the stemming rules.
+    fn rules(self) -> Option<(&'static str, Algorithm)> {
         Some(match self {
             Self::None => return None,
-            Self::Arabic => "ar",
-            Self::Danish => "da",
-            Self::Dutch => "nl",
-            Self::English => "en",
-            Self::Finnish => "fi",
-            Self::French => "fr",
-            Self::German => "de",
-            Self::Greek => "el",
-            Self::Hungarian => "hu",
-            Self::Italian => "it",
-            Self::Norwegian => "no",
-            Self::Portuguese => "pt",
-            Self::Romanian => "ro",
-            Self::Russian => "ru",
-            Self::Spanish => "es",
-            Self::Swedish => "sv",
-            Self::Turkish => "tr",
-        })
-    }
-
-    fn algorithm(self) -> Option<Algorithm> {
-        Some(match self {
-            Self::None => return None,
-            Self::Arabic => Algorithm::Arabic,
-            Self::Danish => Algorithm::Danish,
-            Self::Dutch => Algorithm::Dutch,
-            Self::English => Algorithm::English,
-            Self::Finnish => Algorithm::Finnish,
-            Self::French => Algorithm::French,
-            Self::German => Algorithm::German,
-            Self::Greek => Algorithm::Greek,
-            Self::Hungarian => Algorithm::Hungarian,
-            Self::Italian => Algorithm::Italian,
-            Self::Norwegian => Algorithm::Norwegian,
-            Self::Portuguese => Algorithm::Portuguese,
-            Self::Romanian => Algorithm::Romanian,
-            Self::Russian => Algorithm::Russian,
-            Self::Spanish => Algorithm::Spanish,
-            Self::Swedish => Algorithm::Swedish,
-            Self::Turkish => Algorithm::Turkish,
+            Self::Arabic => ("ar", Algorithm::Arabic),
+            Self::Danish => ("da", Algorithm::Danish),
+            Self::Dutch => ("nl", Algorithm::Dutch),
+            Self::English => ("en", Algorithm::English),
+            Self::Finnish => ("fi", Algorithm::Finnish),
+            Self::French => ("fr", Algorithm::French),
+            Self::German => ("de", Algorithm::German),
+            Self::Greek => ("el", Algorithm::Greek),
+            Self::Hungarian => ("hu", Algorithm::Hungarian),
+            Self::Italian => ("it", Algorithm::Italian),
+            Self::Norwegian => ("no", Algorithm::Norwegian),
+            Self::Portuguese => ("pt", Algorithm::Portuguese),
+            Self::Romanian => ("ro", Algorithm::Romanian),
+            Self::Russian => ("ru", Algorithm::Russian),
+            Self::Spanish => ("es", Algorithm::Spanish),
+            Self::Swedish => ("sv", Algorithm::Swedish),
+            Self::Turkish => ("tr", Algorithm::Turkish),
         })
     }
 }
 
 /// The analyzer of one language. Texts and queries must be analyzed alike.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Analyzer {
     language: Language,
 }
@@ -152,37 +127,30 @@ impl Analyzer {
     #[must_use]
     pub fn tokens(self, text: &str) -> Vec<Token> {
         let (mut tokens, mut position) = (Vec::new(), 0);
-        for run in segments(text) {
-            let raw = text.get(run.range.clone()).unwrap_or_default();
-            if run.is_word {
+        for segment in segments(text) {
+            let raw = text.get(segment.range.clone()).unwrap_or_default();
+            if segment.is_word {
                 for (term, unstemmed) in self.word_terms(raw) {
-                    tokens.push(Token {
-                        term,
-                        unstemmed,
-                        range: run.range.clone(),
-                        position,
-                        is_unigram: false,
-                    });
+                    let range = segment.range.clone();
+                    tokens.push(Token { term, unstemmed, range, position, is_unigram: false });
                     position += 1;
                 }
                 continue;
             }
-            let characters = characters(raw, run.range.start);
-            let alone = characters.len() == 1;
+            let characters = characters(raw, segment.range.start);
+            let is_part = characters.len() > 1;
+            let token = |term: String, range, position, is_unigram| Token {
+                unstemmed: term.clone(),
+                term,
+                range,
+                position,
+                is_unigram,
+            };
             for (at, (character, range)) in characters.iter().enumerate() {
                 if let Some((next, end)) = characters.get(at + 1) {
-                    let pair = format!("{character}{next}");
-                    let range = range.start..end.end;
-                    tokens.push(Token {
-                        unstemmed: pair.clone(),
-                        term: pair,
-                        range,
-                        position,
-                        is_unigram: false,
-                    });
+                    tokens.push(token(format!("{character}{next}"), range.start..end.end, position, false));
                 }
-                let (term, range) = (character.clone(), range.clone());
-                tokens.push(Token { unstemmed: term.clone(), term, range, position, is_unigram: !alone });
+                tokens.push(token(character.clone(), range.clone(), position, is_part));
                 position += 1;
             }
         }
@@ -219,30 +187,27 @@ impl Analyzer {
         })
     }
 
-    /// Returns `true` for terms of words that say little about a text, such as articles and pronouns of the language.
+    /// Returns the terms of words that say little about a text, such as articles and pronouns of the language. They are
+    /// computed once.
     #[must_use]
-    pub fn is_stop_word(self, term: &str) -> bool {
-        stop_terms(self.language).contains(term)
+    pub fn stop_terms(self) -> Arc<HashSet<String>> {
+        static TERMS: LazyLock<Mutex<HashMap<Analyzer, Arc<HashSet<String>>>>> =
+            LazyLock::new(Mutex::default);
+        let compute = || {
+            let words =
+                self.language.rules().and_then(|(code, _)| stop_words::lookup(code)).unwrap_or_default();
+            words.iter().flat_map(|word| self.tokens(word)).map(|token| token.term).collect()
+        };
+        let mut terms = TERMS.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(terms.entry(self).or_insert_with(|| Arc::new(compute())))
     }
 
     /// Returns the stem of a normalized word.
     fn stem(self, unstemmed: String) -> Option<String> {
-        let algorithm = self.language.algorithm().filter(|_| !unstemmed.contains(char::is_numeric));
-        let stem = algorithm.map(|algorithm| Stemmer::new(algorithm).stem(&unstemmed).into_owned());
+        let rules = self.language.rules().filter(|_| !unstemmed.contains(char::is_numeric));
+        let stem = rules.map(|(_, algorithm)| Stemmer::new(algorithm).stem(&unstemmed).into_owned());
         Some(stem.filter(|stem| !stem.is_empty()).unwrap_or(unstemmed)).filter(|term| !term.is_empty())
     }
-}
-
-/// Returns the terms of the stop words of a language.
-fn stop_terms(language: Language) -> &'static HashSet<String> {
-    static TERMS: [OnceLock<HashSet<String>>; Language::COUNT] = [const { OnceLock::new() }; Language::COUNT];
-    static NONE: OnceLock<HashSet<String>> = OnceLock::new();
-    let analyzer = Analyzer::new(language);
-    let terms = || {
-        let words = language.code().and_then(stop_words::lookup).unwrap_or_default();
-        words.iter().flat_map(|word| analyzer.tokens(word)).map(|token| token.term).collect()
-    };
-    TERMS.get(language as usize).unwrap_or(&NONE).get_or_init(terms)
 }
 
 /// Splits a word at its apostrophes and drops short parts: `Ada's`, `they're` and `l'eau` become Ada, they and eau.

@@ -79,7 +79,8 @@ impl Query {
 
     /// Removes words that say nothing about a message, such as `the` and `what`, unless only such words remain.
     fn drop_stop_words(&mut self, analyzer: Analyzer) {
-        let is_stop_word = |word: &Clause| matches!(word, Clause::Term(term) if analyzer.is_stop_word(term));
+        let stop_terms = analyzer.stop_terms();
+        let is_stop_word = |word: &Clause| matches!(word, Clause::Term(term) if stop_terms.contains(term));
         if !self.words.iter().all(is_stop_word) {
             let words = self.words.drain(..).zip(self.word_parts.drain(..));
             (self.words, self.word_parts) = words.filter(|(word, _)| !is_stop_word(word)).unzip();

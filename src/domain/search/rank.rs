@@ -9,13 +9,12 @@
 //! A hit contains a word of the query, or its neighbours contain at least two of them. Messages that the query excludes
 //! contribute nothing to their neighbours.
 
-use super::analyzer::{Analyzer, characters, segments};
+use super::analyzer::Analyzer;
+use super::matcher::TextMatch;
 use super::query::{Clause, Query};
 use super::text::Speaker;
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use time::OffsetDateTime;
-use unicode_normalization::char::is_combining_mark;
 
 /// BM25's saturation of repeated words, at its usual value. The length of the messages has no influence.
 const K1: f64 = 1.2;
@@ -30,134 +29,68 @@ const MIN_NEIGHBOUR_WORDS: usize = 2;
 const MAX_NEIGHBOURS: usize = 50;
 
 /// A message to be ranked.
-#[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
-    pub session: &'a str,
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub session: String,
     pub seq: i64,
     pub created_at: OffsetDateTime,
-    /// The searchable text of the message.
-    pub text: &'a str,
-    pub speaker: Option<Speaker<'a>>,
+    pub speaker: Option<Speaker>,
+    pub text_match: TextMatch,
 }
 
 /// Returns the weight of a word that occurs in `matching` of `all` messages: BM25's inverse document frequency.
 #[must_use]
 pub fn weight(matching: i64, all: i64) -> f64 {
-    let (matching, all) = (to_f64(matching.max(0)), to_f64(all.max(matching)));
+    #[expect(clippy::cast_precision_loss, reason = "counts, far below 2^52")]
+    let (matching, all) = (matching.max(0) as f64, all.max(matching) as f64);
     ((all - matching + 0.5) / (matching + 0.5)).ln_1p()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts, far below 2^52")]
-fn to_f64(count: i64) -> f64 {
-    count as f64
-}
-
-fn len_f64(items: usize) -> f64 {
-    to_f64(i64::try_from(items).unwrap_or(i64::MAX))
-}
-
-/// Ranks the candidates of one query. They can be added in several steps.
-pub struct Ranker {
-    analyzer: Analyzer,
-    words: Vec<Clause>,
-    /// The part of the query that contains each word.
-    parts: Vec<usize>,
-    /// The weight of each word.
+/// The candidates of one query with all that their scores depend on.
+pub struct Ranking<'a> {
+    query: &'a Query,
+    candidates: &'a [Candidate],
+    by_position: HashMap<&'a str, HashMap<i64, &'a Candidate>>,
+    /// The weight of each word of the query. Zero for names of speakers.
     weights: Vec<f64>,
-    matcher: QueryMatcher,
-    candidates: Vec<CountedCandidate>,
-    by_position: HashMap<(String, i64), usize>,
+    /// The speakers that the query names.
+    named: HashSet<&'a str>,
 }
 
-/// A candidate with the words of the query that it contains.
-struct CountedCandidate {
-    session: String,
-    seq: i64,
-    created_at: OffsetDateTime,
-    /// The name of the speaker, and `true` if it is only the beginning of the text.
-    speaker: Option<(String, bool)>,
-    /// Number of occurrences of each word of the query.
-    frequencies: Vec<f64>,
-    /// `false` if the text lacks a phrase of the query, or is excluded.
-    is_allowed: bool,
-}
-
-impl Ranker {
-    /// Creates a ranker without candidates. `weights` are those of the words of the query, in their order.
+impl<'a> Ranking<'a> {
+    /// Prepares the ranking of candidates. `weights` are those of the words of the query, in their order.
     #[must_use]
-    pub fn new(analyzer: Analyzer, query: &Query, weights: Vec<f64>) -> Self {
-        Self {
-            analyzer,
-            words: query.words.clone(),
-            parts: query.word_parts.clone(),
-            weights,
-            matcher: QueryMatcher::new(analyzer, query),
-            candidates: Vec::new(),
-            by_position: HashMap::new(),
+    pub fn new(analyzer: Analyzer, query: &'a Query, weights: &[f64], candidates: &'a [Candidate]) -> Self {
+        let mut by_position: HashMap<&str, HashMap<i64, &Candidate>> = HashMap::new();
+        for candidate in candidates {
+            by_position.entry(&candidate.session).or_default().insert(candidate.seq, candidate);
         }
-    }
-
-    /// Adds a candidate. Its index in the results is the number of those before it.
-    pub fn add(&mut self, candidate: &Candidate<'_>) {
-        let Candidate { session, seq, created_at, text, speaker } = *candidate;
-        let found = self.matcher.find(text);
-        let is_excluded = self.matcher.excludes(&found);
-        let frequency = |word| if is_excluded { 0.0 } else { len_f64(found.frequency(word)) };
-        self.by_position.insert((session.to_owned(), seq), self.candidates.len());
-        self.candidates.push(CountedCandidate {
-            session: session.to_owned(),
-            seq,
-            created_at,
-            speaker: speaker.map(|Speaker { name, is_leading }| (name.to_owned(), is_leading)),
-            frequencies: self.matcher.words.iter().map(frequency).collect(),
-            is_allowed: !is_excluded && self.matcher.has_phrases(&found),
-        });
-    }
-
-    /// Returns the number of candidates that contain a word, and all phrases.
-    #[must_use]
-    pub fn matches(&self) -> usize {
-        self.candidates.iter().filter(|found| found.is_allowed && is_any(&found.frequencies)).count()
-    }
-
-    /// Returns the positions of other messages that may be among the first `limit` hits because of their neighbours, the most
-    /// promising first. A position is the index of a candidate of the same session, and a `seq` from 1.
-    #[must_use]
-    pub fn promising_neighbours(&self, limit: usize) -> Vec<(usize, i64)> {
-        // A phrase must be in the message itself.
-        if !self.matcher.phrases.is_empty() {
-            return Vec::new();
-        }
-        let names = self.names();
-        let last_score = self.ranked().get(limit.saturating_sub(1)).map_or(0.0, |(_, score)| *score);
-        let mut positions: HashMap<(&str, i64), usize> = HashMap::new();
-        for (index, CountedCandidate { session, seq, frequencies, .. }) in self.candidates.iter().enumerate()
-        {
-            if is_any(frequencies) {
-                let distances = (1..).zip(NEIGHBOUR_SHARES);
-                let around = distances.flat_map(|(distance, _)| [seq - distance, seq + distance]);
-                positions.extend(around.filter(|seq| *seq > 0).map(|seq| ((session.as_str(), seq), index)));
+        let (all_weights, mut weights, mut named) = (weights, weights.to_vec(), HashSet::new());
+        for speaker in by_position.values().flat_map(speakers).collect::<HashSet<_>>() {
+            for token in analyzer.tokens(speaker) {
+                for (weight, word) in weights.iter_mut().zip(&query.words) {
+                    if matches!(word, Clause::Term(term) if *term == token.term) {
+                        *weight = 0.0;
+                        named.insert(speaker);
+                    }
+                }
             }
         }
-        positions.retain(|(session, seq), _| !self.by_position.contains_key(&((*session).to_owned(), *seq)));
-        let scored = positions.into_iter().filter_map(|((session, seq), index)| {
-            let score = self.score(&names, session, seq, None)?;
-            (score * SPEAKER_FACTOR > last_score).then_some((score, session, seq, index))
-        });
-        let mut scored: Vec<_> = scored.collect();
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| (a.1, a.2).cmp(&(b.1, b.2))));
-        scored.into_iter().take(MAX_NEIGHBOURS).map(|(_, _, seq, index)| (index, seq)).collect()
+        // If the query consists of names, they are search terms.
+        if weights.iter().all(|weight| *weight == 0.0) {
+            (weights, named) = (all_weights.to_vec(), HashSet::new());
+        }
+        Self { query, candidates, by_position, weights, named }
     }
 
-    /// Returns the hits as indexes and scores: best first, newest first among equal scores.
+    /// Returns the hits as indexes of candidates and scores: best first, newest first among equal scores.
     #[must_use]
-    pub fn ranked(&self) -> Vec<(usize, f64)> {
-        let names = self.names();
+    pub fn hits(&self) -> Vec<(usize, f64)> {
         let mut hits = Vec::new();
-        for (index, candidate) in self.candidates.iter().enumerate().filter(|(_, found)| found.is_allowed) {
-            let CountedCandidate { session, seq, speaker, frequencies, .. } = candidate;
-            if let Some(score) = self.score(&names, session, *seq, Some(frequencies)) {
-                let is_named = speaker.as_ref().is_some_and(|(name, _)| names.named.contains(name.as_str()));
+        for (index, candidate) in self.candidates.iter().enumerate() {
+            let Candidate { session, seq, speaker, text_match, .. } = candidate;
+            if let Some(score) = self.score(session, *seq).filter(|_| text_match.is_allowed) {
+                let is_named = speaker.as_ref().is_some_and(|speaker| self.named.contains(&*speaker.name));
                 hits.push((index, candidate, if is_named { score * SPEAKER_FACTOR } else { score }));
             }
         }
@@ -168,296 +101,109 @@ impl Ranker {
         hits.into_iter().map(|(index, _, score)| (index, score)).collect()
     }
 
-    /// Returns the score of a message by its own words and those of its neighbours, or `None` if it is no hit.
-    fn score(
-        &self,
-        names: &SpeakerNames<'_>,
-        session: &str,
-        seq: i64,
-        own: Option<&Vec<f64>>,
-    ) -> Option<f64> {
-        let mut window = own.cloned().unwrap_or_else(|| vec![0.0; self.words.len()]);
-        let contained_parts = |window: &[f64]| {
-            let words = window.iter().zip(&names.is_name).zip(&self.parts);
-            let contained = words.filter(|((frequency, is_name), _)| **frequency > 0.0 && !**is_name);
-            contained.map(|(_, part)| part).collect::<HashSet<_>>().len()
-        };
-        let contains_word = contained_parts(&window) > 0;
-        let mut position = (session.to_owned(), 0);
-        for (distance, share) in (1..).zip(NEIGHBOUR_SHARES) {
-            for neighbour in [seq - distance, seq + distance] {
-                position.1 = neighbour;
-                let found = self.by_position.get(&position).and_then(|index| self.candidates.get(*index));
-                for (sum, words) in window.iter_mut().zip(found.iter().flat_map(|found| &found.frequencies)) {
-                    *sum += share * words;
-                }
+    /// Returns the positions of other messages that may be among the first `limit` of these hits because of their neighbours,
+    /// the most promising first. A position is the index of a candidate of the same session, and a `seq` from 1.
+    #[must_use]
+    pub fn promising_neighbours(&self, hits: &[(usize, f64)], limit: usize) -> Vec<(usize, i64)> {
+        // A phrase must be in the message itself.
+        if !self.query.phrases.is_empty() {
+            return Vec::new();
+        }
+        let last_score = hits.get(limit.saturating_sub(1)).map_or(0.0, |(_, score)| *score);
+        let mut positions: HashMap<(&str, i64), usize> = HashMap::new();
+        for (index, candidate) in self.candidates.iter().enumerate() {
+            if candidate.text_match.has_word() {
+                let around = neighbours(candidate.seq).map(|(seq, _)| seq).filter(|seq| *seq > 0);
+                let others = around.filter(|seq| self.candidate(&candidate.session, *seq).is_none());
+                positions.extend(others.map(|seq| ((candidate.session.as_str(), seq), index)));
             }
         }
-        if !contains_word && contained_parts(&window) < MIN_NEIGHBOUR_WORDS {
+        let scored = positions.into_iter().filter_map(|((session, seq), index)| {
+            let score = self.score(session, seq)?;
+            (score * SPEAKER_FACTOR > last_score).then_some((score, session, seq, index))
+        });
+        let mut scored: Vec<_> = scored.collect();
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| (a.1, a.2).cmp(&(b.1, b.2))));
+        scored.into_iter().take(MAX_NEIGHBOURS).map(|(_, _, seq, index)| (index, seq)).collect()
+    }
+
+    fn candidate(&self, session: &str, seq: i64) -> Option<&'a Candidate> {
+        self.by_position.get(session)?.get(&seq).copied()
+    }
+
+    /// Returns the score of a message by its own words and those of its neighbours, or `None` if it is no hit.
+    fn score(&self, session: &str, seq: i64) -> Option<f64> {
+        let mut window = vec![0.0; self.weights.len()];
+        let add = |window: &mut [f64], seq, share| {
+            let words =
+                self.candidate(session, seq).into_iter().flat_map(|found| &found.text_match.frequencies);
+            window.iter_mut().zip(words).for_each(|(sum, frequency)| *sum += share * f64::from(*frequency));
+        };
+        add(&mut window, seq, 1.0);
+        let contains_word = self.contained_parts(&window) > 0;
+        neighbours(seq).for_each(|(seq, share)| add(&mut window, seq, share));
+        if !contains_word && self.contained_parts(&window) < MIN_NEIGHBOUR_WORDS {
             return None;
         }
-        let score = |((frequency, weight), is_name): ((&f64, &f64), &bool)| {
-            if *is_name { 0.0 } else { weight * frequency * (K1 + 1.0) / (frequency + K1) }
-        };
-        Some(window.iter().zip(&self.weights).zip(&names.is_name).map(score).sum())
+        let score = |(frequency, weight): (&f64, &f64)| weight * frequency * (K1 + 1.0) / (frequency + K1);
+        Some(window.iter().zip(&self.weights).map(score).sum())
     }
 
-    /// Returns the words of the query that are names of speakers.
-    fn names(&self) -> SpeakerNames<'_> {
-        // Outside of a transcript, a text may begin with `Note: `.
-        let mut leading: HashMap<&str, (usize, usize)> = HashMap::new();
-        for CountedCandidate { session, speaker, .. } in &self.candidates {
-            let (with, all) = leading.entry(session).or_default();
-            *with += usize::from(speaker.as_ref().is_some_and(|(_, is_leading)| *is_leading));
-            *all += 1;
-        }
-        let is_transcript = |session: &str| leading.get(session).is_some_and(|(with, all)| with * 2 > *all);
-        let speakers = self.candidates.iter().filter_map(|CountedCandidate { session, speaker, .. }| {
-            let (name, is_leading) = speaker.as_ref()?;
-            (!is_leading || is_transcript(session)).then_some(name.as_str())
-        });
-        SpeakerNames::new(self.analyzer, &self.words, speakers.collect())
+    /// Returns the number of parts of the query of which a word, except names, has a frequency.
+    fn contained_parts(&self, frequencies: &[f64]) -> usize {
+        let words = frequencies.iter().zip(&self.weights).zip(&self.query.word_parts);
+        let contained = words.filter(|((frequency, weight), _)| **frequency > 0.0 && **weight > 0.0);
+        let mut parts: Vec<_> = contained.map(|(_, part)| part).collect();
+        parts.dedup();
+        parts.len()
     }
 }
 
-fn is_any(frequencies: &[f64]) -> bool {
-    frequencies.iter().any(|frequency| *frequency > 0.0)
+/// Returns the positions around a message with the share of their words.
+fn neighbours(seq: i64) -> impl Iterator<Item = (i64, f64)> {
+    let distances = (1..).zip(NEIGHBOUR_SHARES);
+    distances.flat_map(move |(distance, share)| [(seq - distance, share), (seq + distance, share)])
 }
 
-/// The words of a query that are names of speakers.
-struct SpeakerNames<'a> {
-    /// For each word of the query. If the query consists of names, they are search terms.
-    is_name: Vec<bool>,
-    /// The speakers that the query names.
-    named: HashSet<&'a str>,
-}
-
-impl<'a> SpeakerNames<'a> {
-    fn new(analyzer: Analyzer, words: &[Clause], speakers: HashSet<&'a str>) -> Self {
-        let mut is_name = vec![false; words.len()];
-        let mut named = HashSet::new();
-        for speaker in speakers {
-            for token in analyzer.tokens(speaker) {
-                for (is_name, word) in is_name.iter_mut().zip(words) {
-                    if matches!(word, Clause::Term(term) if *term == token.term) {
-                        *is_name = true;
-                        named.insert(speaker);
-                    }
-                }
-            }
-        }
-        if is_name.iter().all(|is_name| *is_name) {
-            is_name.fill(false);
-            named.clear();
-        }
-        Self { is_name, named }
-    }
-}
-
-/// Returns the positions of the words and phrases of a query in a text, in order.
-#[must_use]
-pub fn matches(analyzer: Analyzer, query: &Query, text: &str) -> Vec<Range<usize>> {
-    let query = Query { excluded: Vec::new(), ..query.clone() };
-    let found = QueryMatcher::new(analyzer, &query).find(text).by_key;
-    let mut ranges: Vec<Range<usize>> = found.into_iter().flatten().map(|(_, range)| range).collect();
-    ranges.sort_by_key(|range| (range.start, range.end));
-    ranges
-}
-
-/// Index of a term or prefix of the query.
-type Key = usize;
-
-/// A clause of the query with keys instead of terms.
-enum KeyedClause {
-    Single(Key),
-    /// Keys, each with its distance from the first.
-    Phrase(Vec<(usize, Key)>),
-}
-
-/// Finds the terms of one query in texts. Caches the analysis of words, because the same words recur in many texts.
-struct QueryMatcher {
-    analyzer: Analyzer,
-    key_count: usize,
-    terms: HashMap<String, Key>,
-    prefixes: HashMap<String, Key>,
-    words: Vec<KeyedClause>,
-    phrases: Vec<KeyedClause>,
-    excluded: Vec<KeyedClause>,
-    /// Analyzed words, by the word as it is written.
-    analyzed: HashMap<String, AnalyzedWord>,
-    /// `true` if the query contains characters of scripts without spaces.
-    has_unspaced_script: bool,
-}
-
-/// The terms of a word, as far as the query contains them.
-struct AnalyzedWord {
-    term_count: usize,
-    /// Matching keys, each with the index of its term in the word.
-    keys: Vec<(usize, Key)>,
-}
-
-/// Position among the terms of the text, and byte range.
-type Occurrence = (usize, Range<usize>);
-
-/// All occurrences of the terms of a query in a text.
-struct TermOccurrences {
-    /// Occurrences of each key, in the order of the text.
-    by_key: Vec<Vec<Occurrence>>,
-}
-
-impl QueryMatcher {
-    fn new(analyzer: Analyzer, query: &Query) -> Self {
-        let mut matcher = Self {
-            analyzer,
-            key_count: 0,
-            terms: HashMap::new(),
-            prefixes: HashMap::new(),
-            words: Vec::new(),
-            phrases: Vec::new(),
-            excluded: Vec::new(),
-            analyzed: HashMap::new(),
-            has_unspaced_script: false,
-        };
-        matcher.words = query.words.iter().map(|clause| matcher.add_clause(clause)).collect();
-        matcher.phrases = query.phrases.iter().map(|clause| matcher.add_clause(clause)).collect();
-        matcher.excluded = query.excluded.iter().map(|clause| matcher.add_clause(clause)).collect();
-        matcher
-    }
-
-    fn add_clause(&mut self, clause: &Clause) -> KeyedClause {
-        match clause {
-            Clause::Term(term) => KeyedClause::Single(self.add_term(term)),
-            Clause::Prefix(prefix) => {
-                self.has_unspaced_script |= contains_unspaced_script(prefix);
-                KeyedClause::Single(key_of(&mut self.prefixes, prefix, &mut self.key_count))
-            }
-            Clause::Phrase(terms) => {
-                let keyed = |(distance, term): &(usize, String)| (*distance, self.add_term(term));
-                KeyedClause::Phrase(terms.iter().map(keyed).collect())
-            }
-        }
-    }
-
-    fn add_term(&mut self, term: &str) -> Key {
-        self.has_unspaced_script |= contains_unspaced_script(term);
-        key_of(&mut self.terms, term, &mut self.key_count)
-    }
-
-    fn find(&mut self, text: &str) -> TermOccurrences {
-        let mut by_key = vec![Vec::new(); self.key_count];
-        let mut position = 0;
-        let mut push = |key: Key, position: usize, range: Range<usize>| {
-            if let Some(occurrences) = by_key.get_mut(key) {
-                occurrences.push((position, range));
-            }
-        };
-        for segment in segments(text) {
-            let raw = text.get(segment.range.clone()).unwrap_or_default();
-            if segment.is_word {
-                if !self.analyzed.contains_key(raw) {
-                    let analyzed = self.analyze_word(raw);
-                    self.analyzed.insert(raw.to_owned(), analyzed);
-                }
-                if let Some(AnalyzedWord { term_count, keys }) = self.analyzed.get(raw) {
-                    for (term, key) in keys {
-                        push(*key, position + term, segment.range.clone());
-                    }
-                    position += term_count;
-                }
-            } else if self.has_unspaced_script {
-                let characters = characters(raw, segment.range.start);
-                for (index, (character, range)) in characters.iter().enumerate() {
-                    if let Some((next, next_range)) = characters.get(index + 1) {
-                        let bigram = format!("{character}{next}");
-                        for key in self.matching_keys(&bigram, &bigram) {
-                            push(key, position, range.start..next_range.end);
-                        }
-                    }
-                    for key in self.matching_keys(character, character) {
-                        push(key, position, range.clone());
-                    }
-                    position += 1;
-                }
-            } else {
-                position += raw.chars().filter(|c| !is_combining_mark(*c)).count();
-            }
-        }
-        TermOccurrences { by_key }
-    }
-
-    fn analyze_word(&self, raw: &str) -> AnalyzedWord {
-        let terms: Vec<_> = self.analyzer.word_terms(raw).collect();
-        let keys = terms.iter().enumerate().flat_map(|(index, (term, unstemmed))| {
-            self.matching_keys(term, unstemmed).map(move |key| (index, key))
-        });
-        AnalyzedWord { term_count: terms.len(), keys: keys.collect() }
-    }
-
-    /// Returns the keys that match a term. Prefixes match its unstemmed form.
-    fn matching_keys<'a>(&'a self, term: &'a str, unstemmed: &'a str) -> impl Iterator<Item = Key> + 'a {
-        let prefixes = self.prefixes.iter().filter(move |(prefix, _)| unstemmed.starts_with(*prefix));
-        self.terms.get(term).copied().into_iter().chain(prefixes.map(|(_, key)| *key))
-    }
-
-    fn has_phrases(&self, found: &TermOccurrences) -> bool {
-        self.phrases.iter().all(|phrase| found.frequency(phrase) > 0)
-    }
-
-    fn excludes(&self, found: &TermOccurrences) -> bool {
-        self.excluded.iter().any(|clause| found.frequency(clause) > 0)
-    }
-}
-
-/// Returns the key of a term or prefix. A new one gets the next key.
-fn key_of(keys: &mut HashMap<String, Key>, text: &str, key_count: &mut usize) -> Key {
-    *keys.entry(text.to_owned()).or_insert_with(|| {
-        *key_count += 1;
-        *key_count - 1
-    })
-}
-
-fn contains_unspaced_script(text: &str) -> bool {
-    segments(text).any(|segment| !segment.is_word)
-}
-
-impl TermOccurrences {
-    fn of(&self, key: Key) -> &[Occurrence] {
-        self.by_key.get(key).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    /// Returns the number of matches of a clause.
-    fn frequency(&self, clause: &KeyedClause) -> usize {
-        match clause {
-            KeyedClause::Single(key) => self.of(*key).len(),
-            KeyedClause::Phrase(terms) => {
-                let Some(((_, first), others)) = terms.split_first() else { return 0 };
-                let occurs_at = |key: Key, position: usize| {
-                    self.of(key).binary_search_by_key(&position, |(position, _)| *position).is_ok()
-                };
-                let is_complete =
-                    |start: usize| others.iter().all(|(distance, key)| occurs_at(*key, start + distance));
-                self.of(*first).iter().filter(|(start, _)| is_complete(*start)).count()
-            }
-        }
-    }
+/// Returns the speakers of the messages of a session. A text that begins with `Note: ` has none, except in a transcript.
+fn speakers<'a>(messages: &HashMap<i64, &'a Candidate>) -> Vec<&'a str> {
+    let speakers = messages.values().filter_map(|candidate| candidate.speaker.as_ref());
+    let leading = speakers.clone().filter(|speaker| speaker.is_leading).count();
+    let is_transcript = leading * 2 > messages.len();
+    speakers.filter(|speaker| !speaker.is_leading || is_transcript).map(|speaker| &*speaker.name).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::matcher::Matcher;
     use super::*;
+
+    fn parse(query: &str) -> (Query, Vec<f64>) {
+        let query = Query::parse(Analyzer::default(), query).expect("a query");
+        let weights = vec![1.0; query.words.len()];
+        (query, weights)
+    }
+
+    fn candidates(query: &Query, messages: &[(&str, i64, &str)]) -> Vec<Candidate> {
+        let mut matcher = Matcher::new(Analyzer::default(), query);
+        let candidate = |&(session, seq, text): &(&str, i64, &str)| Candidate {
+            session: session.to_owned(),
+            seq,
+            created_at: OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seq),
+            speaker: text
+                .split_once(": ")
+                .map(|(name, _)| Speaker { name: name.to_owned(), is_leading: true }),
+            text_match: matcher.count(text),
+        };
+        messages.iter().map(candidate).collect()
+    }
 
     /// Returns the hits among messages of the sessions, by position.
     fn ranked<'a>(query: &str, messages: &[(&'a str, i64, &str)]) -> Vec<((&'a str, i64), f64)> {
-        let analyzer = Analyzer::default();
-        let query = Query::parse(analyzer, query).expect("a query");
-        let mut ranker = Ranker::new(analyzer, &query, vec![1.0; query.words.len()]);
-        for (session, seq, text) in messages {
-            let created_at = OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(*seq);
-            let name = text.split_once(": ").map(|(name, _)| Speaker { name, is_leading: true });
-            ranker.add(&Candidate { session, seq: *seq, created_at, text, speaker: name });
-        }
-        let position = |index: usize| (messages[index].0, messages[index].1);
-        ranker.ranked().into_iter().map(|(index, score)| (position(index), score)).collect()
+        let (query, weights) = parse(query);
+        let candidates = candidates(&query, messages);
+        let hits = Ranking::new(Analyzer::default(), &query, &weights, &candidates).hits();
+        hits.into_iter().map(|(index, score)| ((messages[index].0, messages[index].1), score)).collect()
     }
 
     fn positions<'a>(query: &str, messages: &[(&'a str, i64, &str)]) -> Vec<(&'a str, i64)> {
@@ -515,15 +261,11 @@ mod tests {
         assert_eq!(positions("ferry harbour", &messages), [("a", 3), ("a", 1), ("a", 2)]);
         assert_eq!(positions("ferry", &messages), [("a", 1)]);
         assert_eq!(positions("ferry \"from the harbour\"", &messages), [("a", 3)]);
-        let analyzer = Analyzer::default();
         let promising = |query: &str, limit| {
-            let query = Query::parse(analyzer, query).expect("a query");
-            let mut ranker = Ranker::new(analyzer, &query, vec![1.0; query.words.len()]);
-            for (session, seq, text) in [messages[0], messages[2]] {
-                let created_at = OffsetDateTime::UNIX_EPOCH;
-                ranker.add(&Candidate { session, seq, created_at, text, speaker: None });
-            }
-            let promising = ranker.promising_neighbours(limit);
+            let (query, weights) = parse(query);
+            let candidates = candidates(&query, &[messages[0], messages[2]]);
+            let ranking = Ranking::new(Analyzer::default(), &query, &weights, &candidates);
+            let promising = ranking.promising_neighbours(&ranking.hits(), limit);
             promising.into_iter().map(|(_, seq)| seq).collect::<Vec<_>>()
         };
         assert_eq!(promising("ferry harbour", 10), [2, 4, 5]);

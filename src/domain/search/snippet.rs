@@ -1,8 +1,8 @@
 //! Cuts the excerpt of a hit that contains most of the matches, and marks the matches in it.
 
 use super::analyzer::Analyzer;
+use super::matcher::matches;
 use super::query::Query;
-use super::rank::matches;
 use std::ops::Range;
 
 /// Approximate length of a snippet, in characters.

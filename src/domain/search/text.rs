@@ -24,25 +24,25 @@ const MAX_SPEAKER_CHARS: usize = 40;
 const MAX_SPEAKER_WORDS: usize = 3;
 
 /// The speaker of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Speaker<'a> {
-    pub name: &'a str,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Speaker {
+    pub name: String,
     /// `true` if the text begins with the name, which it also does if the name is something else, such as `Note: `.
     pub is_leading: bool,
 }
 
 /// Returns the speaker: the `name` of the message, or `Ada` if the text begins with `Ada: `, as in a transcript.
 #[must_use]
-pub fn speaker<'a>(message: &'a Message, text: &'a str) -> Option<Speaker<'a>> {
+pub fn speaker(message: &Message, text: &str) -> Option<Speaker> {
     if let Some(name) = message.name() {
-        return Some(Speaker { name, is_leading: false });
+        return Some(Speaker { name: name.to_owned(), is_leading: false });
     }
     let (name, _) = text.split_once(": ")?;
     let is_name = name.chars().nth(MAX_SPEAKER_CHARS).is_none()
         && name.split(' ').count() <= MAX_SPEAKER_WORDS
         && name.split(' ').all(|word| word.starts_with(|c: char| c.is_alphabetic() && !c.is_lowercase()))
         && name.chars().all(|c| c.is_alphabetic() || matches!(c, ' ' | '.' | '-' | '\'' | '’'));
-    is_name.then_some(Speaker { name, is_leading: true })
+    is_name.then(|| Speaker { name: name.to_owned(), is_leading: true })
 }
 
 fn add(text: &mut String, part: &str, may_be_json: bool) {
