@@ -4,6 +4,7 @@
 //! `tests/sdks.rs` validates the rendered contexts with the types of the official clients.
 #![cfg(test)]
 
+use reqwest::Method;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -76,7 +77,23 @@ async fn check(app: Arc<TestClient>, model: Arc<ModelServer>, shape: Arc<Shape>)
         let is_hit = |hit: &Value| hit["message"].to_string().contains(&encoded(text));
         assert!(hits.as_array().is_some_and(|hits| hits.iter().any(is_hit)), "{text:?} is not found: {hits}");
     }
+    check_import(&app, &path, &shape, &stored).await;
     check_summary(&app, &model, &path, &shape, &stored).await;
+}
+
+/// Imports the shape as plain lines, exports the session, and imports that export: the messages are always the same.
+async fn check_import(app: &TestClient, path: &str, shape: &Shape, stored: &[String]) {
+    let lines: Vec<&str> = shape.messages.iter().map(|message| message.get()).collect();
+    let (plain, again) = (format!("{path}-plain"), format!("{path}-again"));
+    for (path, source) in [(&plain, None), (&again, Some(format!("{plain}/export")))] {
+        let lines = match source {
+            Some(export) => app.get(&export).await.text,
+            None => lines.join("\n"),
+        };
+        let request = app.request(Method::POST, &format!("{path}/import"));
+        request.header("content-type", "application/x-ndjson").body(lines).await.ok(201);
+        assert_eq!(read_history(app, path).await, stored, "{path}");
+    }
 }
 
 /// Returns the text as it appears within a JSON string.

@@ -50,12 +50,11 @@ fn with_end(data: &[u8]) -> Cow<'_, [u8]> {
     let (mut hash, mut messages, mut revisions) = (Sha256::new(), 0, 0);
     let mut reader = ExportReader::new(SIZES);
     for line in lines.split(|byte| *byte == b'\n') {
-        match reader.line(line) {
-            Ok(Some(ImportRow::Message(_))) => messages += 1,
-            Ok(Some(ImportRow::Revision(_))) => revisions += 1,
-            Ok(None) => {}
-            Err(_) => return data.into(),
-        }
+        let Ok(rows) = reader.line(line) else {
+            return data.into();
+        };
+        let new_messages = rows.iter().filter(|row| matches!(row, ImportRow::Message(_))).count();
+        (messages, revisions) = (messages + new_messages, revisions + rows.len() - new_messages);
         if !line.trim_ascii().is_empty() {
             hash.update(line);
             hash.update(b"\n");
@@ -74,7 +73,7 @@ fn check(data: &[u8]) -> ImportCheck {
     for line in lines {
         let before = reader.clone();
         match reader.line(line) {
-            Ok(row) => rows.extend(row),
+            Ok(found) => rows.extend(found),
             Err(error) => {
                 assert_error_quotes_nothing(&before, line);
                 return Err(error);

@@ -167,7 +167,7 @@ impl ExportWriter {
 }
 
 /// A hash of messages and, unless the import consists of messages only, of their times and the revisions. It tells
-/// whether a session begins with the content of an import. The times of messages of the chat format are part of the messages.
+/// whether a session begins with the content of an import. The times of plain messages are part of the messages.
 #[derive(Clone, Debug)]
 pub struct Fingerprint {
     hash: Sha256,

@@ -125,7 +125,7 @@ impl Upload {
 
     fn read_line(&mut self, line: &[u8]) -> Result<(), Error> {
         self.check_line_size(line.len())?;
-        if let Some(row) = self.reader.line(line)? {
+        for row in self.reader.line(line)? {
             self.staging_file.write(&row).map_err(Error::StagingFile)?;
         }
         Ok(())

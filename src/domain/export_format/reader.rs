@@ -54,7 +54,7 @@ pub struct ImportedSession {
     pub summary: Summary,
     /// The [`Fingerprint`] of the file.
     pub fingerprint: String,
-    /// The file consists of messages in the chat format, without header, times and revisions.
+    /// The file consists of plain messages, without header, times and revisions.
     pub messages_only: bool,
 }
 
@@ -75,8 +75,8 @@ enum LineType {
     Message,
     Revision,
     End,
-    /// A message of the chat format.
-    ChatMessage,
+    /// A message as a client sends it, in the chat format or the Anthropic format.
+    PlainMessage,
 }
 
 /// Reads and validates an export line by line.
@@ -89,7 +89,7 @@ pub struct ExportReader {
     session: ImportedSession,
     /// Numbers of messages and revisions according to the header.
     declared: (i64, i64),
-    /// The time of our clock, for messages of the chat format: their times must not be in the future.
+    /// The time of our clock, for plain messages: their times must not be in the future.
     now: Option<OffsetDateTime>,
     /// Hashes of the states that a restore may return to: 32 bytes for each revision.
     states: HashSet<[u8; 32]>,
@@ -143,7 +143,7 @@ impl LineType {
         })?;
         let types = [
             (fields.precis_export, Self::Header),
-            (fields.role, Self::ChatMessage),
+            (fields.role, Self::PlainMessage),
             (fields.message, Self::Message),
             (fields.revision, Self::Revision),
             (fields.end, Self::End),
@@ -161,7 +161,7 @@ impl LineType {
     fn max_depth(self) -> usize {
         match self {
             // In a request body, a message is inside the list `messages`: two levels.
-            Self::ChatMessage => MAX_JSON_DEPTH - 2,
+            Self::PlainMessage => MAX_JSON_DEPTH - 2,
             Self::Message => MAX_JSON_DEPTH - 1,
             // Metadata is one level deeper than in a request body.
             Self::Header => MAX_JSON_DEPTH + 1,
@@ -189,15 +189,15 @@ impl ExportReader {
         }
     }
 
-    /// Rejects messages of the chat format whose time is after `now`. The times of an export come from the clock of a store.
+    /// Rejects plain messages whose time is after `now`. The times of an export come from the clock of a store.
     #[must_use]
     pub fn with_clock(self, now: OffsetDateTime) -> Self {
         Self { now: Some(now), ..self }
     }
 
-    /// Reads the next line, without its line feed. Returns `None` for the first, the last and empty lines. After an error,
-    /// the reader cannot be used.
-    pub fn line(&mut self, line: &[u8]) -> Result<Option<ImportRow>, LineError> {
+    /// Reads the next line, without its line feed. Returns no row for the first, the last and empty lines, and several for a
+    /// message with several results of tools. After an error, the reader cannot be used.
+    pub fn line(&mut self, line: &[u8]) -> Result<Vec<ImportRow>, LineError> {
         self.line += 1;
         self.read_line(line).map_err(|errors| self.error(errors))
     }
@@ -234,13 +234,13 @@ impl ExportReader {
         Err(self.error(vec![FieldError::new("", detail)]))
     }
 
-    fn read_line(&mut self, line: &[u8]) -> Result<Option<ImportRow>, Vec<FieldError>> {
+    fn read_line(&mut self, line: &[u8]) -> Result<Vec<ImportRow>, Vec<FieldError>> {
         let Ok(text) = std::str::from_utf8(line) else {
             return invalid("", "is not UTF-8");
         };
         let text = text.trim_ascii();
         if text.is_empty() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let line_type = LineType::of(text)?;
         let max_depth = line_type.max_depth();
@@ -251,20 +251,24 @@ impl ExportReader {
                 invalid("", "has a \\u escape that is incomplete, or half a surrogate pair")
             };
         }
-        let row = match (self.position, line_type) {
-            (Position::Start, LineType::Header) => self.read_header(parse_line(text)?).map(|()| None)?,
-            (Position::Start | Position::MessagesOnly, LineType::ChatMessage) => {
-                Some(self.read_chat_message(text)?)
+        let rows = match (self.position, line_type) {
+            (Position::Start, LineType::Header) => {
+                self.read_header(parse_line(text)?).map(|()| Vec::new())?
             }
-            (Position::AfterHeader, LineType::Message) => Some(self.read_message(&parse_line(text)?)?),
-            (Position::AfterHeader, LineType::Revision) => Some(self.read_revision(parse_revision(text)?)?),
-            (Position::AfterHeader, LineType::End) => self.read_end(&parse_line(text)?).map(|()| None)?,
+            (Position::Start | Position::MessagesOnly, LineType::PlainMessage) => {
+                self.read_plain_message(text)?
+            }
+            (Position::AfterHeader, LineType::Message) => vec![self.read_message(&parse_line(text)?)?],
+            (Position::AfterHeader, LineType::Revision) => vec![self.read_revision(parse_revision(text)?)?],
+            (Position::AfterHeader, LineType::End) => {
+                self.read_end(&parse_line(text)?).map(|()| Vec::new())?
+            }
             (Position::End, _) => return invalid("", "follows the last line of the export"),
             (Position::Start, _) => {
                 return invalid("", "the first line of an export is {\"precis_export\": 1, \"session\": …}");
             }
             (Position::MessagesOnly, _) => {
-                return invalid("", "is no message: the lines before it are messages of the chat format");
+                return invalid("", "is no message: the lines before it have a role and content");
             }
             (Position::AfterHeader, _) => {
                 return invalid("", "must be a message, a revision or the last line of the export");
@@ -272,7 +276,7 @@ impl ExportReader {
         };
         self.hash.update(line);
         self.hash.update(b"\n");
-        Ok(row)
+        Ok(rows)
     }
 
     fn read_header(&mut self, line: HeaderLine) -> Result<(), Vec<FieldError>> {
@@ -305,14 +309,16 @@ impl ExportReader {
         Ok(())
     }
 
-    fn read_chat_message(&mut self, text: &str) -> Result<ImportRow, Vec<FieldError>> {
+    /// Reads a message of either format. Each result of a tool becomes a message of its own, as in an exchange.
+    fn read_plain_message(&mut self, text: &str) -> Result<Vec<ImportRow>, Vec<FieldError>> {
         if self.position == Position::Start {
             (self.position, self.fingerprint) = (Position::MessagesOnly, Fingerprint::new(true));
             self.session.messages_only = true;
         }
         let message: &RawValue = parse_line(text)?;
-        let created_at = message_time(message, self.now).map_err(|error| vec![error]);
-        self.add_message("", Message::parse(message)?, created_at?, None)
+        let created_at = message_time(message, self.now).map_err(|error| vec![error])?;
+        let messages = Message::parse_anthropic(message)?.into_iter();
+        messages.map(|message| self.add_message("", message, created_at, None)).collect()
     }
 
     fn read_message(&mut self, line: &MessageLine<'_>) -> Result<ImportRow, Vec<FieldError>> {

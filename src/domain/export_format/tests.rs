@@ -226,6 +226,21 @@ fn file_of_messages_only_is_imported() {
 }
 
 #[test]
+fn each_result_of_a_plain_line_is_a_row() {
+    let line = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"a"},{"type":"tool_result","tool_use_id":"b"},{"type":"text","text":"x"}],"created_at":1000000000}"#;
+    let (session, rows) = check([MESSAGES[0], line, MESSAGES[2]]).expect("valid");
+    let messages = rows.iter().map(|row| match row {
+        ImportRow::Message(row) => (row.seq, row.created_at, row.message.tool_call_id()),
+        ImportRow::Revision(_) => panic!("no revision"),
+    });
+    let time = Some(datetime!(2001-09-09 01:46:40 UTC));
+    let expected =
+        [(1, None, None), (2, time, Some("a")), (3, time, Some("b")), (4, time, None), (5, None, Some("a"))];
+    assert!(messages.eq(expected), "{rows:?}");
+    assert_eq!(session.last_seq, 5);
+}
+
+#[test]
 fn times_of_messages_are_read_in_any_order() {
     let at = |time: &str| format!(r#"{{"role":"user","content":"x","created_at":{time}}}"#);
     let lines = [at("\"2026-02-03T11:15:00+01:00\""), at("1000000000"), at("null"), MESSAGES[0].to_owned()];

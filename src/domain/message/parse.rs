@@ -172,7 +172,7 @@ pub(super) fn parse(json: &str, source: Source) -> Result<MessageParts, Vec<Fiel
 impl RawMessage<'_> {
     fn validate(self, source: Source) -> Result<MessageParts, Vec<FieldError>> {
         let mut errors = Vec::new();
-        if let Some(extra) = self.extra.filter(|_| source == Source::Client) {
+        if let Some(extra) = self.extra.filter(|_| source != Source::Stored) {
             errors.extend(check_extra(extra).err());
         }
         let is_function = self.role.as_deref() == Some(FUNCTION_ROLE);

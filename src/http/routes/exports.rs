@@ -99,7 +99,7 @@ pub(crate) struct ImportResponse {
 
 /// Creates a session from an export, or from JSON lines with `role` and `content`, completely or not at all.
 ///
-/// Repeating an import returns 200 and writes nothing. An import into any other existing session returns 409.
+/// Such a line is a message of an exchange, in the format `openai` or `anthropic`. Repeating an import returns 200 and writes nothing. An import into any other existing session returns 409.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/import", operation_id = "import_session", tag = "sessions",
     params(SessionPath, ImportParams),

@@ -181,6 +181,70 @@ async fn history_of_both_formats_is_valid_in_both(backend: Backend) {
     }
 }
 
+/// Imports plain lines.
+async fn import(app: &TestApp, session: &str, messages: &[Value]) -> Response {
+    let lines: Vec<String> = messages.iter().map(Value::to_string).collect();
+    let request = app.request(Method::POST, &format!("/sessions/{session}/import"));
+    request.header("content-type", "application/x-ndjson").body(lines.join("\n")).await
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn import_accepts_the_messages_of_an_exchange_in_either_format(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let mut timed = turn();
+    timed[2]["created_at"] = json!("2026-02-03T10:15:00Z");
+    let chat = [
+        json!({"role": "user", "content": "Go.", "extra": {"a": 1}}),
+        json!({"role": "assistant", "content": null, "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}},
+        ]}),
+        json!({"role": "tool", "tool_call_id": "call_1", "content": "found"}),
+    ];
+    let list = [&timed[..], &chat].concat();
+    app.post(PATH, body(&list)).await.ok(201);
+    let imported = import(&app, "imported", &list).await.ok(201);
+    let history = app.history("s").await;
+    assert_eq!((app.history("imported").await, &imported["messages"]), (history.clone(), &json!(11)));
+    for format in ["anthropic", "openai"] {
+        let options = json!({"format": format, "fields": "all", "include_extra": true});
+        let context = async |session| app.context(session, &options).await;
+        let (exchanged, imported) = (context("s").await, context("imported").await);
+        for part in ["messages", "tokens", "inserted", "extra"] {
+            assert_eq!(imported[part], exchanged[part], "{format}");
+        }
+    }
+    assert_eq!(app.get("/search?q=lychee&session_id=imported").await["items"][0]["seq"], 3);
+    // The three messages from one line have its time.
+    let page = app.get("/sessions/imported/messages").await;
+    for at in 2..5 {
+        assert_eq!(page["items"][at]["created_at"], "2026-02-03T10:15:00Z", "{at}");
+    }
+    // A repetition is recognised, and the export of the session has the same messages and times.
+    assert_eq!(import(&app, "imported", &list).await.ok(200), imported);
+    let export = app.get("/sessions/imported/export").await.text;
+    let request = app.request(Method::POST, "/sessions/copy/import");
+    request.header("content-type", "application/x-ndjson").body(export).await.ok(201);
+    assert_eq!(app.get("/sessions/copy/messages").await.text, page.text);
+
+    let result = json!({"type": "tool_result", "tool_use_id": "a"});
+    for (line, field) in [
+        (json!({"role": "user", "content": [{"type": "whatever"}]}), "content[0].type"),
+        (json!({"role": "user", "content": [text("a"), {"type": "tool_result"}]}), "content[1].tool_use_id"),
+        (json!({"role": "assistant", "content": [result]}), "content[0].type"),
+        (
+            json!({"role": "user", "content": [result, result], "created_at": "2999-01-01T00:00:00Z"}),
+            "created_at",
+        ),
+        (json!({"role": "user", "content": [result], "extra": {"large": "x".repeat(16 * 1024)}}), "extra"),
+    ] {
+        let response = import(&app, "t", &[turn()[0].clone(), line]).await;
+        assert_eq!(response.fields(), [format!("line 2, {field}")]);
+    }
+    app.get("/sessions/t").await.problem(404, "session-not-found");
+}
+
 fn detail(response: &Response) -> String {
     response.json()["errors"][0]["detail"].as_str().expect("a detail").to_owned()
 }
@@ -199,6 +263,8 @@ async fn invalid_blocks_are_rejected_by_name() {
     rejected("assistant", tool_use("a", &json!([])), "input", "object").await;
     rejected("assistant", json!({"type": "tool_result", "tool_use_id": "a"}), "type", "user").await;
     rejected("user", json!({"type": "tool_result"}), "tool_use_id", "missing").await;
+    let large = json!({"role": "user", "content": [text("a")], "extra": {"large": "x".repeat(16 * 1024)}});
+    assert_eq!(app.post(PATH, body(&[large])).await.fields(), ["messages[0].extra"]);
     let chat = json!({"messages": [{"role": "assistant", "content": [tool_use("a", &json!({}))]}]});
     let response = app.post(PATH, chat).await;
     assert!(detail(&response).contains(r#""format": "anthropic""#), "{response}");
