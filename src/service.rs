@@ -40,6 +40,7 @@ mod forks;
 pub mod import;
 pub mod indexer;
 pub mod keys;
+mod leases;
 mod memory;
 mod metrics;
 mod redactions;

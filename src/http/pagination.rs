@@ -69,7 +69,7 @@ pub(super) fn invalid_position() -> Problem {
     Problem::invalid_field("cursor", "must be the value of next of an earlier page")
 }
 
-/// The parameters of a list of numbered items, newest first.
+/// The parameters of a list of numbered items.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -82,9 +82,18 @@ pub(super) struct PageParams {
 }
 
 impl PageParams {
-    /// Returns the number of items, and the number before which the page begins.
-    pub(super) fn read(&self) -> Result<(i64, i64), Problem> {
-        let before = decode_position(self.cursor.as_deref())?;
-        Ok((page_size(self.limit), before.unwrap_or(i64::MAX)))
+    /// Returns the number of items, and the number before which the page of a descending list begins.
+    pub(super) fn read_descending(&self) -> Result<(i64, i64), Problem> {
+        self.read(i64::MAX)
+    }
+
+    /// Returns the number of items, and the number after which the page of an ascending list begins.
+    pub(super) fn read_ascending(&self) -> Result<(i64, i64), Problem> {
+        self.read(0)
+    }
+
+    fn read(&self, first_page: i64) -> Result<(i64, i64), Problem> {
+        let position = decode_position(self.cursor.as_deref())?;
+        Ok((page_size(self.limit), position.unwrap_or(first_page)))
     }
 }

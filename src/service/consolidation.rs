@@ -4,6 +4,7 @@
 //! the models of the pool can read at once; it is summarised, and summary, cursor and revision are committed together. A
 //! committed batch stays, even if a later one fails.
 
+use super::leases::keep_lease;
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::capacity;
@@ -37,9 +38,6 @@ const MAX_PLANNED_MESSAGES: i64 = 10_000;
 const MAX_LOADED_BYTES: i64 = 8 * 1024 * 1024;
 /// The memory of messages that are loaded: as rows, as messages, and as lines of the transcript.
 const LOADED_MEMORY: usize = 24 * 1024 * 1024;
-
-/// The interval of renewals. A run loses its lease only if three consecutive renewals fail or are late.
-const LEASE_RENEWAL: Duration = Duration::from_secs(1);
 
 /// The result of consolidation in a context request: the object `consolidation` of a context.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -265,22 +263,12 @@ impl ConsolidationRun {
         self.report
     }
 
-    /// Renews the lease until another holder has it, or the session was erased. A failed renewal is repeated: without another
-    /// holder, a lease that has expired can still be renewed.
+    /// Renews the lease until the run has lost it.
     fn keep_lease(&self) -> impl Future<Output = ()> + use<> {
         let (store, tenant, lease) = (Arc::clone(&self.service.store), self.tenant.clone(), self.lease);
         let session = self.session.session_id.clone();
         async move {
-            loop {
-                tokio::time::sleep(LEASE_RENEWAL).await;
-                match store.renew_lease(&tenant, &session, lease, LEASE_TTL).await {
-                    Ok(true) => {}
-                    Ok(false) => return,
-                    Err(error) => {
-                        tracing::warn!(error = %ErrorChain(&error), "failed to renew the lease of a consolidation");
-                    }
-                }
-            }
+            keep_lease("a consolidation", || store.renew_lease(&tenant, &session, lease, LEASE_TTL)).await;
         }
     }
 

@@ -3,6 +3,7 @@
 //! Every replica runs a worker, and a lease in the database admits one of them at a time. The worker reads pages of candidates
 //! from an index, and erases each expired session in a transaction of its own, which checks again that the session has expired.
 
+use super::leases::keep_lease;
 use super::{Error, MemoryService};
 use crate::domain::consolidation::LEASE_TTL;
 use crate::domain::error_chain::ErrorChain;
@@ -16,7 +17,6 @@ use uuid::Uuid;
 
 /// The name of the lease.
 const WORKER: &str = "retention";
-const LEASE_RENEWAL: Duration = Duration::from_secs(1);
 /// Longest wait for the statement that ends the lease, when the service stops.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time until the first search after the start of the service.
@@ -165,7 +165,7 @@ impl RetentionWorker {
                     false
                 }
             },
-            () = keep_lease(&service, token) => {
+            () = keep_lease("the retention worker", || service.store.renew_worker_lease(WORKER, token, LEASE_TTL)) => {
                 tracing::warn!("another replica has taken the lease of the retention worker");
                 false
             }
@@ -302,20 +302,6 @@ impl RetentionWorker {
                 self.service.metrics.retention_errors.increment(1);
                 tracing::warn!(%now, "no session is erased: {problem}");
                 Err(RunError::Clock)
-            }
-        }
-    }
-}
-
-/// Renews the lease until another replica has it.
-async fn keep_lease(service: &MemoryService, token: Uuid) {
-    loop {
-        tokio::time::sleep(LEASE_RENEWAL).await;
-        match service.store.renew_worker_lease(WORKER, token, LEASE_TTL).await {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => {
-                tracing::debug!(error = %ErrorChain(&error), "failed to renew the lease of the retention worker");
             }
         }
     }

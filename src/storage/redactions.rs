@@ -175,10 +175,7 @@ async fn lock_lineage(
             None => transaction.statement(LOCK_SESSION).bind(tenant.as_str()).bind(session.as_str()),
         };
         let rows = statement.read_all().await?;
-        let ids = rows.iter().map(|row| {
-            SessionId::new(row.field::<String>("session_id")?).map_err(StoreError::corrupt("a session id"))
-        });
-        let found: Vec<SessionId> = ids.collect::<Result<_, _>>()?;
+        let found = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
         if found == locked {
             return Ok(Some((last_seq, locked)));
         }

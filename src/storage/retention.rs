@@ -4,6 +4,7 @@
 //! the most specific period that applies to it has ended. The statement that erases a session checks this again, so a
 //! session that got an exchange or another period meanwhile stays.
 
+use super::rows;
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::store::{decode, delete_with_branches, micros};
 use super::values::DbTime;
@@ -122,11 +123,7 @@ impl Store {
     /// Returns the tenants that have, or had, a session.
     pub async fn tenants(&self) -> Result<Vec<TenantId>, StoreError> {
         const SELECT_TENANTS: &str = "SELECT tenant_id FROM tenants ORDER BY tenant_id";
-        let rows = self.global_statement(SELECT_TENANTS).read_all().await?;
-        let tenant = |row: &AnyRow| {
-            TenantId::new(row.field::<String>("tenant_id")?).map_err(StoreError::corrupt("a tenant id"))
-        };
-        rows.iter().map(tenant).collect()
+        self.global_statement(SELECT_TENANTS).read_all().await?.iter().map(rows::tenant_id).collect()
     }
 
     /// Returns the periods of a user, if one is given, and of the tenant.
@@ -325,9 +322,8 @@ impl Store {
             _ => statement,
         };
         let candidate = |row: &AnyRow| -> Result<_, StoreError> {
-            let session = SessionId::new(row.field::<String>("session_id")?)
-                .map_err(StoreError::corrupt("a session id"))?;
-            let position = CandidatePosition { sort_key: row.field("sort_key")?, session };
+            let position =
+                CandidatePosition { sort_key: row.field("sort_key")?, session: rows::session_id(row)? };
             Ok(Candidate { position, is_expired: row.field("is_expired")? })
         };
         statement.read_all_in_index_order().await?.iter().map(candidate).collect()
@@ -355,20 +351,13 @@ impl Store {
                 ")"
             )),
         };
-        let erased = loop {
-            let statement = self
-                .statement(tenant, DELETE_EXPIRED_SESSION)
-                .bind(session.as_str())
-                .bind(DbTime(now))
-                .bind(default.after_last_exchange.map(RetentionPeriod::seconds))
-                .bind(default.branch_seconds());
-            match statement.execute().await {
-                Err(error) if self.makes_room(&error) => {}
-                erased => break erased? > 0,
-            }
+        let delete = || {
+            let statement = self.statement(tenant, DELETE_EXPIRED_SESSION).bind(session.as_str());
+            let period = default.after_last_exchange.map(RetentionPeriod::seconds);
+            let statement = statement.bind(DbTime(now)).bind(period).bind(default.branch_seconds());
+            async { Ok(statement.execute().await? > 0) }
         };
-        self.remove_traces(erased).await;
-        Ok(erased)
+        self.erase(delete).await
     }
 
     /// Takes the lease of a background worker for `ttl`, unless another holder has it or has finished less than `pause` ago. A

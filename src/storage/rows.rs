@@ -246,11 +246,11 @@ pub(super) fn pending_message(
     })
 }
 
-fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {
+pub(super) fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {
     TenantId::new(row.field::<String>("tenant_id")?).map_err(StoreError::corrupt("a tenant id"))
 }
 
-fn session_id(row: &impl DbRow) -> Result<SessionId, StoreError> {
+pub(super) fn session_id(row: &impl DbRow) -> Result<SessionId, StoreError> {
     SessionId::new(row.field::<String>("session_id")?).map_err(StoreError::corrupt("a session id"))
 }
 

@@ -54,6 +54,14 @@ fn create_private(file: &Path) {
     let _ = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
 }
 
+/// Returns options for a connection to an existing file.
+pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreError> {
+    let options = SqliteConnectOptions::from_str(url)
+        .map_err(|_| StoreError::Url("expected sqlite://FILE or sqlite:FILE".to_owned()))?;
+    // Another process, such as a backup, may lock the file for a moment.
+    Ok(options.busy_timeout(Duration::from_secs(5)).log_statements(tracing::log::LevelFilter::Off))
+}
+
 #[derive(Debug)]
 pub struct Sqlite {
     writer: SqlitePool,
@@ -77,21 +85,17 @@ impl Sqlite {
                     .to_owned(),
             ));
         }
-        let connect = SqliteConnectOptions::from_str(url)
-            .map_err(|_| StoreError::Url("expected sqlite://FILE or sqlite:FILE".to_owned()))?
+        let connect = connect_options(url)?
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
-            // Another process, such as a backup, may lock the file for a moment.
-            .busy_timeout(Duration::from_secs(5))
             // A checkpoint writes each page once that has changed since the last one, so fewer checkpoints write less: with
             // 1,000 sessions, 33 KiB per exchange instead of 41 with the default of 1,000 pages. The log grows to 16 MiB.
             .pragma("wal_autocheckpoint", "4000")
             .pragma("temp_store", "memory")
             // Overwrites deleted content, so that erased data does not stay in the file.
-            .pragma("secure_delete", "on")
-            .log_statements(tracing::log::LevelFilter::Off);
+            .pragma("secure_delete", "on");
         let pool = |connections| {
             SqlitePoolOptions::new()
                 .max_connections(connections)

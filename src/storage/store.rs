@@ -635,14 +635,11 @@ impl Store {
                 )"
             ),
         };
-        let erased = loop {
-            match self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await {
-                Err(error) if self.makes_room(&error) => {}
-                erased => break erased? > 0,
-            }
+        let delete = || {
+            let statement = self.statement(tenant, DELETE_SESSION).bind(session.as_str());
+            async { Ok(statement.execute().await? > 0) }
         };
-        self.remove_traces(erased).await;
-        Ok(erased)
+        self.erase(delete).await
     }
 
     /// Erases the memory document of a user, its versions, all sessions and the retention of the user. Returns `false` if there
@@ -667,32 +664,40 @@ impl Store {
                 " RETURNING 1"
             ),
         };
+        let delete = || {
+            let statement = self.statement(tenant, DELETE_USER).bind(user.as_str());
+            async { Ok(statement.write_together().await?.is_some()) }
+        };
+        self.erase(delete).await
+    }
+
+    /// Erases something with `delete`, which returns `false` if there is nothing to erase, and removes its traces. On a full disk,
+    /// SQLite tries again with the space that is reserved for erasures.
+    pub(super) async fn erase<F>(&self, delete: impl Fn() -> F) -> Result<bool, StoreError>
+    where
+        F: Future<Output = Result<bool, StoreError>>,
+    {
         let erased = loop {
-            match self.statement(tenant, DELETE_USER).bind(user.as_str()).write_together().await {
+            match delete().await {
                 Err(error) if self.makes_room(&error) => {}
-                row => break row?.is_some(),
+                erased => break erased?,
             }
         };
-        self.remove_traces(erased).await;
+        if let (true, Self::Sqlite(database)) = (erased, self) {
+            database.truncate_wal().await;
+            database.fill_disk_reserve();
+        }
         Ok(erased)
     }
 
     /// Returns `true` if an erasure failed because SQLite's disk is full, and now has the space that is reserved for it.
-    pub(super) fn makes_room(&self, error: &StoreError) -> bool {
+    fn makes_room(&self, error: &StoreError) -> bool {
         let Self::Sqlite(database) = self else { return false };
         let has_room = error.is_disk_full() && database.release_disk_reserve();
         if has_room {
             tracing::warn!("the disk is full: the erasure uses the space that is reserved for it");
         }
         has_room
-    }
-
-    /// Removes what a database keeps of erased rows outside of its tables.
-    pub(super) async fn remove_traces(&self, erased: bool) {
-        if let (true, Self::Sqlite(database)) = (erased, self) {
-            database.truncate_wal().await;
-            database.fill_disk_reserve();
-        }
     }
 
     /// Returns the state of a session that decides whether a copy of its context is current, or `None` if the session does

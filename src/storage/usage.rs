@@ -4,14 +4,14 @@
 //! settled, copied, imported, redacted or erased, and of what recently active sessions have in addition, which are read from the
 //! index of activity. So exchanges of different sessions never wait for a counter.
 
+use super::rows;
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::{Store, StoreError};
-use crate::domain::id::{SessionId, TenantId};
+use crate::domain::id::TenantId;
 
 impl Store {
     /// Returns the size of all messages of a tenant as JSON, in bytes.
     pub async fn stored_bytes(&self, tenant: &TenantId) -> Result<i64, StoreError> {
-        const SELECT_SETTLED_HOUR: &str = "SELECT settled_hour FROM tenants WHERE tenant_id = $1";
         /// The hour is a parameter, and the sessions come sorted from the index: see [`Store::sessions`]. It may be lower than
         /// the current one, because settled sessions add nothing.
         macro_rules! select_stored_bytes {
@@ -34,8 +34,7 @@ impl Store {
             ),
             sqlite: select_stored_bytes!(""),
         };
-        let Some(row) = self.statement(tenant, SELECT_SETTLED_HOUR).read().await? else { return Ok(0) };
-        let settled_hour: i64 = row.field("settled_hour")?;
+        let Some(settled_hour) = self.settled_hour(tenant).await? else { return Ok(0) };
         let statement = self.statement(tenant, SELECT_STORED_BYTES).bind(settled_hour);
         let rows = statement.read_all_in_index_order().await?;
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.field("bytes")?)
@@ -56,7 +55,6 @@ impl Store {
             SELECT session_id, activity_hour FROM sessions
             WHERE tenant_id = $1 AND activity_hour >= $2 AND activity_hour < $3 AND stored_bytes <> settled_bytes
             ORDER BY activity_hour LIMIT $4";
-        const SELECT_SETTLED_HOUR: &str = "SELECT settled_hour FROM tenants WHERE tenant_id = $1";
         const SETTLE_SESSION: &str =
             "UPDATE sessions SET settled_bytes = stored_bytes WHERE tenant_id = $1 AND session_id = $2";
         /// The hour may become lower, if the clock was set back.
@@ -67,18 +65,15 @@ impl Store {
                 WHERE tenant_id = $1",
             sqlite: "UPDATE tenants SET settled_hour = $2 WHERE tenant_id = $1",
         };
-        let from = if let Some(hour) = from {
-            hour
-        } else {
-            let row = self.statement(tenant, SELECT_SETTLED_HOUR).read().await?;
-            let Some(row) = row else { return Ok(None) };
-            row.field("settled_hour")?
+        let from = match from {
+            Some(hour) => Some(hour),
+            None => self.settled_hour(tenant).await?,
         };
+        let Some(from) = from else { return Ok(None) };
         let statement = self.statement(tenant, SELECT_UNSETTLED).bind(from).bind(before).bind(limit);
         let unsettled = statement.read_all_in_index_order().await?;
         let position = |row: &AnyRow| -> Result<_, StoreError> {
-            let session = SessionId::new(row.field::<String>("session_id")?);
-            Ok((session.map_err(StoreError::corrupt("a session id"))?, row.field::<i64>("activity_hour")?))
+            Ok((rows::session_id(row)?, row.field::<i64>("activity_hour")?))
         };
         let unsettled = unsettled.iter().map(position).collect::<Result<Vec<_>, _>>()?;
         let last = unsettled.last().map(|(_, hour)| *hour);
@@ -93,5 +88,12 @@ impl Store {
         }
         transaction.commit().await?;
         Ok(last)
+    }
+
+    /// Returns the hour before which all sessions of a tenant are settled, or `None` if the tenant never had a session.
+    async fn settled_hour(&self, tenant: &TenantId) -> Result<Option<i64>, StoreError> {
+        const SELECT_SETTLED_HOUR: &str = "SELECT settled_hour FROM tenants WHERE tenant_id = $1";
+        let row = self.statement(tenant, SELECT_SETTLED_HOUR).read().await?;
+        row.map(|row| Ok(row.field("settled_hour")?)).transpose()
     }
 }

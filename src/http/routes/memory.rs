@@ -186,7 +186,7 @@ pub(crate) async fn revisions(
     PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<MemoryBody>>, Problem> {
-    let (limit, before) = params.read()?;
+    let (limit, before) = params.read_descending()?;
     let documents = service.memory_revisions(&tenant, &user, before, limit).await?;
     let body = |document| MemoryBody::new(user.as_str(), Some(document));
     Ok(Json(Page::new(documents, |document: &MemoryDocument| document.version, body)))

@@ -6,13 +6,13 @@ use crate::http::extract::{
     Bounded, EmptyBody, MessagePath, PathParams, QueryParams, SessionPath, TenantAndKey, TenantFromKey,
 };
 use crate::http::openapi::responses::{MessageNotFound, SessionNotFound};
-use crate::http::pagination::{self, Limit, Page};
+use crate::http::pagination::{Page, PageParams};
 use crate::http::response_body::Json;
 use crate::service::MemoryService;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use time::OffsetDateTime;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
 /// The record of a redaction. It contains nothing of the message.
 #[derive(Serialize, ToSchema)]
@@ -67,23 +67,12 @@ pub(crate) async fn redact(
     Ok(Json(service.redact_message(&tenant, &session, seq, key).await?.into()))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ListParams {
-    /// Items of the page, 1 to 1000; 50 if it is omitted.
-    #[param(inline)]
-    limit: Option<Limit>,
-    /// `next` of the previous page.
-    cursor: Option<String>,
-}
-
 /// Lists the redacted messages of a session, oldest message first.
 ///
 /// A record says when, and with which API key, a message was redacted, and contains nothing of the message.
 #[utoipa::path(
     get, path = "/sessions/{session_id}/redactions", operation_id = "list_redactions", tag = "sessions",
-    params(SessionPath, ListParams),
+    params(SessionPath, PageParams),
     responses(
         (status = 200, description = "Records of redactions", body = Page<RedactionBody>),
         SessionNotFound,
@@ -93,10 +82,9 @@ pub(crate) async fn list(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
-    QueryParams(params): QueryParams<ListParams>,
+    QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<RedactionBody>>, Problem> {
-    let limit = pagination::page_size(params.limit);
-    let after_seq = pagination::decode_position::<i64>(params.cursor.as_deref())?.unwrap_or(0);
+    let (limit, after_seq) = params.read_ascending()?;
     let redactions = service.redactions(&tenant, &session, after_seq, limit).await?;
     Ok(Json(Page::new(redactions, |redaction| redaction.seq, RedactionBody::from)))
 }

@@ -127,7 +127,7 @@ pub(crate) async fn list(
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<RevisionBody>>, Problem> {
-    let (limit, before) = params.read()?;
+    let (limit, before) = params.read_descending()?;
     let revisions = service.revisions(&tenant, &session, before, limit).await?;
     Ok(Json(Page::new(revisions, |revision| revision.revision, RevisionBody::from)))
 }
