@@ -10,6 +10,10 @@ mod random;
 mod service;
 mod sharing;
 
+#[expect(dead_code, reason = "the process tests use the rest of it")]
+#[path = "../process/service.rs"]
+mod process;
+
 #[path = "../support"]
 mod support {
     pub(crate) mod backend;
@@ -17,6 +21,6 @@ mod support {
     pub(crate) mod client;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod keys;
-    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod memory;
     pub(crate) mod postgres;
 }

@@ -1,15 +1,14 @@
-//! The binary as a process, its peak of memory, and a tenant whose small requests are measured.
+//! The service as a process, and a tenant whose small requests are measured.
 
+use crate::process::{Precis, Process};
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
+use crate::support::memory::peak_kib;
 use precis::domain::api_key::Scope;
 use serde_json::json;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-use tokio::sync::{Mutex, MutexGuard, oneshot};
+use tokio::sync::{Mutex, MutexGuard};
 
 /// One attack at a time: another one would change its figures.
 static RUNNING: Mutex<()> = Mutex::const_new(());
@@ -18,65 +17,30 @@ static RUNNING: Mutex<()> = Mutex::const_new(());
 const SMALL_TURNS: usize = 10;
 
 pub(crate) struct Service {
-    process: Child,
-    /// Without a key.
-    client: TestClient,
+    process: Process,
     pub(crate) backend: Backend,
-    _folder: TempDir,
     _running: MutexGuard<'static, ()>,
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 impl Service {
     /// Starts a process with these settings, given by their paths.
     pub(crate) async fn start(backend: Backend, settings: &[(&str, &str)]) -> Self {
         let running = RUNNING.lock().await;
-        let folder = TempDir::new().expect("a folder");
-        let variable = |path: &str| format!("PRECIS__{}", path.replace('.', "__").to_uppercase());
-        let mut process = Command::new(env!("CARGO_BIN_EXE_precis"))
-            .env_clear()
-            .env("DATABASE_URL", backend.url())
-            .env(variable("server.bind"), "127.0.0.1:0")
-            .envs(settings.iter().map(|(path, value)| (variable(path), value)))
-            .current_dir(folder.path())
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the service starts");
-        let log = BufReader::new(process.stderr.take().expect("its log"));
-        let (send_url, url) = oneshot::channel();
-        std::thread::spawn(move || {
-            let mut send_url = Some(send_url);
-            for line in log.lines().map_while(Result::ok) {
-                let url = line.split_once("listening on ").and_then(|(_, rest)| rest.split('"').next());
-                if let Some((url, send_url)) = url.map(str::to_owned).zip(send_url.take_if(|_| url.is_some()))
-                {
-                    let _ = send_url.send(url);
-                }
-            }
-        });
-        let client = TestClient::new(url.await.expect("it listens"));
-        Self { process, client, backend, _folder: folder, _running: running }
+        // The default, because attacks are measured with the default limits.
+        let precis = Precis::on(&backend).set("limits.queue_timeout", "1s");
+        let precis = settings.iter().fold(precis, |precis, (path, value)| precis.set(path, value));
+        Self { process: precis.start().await, backend, _running: running }
     }
 
     /// Returns a client with a new key of a tenant.
     pub(crate) async fn tenant(&self, name: &str) -> TestClient {
         let key = self.backend.key(name, Scope::Admin).await;
-        self.client.with_key(key.expose())
+        self.process.with_key(key.expose())
     }
 
     /// Returns the largest memory that the process has had, in MB.
     pub(crate) fn peak_memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("running");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("on Linux");
-        let kib: u64 = peak.split_whitespace().next().expect("a number").parse().expect("a number");
-        kib / 1024
+        peak_kib(self.process.id()) / 1024
     }
 }
 

@@ -10,10 +10,17 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    #[cfg(target_os = "linux")]
+    pub(crate) mod memory;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     pub(crate) mod postgres;
 }
+
+#[cfg(target_os = "linux")]
+#[expect(dead_code, reason = "the process tests use the rest of it")]
+#[path = "../process/service.rs"]
+mod process;
 
 mod batches;
 mod commit_failures;

@@ -5,12 +5,11 @@
 
 use crate::batches::long;
 use crate::harness::{covering, plain, record, start};
-use crate::support::app::{TestApp, one_model};
+use crate::process::{Precis, Process};
 use crate::support::backend::Backend;
+use crate::support::memory::peak_kib;
 use crate::support::model_server::{Behaviour, ModelServer};
-use serde_json::{Value, json};
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use serde_json::json;
 use test_case::test_case;
 
 /// Number of messages of a session that takes several batches, so that all buffers reach their full size.
@@ -21,53 +20,10 @@ const MANY: usize = 10_000;
 /// once takes 42 to 84 MB more.
 const SLACK_KB: u64 = 28 * 1024;
 
-/// The installed service; killed on drop.
-struct Service {
-    child: Child,
-    url: String,
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Service {
-    fn start(backend: &Backend, model: &ModelServer) -> Self {
-        let variable = |path: &str| format!("PRECIS__{}", path.replace('.', "__").to_uppercase());
-        let mut command = Command::new(env!("CARGO_BIN_EXE_precis"));
-        command.env_clear().env("DATABASE_URL", backend.url()).env(variable("server.bind"), "127.0.0.1:0");
-        let model = one_model(&model.base_url());
-        command.envs(model.iter().map(|(path, value)| (variable(path), value)));
-        // A directory without a settings file.
-        let folder = tempfile::tempdir().unwrap();
-        let mut child = command.current_dir(folder.path()).stderr(Stdio::piped()).spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut lines = stderr.lines().map(|line| line.expect("a line of the log"));
-        let listening = lines.find_map(|line| {
-            let line: Value = serde_json::from_str(&line).expect("a log in JSON");
-            Some(line["message"].as_str()?.strip_prefix("listening on ")?.to_owned())
-        });
-        // The rest of the log must be read, or the process blocks.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { child, url: listening.expect("it says where it listens") }
-    }
-
-    /// Returns the peak memory of the process.
-    fn peak_kb(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse().unwrap()
-    }
-
-    async fn consolidate(&self, app: &TestApp, session: &str, messages: usize) {
-        let request = app.http.post(format!("{}/sessions/{session}/context", self.url));
-        let answer: Value = request.send().await.unwrap().json().await.unwrap();
-        assert_eq!(answer["consolidation"]["outcome"], json!("consolidated"), "{answer}");
-        assert_eq!(answer["coverage"]["summary_through"], messages - 20);
-    }
+async fn consolidate(process: &Process, session: &str, messages: usize) {
+    let answer = process.context(session, &json!({})).await;
+    assert_eq!(answer["consolidation"]["outcome"], json!("consolidated"), "{answer}");
+    assert_eq!(answer["coverage"]["summary_through"], messages - 20);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -82,14 +38,14 @@ async fn memory_usage_is_independent_of_number_of_messages(backend: Backend) {
         record(&app, session, &given).await;
         assert_eq!(plain(&app, session, &given).await.outcome(), "disabled");
     }
-    let service = Service::start(&backend, &model);
+    let process = Precis::on(&backend).model(&model.base_url()).start().await;
     for session in ["first", "second", "third"] {
-        service.consolidate(&app, session, FEW).await;
+        consolidate(&process, session, FEW).await;
     }
     // The peak of the first run still depends on the state of the allocator, so three runs precede the comparison.
-    let few = service.peak_kb();
-    service.consolidate(&app, "many", MANY).await;
-    let many = service.peak_kb();
+    let few = peak_kib(process.id());
+    consolidate(&process, "many", MANY).await;
+    let many = peak_kib(process.id());
     assert!(model.calls().len() > 10);
     assert!(many < few + SLACK_KB, "{few} kB for {FEW} messages, {many} kB for {MANY}");
 }

@@ -46,7 +46,7 @@ pub(crate) fn settings(backend: &Backend, set: Set<'_>) -> Settings {
 
 /// Returns the settings of a default pool with one model at `base_url`. The model is called once per task, even if calls
 /// fail: retries and the circuit breaker are off.
-pub(crate) fn one_model(base_url: &str) -> Vec<(&'static str, String)> {
+fn one_model(base_url: &str) -> Vec<(&'static str, String)> {
     vec![
         ("llm.providers.scripted.base_url", base_url.to_owned()),
         ("llm.models.small.provider", "scripted".to_owned()),
