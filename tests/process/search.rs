@@ -61,7 +61,7 @@ async fn messages_stored_without_an_index_are_found_after_reindex(backend: Backe
 
     let service = precis(&backend, &[]).start().await;
     let line = service.wait_for_log(OTHER_SETTINGS).await;
-    assert_includes(&line, &json!({"index_version": "off", "expected_version": "english-1"}));
+    assert_includes(&line, &json!({"index_version": "off", "expected_version": "english-2"}));
     assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
     say(&service, "after", "no ferry today").await;
     assert_eq!(found(&service, "ferry").await, ["after", "before"]);
@@ -85,7 +85,7 @@ async fn changed_language_applies_after_reindex(backend: Backend) {
 
     let service = precis(&backend, GERMAN).start().await;
     let line = service.wait_for_log(OTHER_SETTINGS).await;
-    assert_includes(&line, &json!({"index_version": "english-1", "expected_version": "german-1"}));
+    assert_includes(&line, &json!({"index_version": "english-2", "expected_version": "german-1"}));
     assert_eq!(found(&service, "Hauses").await, [""; 0]);
     assert_eq!(reindexed(&backend, GERMAN).await, "indexed 1 message");
     assert_eq!(found(&service, "Hauses").await, ["s"]);

@@ -1,7 +1,7 @@
 //! Text analyzer: turns a text into terms, so that `cafe` finds `Cafés`, and Chinese can be searched.
 //!
 //! Words are normalized (lower case, no accents, no compatibility forms) and reduced to their stem by the Snowball rules
-//! of one language. Scripts without spaces between words, and Hangul, where spaces separate phrases, produce a bigram for
+//! of one language. Irregular forms of English words, such as `went`, get the stem of their base form. Scripts without spaces between words, and Hangul, where spaces separate phrases, produce a bigram for
 //! each pair of adjacent characters, as is usual in search engines, and a unigram for queries of one character.
 
 use frostem::{Algorithm, Stemmer};
@@ -17,8 +17,9 @@ use unicode_normalization::char::is_combining_mark;
 /// Longer words are truncated to this length.
 const MAX_TERM_CHARS: usize = 40;
 
-/// Suffix of [`Analyzer::version`]. Increment the number with every change of the terms that a text produces.
-const VERSION: &str = "-1";
+/// Irregular English words: the base form, then its other forms. Auxiliaries are missing: most of their forms are stop words,
+/// and the others, such as `done`, say more than the base form.
+const IRREGULAR_ENGLISH: &str = include_str!("irregular_english.txt");
 
 /// Apostrophes inside words.
 const APOSTROPHES: [char; 2] = ['\'', '’'];
@@ -75,10 +76,19 @@ impl Language {
     }
 }
 
-/// The analyzer of one language. Texts and queries must be analyzed alike.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// The analyzer of one language in one of its versions. Texts and queries must be analyzed alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Analyzer {
     language: Language,
+    /// Increment it with every change of the terms that a text produces, and keep the earlier versions: existing indexes use
+    /// them.
+    version: u8,
+}
+
+impl Default for Analyzer {
+    fn default() -> Self {
+        Self::new(Language::default())
+    }
 }
 
 /// A part of a text without spaces or punctuation: a word, or characters of a script without spaces.
@@ -107,20 +117,42 @@ pub struct Token {
 impl Analyzer {
     #[must_use]
     pub fn new(language: Language) -> Self {
-        Self { language }
+        Self { language, version: if language == Language::English { 2 } else { 1 } }
     }
 
     /// Returns the name under which an index records its analyzer. Indexes of different versions contain different terms.
     #[must_use]
     pub fn version(self) -> String {
-        format!("{:?}{VERSION}", self.language).to_lowercase()
+        format!("{:?}-{}", self.language, self.version).to_lowercase()
     }
 
     /// Returns the analyzer of a recorded version, or `None` if this release does not know it.
     #[must_use]
     pub fn parse_version(label: &str) -> Option<Self> {
-        let language: StrDeserializer<'_, Error> = label.strip_suffix(VERSION)?.into_deserializer();
-        Language::deserialize(language).ok().map(Self::new)
+        let language: StrDeserializer<'_, Error> = label.rsplit_once('-')?.0.into_deserializer();
+        let newest = Self::new(Language::deserialize(language).ok()?);
+        let mut versions = (1..=newest.version).map(|version| Self { version, ..newest });
+        versions.find(|analyzer| analyzer.version() == label)
+    }
+
+    /// Returns the stems of irregular forms of English, by the form.
+    fn irregular_stems(self) -> Option<&'static HashMap<&'static str, String>> {
+        static STEMS: LazyLock<HashMap<&str, String>> = LazyLock::new(|| {
+            let forms = |line: &'static str| {
+                let mut words = line.split(' ');
+                let stem =
+                    Stemmer::new(Algorithm::English).stem(words.next().unwrap_or_default()).into_owned();
+                words.map(move |form| (form, stem.clone()))
+            };
+            IRREGULAR_ENGLISH.lines().flat_map(forms).collect()
+        });
+        (self.language == Language::English && self.version >= 2).then(|| &*STEMS)
+    }
+
+    /// Returns the stems of irregular forms that begin with a text. These stems may begin differently.
+    pub fn irregular_stems_of(self, prefix: &str) -> impl Iterator<Item = &'static str> {
+        let forms = self.irregular_stems().into_iter().flatten();
+        forms.filter(move |(form, _)| form.starts_with(prefix)).map(|(_, stem)| stem.as_str())
     }
 
     /// Returns all terms of a text, in order.
@@ -196,7 +228,9 @@ impl Analyzer {
         let compute = || {
             let words =
                 self.language.rules().and_then(|(code, _)| stop_words::lookup(code)).unwrap_or_default();
-            words.iter().flat_map(|word| self.tokens(word)).map(|token| token.term).collect()
+            // The list contains `won` as a part of `won't`, and `win` is no stop word.
+            let regular = Self { version: 1, ..self };
+            words.iter().flat_map(|word| regular.tokens(word)).map(|token| token.term).collect()
         };
         let mut terms = TERMS.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(terms.entry(self).or_insert_with(|| Arc::new(compute())))
@@ -204,6 +238,9 @@ impl Analyzer {
 
     /// Returns the stem of a normalized word.
     fn stem(self, unstemmed: String) -> Option<String> {
+        if let Some(stem) = self.irregular_stems().and_then(|stems| stems.get(&*unstemmed)) {
+            return Some(stem.clone());
+        }
         let rules = self.language.rules().filter(|_| !unstemmed.contains(char::is_numeric));
         let stem = rules.map(|(_, algorithm)| Stemmer::new(algorithm).stem(&unstemmed).into_owned());
         Some(stem.filter(|stem| !stem.is_empty()).unwrap_or(unstemmed)).filter(|term| !term.is_empty())
@@ -348,6 +385,9 @@ mod tests {
             ("Øresund", "oresund"),
             ("İstanbul", "istanbul"),
             ("Ada’s", "Ada"),
+            ("went", "going"),
+            ("CHILDREN", "child"),
+            ("fought", "fights"),
         ] {
             assert_eq!(terms(one), terms(other), "{one} {other}");
             assert_eq!(terms(one).len(), 1, "{one}");
@@ -406,13 +446,17 @@ mod tests {
             terms(words).join(" "),
             "generous happili connect relat die universiti organis sky news box"
         );
-        assert_eq!(Analyzer::default().version(), "english-1");
+        assert_eq!(terms("went bought children better felt"), ["go", "buy", "child", "good", "feel"]);
+        assert_eq!(Analyzer::default().version(), "english-2");
         for language in [Language::None, Language::English, Language::Turkish] {
             let analyzer = Analyzer::new(language);
             assert_eq!(Analyzer::parse_version(&analyzer.version()), Some(analyzer));
         }
         assert_eq!(Analyzer::new(Language::None).version(), "none-1");
-        for label in ["", "off", "english", "english-2", "klingon-1", "English-1"] {
+        let first = Analyzer::parse_version("english-1").expect("a version that indexes use");
+        assert_eq!(first.version(), "english-1");
+        assert_eq!(first.terms("went children ferries"), ["children", "ferri", "went"]);
+        for label in ["", "off", "english", "english-0", "english-3", "german-2", "klingon-1", "English-1"] {
             assert_eq!(Analyzer::parse_version(label), None, "{label}");
         }
     }

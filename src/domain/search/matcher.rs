@@ -73,7 +73,7 @@ impl Matcher {
     fn add_clause(&mut self, clause: &Clause) -> KeyedClause {
         match clause {
             Clause::Term(term) => vec![(0, self.add_key(term, false))],
-            Clause::Prefix(prefix) => vec![(0, self.add_key(prefix, true))],
+            Clause::Prefix { prefix, .. } => vec![(0, self.add_key(prefix, true))],
             Clause::Phrase(terms) => {
                 terms.iter().map(|(distance, term)| (*distance, self.add_key(term, false))).collect()
             }

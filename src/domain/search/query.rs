@@ -26,7 +26,11 @@ pub enum InvalidQuery {
 pub enum Clause {
     Term(String),
     /// Any word that begins with this text.
-    Prefix(String),
+    Prefix {
+        prefix: String,
+        /// Stems of irregular forms that begin with it.
+        irregular_stems: Vec<String>,
+    },
     /// Terms, each with its distance from the first.
     Phrase(Vec<(usize, String)>),
 }
@@ -97,7 +101,8 @@ impl Query {
         let mut words: Vec<Clause> = tokens.iter().map(|token| Clause::Term(token.term.clone())).collect();
         if part.is_prefix {
             words.pop();
-            words.push(Clause::Prefix(last.unstemmed));
+            let irregular_stems = analyzer.irregular_stems_of(&last.unstemmed).map(str::to_owned).collect();
+            words.push(Clause::Prefix { prefix: last.unstemmed, irregular_stems });
         }
         if part.is_excluded {
             // `-e-mail` excludes the phrase, not every message with an e.
@@ -126,7 +131,10 @@ impl Clause {
         TermQuery(match self {
             Self::Term(term) => vec![vec![TermPattern::exact(term)]],
             Self::Phrase(terms) => terms.iter().map(|(_, term)| vec![TermPattern::exact(term)]).collect(),
-            Self::Prefix(prefix) => vec![prefix_patterns(prefix)],
+            Self::Prefix { prefix, irregular_stems } => {
+                let irregular = irregular_stems.iter().map(TermPattern::exact);
+                vec![prefix_patterns(prefix).into_iter().chain(irregular).collect()]
+            }
         })
     }
 }
@@ -198,6 +206,10 @@ mod tests {
         Clause::Term(term.to_owned())
     }
 
+    fn prefix(prefix: &str) -> Clause {
+        Clause::Prefix { prefix: prefix.to_owned(), irregular_stems: Vec::new() }
+    }
+
     fn phrase(terms: &[&str]) -> Clause {
         Clause::Phrase(terms.iter().map(|term| (*term).to_owned()).enumerate().collect())
     }
@@ -205,7 +217,7 @@ mod tests {
     #[test]
     fn query_is_split_into_words_phrases_exclusions_and_prefixes() {
         let query = parse("Ferries \"to the island\" -boats -\"night ferry\" tick* tick*").expect("a query");
-        let words = [term("ferri"), term("island"), Clause::Prefix("tick".to_owned())];
+        let words = [term("ferri"), term("island"), prefix("tick")];
         assert_eq!(query.words, words);
         assert_eq!(query.phrases, [phrase(&["to", "the", "island"])]);
         assert_eq!(query.excluded, [term("boat"), phrase(&["night", "ferri"])]);
@@ -221,7 +233,7 @@ mod tests {
         for (text, words) in [
             ("what's up?", vec![term("what"), term("up")]),
             ("c++", vec![term("c")]),
-            ("\"left open", vec![term("left"), term("open")]),
+            ("\"left open", vec![term("leav"), term("open")]),
             ("the", vec![term("the")]),
             ("a-b", vec![term("b")]),
             ("* AND -- \"\" -* x", vec![term("x")]),
@@ -251,10 +263,16 @@ mod tests {
 
     #[test]
     fn prefix_query_matches_stems_of_words_with_that_prefix() {
-        for (prefix, word) in
-            [("connecti", "connections"), ("run", "running"), ("happy", "happy"), ("sk", "skies")]
-        {
-            let TermQuery(groups) = Clause::Prefix(prefix.to_owned()).term_query();
+        for (prefix, word) in [
+            ("connecti", "connections"),
+            ("run", "running"),
+            ("happy", "happy"),
+            ("sk", "skies"),
+            ("wen", "went"),
+            ("bough", "bought"),
+        ] {
+            let query = parse(&format!("{prefix}*")).expect("a query");
+            let TermQuery(groups) = query.words[0].term_query();
             let (stem, _) = Analyzer::default().word_terms(word).next().unwrap();
             let finds = |lexeme: &TermPattern| {
                 if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { stem == lexeme.term }
