@@ -25,6 +25,7 @@ pub struct CheckReport {
 struct CheckedModel {
     name: String,
     has_key: bool,
+    endpoint: Option<String>,
     result: Result<Completion, ModelError>,
     duration: Duration,
 }
@@ -40,8 +41,8 @@ pub async fn check_models(models: &[ModelSpec], pools: Vec<(String, Vec<String>)
             Ok(prompts) => call(spec, prompts).await,
             Err(error) => Err(error.clone()),
         };
-        let has_key = spec.provider.has_key();
-        CheckedModel { name: spec.name.clone(), has_key, result, duration: started_at.elapsed() }
+        let (has_key, endpoint) = (spec.provider.has_key(), spec.provider.endpoint());
+        CheckedModel { name: spec.name.clone(), has_key, endpoint, result, duration: started_at.elapsed() }
     });
     CheckReport { models: join_all(checks).await, pools }
 }
@@ -69,10 +70,13 @@ async fn call(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelEr
 }
 
 impl CheckReport {
-    /// Returns `true` if each pool has a working model.
+    /// Returns `true` if each pool has models and all of them work. A model that fails would otherwise be noticed only when
+    /// the others of its pool fail, too.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.pools.iter().all(|(_, models)| models.iter().any(|model| self.works(model)))
+        self.pools
+            .iter()
+            .all(|(_, models)| !models.is_empty() && models.iter().all(|model| self.works(model)))
     }
 
     fn works(&self, model: &str) -> bool {
@@ -100,11 +104,15 @@ impl fmt::Display for CheckReport {
         }
         writeln!(f)?;
         for (name, models) in &self.pools {
-            let working: Vec<&str> =
-                models.iter().map(String::as_str).filter(|model| self.works(model)).collect();
-            match working.as_slice() {
-                [] => writeln!(f, "pool {name}: no working model")?,
-                models => writeln!(f, "pool {name}: {} can answer", models.join(", "))?,
+            let (working, failing): (Vec<&str>, Vec<&str>) =
+                models.iter().map(String::as_str).partition(|model| self.works(model));
+            match (working.as_slice(), failing.as_slice()) {
+                ([], _) => writeln!(f, "pool {name}: no working model")?,
+                (_, []) => writeln!(f, "pool {name}: {} can answer", working.join(", "))?,
+                _ => {
+                    let (working, failing) = (working.join(", "), failing.join(", "));
+                    writeln!(f, "pool {name}: {working} can answer, {failing} can't")?;
+                }
             }
         }
         Ok(())
@@ -132,7 +140,9 @@ impl CheckedModel {
                     ModelError::Status { status: 401 | 403, .. } => ("yes", "refused"),
                     _ => ("yes", unknown),
                 };
-                (reachable, key, unknown, unknown, error.to_string())
+                let endpoint = self.endpoint.as_ref().filter(|_| error.was_sent());
+                let endpoint = endpoint.map(|endpoint| format!(" (POST {endpoint})")).unwrap_or_default();
+                (reachable, key, unknown, unknown, format!("{error}{endpoint}"))
             }
         };
         let first_token = self.result.as_ref().ok().and_then(|completion| completion.first_token);

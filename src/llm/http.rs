@@ -259,6 +259,11 @@ impl Provider for HttpProvider {
         Ok(Completion { text, finish_reason, usage, tokens, first_token: timeouts.time_to_first_token() })
     }
 
+    fn endpoint(&self) -> Option<String> {
+        // Some servers expect a key in the query.
+        Some(format!("{}{}", self.endpoint.origin().ascii_serialization(), self.endpoint.path()))
+    }
+
     fn has_key(&self) -> bool {
         self.key.is_some()
     }

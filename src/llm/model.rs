@@ -13,6 +13,7 @@ use super::{Attempt, Cost, ModelError, Task};
 use super::{reasoning, response_check};
 use crate::config;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
@@ -66,6 +67,8 @@ pub(super) struct Model {
     metrics: ModelMetrics,
     /// End of the last `Retry-After`.
     retry_not_before: Mutex<Option<Instant>>,
+    /// `true` after the provider rejected the API key, until a call succeeds.
+    is_refused: AtomicBool,
     /// The input limit that the provider's errors imply, and the time of the last such error.
     observed_input_limit: Mutex<Option<(usize, Instant)>>,
 }
@@ -84,6 +87,7 @@ impl Model {
             concurrency: ConcurrencyLimit::new(settings.max_concurrent_calls, settings.max_queued_calls),
             metrics: ModelMetrics::new(&spec.name),
             retry_not_before: Mutex::new(None),
+            is_refused: AtomicBool::new(false),
             observed_input_limit: Mutex::new(None),
             spec,
         }
@@ -246,6 +250,26 @@ impl Model {
             _ => {}
         }
         self.metrics.set_circuit_state(self.breaker.state());
+        self.warn_of_refusal(error);
+    }
+
+    /// Logs a warning when the provider begins to reject the API key. Otherwise the next model of the pool would hide it.
+    fn warn_of_refusal(&self, error: Option<&ModelError>) {
+        match error {
+            None => self.is_refused.store(false, Ordering::Relaxed),
+            Some(error @ ModelError::Status { status: 401 | 403, .. }) => {
+                if !self.is_refused.swap(true, Ordering::Relaxed) {
+                    let (model, provider) = (&self.spec.name, &self.spec.settings.provider);
+                    tracing::warn!(
+                        model,
+                        %error,
+                        "the provider refuses the calls of a model: check llm.providers.{provider}.api_key with \
+                         `precis llm check`"
+                    );
+                }
+            }
+            Some(_) => {}
+        }
     }
 
     /// Remembers a `Retry-After`, and lowers the input limit after a prompt that was too long.

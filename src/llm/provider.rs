@@ -52,6 +52,11 @@ pub trait Provider: Send + Sync + fmt::Debug {
     /// Sends the request once. Returns only completions that have reached their end.
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError>;
 
+    /// Returns the URL of the calls, without credentials and query; `None` if no server is called.
+    fn endpoint(&self) -> Option<String> {
+        None
+    }
+
     /// Returns `true` if an API key is sent with each call.
     fn has_key(&self) -> bool {
         false

@@ -127,7 +127,7 @@ async fn llm_check_distinguishes_failures() {
 }
 
 #[tokio::test]
-async fn llm_check_fails_if_a_pool_has_no_working_model() {
+async fn llm_check_fails_if_a_model_of_a_pool_fails() {
     let (works, fails) = (ModelServer::start().await, ModelServer::start().await);
     fails.default(Behaviour::fail(500, "down"));
     let precis = || {
@@ -136,12 +136,16 @@ async fn llm_check_fails_if_a_pool_has_no_working_model() {
         precis.set("llm.pools.default.models", "bad,good")
     };
     let (code, table) = check(precis()).await;
-    assert_eq!((code, row(&table, "good")[7]), (Some(0), "works"), "{table}");
+    assert_eq!((code, row(&table, "good")[7]), (Some(1), "works"), "{table}");
     assert!(row(&table, "bad")[7].starts_with("status 500 (api_error): "), "{table}");
-    assert!(has_line(&table, "pool default: good can answer"), "{table}");
+    assert!(row(&table, "bad")[7].ends_with(&format!(" (POST {}/messages)", fails.base_url())), "{table}");
+    assert!(has_line(&table, "pool default: good can answer, bad can't"), "{table}");
     let (code, table) = check(precis().set("llm.pools.other.models", "bad")).await;
     assert_eq!(code, Some(1), "{table}");
     assert!(has_line(&table, "pool other: no working model"), "{table}");
+    assert!(has_line(&table, "pool default: good can answer, bad can't"), "{table}");
+    let (code, table) = check(precis().set("llm.pools.default.models", "good")).await;
+    assert_eq!(code, Some(0), "{table}");
     assert!(has_line(&table, "pool default: good can answer"), "{table}");
     // The built-in model works without a server.
     let (code, table) = check(Precis::new()).await;

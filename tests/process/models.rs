@@ -37,6 +37,32 @@ async fn replaced_api_key_file_is_used_immediately() {
     assert!(!service.log().iter().any(|line| line.contains("0123456789")));
 }
 
+/// The next model of the pool answers instead, so nothing else shows that the key is wrong.
+#[tokio::test]
+async fn refused_api_key_is_logged_once_until_it_works() {
+    let (refusing, working) = (ModelServer::start().await, ModelServer::start().await);
+    refusing.default(Behaviour::fail(401, "bad key"));
+    working.default(Behaviour::answer("They met."));
+    let precis = Precis::new().model(&refusing.base_url()).set("llm.models.other.provider", "working");
+    let precis = precis.set("llm.providers.working.base_url", &working.base_url());
+    let precis =
+        precis.set("llm.models.other.model", "scripted-1").set("llm.pools.default.models", "small,other");
+    let service =
+        precis.set("consolidation.keep_recent", "2").set("consolidation.threshold", "4").start().await;
+    for session in ["a", "b"] {
+        service.record(session, &messages(6)).await;
+        assert_eq!(outcome(&service.context(session, &json!({})).await, 6), "consolidated");
+    }
+    assert_eq!(refusing.calls().len(), 2);
+    let log = service.log();
+    let warnings: Vec<_> =
+        log.iter().filter(|line| line.contains("check llm.providers.scripted.api_key")).collect();
+    assert!(
+        matches!(warnings.as_slice(), [warning] if warning.contains("WARN") && warning.contains("401")),
+        "{log:?}"
+    );
+}
+
 /// The limit equals the usage of one call, so the second consolidation exceeds it.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
