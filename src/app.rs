@@ -15,6 +15,7 @@ use crate::telemetry::{self, Metrics};
 use axum::Router;
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -33,6 +34,9 @@ const API_KEY_TTL: Duration = Duration::from_secs(2);
 pub enum AppError {
     #[error("can't work with the database {0} (database.url)")]
     Store(DatabaseUrl, #[source] StoreError),
+    /// The text explains the problem and its fix.
+    #[error("can't work with the database {0} (database.url): {1}")]
+    ExplainedStore(DatabaseUrl, String),
     /// Invalid models or prompts, or metrics that can't be created.
     #[error("{0}")]
     Setup(String),
@@ -44,6 +48,11 @@ pub enum AppError {
     NoApiKeys(SocketAddr),
     #[error("can't listen on {0} (server.bind)")]
     Bind(SocketAddr, #[source] std::io::Error),
+    #[error(
+        "can't listen on {0} (server.bind): another process does, perhaps another precis; stop it, or choose another \
+         address with --bind"
+    )]
+    AddressInUse(SocketAddr),
     #[error("the server failed")]
     Serve(#[source] std::io::Error),
     /// HTTP and TLS can't express such a time.
@@ -116,7 +125,10 @@ impl App {
         if !self.allow_unauthenticated && self.store.any_api_key().await.is_ok_and(|any| !any) {
             return Err(AppError::NoApiKeys(self.bind));
         }
-        TcpListener::bind(self.bind).await.map_err(|error| AppError::Bind(self.bind, error))
+        TcpListener::bind(self.bind).await.map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => AppError::AddressInUse(self.bind),
+            _ => AppError::Bind(self.bind, error),
+        })
     }
 
     /// Serves until `stop` completes. Then waits for running requests and consolidations, at most for
@@ -176,14 +188,22 @@ impl App {
 /// Connects to the database of the settings. Brings its schema up to date if `migrate` is set.
 pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>, AppError> {
     let database = &settings.database;
-    let with_url = |error| AppError::Store(database.url.clone(), error);
+    let with_url = |error| match storage::explain(database.url.expose(), &error) {
+        Some(explanation) => AppError::ExplainedStore(database.url.clone(), explanation),
+        None => AppError::Store(database.url.clone(), error),
+    };
     let options = storage::StoreOptions {
         max_connections: database.max_connections,
         acquire_timeout: database.acquire_timeout,
         statement_timeout: database.statement_timeout,
         search: settings.analyzer(),
     };
+    let new_file = storage::missing_file(database.url.expose());
     let store = storage::connect(database.url.expose(), &options).await.map_err(with_url)?;
+    if let Some(file) = new_file {
+        let file = file.display();
+        tracing::info!("created the database {file}, which is empty; database.url can name an existing one");
+    }
     if migrate {
         store.migrate().await.map_err(with_url)?;
     } else if let Err(error) = store.check_ready().await {

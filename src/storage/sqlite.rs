@@ -190,7 +190,7 @@ pub(super) fn is_disk_full(error: &dyn DatabaseError) -> bool {
 }
 
 /// Returns the error code of SQLite without its extension.
-fn primary_code(error: &dyn DatabaseError) -> Option<u32> {
+pub(super) fn primary_code(error: &dyn DatabaseError) -> Option<u32> {
     let code: u32 = error.try_downcast_ref::<SqliteError>()?.code()?.parse().ok()?;
     Some(code & 0xff)
 }

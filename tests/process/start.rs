@@ -3,6 +3,8 @@
 use crate::service::{Precis, SOON};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection};
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use test_case::test_case;
@@ -64,7 +66,7 @@ async fn port_in_use_is_reported() {
     let bind = listener.local_addr().expect("an address").to_string();
     let output = Precis::new().args(["--bind", &bind]).run().await.stderr_of_failure();
     assert!(output.contains(&format!("can't listen on {bind} (server.bind)")), "{output}");
-    assert!(output.contains("in use"), "{output}");
+    assert!(output.ends_with("choose another address with --bind"), "{output}");
 }
 
 /// The HTTP server would panic with each response.
@@ -102,7 +104,7 @@ async fn unreachable_database_ends_the_start() {
         let output =
             Precis::new().env("DATABASE_URL", &unreachable).args([command]).run().await.stderr_of_failure();
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-        assert!(output.contains(&named) && output.contains("refused"), "{output}");
+        assert!(output.contains(&named) && output.contains("no server listens on 127.0.0.1:"), "{output}");
         assert!(!output.contains("hunter2"), "{output}");
     }
     // The address does not respond, so the attempt ends with the connection timeout.
@@ -113,22 +115,83 @@ async fn unreachable_database_ends_the_start() {
         .set("database.acquire_timeout", "300ms");
     let output = timeout(SOON, precis.run()).await.expect("it ends").stderr_of_failure();
     assert!(output.contains(&format!("127.0.0.1:{port}/precis")) && !output.contains("hunter2"), "{output}");
+}
 
-    let output =
-        Precis::new().env("DATABASE_URL", "sqlite://absent/precis.db").run().await.stderr_of_failure();
-    assert!(output.contains("sqlite://absent/precis.db"), "{output}");
+/// Returns the error of `precis migrate`, which explains one problem in one line.
+async fn explained(url: &str) -> String {
+    let output = Precis::new().env("DATABASE_URL", url).args(["migrate"]).run().await.stderr_of_failure();
+    let error = output.lines().last().unwrap_or_default().to_owned();
+    assert!(error.starts_with("precis: can't work with the database "), "{output}");
+    let (_, explanation) = error.split_once("(database.url): ").expect("an explanation");
+    explanation.to_owned()
 }
 
 #[tokio::test]
-async fn missing_database_on_postgres_is_reported() {
-    let backend = Backend::postgres().await;
-    let url = backend.url();
+async fn problems_of_sqlite_files_are_explained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let url = |name: &str| format!("sqlite://{}", path(name));
+    let open = async |name: &str| {
+        let file = SqliteConnectOptions::new().filename(folder.path().join(name)).create_if_missing(true);
+        file.connect().await.expect("opened")
+    };
+    let told = explained("sqlite://absent/precis.db").await;
+    assert!(told.contains("/absent does not exist: create it"), "{told}");
+    let told = explained(&url("")).await;
+    assert!(told.ends_with("is a folder: name a file in it"), "{told}");
+    let told = explained("sqlite:///proc/precis.db").await;
+    assert!(told.contains("can't open /proc/precis.db: give this user access"), "{told}");
+
+    std::fs::write(path("text.db"), "not a database, but a text of more than a hundred bytes".repeat(9))
+        .expect("written");
+    let told = explained(&url("text.db")).await;
+    assert_eq!(
+        told,
+        format!("{} is no SQLite database: name another file, or restore a backup", path("text.db"))
+    );
+    open("other.db").await.execute("CREATE TABLE sessions (id)").await.expect("a table");
+    let told = explained(&url("other.db")).await;
+    assert!(told.contains("has tables of another program (table sessions already exists)"), "{told}");
+
+    let migrate = Precis::new().env("DATABASE_URL", &url("newer.db")).args(["migrate"]).run().await;
+    assert_eq!(migrate.code, Some(0), "{migrate:?}");
+    let created = format!("created the database {}", path("newer.db"));
+    assert!(migrate.stderr.contains(&created), "{migrate:?}");
+    let mut newer = open("newer.db").await;
+    newer.execute("PRAGMA locking_mode = exclusive").await.expect("set");
+    newer.execute("BEGIN EXCLUSIVE").await.expect("locked");
+    let told = explained(&url("newer.db")).await;
+    assert!(told.starts_with("another process has locked "), "{told}");
+    newer
+        .execute("UPDATE _sqlx_migrations SET version = 9999 WHERE version = 1; COMMIT")
+        .await
+        .expect("changed");
+    newer.close().await.expect("closed");
+    let told = explained(&url("newer.db")).await;
+    assert!(told.starts_with("a newer release of precis has used this database (migration 9999)"), "{told}");
+}
+
+#[tokio::test]
+async fn problems_of_postgres_are_explained() {
+    let database = TestDatabase::create("empty", async |_| {}).await;
+    let url = database.url();
     let (server, name) = url.split_once("precis_test_").expect("a test's database");
     let rest = name.split_once('?').map(|(_, query)| format!("?{query}")).unwrap_or_default();
-    let output = Precis::new()
-        .env("DATABASE_URL", &format!("{server}precis_absent{rest}"))
-        .run()
+    let told = explained(&format!("{server}precis_absent{rest}")).await;
+    assert!(told.contains("has no database \"precis_absent\": create it with createdb"), "{told}");
+
+    let mut admin = PgConnection::connect(&database.admin_url()).await.expect("connected");
+    admin
+        .execute("CREATE TABLE sessions (id integer); GRANT ALL ON sessions TO public")
         .await
-        .stderr_of_failure();
-    assert!(output.contains("database \"precis_absent\" does not exist"), "{output}");
+        .expect("a table");
+    let told = explained(&url).await;
+    assert!(told.contains("has objects of another program (relation \"sessions\" already exists)"), "{told}");
+    admin.execute("DROP TABLE sessions; REVOKE ALL ON SCHEMA public FROM public").await.expect("revoked");
+    admin.execute("ALTER SCHEMA public OWNER TO CURRENT_USER").await.expect("owned");
+    let told = explained(&url).await;
+    assert!(told.ends_with("grant it USAGE and CREATE on one"), "{told}");
+    admin.execute("GRANT USAGE ON SCHEMA public TO public").await.expect("granted");
+    let told = explained(&url).await;
+    assert!(told.contains("lacks a privilege (permission denied for schema public)"), "{told}");
 }
