@@ -1,5 +1,5 @@
 //! The command line: its arguments, and one module per command.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "commands print their results")]
+#![expect(clippy::print_stderr, reason = "commands explain their results")]
 
 mod backup;
 mod export;
@@ -14,14 +14,26 @@ use crate::config::{Flag, Loaded, Settings, Sources};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::{http, telemetry};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use std::error::Error;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+const EXAMPLES: &str = "\
+Examples:
+  precis                                        run the service
+  precis --bind 0.0.0.0:8080                    run it for other machines, which need a key
+  precis keys create --tenant acme              create a key
+  precis llm check                              call every model of the settings once
+  precis export demo -o demo.jsonl              write a session to a file
+  precis import copy demo.jsonl                 create a session from a file
+  DATABASE_URL=postgres://… precis migrate      prepare a database";
+
 /// A memory for LLM agents that fits their context window.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
     #[command(flatten)]
     settings: SettingsArgs,
@@ -73,13 +85,20 @@ enum Command {
     /// Manage the API keys of the database
     #[command(subcommand)]
     Keys(keys::KeysCommand),
+    /// Print the completions of the command line for a shell
+    Completions {
+        /// The shell, for example: source <(precis completions bash)
+        shell: Shell,
+    },
+    /// Print the manual page: precis man | man -l -
+    Man,
     /// Ask the service at server.bind if it is ready; exit status 0 if it is, otherwise 1
     Health,
 }
 
 #[derive(Subcommand)]
 enum LlmCommand {
-    /// Send a short request to every model; exit status 0 if each pool has a model that works, otherwise 1
+    /// Send a short request to every model; exit status 0 if all models of all pools work, otherwise 1
     Check,
 }
 
@@ -158,6 +177,20 @@ pub fn main() -> ExitCode {
     })
 }
 
+/// Writes the result of a command to standard output. A reader that has read enough, such as `head`, is no error.
+fn print(result: &str) -> Result<(), Box<dyn Error>> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(result.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|cause| error_with_cause("can't write to standard output", cause)),
+    }
+}
+
+/// Returns a number with its noun, for example `1 message` or `2 messages`.
+fn count(number: i64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
     // Clap accepts the flag of the default command before the name of any command.
     let migrate = !cli.serve.no_migrate;
@@ -177,12 +210,22 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             for warning in &loaded.warnings {
                 eprintln!("warning: {warning}");
             }
-            print!("{loaded}");
+            print(&loaded.to_string())?;
         }
-        Some(Command::Openapi) => print!("{}", http::openapi::json()?),
+        Some(Command::Openapi) => print(&http::openapi::json()?)?,
+        Some(Command::Completions { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "precis", &mut script);
+            print(&String::from_utf8(script)?)?;
+        }
+        Some(Command::Man) => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+            print(&String::from_utf8(page)?)?;
+        }
         Some(Command::Llm(LlmCommand::Check)) => {
             let report = app::check_models(&cli.settings.load()?.settings).await?;
-            print!("{report}");
+            print(&report.to_string())?;
             return Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Some(Command::Keys(command)) => keys::run(&cli.settings.load()?.settings, command, migrate).await?,

@@ -1,6 +1,6 @@
 //! `precis backup`: copies an SQLite database to a file, while the service runs or without it.
 
-use super::{error, error_with_cause};
+use super::{error, error_with_cause, print};
 use crate::config::Settings;
 use crate::storage;
 use clap::Args;
@@ -56,8 +56,7 @@ pub(super) async fn backup(
     })?;
     // The name of the file is durable when its folder is.
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(cannot_write)?;
-    println!("copied {database} to {name} ({bytes} bytes)");
-    Ok(())
+    print(&format!("copied {database} to {name} ({bytes} bytes)\n"))
 }
 
 fn already_exists(file: &Path) -> Box<dyn Error> {

@@ -1,7 +1,7 @@
 //! `precis import`: creates a session from a file, while the service runs or without it.
 
 use super::export::{progress_bar, to_count};
-use super::{SessionArgs, SettingsArgs, error, error_with_cause};
+use super::{SessionArgs, SettingsArgs, count, error, error_with_cause, print};
 use crate::app::open_store;
 use crate::domain::id::UserId;
 use crate::service::Error as ServiceError;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 pub(super) struct ImportArgs {
     #[command(flatten)]
     session: SessionArgs,
-    /// File to read; default: standard input
+    /// File to read; default, or `-`: standard input
     file: Option<PathBuf>,
     /// User of the new session; default: the user of the export, or else of the session, or else the default user
     #[arg(long)]
@@ -33,8 +33,8 @@ pub(super) async fn import(
     let user = args.user.map(UserId::new).transpose().map_err(|error| format!("--user {error}"))?;
     let settings = settings.load_and_log()?;
     let store = open_store(&settings, migrate).await?;
-    let name =
-        args.file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
+    let file = args.file.filter(|file| file.as_os_str() != "-");
+    let name = file.as_ref().map_or_else(|| "standard input".to_owned(), |file| file.display().to_string());
     let failed = |cause| match cause {
         ServiceError::SessionExists => {
             let session = session.as_str();
@@ -49,7 +49,7 @@ pub(super) async fn import(
         cause => error_with_cause("the database failed", cause),
     };
     let cannot_read = |cause| error_with_cause(format!("{name}: can't be read"), cause);
-    let mut input: Box<dyn Read> = match &args.file {
+    let mut input: Box<dyn Read> = match &file {
         Some(file) => Box::new(File::open(file).map_err(cannot_read)?),
         None => Box::new(io::stdin()),
     };
@@ -70,7 +70,7 @@ pub(super) async fn import(
         reading.set_position(upload.messages());
     }
     let received = upload.finish().map_err(failed)?;
-    reading.finish();
+    reading.finish_and_clear();
     let writing = progress_bar("written", received.messages());
     let bar = writing.clone();
     let has_keys = store.any_api_key().await.map_err(|error| failed(error.into()))?;
@@ -80,14 +80,14 @@ pub(super) async fn import(
         bar.set_position(to_count(written));
     });
     let imported = imported.await.map_err(failed)?;
-    writing.finish();
+    writing.finish_and_clear();
     index_pending(&store, true).await;
     store.close().await;
-    let (messages, revisions) = (imported.messages, imported.revisions);
-    if imported.created {
-        println!("imported {messages} messages and {revisions} revisions");
+    let imported_things =
+        format!("{} and {}", count(imported.messages, "message"), count(imported.revisions, "revision"));
+    print(&if imported.created {
+        format!("imported {imported_things}\n")
     } else {
-        println!("nothing to do: the {messages} messages and {revisions} revisions were imported before");
-    }
-    Ok(())
+        format!("nothing to do: {imported_things} of this file were imported before\n")
+    })
 }

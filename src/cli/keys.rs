@@ -2,13 +2,13 @@
 //!
 //! Standard output contains only the result, so that it can be piped. Explanations go to standard error.
 
-use super::{error, error_with_cause};
+use super::{error, error_with_cause, print};
 use crate::app::open_store;
 use crate::config::{DatabaseUrl, Settings};
 use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, Scope};
 use crate::domain::id::{KeyName, TenantId};
 use crate::service::keys::create_key;
-use crate::storage::Store;
+use crate::storage::{self, Store};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::error::Error;
@@ -60,13 +60,20 @@ pub(super) async fn run(
     command: KeysCommand,
     migrate: bool,
 ) -> Result<(), Box<dyn Error>> {
-    let store = open_store(settings, migrate).await?;
     let database = &settings.database.url;
+    let new_file = storage::missing_file(database.expose());
+    let store = open_store(settings, migrate).await?;
+    if let Some(file) = new_file {
+        eprintln!(
+            "Created the database {}, which is empty. If the service uses another one, name that with --database-url.",
+            file.display()
+        );
+    }
     match command {
         KeysCommand::Create { tenant, name, scope } => {
             create(&store, &tenant, name.as_ref(), scope, database).await?;
         }
-        KeysCommand::List { tenant } => print!("{}", format_table(&store.api_keys(tenant.as_ref()).await?)),
+        KeysCommand::List { tenant } => print(&format_table(&store.api_keys(tenant.as_ref()).await?))?,
         KeysCommand::Revoke { id } => revoke(&store, &id, database).await?,
     }
     store.close().await;
@@ -94,8 +101,7 @@ async fn create(
              Data stored without a key belongs to the tenant `default`."
         );
     }
-    println!("{}", key.expose());
-    Ok(())
+    print(&format!("{}\n", key.expose()))
 }
 
 /// Revokes a key by its ID. Also accepts the whole key, because that is what users have if a key leaks.

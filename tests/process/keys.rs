@@ -104,6 +104,16 @@ async fn keys_commands_report_errors() {
     }
 }
 
+/// Another folder means another database, whose keys do not close the one of the service.
+#[tokio::test]
+async fn keys_commands_name_the_database_that_they_create() {
+    let mut precis = Precis::new().args(["keys", "list"]);
+    let file = precis.folder().join("precis.db").display().to_string();
+    let (first, second) = (precis.run().await, precis.run().await);
+    assert!(first.stderr.starts_with(&format!("Created the database {file}, which is empty.")), "{first:?}");
+    assert_eq!((second.code, second.stderr.as_str()), (Some(0), ""), "{second:?}");
+}
+
 /// `precis keys create` may be the first command for a new database.
 #[tokio::test]
 async fn keys_commands_migrate_the_schema() {

@@ -2,6 +2,7 @@
 
 use crate::service::Precis;
 use std::collections::BTreeMap;
+use std::process::Command;
 
 /// Parses the output of `precis config`: value and origin by key.
 fn read(printed: &str) -> BTreeMap<String, (String, String)> {
@@ -135,6 +136,33 @@ async fn named_settings_file_must_exist() {
     let output =
         Precis::new().file("precis.toml", "[server").args(["config"]).run().await.stderr_of_failure();
     assert!(output.contains("precis.toml: invalid TOML in line 1"), "{output}");
+}
+
+#[tokio::test]
+async fn completions_and_manual_page_name_every_command() {
+    let help = Precis::new().args(["--help"]).run().await.stdout_of_success();
+    let (_, commands) = help.split_once("Commands:").expect("a list");
+    let (commands, _) = commands.split_once("Options:").expect("an end");
+    let names = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names: Vec<_> = names.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(names.len() > 10, "{help}");
+    assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    for args in [&["completions", "bash"][..], &["completions", "zsh"], &["completions", "fish"], &["man"]] {
+        let printed = Precis::new().args(args.iter().copied()).run().await.stdout_of_success();
+        for name in &names {
+            assert!(printed.contains(name), "{args:?}: {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn reader_may_close_the_output_early() {
+    let precis = env!("CARGO_BIN_EXE_precis");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", "set -o pipefail; \"$0\" openapi | head -c 1", precis]);
+    let output = shell.output().expect("bash runs");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(output.stdout, b"{");
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
         printed(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "ada"]).await;
     assert_eq!(output, "imported 2 messages and 0 revisions");
     let again = printed(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme"]).await;
-    assert_eq!(again, "nothing to do: the 2 messages and 0 revisions were imported before");
+    assert_eq!(again, "nothing to do: 2 messages and 0 revisions of this file were imported before");
     let lines = printed(&url, &[], &["export", "a/b", "--tenant", "acme"]).await + "\n";
     assert!(
         lines.contains("\"user_id\":\"ada\"") && lines.contains(r#"{"role":"user","content":"a","n":1.0}"#)
@@ -44,6 +44,10 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
     let export = [("export.jsonl", lines.as_str())];
     assert!(printed(&other, &export, &["import", "moved", "export.jsonl"]).await.starts_with("imported 2"));
     let mut to_file = precis(&other, &[], &["export", "moved", "-o", "out.jsonl"]);
+    assert_eq!(to_file.run().await.stdout_of_success(), "");
+    let again = to_file.run().await.stderr_of_failure();
+    assert!(again.ends_with("out.jsonl exists: choose another file, or replace it with --force"), "{again}");
+    to_file = to_file.args(["--force"]);
     assert_eq!(to_file.run().await.stdout_of_success(), "");
     let moved = std::fs::read_to_string(to_file.folder().join("out.jsonl")).expect("written");
     assert_eq!(moved.lines().nth(1), lines.lines().nth(1));
@@ -74,7 +78,15 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
     assert_eq!(output, "imported 2 messages and 0 revisions");
     let output = rejected(&url, &[], &["import", "new", "absent.jsonl"]).await;
     assert!(output.contains("absent.jsonl: can't be read"), "{output}");
-    assert!(rejected(&url, &[], &["import", "new"]).await.contains("standard input: nothing was imported"));
+    for args in [&["import", "new"][..], &["import", "new", "-"]] {
+        let output = rejected(&url, &[], args).await;
+        assert!(output.contains("standard input: nothing was imported"), "{output}");
+    }
+    let one = [("one.jsonl", r#"{"role":"user","content":"a"}"#)];
+    assert_eq!(
+        printed(&url, &one, &["import", "one", "one.jsonl"]).await,
+        "imported 1 message and 0 revisions"
+    );
     assert!(rejected(&url, &[], &["import", "", "x"]).await.contains("must not be empty"));
     let mut absent = precis(&url, &[], &["export", "new", "--output", "out.jsonl"]);
     let output = absent.run().await.stderr_of_failure();
