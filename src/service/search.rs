@@ -95,8 +95,7 @@ impl MemoryService {
         // A search finds everything that was stored before it.
         self.store.index_pending_for(tenant, filter.session.as_ref()).await?;
         let limit = request.limit.min(MAX_LIMIT);
-        let Candidates { refs, weights } =
-            select_candidates(&self.store, tenant, &filter, &query, limit).await?;
+        let Candidates { refs, weights } = select_candidates(&self.store, tenant, &filter, &query).await?;
         drop(thread);
         let mut read = ReadMessages::new(analyzer, &query);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.

@@ -19,6 +19,7 @@ const POSTGRES: &[Source] = &[
     (7, "retention", include_str!("../../migrations/postgres/0007_retention.sql")),
     (8, "redaction", include_str!("../../migrations/postgres/0008_redaction.sql")),
     (9, "stored bytes", include_str!("../../migrations/postgres/0009_stored_bytes.sql")),
+    (10, "search windows", include_str!("../../migrations/postgres/0010_search_windows.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -30,6 +31,7 @@ const SQLITE: &[Source] = &[
     (7, "retention", include_str!("../../migrations/sqlite/0007_retention.sql")),
     (8, "redaction", include_str!("../../migrations/sqlite/0008_redaction.sql")),
     (9, "stored bytes", include_str!("../../migrations/sqlite/0009_stored_bytes.sql")),
+    (10, "search windows", include_str!("../../migrations/sqlite/0010_search_windows.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

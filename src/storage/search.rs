@@ -20,17 +20,15 @@ pub struct SearchFilter {
     pub excluded_terms: Vec<String>,
 }
 
-/// Term frequencies in a sample of the newest messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TermStatistics {
-    /// Number of messages in the sample.
-    pub sampled: i64,
-    /// Estimated number of messages. Exact for a session, and if the sample contains all messages.
-    pub total: i64,
-    /// Matches in the sample, for each query.
-    pub matching: Vec<i64>,
-    /// Matches in the sample that pass the filter, ignoring its time range.
-    pub matching_filter: Vec<i64>,
+/// The newest messages that match a query.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TermMatches {
+    /// Newest first.
+    pub refs: Vec<MessageRef>,
+    /// The ids of the index entries of the first and the last of `refs`, or 0. A higher id was stored later, and the entries of
+    /// all tenants have ids from 1.
+    pub newest_id: i64,
+    pub oldest_id: i64,
 }
 
 /// The position of a message.
@@ -54,31 +52,6 @@ pub struct StoredHit {
     pub json: String,
 }
 
-/// The ids of a sample, from which the number of all messages is estimated. Ids are 0 if there are no messages.
-pub(super) struct SampleRange {
-    pub(super) sampled: i64,
-    pub(super) lowest_id: i64,
-    pub(super) highest_id: i64,
-    /// Id of the tenant's oldest message.
-    pub(super) oldest_id: i64,
-    /// Last `seq` of the session, if the sample is from one session.
-    pub(super) last_seq: Option<i64>,
-}
-
-impl SampleRange {
-    /// Estimates the number of messages from a sample of at most `sample_size`.
-    pub(super) fn total_messages(&self, sample_size: i64) -> i64 {
-        let Self { sampled, lowest_id, highest_id, oldest_id, last_seq } = *self;
-        if sampled < sample_size {
-            return sampled;
-        }
-        // Ids are shared by all tenants. The tenant's share of them is assumed to be that of the sample.
-        let ids = |from: i64, to: i64| i128::from(from.abs_diff(to)) + 1;
-        let all = i128::from(sampled) * ids(oldest_id, highest_id) / ids(lowest_id, highest_id);
-        last_seq.unwrap_or_else(|| i64::try_from(all).unwrap_or(i64::MAX)).max(sampled)
-    }
-}
-
 impl SearchFilter {
     pub(super) fn since_or_min(&self) -> OffsetDateTime {
         self.since.unwrap_or(OffsetDateTime::UNIX_EPOCH)
@@ -86,11 +59,6 @@ impl SearchFilter {
 
     pub(super) fn until_or_max(&self) -> OffsetDateTime {
         self.until.unwrap_or(datetime!(9999-12-31 0:00 UTC))
-    }
-
-    /// Returns `true` if the filter excludes messages other than by session and time.
-    pub(super) fn is_selective(&self) -> bool {
-        self.user.is_some() || self.role.is_some() || !self.excluded_terms.is_empty()
     }
 
     /// Returns the lexemes that every message passing the filter contains.

@@ -11,7 +11,7 @@ use super::heads::HeadRequest;
 use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
-use super::search::{MessageRef, SearchFilter, StoredHit, TermStatistics};
+use super::search::{MessageRef, SearchFilter, StoredHit, TermMatches};
 use super::search_index::{IndexState, ReindexRange};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
@@ -832,41 +832,15 @@ impl Store {
         context_snapshot(rows.await?)
     }
 
-    /// Counts the matches of each query among the `sample_size` newest messages of the session of the filter, or of the
-    /// tenant.
-    pub async fn term_statistics(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        queries: &[TermQuery],
-        sample_size: i64,
-    ) -> Result<TermStatistics, StoreError> {
-        dispatch!(self, term_statistics(tenant, filter, queries, sample_size))
-    }
-
-    /// Returns for each query the `limit` matching messages that were indexed last. Uses the full-text index; the cost
-    /// grows with the number of matches.
+    /// Returns for each query the `limit` newest matching messages, however many there are.
     pub async fn lookup_terms(
         &self,
         tenant: &TenantId,
         filter: &SearchFilter,
         queries: &[TermQuery],
         limit: i64,
-    ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
+    ) -> Result<Vec<TermMatches>, StoreError> {
         dispatch!(self, lookup_terms(tenant, filter, queries, limit))
-    }
-
-    /// Returns the `limit` newest matches among the `max_scanned` newest messages of the session, or of the tenant, in the
-    /// time range of the filter. For terms of which the full-text index has too many matches.
-    pub async fn scan_recent(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        query: &TermQuery,
-        max_scanned: i64,
-        limit: i64,
-    ) -> Result<Vec<MessageRef>, StoreError> {
-        dispatch!(self, scan_recent(tenant, filter, query, max_scanned, limit))
     }
 
     /// Returns the messages in the order of `refs`, until their JSON exceeds `max_bytes`. Messages larger than

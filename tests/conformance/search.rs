@@ -1,12 +1,14 @@
 //! Search methods of a store.
 
 use crate::conversation::{Conversation, exchange_of, session_id, user_id};
+use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::message::Role;
-use precis::domain::search::lexemes::{TermPattern, TermQuery};
-use precis::storage::search::{MessageRef, SearchFilter, TermStatistics};
+use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
+use precis::storage::search::{MessageRef, SearchFilter, TermMatches};
 use std::slice::from_ref;
 use test_case::test_case;
+use time::{Duration, OffsetDateTime};
 
 pub(crate) fn probe(groups: &[&[&str]]) -> TermQuery {
     let lexeme = |term: &&str| match term.strip_suffix('*') {
@@ -28,40 +30,16 @@ impl Conversation {
         most: i64,
     ) -> Vec<MessageRef> {
         self.index_tenant().await;
-        self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0)
+        self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0).refs
     }
-
-    async fn scan_recent(
-        &self,
-        scope: &SearchFilter,
-        probe: &TermQuery,
-        rows: i64,
-        most: i64,
-    ) -> Vec<MessageRef> {
-        self.index_tenant().await;
-        self.store.scan_recent(&self.tenant, scope, probe, rows, most).await.unwrap()
-    }
-}
-
-/// Adds enough messages that SQLite moves all earlier ones into its full-text index, which it does for every 256th message.
-async fn fill_fts_index(demo: &Conversation) {
-    let filler = demo.tenant("filler");
-    filler.say(&["x"; 256]).await;
-    filler.index_tenant().await;
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lookup_and_scan_return_messages_with_the_terms(backend: Backend) {
+async fn lookup_returns_messages_with_the_terms(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["apples", "pears and plums", "apples and pears", "applesauce"]).await;
-    check_lookups(&demo).await;
-    fill_fts_index(&demo).await;
-    check_lookups(&demo).await;
-}
-
-async fn check_lookups(demo: &Conversation) {
     let all = SearchFilter::default();
     for (groups, expected) in [
         (&[&["appl"][..]][..], vec![3, 1]),
@@ -74,7 +52,6 @@ async fn check_lookups(demo: &Conversation) {
     ] {
         let probe = probe(groups);
         assert_eq!(seqs(&demo.lookup_terms(&all, &probe, 9).await), expected, "{groups:?}");
-        assert_eq!(seqs(&demo.scan_recent(&all, &probe, 9, 9).await), expected, "{groups:?}");
     }
     let found = demo
         .store
@@ -89,7 +66,7 @@ async fn check_lookups(demo: &Conversation) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lookup_and_scan_apply_the_filter(backend: Backend) {
+async fn lookup_applies_the_filter(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.record(&exchange_of("ada", &["a plum", "one plum"])).await;
     let other = demo.session("other");
@@ -97,13 +74,6 @@ async fn lookup_and_scan_apply_the_filter(backend: Backend) {
     // The user is not repeated in later exchanges.
     other.say(&["plum"]).await;
     demo.tenant("acme").say(&["plum"]).await;
-    check_filters(&demo).await;
-    fill_fts_index(&demo).await;
-    check_filters(&demo).await;
-}
-
-async fn check_filters(demo: &Conversation) {
-    let other = demo.session("other");
     let (first, last) = (demo.history().await[0].created_at, other.history().await[2].created_at);
     let plum = probe(&[&["plum"]]);
     let scope = SearchFilter::default();
@@ -132,7 +102,6 @@ async fn check_filters(demo: &Conversation) {
     ] {
         let drawn = demo.lookup_terms(&scope, &plum, 9).await;
         assert_eq!(drawn.len(), expected, "{scope:?}");
-        assert_eq!(demo.scan_recent(&scope, &plum, 9, 9).await.len(), expected, "{scope:?}");
         let of_bob =
             demo.store.fetch_hits(&demo.tenant, Some(&user_id("bob")), &drawn, i64::MAX).await.unwrap();
         assert_eq!(of_bob.len(), drawn.iter().filter(|place| place.session.as_str() == "other").count());
@@ -142,34 +111,66 @@ async fn check_filters(demo: &Conversation) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn term_statistics_count_matches_in_the_newest_messages(backend: Backend) {
+async fn lookup_reads_backwards_until_it_has_found_enough(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    for _ in 0..10 {
-        demo.say(&["plum", "pear", "plum"]).await;
-        demo.session("other").say(&["plum"]).await;
-    }
-    let probes = [probe(&[&["plum"]]), probe(&[&["pear"]]), probe(&[&["pea*"], &["plum"]])];
-    let sample = async |scope: &SearchFilter, most| {
+    let other = demo.tenant("acme");
+    // More ids than the first windows on Postgres contain, half of them of another tenant.
+    for part in 0..8 {
+        let mut texts = vec!["pear"; 800];
+        texts[0] = "plum pear apple";
+        texts[799] = if part < 4 { "plum" } else { "plumber" };
+        demo.say(&texts).await;
+        other.say(&["pear plum"; 800]).await;
         demo.index_tenant().await;
-        let TermStatistics { sampled, total, matching, matching_filter } =
-            demo.store.term_statistics(&demo.tenant, scope, &probes, most).await.unwrap();
-        (sampled, total, matching, matching_filter)
-    };
+        other.index_tenant().await;
+    }
+    let plums: Vec<i64> = (0..8).flat_map(|part| [part * 800 + 1, part * 800 + 800]).rev().collect();
+    let exact: Vec<i64> = plums.iter().copied().filter(|seq| seq % 800 == 1 || *seq <= 3200).collect();
+    let queries = [probe(&[&["pear"]]), probe(&[&["plum"]]), probe(&[&["plum*"]]), probe(&[&["cherry"]])];
     let all = SearchFilter::default();
-    assert_eq!(sample(&all, 100).await, (40, 40, vec![30, 10, 0], vec![30, 10, 0]));
-    assert_eq!(sample(&all, 8).await, (8, 40, vec![6, 2, 0], vec![6, 2, 0]));
-    let session = SearchFilter { session: Some(session_id("demo")), ..all.clone() };
-    assert_eq!(sample(&session, 100).await, (30, 30, vec![20, 10, 0], vec![20, 10, 0]));
-    assert_eq!(sample(&session, 3).await, (3, 30, vec![2, 1, 0], vec![2, 1, 0]));
-    // The frequencies count all users.
-    let ada = SearchFilter { user: Some(user_id("ada")), ..all.clone() };
-    assert_eq!(sample(&ada, 100).await, (40, 40, vec![30, 10, 0], vec![0, 0, 0]));
-    let exchange = exchange_of("ada", &["plum"]);
-    demo.session("adas").record(&exchange).await;
-    assert_eq!(sample(&ada, 2).await.3, [1, 0, 0]);
-    let answers =
-        SearchFilter { role: Some(Role::Assistant), excluded_terms: vec!["pear".to_owned()], ..all };
-    assert_eq!(sample(&answers, 100).await.3, [0, 0, 0]);
+    for limit in [3, 5, 12, 16, 100_usize] {
+        let most = i64::try_from(limit).unwrap();
+        let found = demo.store.lookup_terms(&demo.tenant, &all, &queries, most).await.unwrap();
+        let first = |seqs: &[i64]| seqs.iter().copied().take(limit).collect::<Vec<_>>();
+        assert_eq!(found.iter().map(|found| found.refs.len()).max(), Some(limit));
+        assert_eq!(seqs(&found[1].refs), first(&exact), "{limit}");
+        assert_eq!(seqs(&found[2].refs), first(&plums), "{limit}");
+        assert_eq!(found[3], TermMatches::default());
+        // The ids count the messages of all tenants.
+        assert!(found[0].newest_id >= 11_900 && found[0].newest_id - found[0].oldest_id <= most, "{limit}");
+    }
+    let in_session = SearchFilter { session: Some(demo.session.clone()), ..all };
+    let found = demo.store.lookup_terms(&demo.tenant, &in_session, &queries, 100).await.unwrap();
+    assert_eq!((found[0].refs.len(), seqs(&found[2].refs)), (100, plums));
+}
+
+/// Messages of an import can be older than those that were stored before it.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lookup_finds_the_messages_of_a_time_range(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let day = |day: i64| OffsetDateTime::UNIX_EPOCH + Duration::days(20_000 + day);
+    let insert = match sql {
+        Sql::Sqlite(_) => "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+            WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 7000)
+            SELECT 'default', 'demo', n, (20000 + n % 100) * 86400000000, 'PREFIXplum' FROM n",
+        Sql::Postgres(_) => "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+            SELECT 'default', 'demo', n, to_timestamp((20000 + n % 100) * 86400.0), array_to_tsvector(ARRAY['PREFIXplum'])
+            FROM generate_series(1, 7000) AS n",
+    };
+    sql.run(&insert.replace("PREFIX", &lexemes::tenant_prefix(&demo.tenant))).await;
+    let plum = probe(&[&["plum"]]);
+    for (since, until, expected) in
+        [(0, 100, 7000), (0, 1, 70), (97, 100, 210), (40, 41, 70), (-9, 0, 0), (100, 109, 0)]
+    {
+        let filter =
+            SearchFilter { since: Some(day(since)), until: Some(day(until)), ..SearchFilter::default() };
+        let found = demo.lookup_terms(&filter, &plum, 9999).await;
+        assert_eq!(found.len(), expected, "{since} {until}");
+        assert!(found.iter().all(|found| (day(since)..day(until)).contains(&found.created_at)));
+    }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -182,8 +183,6 @@ async fn search_methods_respect_their_limits(backend: Backend) {
     }
     let (all, plum) = (SearchFilter::default(), probe(&[&["plum"]]));
     assert_eq!(seqs(&demo.lookup_terms(&all, &plum, 3).await), [9, 7, 6]);
-    assert_eq!(seqs(&demo.scan_recent(&all, &plum, 9, 3).await), [9, 7, 6]);
-    assert_eq!(seqs(&demo.scan_recent(&all, &plum, 3, 9).await), [9, 7]);
     let drawn = demo.lookup_terms(&all, &plum, 9).await;
     let bytes = demo.history().await[0].json.len() as i64;
     let at = async |most| demo.store.fetch_hits(&demo.tenant, None, &drawn, most).await.unwrap().len();

@@ -150,7 +150,7 @@ async fn search_finds_messages_from_before_the_session_had_a_user(backend: Backe
         expected += 3;
         demo.index_tenant().await;
         let found = demo.store.lookup_terms(&demo.tenant, &of_ada, &[probe(&[&["plum"]])], 99).await.unwrap();
-        assert_eq!(found[0].len(), expected, "{is_indexed} {by_exchange}");
+        assert_eq!(found[0].refs.len(), expected, "{is_indexed} {by_exchange}");
     }
     let mut sql = Sql::on(&backend).await;
     let entries = sql.number("SELECT count(*) FROM search").await;

@@ -16,8 +16,15 @@ const TABLES_OF_POSTGRES: &str = "\
     ORDER BY tablename";
 
 /// Tables without data of sessions or users, which erasure does not change.
-pub(crate) const TABLES_OF_TENANTS: [&str; 6] =
-    ["api_keys", "search_analyzer", "tenants", "token_usage", "usage_changes", "worker_leases"];
+pub(crate) const TABLES_OF_TENANTS: [&str; 7] = [
+    "api_keys",
+    "search_analyzer",
+    "search_times",
+    "tenants",
+    "token_usage",
+    "usage_changes",
+    "worker_leases",
+];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),

@@ -87,14 +87,10 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("redactions", 0),
     ("stored_bytes", 1),
     ("settle_sessions", 1),
-    ("term_statistics", 1000),
-    ("term_statistics of a session", 1000),
     ("lookup_terms", 20),
     ("lookup_terms of a session", 20),
-    ("scan_recent", 50),
-    ("scan_recent of a session", 50),
-    ("scan_recent without match", 0),
-    ("scan_recent without match in a session", 0),
+    ("lookup_terms, common word", 100),
+    ("lookup_terms, common word of a session", 100),
     ("fetch_hits", 20),
     ("fetch_hits of a user", 20),
     ("fetch_neighbours", 40),
@@ -677,7 +673,6 @@ impl Calls<'_> {
         let Self { store, tenant, session, user, .. } = self;
         let scope = if what.ends_with("session") { Some(session.clone()) } else { None };
         let filter = SearchFilter { session: scope, ..SearchFilter::default() };
-        let (common, few) = (probe("common"), probe("few7"));
         let refs: Vec<MessageRef> = (1..=20)
             .map(|n| MessageRef {
                 created_at: OffsetDateTime::UNIX_EPOCH,
@@ -686,14 +681,9 @@ impl Calls<'_> {
             })
             .collect();
         match method {
-            "term_statistics" => {
-                let sample = store.term_statistics(tenant, &filter, &[common, few], 1000).await.unwrap();
-                usize::try_from(sample.sampled).unwrap()
-            }
-            "lookup_terms" => store.lookup_terms(tenant, &filter, &[few], 100).await.unwrap()[0].len(),
-            "scan_recent" => {
-                let term = if what.contains("without match") { probe("unknown") } else { common };
-                store.scan_recent(tenant, &filter, &term, 4000, 50).await.unwrap().len()
+            "lookup_terms" => {
+                let word = if what.contains("common") { probe("common") } else { probe("few7") };
+                store.lookup_terms(tenant, &filter, &[word], 100).await.unwrap()[0].refs.len()
             }
             "fetch_hits" => {
                 let user = what.ends_with("user").then_some(user);

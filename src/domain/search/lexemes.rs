@@ -71,6 +71,15 @@ fn hash(text: &str, bytes: usize) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TermQuery(pub Vec<Vec<TermPattern>>);
 
+impl TermQuery {
+    /// Returns the query that every message matches.
+    #[must_use]
+    pub fn any_message() -> Self {
+        let roles = Role::ALL.iter().map(|role| TermPattern::exact(role_lexeme("", *role)));
+        Self(vec![roles.collect()])
+    }
+}
+
 /// A term, or a prefix of terms, without the prefix of the tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TermPattern {

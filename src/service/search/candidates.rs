@@ -1,35 +1,19 @@
-//! Selects the messages that are worth parsing.
-//!
-//! The number of rows read is bounded for every query. A sample of the newest messages shows which words of the query are
-//! common. Rare words are looked up in the index. If that yields too few candidates, a scan over the newest messages adds
-//! messages with the common words.
+//! Selects the messages that are worth parsing: the newest messages of each word of the query, however common the word is.
 
 use crate::domain::id::TenantId;
-use crate::domain::search::lexemes::{TermPattern, TermQuery};
+use crate::domain::search::lexemes::TermQuery;
 use crate::domain::search::query::{Clause, Query};
 use crate::domain::search::rank;
 use crate::service::to_i64;
-use crate::storage::search::{MessageRef, SearchFilter, TermStatistics};
+use crate::storage::search::{MessageRef, SearchFilter, TermMatches};
 use crate::storage::{Store, StoreError};
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::slice::from_ref;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Number of candidates that are parsed and ranked at once.
 pub(super) const MAX_RANKED: usize = 300;
-/// Newest messages from which term frequencies are estimated.
-const SAMPLE_SIZE: i64 = 1000;
-/// A word is common if more than one in this many messages contains it, and more than [`MAX_RANKED`] messages do. On
-/// Postgres, a lookup reads a page of the table for each matching message, which takes 2 to 10 µs; a scan reads every
-/// message, which takes 1 µs each. For a word in 10,000 of a million messages, a lookup takes two to three times as long
-/// as a scan.
-const COMMON_WORD_RATIO: i64 = 100;
-/// If all words are common, the scan ignores words that are this many times as frequent as the rarest one.
-const MAX_FREQUENCY_RATIO: i64 = 4;
 /// Maximum number of messages looked up for each word, and of candidates in total.
 const MAX_CANDIDATES: usize = 1000;
-/// Maximum number of messages scanned: enough to contain [`MAX_RANKED`] matches of a barely common word.
-const MAX_SCANNED: i64 = 30_000;
 
 /// Possible hits of a query.
 pub(super) struct Candidates {
@@ -39,113 +23,61 @@ pub(super) struct Candidates {
     pub(super) weights: Vec<f64>,
 }
 
-/// Selects candidates for at least `wanted` hits, if there are as many.
+/// Selects candidates. If the query has phrases, they are the messages with all words of the phrases.
 pub(super) async fn select_candidates(
     store: &Arc<Store>,
     tenant: &TenantId,
     filter: &SearchFilter,
     query: &Query,
-    wanted: usize,
 ) -> Result<Candidates, StoreError> {
-    let words: Vec<TermQuery> = query.words.iter().map(Clause::term_query).collect();
     let required: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.term_query().0).collect();
-    let required = (!required.is_empty()).then_some(TermQuery(required));
-    let all: Vec<TermQuery> = words.iter().chain(&required).cloned().collect();
-    let statistics = store.term_statistics(tenant, filter, &all, SAMPLE_SIZE).await?;
-    let max_candidates = to_i64(MAX_CANDIDATES);
-    let mut by_word: BTreeMap<usize, Vec<MessageRef>> = BTreeMap::new();
-    let others = if let Some(required) = required {
-        // The required terms are the most selective ones.
-        if is_rare(&statistics, words.len()) {
-            store.lookup_terms(tenant, filter, from_ref(&required), max_candidates).await?.concat()
-        } else {
-            store.scan_recent(tenant, filter, &required, MAX_SCANNED, max_candidates).await?
+    let mut queries: Vec<TermQuery> = query.words.iter().map(Clause::term_query).collect();
+    queries.push(TermQuery::any_message());
+    if !required.is_empty() {
+        queries.push(TermQuery(required));
+    }
+    let mut by_word = store.lookup_terms(tenant, filter, &queries, to_i64(MAX_CANDIDATES)).await?;
+    let mut others = by_word.split_off(query.words.len()).into_iter();
+    let all = others.next().unwrap_or_default();
+    let total = estimate_frequency(filter, &all, &all);
+    let weight = |found| rank::weight(estimate_frequency(filter, &all, found), total);
+    let weights: Vec<f64> = by_word.iter().map(weight).collect();
+    let mut candidates: HashMap<MessageRef, f64> = HashMap::new();
+    let required = others.next().map(|required| required.refs);
+    candidates.extend(required.iter().flatten().map(|message_ref| (message_ref.clone(), 0.0)));
+    for (found, weight) in by_word.into_iter().zip(&weights) {
+        for message_ref in found.refs {
+            if required.is_none() {
+                *candidates.entry(message_ref).or_default() += weight;
+            } else if let Some(sum) = candidates.get_mut(&message_ref) {
+                *sum += weight;
+            }
         }
+    }
+    Ok(Candidates { refs: most_promising(candidates), weights })
+}
+
+/// Returns the number of messages that match a query: exact if all of them were found, else estimated from the part of all
+/// messages that the search for them went through.
+fn estimate_frequency(filter: &SearchFilter, all: &TermMatches, found: &TermMatches) -> i64 {
+    let matches = to_i64(found.refs.len());
+    if found.refs.len() < MAX_CANDIDATES {
+        return matches;
+    }
+    let (newest, oldest) = if filter.session.is_some() {
+        let seqs = all.refs.iter().map(|message_ref| message_ref.seq);
+        (seqs.max().unwrap_or_default(), found.refs.last().map_or(0, |message_ref| message_ref.seq))
     } else {
-        let (rare, common): (Vec<usize>, Vec<usize>) =
-            (0..words.len()).partition(|word| is_rare(&statistics, *word));
-        if !rare.is_empty() {
-            let queries: Vec<TermQuery> = rare.iter().filter_map(|word| words.get(*word)).cloned().collect();
-            let found = store.lookup_terms(tenant, filter, &queries, max_candidates).await?;
-            by_word.extend(rare.into_iter().zip(found));
-        }
-        let found: HashSet<&MessageRef> = by_word.values().flatten().collect();
-        if found.len() >= wanted || common.is_empty() {
-            Vec::new()
-        } else {
-            // A rare word without matches must not hide the matches of the common words.
-            let patterns = scannable_patterns(&statistics, &words, &common);
-            store
-                .scan_recent(tenant, filter, &TermQuery(vec![patterns]), MAX_SCANNED, to_i64(MAX_RANKED))
-                .await?
-        }
+        (all.newest_id, found.oldest_id)
     };
-    let weight = |word| {
-        let found = by_word.get(&word).map(Vec::len);
-        rank::weight(document_frequency(&statistics, filter, word, found), statistics.total)
-    };
-    let weights: Vec<f64> = (0..query.words.len()).map(weight).collect();
-    let weighted_lists =
-        by_word.into_iter().map(|(word, list)| (list, weights.get(word).copied().unwrap_or_default()));
-    let refs = best_candidates(weighted_lists.chain([(others, 0.0)]));
-    Ok(Candidates { refs, weights })
+    let estimate = i128::from(matches) * i128::from(newest) / i128::from((newest - oldest + 1).max(1));
+    i64::try_from(estimate).unwrap_or(i64::MAX).max(matches)
 }
 
-/// Extrapolates a count in the sample to all messages.
-fn extrapolate(statistics: &TermStatistics, count: i64) -> i64 {
-    let all = i128::from(count) * i128::from(statistics.total) / i128::from(statistics.sampled.max(1));
-    i64::try_from(all).unwrap_or(i64::MAX)
-}
-
-/// Returns `true` if few messages that pass the filter match a term query. Every word is rare for a user without recent
-/// messages.
-fn is_rare(statistics: &TermStatistics, index: usize) -> bool {
-    let count = statistics.matching_filter.get(index).copied().unwrap_or_default();
-    statistics.sampled < SAMPLE_SIZE
-        || extrapolate(statistics, count) <= to_i64(MAX_RANKED).max(statistics.total / COMMON_WORD_RATIO)
-}
-
-/// Returns the patterns of the common words whose frequency is close to that of the rarest one.
-fn scannable_patterns(
-    statistics: &TermStatistics,
-    words: &[TermQuery],
-    common: &[usize],
-) -> Vec<TermPattern> {
-    let count = |word: &usize| statistics.matching_filter.get(*word).copied().unwrap_or_default();
-    let max_count = MAX_FREQUENCY_RATIO * common.iter().map(count).min().unwrap_or_default();
-    let selected = common.iter().filter(|word| count(word) <= max_count).filter_map(|word| words.get(*word));
-    selected.flat_map(|TermQuery(groups)| groups).flatten().cloned().collect()
-}
-
-/// Returns the number of messages that contain a word: exact if all of them were looked up, else estimated.
-fn document_frequency(
-    statistics: &TermStatistics,
-    filter: &SearchFilter,
-    word: usize,
-    found: Option<usize>,
-) -> i64 {
-    let estimate = extrapolate(statistics, statistics.matching.get(word).copied().unwrap_or_default());
-    let is_unfiltered =
-        *filter == SearchFilter { session: filter.session.clone(), ..SearchFilter::default() };
-    match found {
-        _ if statistics.total <= statistics.sampled => estimate,
-        Some(found) if is_unfiltered && found < MAX_CANDIDATES => to_i64(found),
-        Some(found) => estimate.max(to_i64(found)),
-        None => estimate,
-    }
-}
-
-/// Returns the messages with the greatest total weight of the lists that contain them, newest first among equals.
-fn best_candidates(weighted_lists: impl Iterator<Item = (Vec<MessageRef>, f64)>) -> Vec<MessageRef> {
-    let mut weights: HashMap<MessageRef, f64> = HashMap::new();
-    for (list, weight) in weighted_lists {
-        for message_ref in list {
-            *weights.entry(message_ref).or_default() += weight;
-        }
-    }
-    let mut refs: Vec<(f64, MessageRef)> =
-        weights.into_iter().map(|(message_ref, weight)| (weight, message_ref)).collect();
-    refs.sort_by(|(a_weight, a), (b_weight, b)| b_weight.total_cmp(a_weight).then_with(|| b.cmp(a)));
+/// Returns the messages with the greatest weights, newest first among equals.
+fn most_promising(candidates: HashMap<MessageRef, f64>) -> Vec<MessageRef> {
+    let mut refs: Vec<(MessageRef, f64)> = candidates.into_iter().collect();
+    refs.sort_by(|(a, a_weight), (b, b_weight)| b_weight.total_cmp(a_weight).then_with(|| b.cmp(a)));
     refs.truncate(MAX_CANDIDATES);
-    refs.into_iter().map(|(_, message_ref)| message_ref).collect()
+    refs.into_iter().map(|(message_ref, _)| message_ref).collect()
 }

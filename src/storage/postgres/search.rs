@@ -1,9 +1,7 @@
 //! Search on Postgres.
 //!
-//! The table `search` has no row-level security, because a policy would prevent the use of its index (see the migration).
-//! Every statement filters by tenant, and the messages themselves are read from `messages`, which has a policy. The planner
-//! cannot estimate a tsquery that is a parameter, and tends to prefer the index on times. `OFFSET 0` separates finding the
-//! rows from sorting them.
+//! The table `search` has no row-level security, because a policy would prevent the use of its index (see the migrations).
+//! Every statement filters by tenant, and the messages themselves are read from `messages`, which has a policy.
 
 use super::Postgres;
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -11,58 +9,17 @@ use crate::domain::search::lexemes::TermQuery;
 use crate::storage::StoreError;
 use crate::storage::rows::{message_ref, redacted_at};
 use crate::storage::search::{
-    FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SampleRange, SearchFilter, StoredHit, TermStatistics,
+    FtsSyntax, LARGE_MESSAGE_BYTES, MessageRef, SearchFilter, StoredHit, TermMatches,
 };
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
+use time::OffsetDateTime;
 
 const FTS_SYNTAX: FtsSyntax = FtsSyntax { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
 
-const SAMPLE_TENANT: &str = "\
-    WITH newest AS MATERIALIZED (
-        SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2
-    )
-    SELECT count(*) AS rows, coalesce(min(id), 0) AS first, coalesce(max(id), 0) AS last, NULL::bigint AS last_seq,
-        coalesce((SELECT id FROM search WHERE tenant_id = $1 ORDER BY created_at, id LIMIT 1), 0) AS oldest,
-        ARRAY(SELECT (SELECT count(*) FROM newest WHERE lexemes @@ p.probe)
-            FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
-    FROM newest";
-
-const SAMPLE_SESSION: &str = "\
-    WITH newest AS MATERIALIZED (
-        SELECT id, seq, lexemes FROM search WHERE tenant_id = $1 AND session_id = $4 ORDER BY seq DESC LIMIT $2
-    )
-    SELECT count(*) AS rows, 0::bigint AS first, 0::bigint AS last, max(seq) AS last_seq,
-        0::bigint AS oldest,
-        ARRAY(SELECT (SELECT count(*) FROM newest WHERE lexemes @@ p.probe)
-            FROM unnest($3::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) ORDER BY place) AS found
-    FROM newest";
-
+/// A function, because it reads more and more of the index until it has found enough.
 const LOOKUP_TERMS: &str = "\
-    SELECT p.place, s.session_id, s.seq, s.created_at
-    FROM unnest($2::text[]::tsquery[]) WITH ORDINALITY AS p (probe, place) CROSS JOIN LATERAL (
-        SELECT session_id, seq, created_at, id FROM (
-            SELECT tenant_id, session_id, seq, created_at, id FROM search WHERE lexemes @@ p.probe OFFSET 0
-        ) AS matching
-        WHERE tenant_id = $1 AND ($3::text IS NULL OR session_id = $3)
-            AND created_at >= $4 AND created_at < $5
-        ORDER BY id DESC LIMIT $6
-    ) AS s
-    ORDER BY p.place, s.id DESC";
-
-const SCAN_TENANT: &str = "\
-    SELECT session_id, seq, created_at FROM (
-        SELECT session_id, seq, created_at, lexemes FROM search
-        WHERE tenant_id = $1 AND created_at >= $3 AND created_at < $4 ORDER BY created_at DESC, id DESC LIMIT $5
-    ) AS newest
-    WHERE lexemes @@ $2::text::tsquery LIMIT $6";
-
-const SCAN_SESSION: &str = "\
-    SELECT session_id, seq, created_at FROM (
-        SELECT session_id, seq, created_at, lexemes FROM search
-        WHERE tenant_id = $1 AND session_id = $7 ORDER BY seq DESC LIMIT $5
-    ) AS newest
-    WHERE lexemes @@ $2::text::tsquery AND created_at >= $3 AND created_at < $4 LIMIT $6";
+    SELECT ids, sessions, seqs, times FROM newest_matches($1, $2, $3, $4, $5, $6) ORDER BY place";
 
 /// `OFFSET 0` makes Postgres look up the session of each hit: an index on the user would return all sessions of the user.
 const FETCH_HITS: &str = "\
@@ -101,92 +58,23 @@ const FETCH_NEIGHBOURS: &str = "\
     ) AS sized
     WHERE before < $6";
 
-/// Planner settings for one transaction that prevent reading the whole table. The planner does not know how soon a scan
-/// ends, and would rather read and sort the table than read a fifth of it by an index. It also cannot estimate a query that
-/// is a parameter.
-const PLAN_INDEX_SCAN: &str = "\
-    SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-        set_config('enable_sort', 'off', true)";
-const PLAN_INDEX_LOOKUP: &str = "SELECT set_config('enable_seqscan', 'off', true)";
-
 impl Postgres {
-    pub(in crate::storage) async fn term_statistics(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        queries: &[TermQuery],
-        sample_size: i64,
-    ) -> Result<TermStatistics, StoreError> {
-        let mut rendered = render_all(tenant, &SearchFilter::default(), queries);
-        if filter.is_selective() {
-            rendered.extend(render_all(tenant, filter, queries));
-        }
-        let query = match &filter.session {
-            None => sqlx::query(SAMPLE_TENANT).bind(tenant.as_str()).bind(sample_size).bind(rendered),
-            Some(session) => {
-                let query =
-                    sqlx::query(SAMPLE_SESSION).bind(tenant.as_str()).bind(sample_size).bind(rendered);
-                query.bind(session.as_str())
-            }
-        };
-        let row = self.read(tenant, query).await?.ok_or(sqlx::Error::RowNotFound)?;
-        let range = SampleRange {
-            sampled: row.try_get("rows")?,
-            lowest_id: row.try_get("first")?,
-            highest_id: row.try_get("last")?,
-            oldest_id: row.try_get("oldest")?,
-            last_seq: row.try_get("last_seq")?,
-        };
-        let mut matching: Vec<i64> = row.try_get("found")?;
-        let matching_filter =
-            if filter.is_selective() { matching.split_off(queries.len()) } else { matching.clone() };
-        let total = range.total_messages(sample_size);
-        Ok(TermStatistics { sampled: range.sampled, total, matching, matching_filter })
-    }
-
     pub(in crate::storage) async fn lookup_terms(
         &self,
         tenant: &TenantId,
         filter: &SearchFilter,
         queries: &[TermQuery],
         limit: i64,
-    ) -> Result<Vec<Vec<MessageRef>>, StoreError> {
+    ) -> Result<Vec<TermMatches>, StoreError> {
+        let rendered = queries.iter().map(|query| FTS_SYNTAX.render(tenant, filter, query));
         let query = sqlx::query(LOOKUP_TERMS)
             .bind(tenant.as_str())
-            .bind(render_all(tenant, filter, queries))
+            .bind(rendered.collect::<Vec<_>>())
             .bind(filter.session.as_ref().map(SessionId::as_str))
-            .bind(filter.since_or_min())
-            .bind(filter.until_or_max())
+            .bind(filter.since)
+            .bind(filter.until)
             .bind(limit);
-        let mut found = vec![Vec::new(); queries.len()];
-        for row in &self.read_all_with_settings(tenant, PLAN_INDEX_LOOKUP, query).await? {
-            let ordinal: i64 = row.try_get("place")?;
-            let list = usize::try_from(ordinal - 1).ok().and_then(|index| found.get_mut(index));
-            list.ok_or(sqlx::Error::RowNotFound)?.push(message_ref(row)?);
-        }
-        Ok(found)
-    }
-
-    pub(in crate::storage) async fn scan_recent(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        query: &TermQuery,
-        max_scanned: i64,
-        limit: i64,
-    ) -> Result<Vec<MessageRef>, StoreError> {
-        let query = sqlx::query(if filter.session.is_some() { SCAN_SESSION } else { SCAN_TENANT })
-            .bind(tenant.as_str())
-            .bind(FTS_SYNTAX.render(tenant, filter, query))
-            .bind(filter.since_or_min())
-            .bind(filter.until_or_max())
-            .bind(max_scanned)
-            .bind(limit);
-        let query = match &filter.session {
-            Some(session) => query.bind(session.as_str()),
-            None => query,
-        };
-        self.read_all_with_settings(tenant, PLAN_INDEX_SCAN, query).await?.iter().map(message_ref).collect()
+        query.fetch_all(&self.pool).await?.iter().map(term_matches).collect()
     }
 
     pub(in crate::storage) async fn fetch_hits(
@@ -224,8 +112,18 @@ impl Postgres {
     }
 }
 
-fn render_all(tenant: &TenantId, filter: &SearchFilter, queries: &[TermQuery]) -> Vec<String> {
-    queries.iter().map(|query| FTS_SYNTAX.render(tenant, filter, query)).collect()
+fn term_matches(row: &PgRow) -> Result<TermMatches, StoreError> {
+    let ids: Vec<i64> = row.try_get("ids")?;
+    let sessions: Vec<String> = row.try_get("sessions")?;
+    let (seqs, times): (Vec<i64>, Vec<OffsetDateTime>) = (row.try_get("seqs")?, row.try_get("times")?);
+    let message_ref = |((session, seq), created_at): ((String, i64), OffsetDateTime)| {
+        let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
+        Ok(MessageRef { created_at, seq, session })
+    };
+    let refs =
+        sessions.into_iter().zip(seqs).zip(times).map(message_ref).collect::<Result<_, StoreError>>()?;
+    let id = |id: Option<&i64>| id.copied().unwrap_or_default();
+    Ok(TermMatches { refs, newest_id: id(ids.first()), oldest_id: id(ids.last()) })
 }
 
 fn stored_hit(row: &PgRow) -> Result<StoredHit, StoreError> {

@@ -6,7 +6,7 @@ use crate::support::backend::Backend;
 use serde_json::{Value, json};
 use test_case::test_case;
 
-/// With more messages than the sample from which word frequencies are estimated.
+/// With more messages than a search looks up for a word, so that word frequencies are estimated.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

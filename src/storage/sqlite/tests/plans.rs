@@ -106,7 +106,6 @@ async fn steps_on_sqlite_grow_without_an_index() {
     let calls = [
         ("api_keys_by_tenant", "api_keys of a tenant"),
         ("idempotency_keys_by_time", "append_exchange, new key"),
-        ("search_by_time", "term_statistics"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
         ("sessions_by_lineage", "redact_message"),
