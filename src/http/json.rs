@@ -4,7 +4,11 @@ use super::error::Problem;
 use crate::domain::validation::FieldError;
 use crate::domain::{json, json_validation};
 use crate::service::{Error, StoreError};
-use serde::de::{DeserializeOwned, Deserializer, Visitor};
+use serde::de::value::Error as ValueError;
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, Error as _, IntoDeserializer as _, MapAccess, SeqAccess,
+    Visitor,
+};
 use serde_ignored::Path;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
@@ -47,11 +51,11 @@ fn parse_once<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let tracked = serde_path_to_error::Deserializer::new(&mut deserializer, &mut track);
     let value = serde_ignored::deserialize(tracked, |path| {
-        let detail = match (&path, field_names::<T>()) {
-            (Path::Map { parent: Path::Root, .. }, names) if !names.is_empty() => {
-                format!("unknown: this request takes {}", names.join(", "))
-            }
-            _ => "unknown: GET /openapi.json lists the fields of this request".to_owned(),
+        let object = steps_to_parent(&path);
+        let taker = if object.is_empty() { "this request" } else { "this object" };
+        let detail = match field_names::<T>(&object) {
+            [] => "unknown: GET /openapi.json lists the fields of this request".to_owned(),
+            names => format!("unknown: {taker} takes {}", names.join(", ")),
         };
         errors.push(FieldError::new(path_string(&path), detail));
     });
@@ -65,37 +69,122 @@ fn parse_once<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
     }
 }
 
-/// Returns the names of the fields of a struct.
-fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+/// A step from a value into a value that it contains.
+#[derive(Clone, Copy)]
+enum Step<'p> {
+    Field(&'p str),
+    Item,
+}
+
+/// Returns the steps from the root to the object that contains the last field of a path.
+fn steps_to_parent<'p>(path: &'p Path<'p>) -> Vec<Step<'p>> {
+    let (mut steps, mut rest) = (Vec::new(), path);
+    loop {
+        rest = match rest {
+            Path::Root => break,
+            Path::Seq { parent, .. } => {
+                steps.push(Step::Item);
+                parent
+            }
+            Path::Map { parent, key } => {
+                steps.push(Step::Field(key));
+                parent
+            }
+            Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
+                parent
+            }
+        };
+    }
+    steps.reverse();
+    steps.pop();
+    steps
+}
+
+/// Returns the names of the fields of the struct to which the steps lead from a `T`. The type alone determines them.
+fn field_names<T: DeserializeOwned>(steps: &[Step<'_>]) -> &'static [&'static str] {
     let mut names: &'static [&'static str] = &[];
     // It always fails, because there is no value.
-    let _ = T::deserialize(FieldNames(&mut names));
+    let _ = T::deserialize(FieldNames { steps, names: &mut names });
     names
 }
 
-/// A deserializer without a value, which records the fields that a struct asks for.
-struct FieldNames<'n>(&'n mut &'static [&'static str]);
+/// A deserializer that has one value at each step and none at the end, where it records the fields that a struct asks for.
+struct FieldNames<'n, 's> {
+    steps: &'s [Step<'s>],
+    names: &'n mut &'static [&'static str],
+}
 
-impl<'de> Deserializer<'de> for FieldNames<'_> {
-    type Error = serde::de::value::Error;
+impl<'de> Deserializer<'de> for FieldNames<'_, '_> {
+    type Error = ValueError;
 
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        *self.0 = fields;
+    ) -> Result<V::Value, ValueError> {
+        if self.steps.is_empty() {
+            *self.names = fields;
+        }
         self.deserialize_any(visitor)
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
-        Err(serde::de::Error::custom("there is no value"))
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ValueError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        match self.steps.first() {
+            Some(Step::Field(_)) => visitor.visit_map(self),
+            Some(Step::Item) => visitor.visit_seq(self),
+            None => Err(ValueError::custom("there is no value")),
+        }
     }
 
     serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
+        seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// The object or the list at a step: its only value always fails, so it is asked for one value.
+impl FieldNames<'_, '_> {
+    fn next(&mut self) -> FieldNames<'_, '_> {
+        FieldNames { steps: self.steps.get(1..).unwrap_or_default(), names: &mut *self.names }
+    }
+}
+
+impl<'de> MapAccess<'de> for FieldNames<'_, '_> {
+    type Error = ValueError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ValueError> {
+        match self.steps.first() {
+            Some(Step::Field(name)) => seed.deserialize((*name).into_deserializer()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ValueError> {
+        seed.deserialize(self.next())
+    }
+}
+
+impl<'de> SeqAccess<'de> for FieldNames<'_, '_> {
+    type Error = ValueError;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, ValueError> {
+        seed.deserialize(self.next()).map(Some)
     }
 }
 
@@ -146,9 +235,49 @@ pub(super) fn check_body(bytes: &[u8], max_depth: usize) -> Result<&str, Problem
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[derive(Debug, serde::Deserialize)]
     struct NoFields {}
+
+    #[derive(Debug, Default, serde::Deserialize)]
+    #[expect(dead_code, reason = "only its errors are tested")]
+    struct Nested {
+        named: Option<BTreeMap<String, Wrapped>>,
+        lists: Option<Vec<Vec<Wrapped>>>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    #[expect(dead_code, reason = "only its errors are tested")]
+    struct Wrapped(Option<Box<Inner>>);
+
+    #[derive(Debug, Default, serde::Deserialize)]
+    #[serde(default)]
+    struct Inner {
+        size: i64,
+        deeper: Nested,
+    }
+
+    #[test]
+    fn errors_of_unknown_fields_list_the_fields_of_their_object() {
+        let body = r#"{"x":1,"named":{"lists":{"x":1,"deeper":{"named":{"a":null,"b":{"x":1}}}}},"lists":[[],[null,{"size":1,"x":1}]]}"#;
+        let problem = parse::<Nested>(body.as_bytes(), 100).expect_err("unknown fields");
+        let problem = serde_json::to_value(&problem).expect("JSON");
+        let errors = problem["errors"].as_array().expect("errors").iter();
+        let mut errors: Vec<[&str; 2]> =
+            errors.map(|error| ["field", "detail"].map(|key| error[key].as_str().expect("a text"))).collect();
+        errors.sort_unstable();
+        let of_inner = "unknown: this object takes size, deeper";
+        assert_eq!(
+            errors,
+            [
+                ["lists[1][1].x", of_inner],
+                ["named.lists.deeper.named.b.x", of_inner],
+                ["named.lists.x", of_inner],
+                ["x", "unknown: this request takes named, lists"],
+            ]
+        );
+    }
 
     #[test]
     fn parse_lists_100_unknown_fields_and_counts_the_others() {

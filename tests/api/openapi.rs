@@ -3,7 +3,7 @@
 use crate::support::app::TestApp;
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn committed() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi/openapi.json");
@@ -220,27 +220,89 @@ fn every_link_resolves() {
     assert!(followed >= 15, "{followed}");
 }
 
-/// The service rejects unknown fields, and the document says so. Messages are an exception: all of their fields are kept.
-#[test]
-fn documented_bodies_deny_unknown_fields() {
-    let document = document();
-    let schema = |name: &str| &document["components"]["schemas"][name];
-    for name in [
-        "ContextRequest",
-        "MemoryRequest",
-        "MessagesExchange",
-        "QuestionAndAnswer",
-        "SessionPatch",
-        "Skill",
-        "SyncRequest",
-    ] {
-        assert_eq!(schema(name)["additionalProperties"], false, "{name}");
+const UNKNOWN: &str = "unknown_field";
+
+/// A body with an unknown field in one of its objects.
+struct WithUnknownField {
+    body: Value,
+    field: String,
+    /// The names of the object's fields; `None` if the object keeps all fields, as messages do.
+    names: Option<BTreeSet<String>>,
+}
+
+/// Returns a value of the schema for each object in it.
+fn with_unknown_fields(document: &Value, schema: &Value) -> Vec<WithUnknownField> {
+    let reference = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+    let schema = reference.map_or(schema, |pointer| document.pointer(pointer).expect("a schema"));
+    let variants = ["oneOf", "anyOf"].iter().filter_map(|of| schema[*of].as_array()).flatten();
+    let mut found: Vec<_> = variants.flat_map(|variant| with_unknown_fields(document, variant)).collect();
+    for mut inner in with_unknown_fields_of_items(document, schema) {
+        inner.body = json!([inner.body]);
+        inner.field.insert_str(0, if inner.field.starts_with('[') { "[0]" } else { "[0]." });
+        found.push(inner);
     }
-    for name in ["UserMessage", "AssistantMessage", "ToolMessage", "ContentPart", "ToolCall", "FunctionCall"]
-    {
-        assert!(schema(name)["properties"].is_object(), "{name}");
-        assert_ne!(schema(name)["additionalProperties"], false, "{name}");
+    let Some(properties) = schema["properties"].as_object() else { return found };
+    let is_closed = schema["additionalProperties"] == false;
+    let names = is_closed.then(|| properties.keys().cloned().collect());
+    found.push(WithUnknownField { body: json!({UNKNOWN: 1}), field: UNKNOWN.to_owned(), names });
+    for (name, property) in properties {
+        for inner in with_unknown_fields(document, property) {
+            let separator = if inner.field.starts_with('[') { "" } else { "." };
+            let field = format!("{name}{separator}{}", inner.field);
+            found.push(WithUnknownField { body: json!({name: inner.body}), field, ..inner });
+        }
     }
+    found
+}
+
+fn with_unknown_fields_of_items(document: &Value, schema: &Value) -> Vec<WithUnknownField> {
+    if schema["items"].is_object() { with_unknown_fields(document, &schema["items"]) } else { Vec::new() }
+}
+
+/// The error of an unknown field lists the fields of its object, at any depth, and the document says which objects reject
+/// unknown fields. All fields of messages are kept.
+#[tokio::test]
+async fn errors_of_unknown_fields_list_the_fields_of_the_schema() {
+    let (app, document) = (TestApp::on_sqlite(&[]).await, document());
+    let (mut rejected, mut kept) = (BTreeSet::new(), 0);
+    for (path, method, operation) in operations(&document) {
+        let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+        // The tool itself checks its arguments.
+        if schema.is_null() || path.ends_with("/tools/{name}") {
+            continue;
+        }
+        // The variants of a union accept the fields of each other, so that the error can say what does not belong together.
+        let mut cases: BTreeMap<(String, String), Option<BTreeSet<String>>> = BTreeMap::new();
+        for WithUnknownField { body, field, names } in with_unknown_fields(&document, schema) {
+            let known = cases.entry((body.to_string(), field)).or_insert_with(|| names.clone());
+            *known = known.take().zip(names).map(|(known, names)| &known | &names);
+        }
+        for ((body, field), names) in cases {
+            let filled = path.replace("{session_id}", "s").replace("{user_id}", "ada");
+            let method: Method = method.to_uppercase().parse().expect("a method");
+            let response = app.request(method, &filled).json(&body).await;
+            let errors = response.json()["errors"].as_array().cloned().unwrap_or_default();
+            let error = errors.iter().find(|error| error["field"] == *field);
+            let Some(names) = names else {
+                assert!(error.is_none(), "{path}: {body}: {response}");
+                kept += 1;
+                continue;
+            };
+            let detail = error.and_then(|error| error["detail"].as_str());
+            let detail =
+                detail.unwrap_or_else(|| panic!("{path}: no error of {field} in {body}: {response}"));
+            let (_, listed) =
+                detail.split_once(" takes ").unwrap_or_else(|| panic!("{path}: {body}: {detail}"));
+            assert_eq!(
+                listed.split(", ").map(str::to_owned).collect::<BTreeSet<_>>(),
+                names,
+                "{path}: {field}"
+            );
+            rejected.insert(format!("{path} {field}"));
+        }
+    }
+    let nested = format!("/sessions/{{session_id}}/context skills[0].{UNKNOWN}");
+    assert!(rejected.len() >= 9 && rejected.contains(&nested) && kept >= 10, "{rejected:?}, {kept}");
 }
 
 /// An undeclared parameter is rejected by name, because ignoring `?dry_run=true` would erase a session. The routes for
