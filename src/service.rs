@@ -27,9 +27,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-pub use crate::storage::SessionPosition;
 pub use crate::storage::StoreError;
-pub use crate::storage::{MessagePage, MessageQuery, Page, StoredMessage};
+pub use crate::storage::{MessagePage, MessageQuery, Page, SessionFilter, SessionPosition, StoredMessage};
 
 pub mod consolidation;
 mod context_cache;

@@ -44,7 +44,8 @@ pub use redactions::RedactionOutcome;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};
 pub use store::{
     AppendOutcome, AppendRequest, ContextSnapshot, LoadedContext, MemoryVersion, MessagePage, MessageQuery,
-    MessageRange, Page, SMALL_TAIL_BYTES, SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
+    MessageRange, Page, SMALL_TAIL_BYTES, SessionFilter, SessionHead, SessionOwner, SessionPosition, Store,
+    StoredMessage,
 };
 
 #[derive(Clone, Debug)]

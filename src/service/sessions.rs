@@ -5,7 +5,7 @@ use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::domain::session::Session;
-use crate::storage::{MessagePage, MessageQuery, Page, SessionPosition};
+use crate::storage::{MessagePage, MessageQuery, Page, SessionFilter, SessionPosition};
 
 impl MemoryService {
     /// Returns the state of a session.
@@ -49,12 +49,12 @@ impl MemoryService {
     pub async fn sessions(
         &self,
         tenant: &TenantId,
-        user: Option<&UserId>,
+        filter: SessionFilter<'_>,
         after: Option<&SessionPosition>,
         limit: i64,
     ) -> Result<Page<Session>, Error> {
         capacity::claim(PAGE_MEMORY).await?;
-        Ok(self.store.sessions(tenant, user, after, limit, MAX_PAGE_BYTES).await?)
+        Ok(self.store.sessions(tenant, filter, after, limit, MAX_PAGE_BYTES).await?)
     }
 
     /// Returns the size of all messages of a tenant as JSON, in bytes.

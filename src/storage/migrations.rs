@@ -20,6 +20,7 @@ const POSTGRES: &[Source] = &[
     (8, "redaction", include_str!("../../migrations/postgres/0008_redaction.sql")),
     (9, "stored bytes", include_str!("../../migrations/postgres/0009_stored_bytes.sql")),
     (10, "search windows", include_str!("../../migrations/postgres/0010_search_windows.sql")),
+    (11, "forks of a session", include_str!("../../migrations/postgres/0011_forks_of_a_session.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -32,6 +33,7 @@ const SQLITE: &[Source] = &[
     (8, "redaction", include_str!("../../migrations/sqlite/0008_redaction.sql")),
     (9, "stored bytes", include_str!("../../migrations/sqlite/0009_stored_bytes.sql")),
     (10, "search windows", include_str!("../../migrations/sqlite/0010_search_windows.sql")),
+    (11, "forks of a session", include_str!("../../migrations/sqlite/0011_forks_of_a_session.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

@@ -547,12 +547,12 @@ impl Store {
         Ok(user_from_column(row.field("user_id")?)?.unwrap_or_else(|| user.clone()))
     }
 
-    /// Returns at most `limit` sessions of one user or of all, most recent activity first; fewer if their texts exceed
+    /// Returns at most `limit` sessions that match the filter, most recent activity first; fewer if their texts exceed
     /// `max_bytes`.
     pub async fn sessions(
         &self,
         tenant: &TenantId,
-        user: Option<&UserId>,
+        filter: SessionFilter<'_>,
         after: Option<&SessionPosition>,
         limit: i64,
         max_bytes: i64,
@@ -595,16 +595,26 @@ impl Store {
         }
         const SELECT_SESSIONS: Sql = select_sessions!("");
         const SELECT_SESSIONS_OF_USER: Sql = select_sessions!("AND user_id = $7");
+        const SELECT_FORKS: Sql = select_sessions!("AND forked_from = $7");
+        const SELECT_FORKS_OF_USER: Sql = select_sessions!("AND forked_from = $7 AND user_id = $8");
+        let SessionFilter { user, forked_from } = filter;
+        let sql = match (forked_from, user) {
+            (None, None) => SELECT_SESSIONS,
+            (None, Some(_)) => SELECT_SESSIONS_OF_USER,
+            (Some(_), None) => SELECT_FORKS,
+            (Some(_), Some(_)) => SELECT_FORKS_OF_USER,
+        };
         let hour = after.map_or(i64::MAX, |after| after.updated_at.unix_timestamp().div_euclid(3600));
         let statement = self
-            .statement(tenant, if user.is_some() { SELECT_SESSIONS_OF_USER } else { SELECT_SESSIONS })
+            .statement(tenant, sql)
             .bind(hour)
             .bind(after.map(|after| DbTime(after.updated_at)))
             .bind(after.map(|after| after.session_id.as_str()))
             // One more session shows if there is another page.
             .bind(limit.saturating_add(1))
             .bind(max_bytes);
-        let statement = if let Some(user) = user { statement.bind(user.as_str()) } else { statement };
+        let conditions = [forked_from.map(SessionId::as_str), user.map(UserId::as_str)];
+        let statement = conditions.into_iter().flatten().fold(statement, Statement::bind);
         decode_page(&statement.read_all_in_index_order().await?, limit, rows::session)
     }
 
@@ -1030,6 +1040,14 @@ pub struct StoredMessage {
     pub redacted_at: Option<OffsetDateTime>,
     /// The JSON of the client without the white space between its tokens, or the redacted message.
     pub json: String,
+}
+
+/// The sessions of a list.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SessionFilter<'a> {
+    pub user: Option<&'a UserId>,
+    /// The session that the listed ones were forked from, or whose branches they are.
+    pub forked_from: Option<&'a SessionId>,
 }
 
 /// A position in the list of sessions: the sort key of the last session of a page.

@@ -6,6 +6,7 @@ use crate::support::client::{TestClient, assert_includes};
 use precis::domain::api_key::Scope;
 use reqwest::Method;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use test_case::test_case;
 
 const SMALL: Set<'static> = &[("consolidation.threshold", "6"), ("consolidation.keep_recent", "2")];
@@ -105,6 +106,26 @@ async fn rewound_session_retries_a_turn_and_keeps_its_branch(backend: Backend) {
     for field in ["user_id", "metadata", "last_seq", "summary", "tokens", "created_at", "updated_at"] {
         assert_eq!(of_branch[field], state[field], "{field}");
     }
+    // Both are in the list of the session's forks, the most recently active first, and so is a page of it.
+    let forks = async |query: &str| {
+        let page = app.get(&format!("/sessions?forked_from={query}")).await.ok(200);
+        let ids = page["items"].as_array().expect("items").iter().map(|item| item["session_id"].clone());
+        (ids.collect::<Vec<_>>(), page["next"].as_str().map(str::to_owned))
+    };
+    let copy = app.post("/sessions/fork/fork", json!({"through_seq": 1, "new_id": "fork of the fork"})).await;
+    copy.ok(201);
+    let (both, next) = forks("s").await;
+    let ids: BTreeSet<&str> = both.iter().filter_map(Value::as_str).collect();
+    assert_eq!((ids, next), (BTreeSet::from(["fork", &branch]), None));
+    let (first, next) = forks("s&limit=1").await;
+    let second = forks(&format!("s&limit=1&cursor={}", next.expect("a page"))).await;
+    assert_eq!(([first, second.0].concat(), second.1), (both, None));
+    assert_eq!(forks("fork").await.0, ["fork of the fork"]);
+    for none in [branch.as_str(), "unknown", "s&user_id=someone"] {
+        assert_eq!(forks(none).await, (vec![], None));
+    }
+    assert_eq!(app.get("/sessions?forked_from=").await.fields(), ["forked_from"]);
+    app.delete("/sessions/fork%20of%20the%20fork").await.ok(204);
     // The second attempt changes nothing.
     let again = rewind(&app, "s", 19).await;
     assert_eq!(

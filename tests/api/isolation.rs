@@ -93,7 +93,7 @@ impl Operation<'_> {
     /// Returns a value for a field or parameter.
     fn sample(&self, name: &str, schema: &Value, ids: &Ids) -> Value {
         match name {
-            "session_id" => return ids.session.into(),
+            "session_id" | "forked_from" => return ids.session.into(),
             "user_id" => return ids.user.into(),
             "revision" => return 1.into(),
             "q" => return MARK.into(),
@@ -272,6 +272,8 @@ async fn fill(app: &TestClient) {
             }
         }
     }
+    let fork = json!({"through_seq": 2, "new_id": "fork"});
+    app.post(&format!("/sessions/{}/fork", THEIRS.session), fork).await.ok(201);
     for version in 1..3 {
         let memory = json!({"content": format!("{MARK} {version}")});
         app.put(&format!("/users/{}/memory", THEIRS.user), &memory).await.ok(200);

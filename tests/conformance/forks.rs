@@ -8,7 +8,7 @@ use precis::domain::export_format::ImportedSession;
 use precis::domain::revision::Revision;
 use precis::domain::session::{ConsolidationState, ForkKind, ForkOrigin, Session};
 use precis::storage::{
-    AppendOutcome, ForkOutcome, ImportOutcome, LeaseCondition, RewindOutcome, StoredMessage,
+    AppendOutcome, ForkOutcome, ImportOutcome, LeaseCondition, RewindOutcome, SessionFilter, StoredMessage,
 };
 use std::collections::BTreeSet;
 use test_case::test_case;
@@ -457,7 +457,12 @@ async fn concurrent_rewinds_lose_no_message(backend: Backend) {
     while let Some(result) = tasks.join_next().await {
         result.unwrap();
     }
-    let sessions = demo.store.sessions(&demo.tenant, None, None, 1000, i64::MAX).await.unwrap().items;
+    let sessions = demo
+        .store
+        .sessions(&demo.tenant, SessionFilter::default(), None, 1000, i64::MAX)
+        .await
+        .unwrap()
+        .items;
     let mut seen = BTreeSet::new();
     for session in &sessions {
         let one = demo.session(session.session_id.as_str());

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use precis::domain::id::UserId;
 use precis::domain::tail::TailLimit;
 use precis::storage::search::SearchFilter;
-use precis::storage::{AppendOutcome, AppendRequest, LeaseCondition, SessionOwner};
+use precis::storage::{AppendOutcome, AppendRequest, LeaseCondition, SessionFilter, SessionOwner};
 use std::collections::BTreeSet;
 use test_case::test_case;
 use uuid::Uuid;
@@ -32,12 +32,13 @@ async fn bound_session_exists_from_its_first_exchange_on(backend: Backend) {
     assert_eq!(bind(&demo, "ada").await, user_id("ada"));
     assert_eq!(bind(&demo, "bo").await, user_id("ada"));
     assert_eq!(owner(&demo).await, SessionOwner { user: Some(user_id("ada")), exists: false });
-    let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
+    let (store, tenant, session, ada) = (&demo.store, &demo.tenant, &demo.session, user_id("ada"));
+    let of_ada = SessionFilter { user: Some(&ada), ..SessionFilter::default() };
     assert_eq!(demo.find().await, None);
     assert_eq!(demo.page(ALL).await, None);
     assert_eq!(demo.revisions().await, None);
-    assert_eq!(store.sessions(tenant, None, None, 9, 999).await.unwrap().items, []);
-    assert_eq!(store.sessions(tenant, Some(&user_id("ada")), None, 9, 999).await.unwrap().items, []);
+    assert_eq!(store.sessions(tenant, SessionFilter::default(), None, 9, 999).await.unwrap().items, []);
+    assert_eq!(store.sessions(tenant, of_ada, None, 9, 999).await.unwrap().items, []);
     assert_eq!(store.set_metadata(tenant, session, "{}").await.unwrap(), None);
     assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
     assert_eq!(demo.restore(0).await, None);
@@ -51,7 +52,7 @@ async fn bound_session_exists_from_its_first_exchange_on(backend: Backend) {
     let state = demo.state().await;
     assert_eq!((state.user_id, state.created_at), (Some(user_id("ada")), first.created_at));
     assert_eq!(owner(&demo).await, SessionOwner { user: Some(user_id("ada")), exists: true });
-    assert_eq!(store.sessions(tenant, Some(&user_id("ada")), None, 9, 999).await.unwrap().items.len(), 1);
+    assert_eq!(store.sessions(tenant, of_ada, None, 9, 999).await.unwrap().items.len(), 1);
 }
 
 /// Uses two stores, like two replicas. Half of the requests are exchanges.

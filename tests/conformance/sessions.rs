@@ -5,18 +5,24 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::session::Session;
-use precis::storage::SessionPosition;
+use precis::storage::{SessionFilter, SessionPosition};
 use test_case::test_case;
 use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 
 async fn list(
     demo: &Conversation,
-    user: Option<&UserId>,
+    filter: SessionFilter<'_>,
     after: Option<&SessionPosition>,
     limit: i64,
 ) -> Vec<Session> {
-    demo.store.sessions(&demo.tenant, user, after, limit, i64::MAX).await.unwrap().items
+    demo.store.sessions(&demo.tenant, filter, after, limit, i64::MAX).await.unwrap().items
+}
+
+const ALL: SessionFilter<'_> = SessionFilter { user: None, forked_from: None };
+
+fn of(user: &UserId) -> SessionFilter<'_> {
+    SessionFilter { user: Some(user), ..ALL }
 }
 
 fn ids(sessions: &[Session]) -> Vec<&str> {
@@ -38,13 +44,13 @@ async fn set_activity(sql: &mut Sql, id: &str, at: OffsetDateTime) {
 /// Reads all pages and compares them with the documented order.
 async fn read_in_pages(
     demo: &Conversation,
-    user: Option<&UserId>,
+    filter: SessionFilter<'_>,
     limit: i64,
     expected: &[(OffsetDateTime, String)],
 ) {
     let (mut read, mut mark, mut pages) = (Vec::new(), None, 0);
     loop {
-        let page = list(demo, user, mark.as_ref(), limit).await;
+        let page = list(demo, filter, mark.as_ref(), limit).await;
         let Some(last) = page.last() else { break };
         assert!(page.len() <= usize::try_from(limit).unwrap());
         (mark, pages) = (Some(after(last)), pages + 1);
@@ -75,17 +81,32 @@ async fn successive_pages_have_no_gaps_or_duplicates(backend: Backend) {
     let of_ada: Vec<_> =
         expected.iter().filter(|(_, id)| id[1..].parse::<i64>().unwrap() % 3 == 0).cloned().collect();
     for limit in [1, 4, 5, 6, 7, 11] {
-        read_in_pages(&demo, None, limit, &expected).await;
+        read_in_pages(&demo, ALL, limit, &expected).await;
     }
+    let (ada, bo, origin) = (user_id("ada"), user_id("bo"), session_id("origin"));
     for limit in [1, 2, 3] {
-        read_in_pages(&demo, Some(&user_id("ada")), limit, &of_ada).await;
+        read_in_pages(&demo, of(&ada), limit, &of_ada).await;
     }
+    // The sessions of ada are forks, and every other one of them is of another session.
+    sql.run(
+        "UPDATE sessions SET forked_from = CASE WHEN substr(session_id, 1, 1) = 's' THEN 'origin' ELSE 'ORIGIN' END,
+            forked_through = 1, fork_kind = 'fork'
+        WHERE user_id = 'ada'",
+    )
+    .await;
+    let forks: Vec<_> = of_ada.into_iter().filter(|(_, id)| id.starts_with('s')).collect();
+    for filter in [ALL, of(&ada)] {
+        let of_origin = SessionFilter { forked_from: Some(&origin), ..filter };
+        read_in_pages(&demo, of_origin, 1, &forks).await;
+    }
+    let of_bo = SessionFilter { forked_from: Some(&origin), ..of(&bo) };
+    assert_eq!(list(&demo, of_bo, None, 99).await, []);
     // The session of a position may have been erased meanwhile.
     let mark =
         SessionPosition { updated_at: start + Duration::microseconds(3), session_id: session_id("S999") };
     let (rest, listed) = (
         expected.iter().filter(|(time, id)| (*time, id.as_str()) < (mark.updated_at, "S999")),
-        list(&demo, None, Some(&mark), 99).await,
+        list(&demo, ALL, Some(&mark), 99).await,
     );
     assert!(rest.map(|(_, id)| id.as_str()).eq(ids(&listed)));
 }
@@ -113,8 +134,8 @@ async fn successive_pages_are_complete_across_hours(backend: Backend) {
     }
     expected.sort_by(|a, b| b.cmp(a));
     for limit in 1..=7 {
-        read_in_pages(&demo, None, limit, &expected).await;
-        read_in_pages(&demo, Some(&user_id("ada")), limit, &expected).await;
+        read_in_pages(&demo, ALL, limit, &expected).await;
+        read_in_pages(&demo, of(&user_id("ada")), limit, &expected).await;
     }
 }
 

@@ -4,7 +4,7 @@ use crate::conversation::{Conversation, user_id};
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::tail::TailLimit;
-use precis::storage::ContextSnapshot;
+use precis::storage::{ContextSnapshot, SessionFilter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use test_case::test_case;
@@ -114,7 +114,8 @@ async fn pages_of_lists_end_at_their_size(backend: Backend) {
     ] {
         let memory = store.memory_revisions(tenant, &ada, i64::MAX, limit, max_bytes).await.unwrap();
         assert_eq!((memory.items.len(), memory.has_more), (expected, has_more), "{limit} {max_bytes}");
-        let sessions = store.sessions(tenant, None, None, limit, max_bytes).await.unwrap();
+        let sessions =
+            store.sessions(tenant, SessionFilter::default(), None, limit, max_bytes).await.unwrap();
         // The ninth session is the one with the revisions.
         assert_eq!((sessions.items.len(), sessions.has_more), (expected, true), "{limit} {max_bytes}");
         let revisions =

@@ -10,7 +10,9 @@ use precis::domain::retention::{RetentionPeriod, RetentionPeriods};
 use precis::domain::search::lexemes::{TermPattern, TermQuery};
 use precis::domain::tail::TailLimit;
 use precis::storage::search::{MessageRef, SearchFilter, TermMatches};
-use precis::storage::{CandidateScope, DefaultRetention, ForkOutcome, MessageRange, RewindOutcome};
+use precis::storage::{
+    CandidateScope, DefaultRetention, ForkOutcome, MessageRange, RewindOutcome, SessionFilter,
+};
 use precis::storage::{LeaseCondition, NewRevision};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use std::slice::from_ref;
@@ -100,8 +102,12 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(store.message_range(tenant, session, part).await.unwrap(), []);
         let snapshot = other.context(Some(&ada), TailLimit { messages: 9, bytes: 999 }).await;
         assert!(snapshot.session.is_none() && snapshot.memory.is_none() && snapshot.tail.is_empty());
-        for user in [None, Some(&ada)] {
-            assert_eq!(store.sessions(tenant, user, None, 9, 999).await.unwrap().items, []);
+        for filter in [
+            SessionFilter::default(),
+            SessionFilter { user: Some(&ada), ..SessionFilter::default() },
+            SessionFilter { forked_from: Some(session), ..SessionFilter::default() },
+        ] {
+            assert_eq!(store.sessions(tenant, filter, None, 9, 999).await.unwrap().items, []);
         }
         assert_eq!(other.revisions().await, None);
         store.index_pending_for(tenant, None).await.unwrap();

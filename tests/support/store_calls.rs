@@ -17,7 +17,7 @@ use precis::storage::search::{MessageRef, SearchFilter};
 use precis::storage::{
     AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkAppendOutcome, ForkOutcome,
     ImportOutcome, LeaseCondition, LoadedContext, MessageQuery, MessageRange, NewApiKey, NewMemoryDocument,
-    NewRevision, RedactionOutcome, RewindOutcome, RowBatch, SessionPosition, Store,
+    NewRevision, RedactionOutcome, RewindOutcome, RowBatch, SessionFilter, SessionPosition, Store,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -50,6 +50,8 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("sessions, last page", 51),
     ("sessions of a user", 51),
     ("sessions of a user, last page", 51),
+    ("sessions forked from one", 51),
+    ("sessions forked from one, last page", 51),
     ("set_metadata", 1),
     ("erase_session", 1),
     ("erase_user", 1),
@@ -136,7 +138,7 @@ fn each_method_of_the_store_is_called_on_large_tables() {
 
 /// Fills the tables. `n` is a table with the numbers up to 9 N. The session `demo` gets 9 N messages and N revisions, the user
 /// `u1` N versions of a memory document. There are N sessions of one message, a minute apart, the older half of `u1`, N users
-/// with a memory document, and N other tenants. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users
+/// with a memory document, and N other tenants. N older sessions are forks of the session `origin`. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users
 /// with a retention period.
 ///
 /// N must be a multiple of 256, the number of messages that are moved into FTS5 together.
@@ -206,6 +208,11 @@ const FILL: &str = "\
         TIME[NOW - (n / 20 + 3) * 3600000000]TIME, TIME[NOW - (n / 20 + 3) * 3600000000]TIME,
         (NOW - (n / 20 + 3) * 3600000000) / 3600000000, UUID FROM n WHERE n <= SIZE;
     INSERT INTO retention_rules (tenant_id, user_id, seconds) SELECT 'aged', 'u' || n, 3600 FROM n WHERE n <= SIZE;
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, forked_from, forked_through, fork_kind,
+        created_at, updated_at, activity_hour, incarnation)
+    SELECT 'default', 'fork' || n, 'u3', '{}', 1, 1, 'origin', 1, 'fork', TIME[NOW - (n + 2 * SIZE) * 60000000]TIME,
+        TIME[NOW - (n + 2 * SIZE) * 60000000]TIME, (NOW - (n + 2 * SIZE) * 60000000) / 3600000000, UUID
+    FROM n WHERE n <= SIZE + 100;
     UPDATE tenants SET settled_hour = NOW / 3600000000 - 1 WHERE tenant_id = 'aged'";
 
 /// The parts of [`fill`] that differ between the databases.
@@ -411,8 +418,16 @@ impl Calls<'_> {
             updated_at: OffsetDateTime::now_utc() - time::Duration::hours(self.size / 60 - 1),
             session_id: session("x"),
         };
-        let sessions =
-            async |user, after| store.sessions(tenant, user, after, 51, 1 << 20).await.unwrap().items.len();
+        let last_fork = SessionPosition {
+            updated_at: OffsetDateTime::now_utc() - time::Duration::hours(3 * self.size / 60 - 1),
+            session_id: session("x"),
+        };
+        let origin = session("origin");
+        let forks = SessionFilter { forked_from: Some(&origin), ..SessionFilter::default() };
+        let of_user = SessionFilter { user: Some(user), ..SessionFilter::default() };
+        let sessions = async |filter, after| {
+            store.sessions(tenant, filter, after, 51, 1 << 20).await.unwrap().items.len()
+        };
         match what {
             "session" => usize::from(store.session(tenant, &self.session).await.unwrap().is_some()),
             "session_owner" => usize::from(store.session_owner(tenant, &self.session).await.unwrap().exists),
@@ -423,10 +438,12 @@ impl Calls<'_> {
                 let new = session(&format!("bound{}", unused_number()));
                 usize::from(store.bind_session(tenant, &new, user).await.unwrap() == *user)
             }
-            "sessions" => sessions(None, None).await,
-            "sessions, last page" => sessions(None, Some(&last_page)).await,
-            "sessions of a user" => sessions(Some(user), None).await,
-            "sessions of a user, last page" => sessions(Some(user), Some(&last_page)).await,
+            "sessions" => sessions(SessionFilter::default(), None).await,
+            "sessions, last page" => sessions(SessionFilter::default(), Some(&last_page)).await,
+            "sessions of a user" => sessions(of_user, None).await,
+            "sessions of a user, last page" => sessions(of_user, Some(&last_page)).await,
+            "sessions forked from one" => sessions(forks, None).await,
+            "sessions forked from one, last page" => sessions(forks, Some(&last_fork)).await,
             "set_metadata" => {
                 usize::from(store.set_metadata(tenant, &self.session, "{}").await.unwrap().is_some())
             }

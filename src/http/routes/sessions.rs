@@ -14,7 +14,7 @@ use crate::http::pagination::{self, Limit, Page};
 use crate::http::readable;
 use crate::http::response_body::Json;
 use crate::http::routes::forks::ForkOriginBody;
-use crate::service::{MemoryService, SessionPosition};
+use crate::service::{MemoryService, SessionFilter, SessionPosition};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -154,6 +154,8 @@ pub(crate) struct ListParams {
     cursor: Option<String>,
     /// Only sessions of this user.
     user_id: Option<UserId>,
+    /// Only forks of this session, and the branches that rewinds have removed from it.
+    forked_from: Option<SessionId>,
 }
 
 /// Lists the sessions, the most recently active first.
@@ -176,7 +178,8 @@ pub(crate) async fn list(
         None => None,
         Some((micros, id)) => Some(list_position(micros, id).ok_or_else(pagination::invalid_position)?),
     };
-    let sessions = service.sessions(&tenant, params.user_id.as_ref(), after.as_ref(), limit).await?;
+    let filter = SessionFilter { user: params.user_id.as_ref(), forked_from: params.forked_from.as_ref() };
+    let sessions = service.sessions(&tenant, filter, after.as_ref(), limit).await?;
     let position = |session: &session::Session| {
         (session.updated_at.unix_timestamp_nanos() / 1000, session.session_id.as_str().to_owned())
     };
