@@ -10,4 +10,4 @@ mod fair_queue;
 mod work_permit;
 
 pub use fair_queue::{Capacity, Claim, ClientId, FairQueue, Held};
-pub use work_permit::{Overloaded, WorkPermit, claim, current, inherited, scope};
+pub use work_permit::{Overloaded, WorkPermit, claim, current, current_client, inherited, scope};

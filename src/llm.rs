@@ -1,7 +1,7 @@
 //! Language models: the [`Llm`] trait that the service uses, and its implementation over pools of models.
 //!
 //! A [`pool`] is an ordered list of models that are tried one after another under one deadline. A [`model`] has a
-//! [`concurrency_limit`], a [`circuit_breaker`], and retries. Before a completion becomes a summary, its [`reasoning`]
+//! [`concurrency_limit`], a [`circuit_breaker`], and retries; all calls share a [`call_memory`]. Before a completion becomes a summary, its [`reasoning`]
 //! is removed and the [`response_check`] must accept it. A model is called through a [`provider`]: the built-in
 //! [`extractive`] summariser, or an [`http`] server in a wire format such as [`http::openai`] or [`http::anthropic`].
 //! [`prompt`] contains the prompts, [`error`] defines the consequence of each kind of failure.
@@ -10,6 +10,7 @@ use crate::domain::transcript::TranscriptLine;
 use async_trait::async_trait;
 use std::fmt;
 
+mod call_memory;
 pub mod check;
 pub mod circuit_breaker;
 mod concurrency_limit;
@@ -25,6 +26,7 @@ mod reasoning;
 pub mod response_check;
 pub mod usage;
 
+pub use call_memory::CallMemory;
 pub use error::{Attempt, LlmError, ModelError, Rejection};
 pub use usage::{Cost, Usage};
 

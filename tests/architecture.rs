@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blocking", &["capacity"]),
     ("domain", &[]),
     ("storage", &["blocking", "domain"]),
-    ("llm", &["config", "domain"]),
+    ("llm", &["capacity", "config", "domain"]),
     ("service", &["blocking", "capacity", "domain", "llm", "storage"]),
     ("config", &["domain"]),
     ("http", &["blocking", "capacity", "config", "domain", "service"]),

@@ -38,7 +38,7 @@ use precis::llm::model::ModelSpec;
 use precis::llm::pool::ModelPools;
 use precis::llm::prompt::Prompts;
 use precis::llm::provider::{Completion, FinishReason, Provider, Request};
-use precis::llm::{Llm, LlmError, ModelError, PoolResponse, Task, Usage};
+use precis::llm::{CallMemory, Llm, LlmError, ModelError, PoolResponse, Task, Usage};
 use std::env;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,7 @@ fn prompts() -> Prompts {
 fn pools(models: Vec<ModelSpec>) -> ModelPools {
     let names = models.iter().map(|model| model.name.clone()).collect();
     let pool = config::Pool { models: names, deadline: 120 * SECOND, ..config::Pool::default() };
-    ModelPools::new(models, &[("p".to_owned(), pool)].into(), prompts())
+    ModelPools::new(models, &[("p".to_owned(), pool)].into(), prompts(), usize::MAX)
 }
 
 fn conversation() -> [TranscriptLine; 2] {
@@ -144,7 +144,7 @@ async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, Mo
         ..config::Model::default()
     };
     let task = Task::Consolidate { lines: &entries, sentences: 5 };
-    let request = Request { model: &model, task, prompts: &prompts };
+    let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     provider.complete(&request).await
 }
 

@@ -17,7 +17,7 @@ use precis::llm::http::openai::OpenAi;
 use precis::llm::http::{HttpProvider, build_http_client};
 use precis::llm::prompt::Prompts;
 use precis::llm::provider::{Completion, FinishReason, Provider as _, Request};
-use precis::llm::{ModelError, Task, Usage};
+use precis::llm::{CallMemory, ModelError, Task, Usage};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,7 +96,7 @@ async fn complete_within(provider: &HttpProvider, token_timeout: Duration) -> Re
         ..config::Model::default()
     };
     let task = Task::Consolidate { lines: &lines, sentences: 5 };
-    let request = Request { model: &model, task, prompts: &prompts };
+    let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     tokio::time::timeout(PATIENCE, provider.complete(&request)).await.expect("it ends")
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use precis::config;
-use precis::llm::ModelError;
+use precis::llm::{CallMemory, ModelError};
 use precis::llm::http::anthropic::Anthropic;
 use precis::llm::http::openai::OpenAi;
 use precis::llm::http::{HttpProvider, ParsedResponse, StreamTimeouts, build_http_client};
@@ -66,7 +66,7 @@ impl Arrival<'_> {
         let server = &*SERVER;
         let remote = if is_anthropic { &server.anthropic } else { &server.openai };
         let mut timeouts = StreamTimeouts::new(None, Duration::from_secs(60));
-        server.runtime.block_on(remote.read_response(response, &mut timeouts))
+        server.runtime.block_on(remote.read_response(response, &mut timeouts, &CallMemory::default()))
     }
 }
 

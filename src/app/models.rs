@@ -14,7 +14,8 @@ use std::time::Duration;
 /// Returns all pools. The error lists all problems with their paths in the settings.
 pub(super) fn pools(settings: &Settings) -> Result<ModelPools, String> {
     let prompts = Prompts::new(&settings.consolidation.prompts).map_err(|errors| errors.join("; "))?;
-    Ok(ModelPools::new(models(settings)?, &settings.llm.pools, prompts))
+    let memory = settings.limits.max_model_bytes_in_flight;
+    Ok(ModelPools::new(models(settings)?, &settings.llm.pools, prompts, memory))
 }
 
 /// Returns all models, including those that no pool uses.

@@ -232,7 +232,7 @@ impl FairQueue {
     }
 
     #[cfg(test)]
-    pub(super) fn in_use(&self) -> (usize, usize) {
+    pub(crate) fn in_use(&self) -> (usize, usize) {
         let state = self.lock();
         assert_eq!(state.memory_of.values().sum::<usize>(), state.memory_in_use);
         (state.slots_in_use, state.memory_in_use)

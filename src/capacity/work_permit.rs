@@ -137,6 +137,12 @@ pub fn current() -> WorkPermit {
     CURRENT.try_with(Clone::clone).unwrap_or_default()
 }
 
+/// Returns the client of the work that is running; without one, that of all requests without a key.
+#[must_use]
+pub fn current_client() -> ClientId {
+    current().0.map_or_else(ClientId::default, |share| share.client)
+}
+
 /// Adds `bytes` to the memory of the work that is running: see [`WorkPermit::claim`].
 pub async fn claim(bytes: usize) -> Result<(), Overloaded> {
     let current = CURRENT.try_with(Clone::clone);

@@ -4,7 +4,7 @@ use super::error::TimeoutPhase;
 use super::model::ModelSpec;
 use super::prompt::Prompts;
 use super::provider::{Completion, Request};
-use super::{ModelError, Task, reasoning, response_check};
+use super::{CallMemory, ModelError, Task, reasoning, response_check};
 use crate::config;
 use crate::domain::message::Role;
 use crate::domain::transcript::TranscriptEntry;
@@ -61,7 +61,7 @@ async fn call(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelEr
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
     let entries = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()];
     let task = Task::Consolidate { lines: &entries, sentences: 1 };
-    let request = Request { model: settings, task, prompts };
+    let request = Request { model: settings, task, prompts, memory: &CallMemory::default() };
     let result = timeout(settings.timeout, spec.provider.complete(&request)).await;
     let completion = result.unwrap_or(Err(ModelError::Timeout(TimeoutPhase::Total, settings.timeout)))?;
     let text = reasoning::strip_reasoning(&completion.text);

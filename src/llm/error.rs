@@ -71,6 +71,14 @@ pub enum ModelError {
     /// Skipped: the queue timeout expired.
     #[error("skipped: no free call slot within {0:.1?}")]
     QueueTimeout(Duration),
+    /// Skipped: the memory for its transcript did not become free.
+    #[error(
+        "skipped: no memory for the call within {0:.1?}; limits.max_model_bytes_in_flight limits all calls together"
+    )]
+    MemoryTimeout(Duration),
+    /// The response is large, and all calls together have no memory left.
+    #[error("no memory for a large response; limits.max_model_bytes_in_flight limits all calls together")]
+    MemoryLimit,
 }
 
 fn next_probe(wait: &Duration) -> String {
@@ -113,11 +121,13 @@ impl ModelError {
             Self::InputLimitTooSmall(_) => "too_small",
             Self::QueueFull(_) => "queue_full",
             Self::QueueTimeout(_) => "queue_timeout",
+            Self::MemoryTimeout(_) => "memory_timeout",
+            Self::MemoryLimit => "memory_limit",
         }
     }
 
     /// All values of [`ModelError::label`].
-    pub const LABELS: [&str; 16] = [
+    pub const LABELS: [&str; 18] = [
         "connection",
         "timeout",
         "rate_limited",
@@ -134,6 +144,8 @@ impl ModelError {
         "too_small",
         "queue_full",
         "queue_timeout",
+        "memory_timeout",
+        "memory_limit",
     ];
 
     /// Returns `true` if a request was sent to the model, or at least a connection attempted.
@@ -147,6 +159,7 @@ impl ModelError {
                 | Self::InputLimitTooSmall(_)
                 | Self::QueueFull(_)
                 | Self::QueueTimeout(_)
+                | Self::MemoryTimeout(_)
         )
     }
 

@@ -7,9 +7,10 @@
 //!
 //! A new wire format implements [`WireFormat`], like [`openai`], and is selected in `app/models.rs`.
 
-use super::ModelError;
+use super::call_memory::ResponsePart;
 use super::prompt::Prompt;
 use super::provider::{Completion, Provider, Request};
+use super::{CallMemory, ModelError};
 use crate::config::{self, Secret, SecretSource};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::tokens;
@@ -144,16 +145,17 @@ impl HttpProvider {
         Ok(headers)
     }
 
-    /// Sends the request and waits for the head of a successful response.
-    async fn send(
-        &self,
-        request: &Request<'_>,
-        prompt: &Prompt,
-        timeouts: &StreamTimeouts,
-    ) -> Result<Response, ModelError> {
-        let mut body = self.wire_format.body(request, prompt);
+    /// Builds the body. A call keeps its encoded form only.
+    fn body(&self, request: &Request<'_>) -> Map<String, Value> {
+        let mut body = self.wire_format.body(request, &request.prompts.render(&request.task));
         body.extend(self.body.clone());
-        let call = self.client.post(self.endpoint.clone()).headers(self.headers().await?).json(&body);
+        body
+    }
+
+    /// Sends the request and waits for the head of a successful response.
+    async fn send(&self, request: &Request<'_>, timeouts: &StreamTimeouts) -> Result<Response, ModelError> {
+        let headers = self.headers().await?;
+        let call = self.client.post(self.endpoint.clone()).headers(headers).json(&self.body(request));
         let response = timeouts.apply(call.send()).await?.map_err(|error| {
             // After the connect, an error may quote the server. Before, its first part only says "error sending request".
             let source = error.source().filter(|_| error.is_connect());
@@ -179,9 +181,10 @@ impl HttpProvider {
         &self,
         response: Response,
         timeouts: &mut StreamTimeouts,
+        memory: &CallMemory,
     ) -> Result<ParsedResponse, ModelError> {
         let mut builder = ResponseBuilder::default();
-        match self.read_until_end(response, timeouts, &mut builder).await {
+        match self.read_until_end(response, timeouts, memory, &mut builder).await {
             // A broken connection after the end of the completion does no harm.
             Err(ModelError::StreamTruncated | ModelError::Timeout(..)) if builder.has_ended() => {}
             result => result?,
@@ -193,6 +196,7 @@ impl HttpProvider {
         &self,
         response: Response,
         timeouts: &mut StreamTimeouts,
+        memory: &CallMemory,
         builder: &mut ResponseBuilder,
     ) -> Result<(), ModelError> {
         let encoding = response.headers().get(CONTENT_ENCODING).map_or(&b""[..], HeaderValue::as_bytes);
@@ -202,7 +206,7 @@ impl HttpProvider {
         let body = ResponseBody::open(response, timeouts).await?;
         match body.kind {
             BodyKind::Json => {
-                let object = body.read_to_end(timeouts).await?;
+                let object = body.read_to_end(timeouts, memory).await?;
                 self.read_event("message", &String::from_utf8_lossy(&object), builder)?;
                 builder.end_of_stream();
                 return Ok(());
@@ -214,7 +218,7 @@ impl HttpProvider {
             BodyKind::Empty => return Err(ModelError::StreamTruncated),
             BodyKind::Events => {}
         }
-        let mut events = body.into_events();
+        let mut events = body.into_events(memory.clone());
         while let Some(event) = timeouts.apply(events.next()).await? {
             let event = event?;
             // Some servers send empty events to keep the connection alive.
@@ -226,6 +230,7 @@ impl HttpProvider {
             }
             let tokens_before = builder.token_events();
             self.read_event(&event.event, &event.data, builder)?;
+            memory.hold(ResponsePart::Text, builder.text_bytes())?;
             if builder.token_events() > tokens_before {
                 timeouts.token_received();
             }
@@ -247,14 +252,13 @@ impl HttpProvider {
 #[async_trait]
 impl Provider for HttpProvider {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
-        let prompt = request.prompts.render(&request.task);
         let mut timeouts = StreamTimeouts::new(request.model.first_token_timeout, request.model.idle_timeout);
-        let response = self.send(request, &prompt, &timeouts).await?;
+        let response = self.send(request, &timeouts).await?;
         let ParsedResponse { text, finish_reason, usage } =
-            self.read_response(response, &mut timeouts).await?;
+            self.read_response(response, &mut timeouts, request.memory).await?;
         let tokens = match usage.total() {
             Some(tokens) => tokens,
-            None => count_tokens(prompt, &text).await,
+            None => count_tokens(request.prompts.render(&request.task), &text).await,
         };
         Ok(Completion { text, finish_reason, usage, tokens, first_token: timeouts.time_to_first_token() })
     }

@@ -3,13 +3,14 @@
 //! All pools and sessions share a model and its state: the recent failures in its circuit breaker, the last `Retry-After`
 //! of its provider, and an observed input limit that is smaller than the configured one.
 
+use super::call_memory::CallMemoryLimit;
 use super::circuit_breaker::{CallPermit, CircuitBreaker, CircuitBreakerPolicy};
 use super::concurrency_limit::ConcurrencyLimit;
 use super::error::TimeoutPhase;
 use super::metrics::{GaugeGuard, ModelMetrics};
 use super::prompt::Prompts;
 use super::provider::{Completion, Provider, Request};
-use super::{Attempt, Cost, ModelError, Task};
+use super::{Attempt, CallMemory, Cost, ModelError, Task};
 use super::{reasoning, response_check};
 use crate::config;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
@@ -42,6 +43,7 @@ pub struct ModelSpec {
 pub(super) struct PoolRequest<'a> {
     pub(super) task: Task<'a>,
     pub(super) prompts: &'a Prompts,
+    pub(super) memory: &'a CallMemoryLimit,
     /// The pool's deadline.
     pub(super) deadline: Duration,
     /// End of the deadline. No call starts after it, and a running call is cancelled.
@@ -147,17 +149,17 @@ impl Model {
     async fn attempt(&self, request: &mut PoolRequest<'_>) -> Result<Completion, (ModelError, Duration)> {
         let skipped = |error| (error, Duration::ZERO);
         let queued_at = Instant::now();
-        let permits = self.acquire(request.remaining(), request.is_last_model).await;
+        let permits = self.acquire(request).await;
         let queued = queued_at.elapsed();
         request.cost.queued += queued;
-        let (_concurrency_permit, call_permit) = permits.map_err(skipped)?;
+        let (_concurrency_permit, memory, call_permit) = permits.map_err(skipped)?;
         self.metrics.queued.record(queued);
         let remaining = request.remaining();
         if remaining.is_zero() {
             return Err(skipped(ModelError::QueueTimeout(queued_at.elapsed())));
         }
         let started_at = Instant::now();
-        let result = self.call(request, remaining).await;
+        let result = self.call(request, &memory, remaining).await;
         let duration = started_at.elapsed();
         if result.as_ref().err().is_none_or(ModelError::was_sent) {
             request.cost.calls += 1;
@@ -186,39 +188,47 @@ impl Model {
         Ok(completion)
     }
 
-    /// Waits for a free call slot and for the permission of the circuit breaker. Fails at once if the circuit breaker is
-    /// open; it is checked again after the queue, so that queued calls leave it when the circuit breaker opens. Waits for
-    /// the end of a `Retry-After` only if this is the last model of the pool and the deadline leaves the time for it.
+    /// Waits for a free call slot, for memory, and for the permission of the circuit breaker. Fails at once if the circuit
+    /// breaker is open; it is checked again after the queue, so that queued calls leave it when the circuit breaker opens. Waits
+    /// for the end of a `Retry-After` only if this is the last model of the pool and the deadline leaves the time for it.
     async fn acquire(
         &self,
-        remaining: Duration,
-        is_last_model: bool,
-    ) -> Result<(SemaphorePermit<'_>, CallPermit<'_>), ModelError> {
+        request: &PoolRequest<'_>,
+    ) -> Result<(SemaphorePermit<'_>, CallMemory, CallPermit<'_>), ModelError> {
+        let (remaining, queue_timeout) = (request.remaining(), self.spec.settings.queue_timeout);
         if let Some(wait) = self.breaker.rejects_for() {
             return Err(ModelError::CircuitOpen(wait));
         }
         let deadline_at = Instant::now() + remaining;
         let concurrency_permit = {
             let _waiting = GaugeGuard::increment(&self.metrics.waiting);
-            self.concurrency.acquire(self.spec.settings.queue_timeout.min(remaining)).await?
+            self.concurrency.acquire(queue_timeout.min(remaining)).await?
         };
         if let Some(wait) = self.breaker.rejects_for() {
             return Err(ModelError::CircuitOpen(wait));
         }
         let retry_after = self.retry_after_remaining();
-        let can_wait = is_last_model && retry_after < deadline_at.saturating_duration_since(Instant::now());
+        let can_wait =
+            request.is_last_model && retry_after < deadline_at.saturating_duration_since(Instant::now());
         if !retry_after.is_zero() && !can_wait {
             return Err(ModelError::RetryLater(retry_after));
         }
         sleep(retry_after).await;
+        let memory = request.memory.acquire(&request.task, queue_timeout.min(request.remaining())).await?;
         let call_permit = self.breaker.admit().map_err(ModelError::CircuitOpen)?;
         self.metrics.set_circuit_state(self.breaker.state());
-        Ok((concurrency_permit, call_permit))
+        Ok((concurrency_permit, memory, call_permit))
     }
 
-    async fn call(&self, request: &PoolRequest<'_>, remaining: Duration) -> Result<Completion, ModelError> {
+    async fn call(
+        &self,
+        request: &PoolRequest<'_>,
+        memory: &CallMemory,
+        remaining: Duration,
+    ) -> Result<Completion, ModelError> {
         let settings = &self.spec.settings;
-        let provider_request = Request { model: settings, task: request.task, prompts: request.prompts };
+        let provider_request =
+            Request { model: settings, task: request.task, prompts: request.prompts, memory };
         let _in_flight = GaugeGuard::increment(&self.metrics.in_flight);
         let (limit, phase) = if remaining < settings.timeout {
             (remaining, TimeoutPhase::Deadline)

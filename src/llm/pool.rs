@@ -3,6 +3,7 @@
 //! A timeout or a rejected response is a failed attempt like any other, so there is one path from each failure to the
 //! next model. Failures are not logged as errors here, because only the caller knows the consequences.
 
+use super::call_memory::CallMemoryLimit;
 use super::model::{Model, ModelSpec, PoolRequest};
 use super::prompt::Prompts;
 use super::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task};
@@ -27,6 +28,7 @@ const INPUT_MARGIN_PERCENT: usize = 3;
 pub struct ModelPools {
     pools: HashMap<String, Pool>,
     prompts: Prompts,
+    memory: CallMemoryLimit,
 }
 
 #[derive(Debug)]
@@ -39,9 +41,15 @@ struct Pool {
 }
 
 impl ModelPools {
-    /// Creates the pools from validated settings: each pool has models, and all of them exist.
+    /// Creates the pools from validated settings: each pool has models, and all of them exist. `memory` is the limit of all
+    /// running calls together, in bytes.
     #[must_use]
-    pub fn new(models: Vec<ModelSpec>, pools: &BTreeMap<String, config::Pool>, prompts: Prompts) -> Self {
+    pub fn new(
+        models: Vec<ModelSpec>,
+        pools: &BTreeMap<String, config::Pool>,
+        prompts: Prompts,
+        memory: usize,
+    ) -> Self {
         let models: HashMap<String, Arc<Model>> =
             models.into_iter().map(|spec| (spec.name.clone(), Arc::new(Model::new(spec)))).collect();
         let pools = pools.iter().map(|(name, pool)| {
@@ -49,7 +57,7 @@ impl ModelPools {
             let (strategy, deadline) = (pool.strategy, pool.deadline);
             (name.clone(), Pool { models: members, strategy, deadline, requests: AtomicUsize::new(0) })
         });
-        Self { pools: pools.collect(), prompts }
+        Self { pools: pools.collect(), prompts, memory: CallMemoryLimit::new(memory) }
     }
 }
 
@@ -74,6 +82,7 @@ impl Llm for ModelPools {
         let mut request = PoolRequest {
             task,
             prompts: &self.prompts,
+            memory: &self.memory,
             deadline,
             deadline_at: started_at + deadline,
             is_last_model: false,

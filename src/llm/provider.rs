@@ -5,7 +5,7 @@
 //! one that uses HTTP only needs a [`super::http::WireFormat`].
 
 use super::prompt::Prompts;
-use super::{ModelError, Task, Usage, extractive};
+use super::{CallMemory, ModelError, Task, Usage, extractive};
 use crate::config;
 use async_trait::async_trait;
 use std::fmt;
@@ -20,6 +20,8 @@ pub struct Request<'a> {
     pub task: Task<'a>,
     /// The prompts for the task, if the provider needs any.
     pub prompts: &'a Prompts,
+    /// The provider reports what it receives, before it is held.
+    pub memory: &'a CallMemory,
 }
 
 /// The reason for which the model stopped.

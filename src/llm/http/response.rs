@@ -1,8 +1,9 @@
 //! Reads the body of a successful response: detects its type, limits its size, and collects the completion.
 
 use super::stream_timeouts::StreamTimeouts;
+use crate::llm::call_memory::ResponsePart;
 use crate::llm::provider::FinishReason;
-use crate::llm::{ModelError, Usage};
+use crate::llm::{CallMemory, ModelError, Usage};
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -70,8 +71,13 @@ impl ResponseBody {
         }
     }
 
-    pub(super) async fn read_to_end(mut self, timeouts: &StreamTimeouts) -> Result<Vec<u8>, ModelError> {
+    pub(super) async fn read_to_end(
+        mut self,
+        timeouts: &StreamTimeouts,
+        memory: &CallMemory,
+    ) -> Result<Vec<u8>, ModelError> {
         while let Some(chunk) = timeouts.apply(self.chunks.try_next()).await?? {
+            memory.hold(ResponsePart::Incomplete, self.prefix.len() + chunk.len())?;
             self.prefix.extend_from_slice(&chunk);
             if self.prefix.len() > MAX_OBJECT_BYTES {
                 return Err(RESPONSE_TOO_LARGE);
@@ -81,7 +87,7 @@ impl ResponseBody {
         Ok(content(&self.prefix).to_vec())
     }
 
-    pub(super) fn into_events(self) -> BoxStream<'static, Result<Event, ModelError>> {
+    pub(super) fn into_events(self, memory: CallMemory) -> BoxStream<'static, Result<Event, ModelError>> {
         let prefix = stream::once(std::future::ready(Ok(Bytes::from(self.prefix))));
         // The parser keeps everything since the last event, which an endless line would grow without limit.
         let since_event = Arc::new(AtomicUsize::new(0));
@@ -90,7 +96,11 @@ impl ResponseBody {
             let chunk = chunk?;
             let unparsed = counter.fetch_add(chunk.len(), Ordering::Relaxed);
             // A single chunk may contain many complete events.
-            if unparsed > MAX_OBJECT_BYTES { Err(RESPONSE_TOO_LARGE) } else { Ok(chunk) }
+            if unparsed > MAX_OBJECT_BYTES {
+                return Err(RESPONSE_TOO_LARGE);
+            }
+            memory.hold(ResponsePart::Incomplete, unparsed + chunk.len())?;
+            Ok(chunk)
         });
         let events = EventStream::new(Box::pin(chunks));
         let events = events.map_err(|error| match error {
@@ -169,6 +179,12 @@ impl ResponseBuilder {
         self.text.push_str(text);
         self.token_events += usize::from(!text.is_empty());
         if self.text.len() > MAX_TEXT_BYTES { Err(RESPONSE_TOO_LARGE) } else { Ok(()) }
+    }
+
+    /// Returns the size of the text.
+    #[must_use]
+    pub fn text_bytes(&self) -> usize {
+        self.text.len()
     }
 
     /// Notes a piece of the model's reasoning. It is not part of the text, but shows progress.
