@@ -29,6 +29,9 @@ pub use reader::{ExportReader, ImportRow, ImportedMessage, ImportedSession};
 /// The version of the format; the first line contains it.
 pub const VERSION: u32 = 1;
 
+/// Longest name of a model, a pool or a version of prompts in an import, in bytes.
+const MAX_NAME_BYTES: usize = 1024;
+
 /// Returns the length in bytes of the longest line that is read: far above the size of any revision, and above any
 /// message within its limit.
 pub fn max_line_bytes(sizes: SizeLimits) -> usize {
@@ -207,7 +210,15 @@ pub fn parse_revision(line: &str) -> Result<Revision, Vec<FieldError>> {
     }
     let provenance = revision.provenance.as_ref().map(|provenance| ("provenance", provenance));
     let meta = revision.meta.as_ref().map(|meta| ("meta.provenance", &meta.provenance));
-    for (path, Provenance { usage, duration_ms, .. }) in provenance.into_iter().chain(meta) {
+    for (path, Provenance { model, pool, prompt_version, usage, duration_ms }) in
+        provenance.into_iter().chain(meta)
+    {
+        for (name, text) in [("model", model), ("pool", pool), ("prompt_version", prompt_version)] {
+            if text.len() > MAX_NAME_BYTES {
+                let detail = format!("has {} bytes, at most {MAX_NAME_BYTES} are allowed", text.len());
+                errors.push(FieldError::new(format!("{path}.{name}"), detail));
+            }
+        }
         let counts = [
             ("usage.input_tokens", usage.input_tokens),
             ("usage.output_tokens", usage.output_tokens),

@@ -156,11 +156,15 @@ impl MemoryService {
                 }
             }
         };
-        // Texts of the request are counted now, and the format may rewrite messages.
+        // Texts of the request are counted now, those of the system message are escaped, and the format may rewrite messages.
+        let session = snapshot.session.as_ref();
+        let system_bytes = session.map_or(0, |session| session.summary.text.len())
+            + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());
         let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
             + options.skills.len()
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = request_bytes + options.format.estimate_bytes(options.list, &snapshot.tail);
+        let bytes =
+            system_bytes + request_bytes + options.format.estimate_bytes(options.list, &snapshot.tail);
         let service = self.clone();
         blocking::spawn_cpu_if_large(bytes, move || service.assemble(snapshot, options, report)).await
     }

@@ -1,6 +1,7 @@
 //! Persists exchanges.
 
 use super::{Error, MemoryService};
+use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::{AppendOutcome, AppendRequest};
@@ -20,7 +21,15 @@ impl MemoryService {
         key: Option<String>,
         default_user: Option<UserId>,
     ) -> Result<PersistedExchange, Error> {
-        let key = key.map(|key| IdempotencyKey { key, fingerprint: exchange.fingerprint() });
+        let (exchange, key) = match key {
+            Some(key) => {
+                let bytes = message_bytes(&exchange);
+                let hash = move || (IdempotencyKey { key, fingerprint: exchange.fingerprint() }, exchange);
+                let (key, exchange) = blocking::spawn_cpu_if_large(bytes, hash).await;
+                (exchange, Some(key))
+            }
+            None => (exchange, None),
+        };
         self.append(AppendRequest { default_user, ..AppendRequest::new(tenant, session, exchange, key) })
             .await
     }
@@ -33,9 +42,13 @@ impl MemoryService {
         self.index_wakeup.notify_one();
         match outcome? {
             AppendOutcome::Appended(appended) => {
-                let limit = self.config.policy.tail_limit();
-                self.context_cache.append(&tenant, &session, &exchange, &appended, limit);
-                Ok(appended)
+                let (this, limit) = (self.clone(), self.config.policy.tail_limit());
+                let bytes = message_bytes(&exchange);
+                let update = move || {
+                    this.context_cache.append(&tenant, &session, &exchange, &appended, limit);
+                    appended
+                };
+                Ok(blocking::spawn_cpu_if_large(bytes, update).await)
             }
             AppendOutcome::UserMismatch => Err(Error::SessionUserMismatch),
             AppendOutcome::KeyReused => Err(Error::IdempotencyKeyReused),
@@ -44,4 +57,9 @@ impl MemoryService {
             }
         }
     }
+}
+
+/// Returns the size of the messages as JSON.
+fn message_bytes(exchange: &Exchange) -> usize {
+    exchange.messages.iter().map(|(message, _)| message.json().len()).sum()
 }

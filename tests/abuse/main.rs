@@ -4,6 +4,7 @@
 //! tests are busy. `scripts/abuse` runs random requests of 64 clients for minutes.
 #![cfg(test)]
 
+mod imports;
 mod memory;
 mod models;
 mod random;
