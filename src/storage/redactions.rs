@@ -13,6 +13,7 @@ use super::values::DbTime;
 use super::{Store, StoreError};
 use crate::blocking;
 use crate::domain::api_key::KeyId;
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::redaction::{Redaction, RedactionMark};
@@ -50,7 +51,8 @@ impl Store {
     /// Removes the content of a message, of its copies in other sessions, and of every summary that covers it. Appends a revision
     /// with the last summary before the message to each of these sessions. `key` is the API key that requests it.
     ///
-    /// Call [`Self::remove_redacted_traces`] afterwards. A running consolidation loses its lease. The sessions get another
+    /// Call [`Self::remove_redacted_traces`] afterwards. If the disk of SQLite is full, the redaction uses the space that is
+    /// reserved for erasures. A running consolidation loses its lease. The sessions get another
     /// incarnation, so that no copy of them in the memory of a replica is used again.
     pub async fn redact_message(
         &self,
@@ -65,7 +67,7 @@ impl Store {
             sqlite: "SELECT message, tokens, redaction, $4 AS now FROM messages
                 WHERE tenant_id = $1 AND session_id = $2 AND seq = $3",
         };
-        let redact = async {
+        let redact = async || {
             let mut transaction = self.begin(tenant).await?;
             let Some((last_seq, sessions)) = lock_lineage(&mut transaction, tenant, session).await? else {
                 return Ok(RedactionOutcome::SessionNotFound);
@@ -88,15 +90,28 @@ impl Store {
             transaction.commit().await?;
             Ok(RedactionOutcome::Redacted(affected))
         };
-        self.within_limit(redact).await
+        loop {
+            match self.within_limit(redact()).await {
+                Err(error) if self.makes_room(&error) => {}
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Removes what SQLite may keep of redacted messages outside of its rows. Postgres removes it when it vacuums.
     pub async fn remove_redacted_traces(&self) {
-        if let Self::Sqlite(database) = self {
-            database.rebuild_file().await;
+        let Self::Sqlite(database) = self else { return };
+        while let Err(error) = database.rebuild_file().await {
+            // The space of the failed attempt is needed again.
             database.truncate_wal().await;
+            if !self.makes_room(&error) {
+                let error = ErrorChain(&error);
+                tracing::warn!(%error, "failed to rebuild the database after a redaction; run VACUUM");
+                break;
+            }
         }
+        database.truncate_wal().await;
+        database.fill_disk_reserve();
     }
 
     /// Returns the records of at most `limit` redacted messages after `after_seq`, in order. The result is empty if the session

@@ -16,6 +16,7 @@ use super::search_index::{IndexState, ReindexRange};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
+use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
@@ -700,12 +701,15 @@ impl Store {
         Ok(erased)
     }
 
-    /// Returns `true` if an erasure failed because SQLite's disk is full, and now has the space that is reserved for it.
-    fn makes_room(&self, error: &StoreError) -> bool {
+    /// Returns `true` if an erasure or a redaction failed because SQLite's disk is full, and now has the space that is reserved
+    /// for it.
+    pub(super) fn makes_room(&self, error: &StoreError) -> bool {
         let Self::Sqlite(database) = self else { return false };
         let has_room = error.is_disk_full() && database.release_disk_reserve();
         if has_room {
-            tracing::warn!("the disk is full: the erasure uses the space that is reserved for it");
+            tracing::warn!(
+                "the disk is full: an erasure or redaction uses the space that is reserved for it"
+            );
         }
         has_room
     }
@@ -793,7 +797,9 @@ impl Store {
             bytes = bytes.saturating_add(row.field("bytes")?);
         }
         if is_complete {
-            return Ok(LoadedContext::Complete(context_snapshot(rows)?));
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let snapshot = blocking::spawn_cpu_if_large(bytes, move || context_snapshot(rows)).await?;
+            return Ok(LoadedContext::Complete(snapshot));
         }
         Ok(LoadedContext::Large { bytes: usize::try_from(bytes).unwrap_or(usize::MAX).min(limit.bytes) })
     }
@@ -839,7 +845,9 @@ impl Store {
             statement.bind(to_i64(limit.bytes)).bind_now().read_all().await
         });
         self.record_statement(SMALL_TAIL_BYTES);
-        context_snapshot(rows.await?)
+        let rows = rows.await?;
+        // Finds the form in which each message is sent, which takes milliseconds per megabyte.
+        blocking::spawn_cpu(move || context_snapshot(rows)).await
     }
 
     /// Returns for each query the `limit` newest matching messages, however many there are.

@@ -1,5 +1,5 @@
-//! Disk space for erasures. A deletion must be written to the log before it frees any space, so that a full disk could not be
-//! emptied by deleting sessions.
+//! Disk space for erasures and redactions. A deletion must be written to the log before it frees any space, so that a full disk
+//! could not be emptied by deleting sessions.
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use std::fs::{self, OpenOptions};
@@ -13,7 +13,7 @@ const RESERVE_BYTES: u64 = 16 * 1024 * 1024;
 /// The reserve is created only if this much remains available, so that the reserve itself never fills the disk.
 const MIN_AVAILABLE_BYTES: u64 = 4 * RESERVE_BYTES;
 
-/// A file next to the database that an erasure removes if the disk is full.
+/// A file next to the database that an erasure or a redaction removes if the disk is full.
 #[derive(Debug)]
 pub(super) struct DiskReserve {
     file: PathBuf,

@@ -41,34 +41,26 @@ impl Sqlite {
     }
 
     /// Rebuilds a file of moderate size, so that it contains nothing but its rows. SQLite overwrites deleted rows, but not the
-    /// copies that are left in the unused space of a page after rows were moved to another page. This is best effort: the rows
-    /// are removed already.
-    pub(in crate::storage) async fn rebuild_file(&self) {
+    /// copies that are left in the unused space of a page after rows were moved to another page.
+    pub(in crate::storage) async fn rebuild_file(&self) -> Result<(), StoreError> {
         const SELECT_FILE_SIZE: &str = "\
             SELECT page_count * page_size AS bytes FROM pragma_page_count() CROSS JOIN pragma_page_size()";
-        let rebuild = async {
-            let mut connection = self.writer.acquire().await?;
-            let bytes: i64 =
-                sqlx::query(SELECT_FILE_SIZE).fetch_one(&mut *connection).await?.try_get("bytes")?;
-            if bytes > MAX_REBUILT_BYTES {
-                tracing::warn!(
-                    bytes,
-                    max_bytes = MAX_REBUILT_BYTES,
-                    "the database is too large to be rebuilt after a redaction; run VACUUM to remove what may be left in \
-                     unused parts of its pages"
-                );
-                return Ok(());
-            }
-            // The new file is built as a temporary one, which need not fit into memory.
-            sqlx::query("PRAGMA temp_store = file").execute(&mut *connection).await?;
-            let rebuilt = sqlx::query("VACUUM").execute(&mut *connection).await;
-            sqlx::query("PRAGMA temp_store = memory").execute(&mut *connection).await?;
-            rebuilt.map(drop)
-        };
-        let result: Result<(), sqlx::Error> = rebuild.await;
-        if let Err(error) = result {
-            tracing::warn!(%error, "failed to rebuild the database after a redaction; run VACUUM");
+        let mut connection = self.writer.acquire().await?;
+        let bytes: i64 = sqlx::query(SELECT_FILE_SIZE).fetch_one(&mut *connection).await?.try_get("bytes")?;
+        if bytes > MAX_REBUILT_BYTES {
+            tracing::warn!(
+                bytes,
+                max_bytes = MAX_REBUILT_BYTES,
+                "the database is too large to be rebuilt after a redaction; run VACUUM to remove what may be left in \
+                 unused parts of its pages"
+            );
+            return Ok(());
         }
+        // The new file is built as a temporary one, which need not fit into memory.
+        sqlx::query("PRAGMA temp_store = file").execute(&mut *connection).await?;
+        let rebuilt = sqlx::query("VACUUM").execute(&mut *connection).await;
+        sqlx::query("PRAGMA temp_store = memory").execute(&mut *connection).await?;
+        Ok(rebuilt.map(drop)?)
     }
 
     /// Removes erased data from the write-ahead log, too: old frames would stay in that file until they are overwritten.

@@ -91,6 +91,39 @@ async fn sessions_are_erased_on_full_disk() {
     assert_eq!(reserve.metadata().expect("created again").len(), 16 * 1024 * 1024);
 }
 
+/// Returns `true` if a file of the database contains the text.
+fn files_contain(disk: &Path, text: &str) -> bool {
+    ["precis.db", "precis.db-wal"].iter().any(|file| {
+        let bytes = std::fs::read(disk.join(file)).expect("readable");
+        bytes.windows(text.len()).any(|window| window == text.as_bytes())
+    })
+}
+
+#[tokio::test]
+async fn message_is_redacted_on_full_disk() {
+    let (service, disk) = start_on_small_disk().await;
+    let reserve = disk.join("precis.db-reserve");
+    for number in 0..50 {
+        let text = format!("plugh{number}q {}", "x".repeat(40_000));
+        let body = json!({"user_message": text, "assistant_reply": "ok"});
+        service.post("/sessions/old/exchanges", body).await.ok(201);
+    }
+    append_exchange(&service, 0).await;
+    assert!(files_contain(&disk, "plugh7q"));
+    let other = fill_disk(&disk);
+    assert_store_unavailable(&send_exchange(&service, 1).await);
+    assert!(reserve.exists());
+    service.delete("/sessions/old/messages/15").await.ok(200);
+    assert!(!reserve.exists());
+    assert!(!files_contain(&disk, "plugh7q"));
+    assert!(files_contain(&disk, "plugh8q"), "the other messages stay");
+    assert_eq!(service.get("/sessions/old/redactions").await["items"][0]["seq"], 15);
+    remove_file(other).expect("removed");
+    service.delete("/sessions/old/messages/17").await.ok(200);
+    assert_eq!(reserve.metadata().expect("created again").len(), 16 * 1024 * 1024);
+    assert!(!files_contain(&disk, "plugh8q"));
+}
+
 #[tokio::test]
 async fn read_only_file_serves_reads_and_rejects_writes() {
     let service = Precis::new().start().await;
