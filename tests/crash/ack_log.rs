@@ -1,6 +1,7 @@
 //! The knowledge of the clients: acknowledged exchanges, and exchanges with an unknown outcome.
 
 use crate::message_ids::MessageId;
+use crate::removals::RemovalLog;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -195,6 +196,7 @@ impl SessionLog {
 /// The logs of all sessions of a run.
 #[derive(Debug, Default)]
 pub(crate) struct AckLog {
+    pub(crate) removals: RemovalLog,
     sessions: Mutex<Vec<Arc<SessionLog>>>,
 }
 

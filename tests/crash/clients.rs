@@ -1,8 +1,9 @@
-//! The clients of a crash test: writers that append exchanges and readers that build contexts.
+//! The clients of a crash test: writers that append exchanges, readers that build contexts, and one that removes messages.
 
 use crate::ack_log::{Ack, AckLog, FIRST_OF_FORK, SessionLog};
 use crate::invariants::check_context;
 use crate::message_ids::MessageId;
+use crate::removals::remove;
 use crate::replica::Replica;
 use fastrand::Rng;
 use reqwest::{Client, Method, Response, StatusCode};
@@ -53,7 +54,7 @@ impl ReplicaSet {
         if status == StatusCode::SERVICE_UNAVAILABLE {
             return None;
         }
-        if status == StatusCode::CONFLICT && request.may_exist {
+        if request.accepted == Some(status) || status == StatusCode::NO_CONTENT {
             return Some(Value::Null);
         }
         let log = || self.last_log_lines(replica);
@@ -88,27 +89,45 @@ pub(crate) struct Request {
     path: String,
     body: Option<Value>,
     key: Option<String>,
-    /// An earlier attempt may have created what the request creates.
-    may_exist: bool,
+    /// The status if an earlier attempt has done what the request does.
+    accepted: Option<StatusCode>,
 }
 
 impl Request {
     pub(crate) fn get(path: String) -> Self {
-        Self { method: Method::GET, path, body: None, key: None, may_exist: false }
+        Self::new(Method::GET, path)
+    }
+
+    pub(crate) fn new(method: Method, path: String) -> Self {
+        Self { method, path, body: None, key: None, accepted: None }
+    }
+
+    pub(crate) fn with_body(self, body: Value) -> Self {
+        Self { body: Some(body), ..self }
+    }
+
+    pub(crate) fn with_key(self, key: String) -> Self {
+        Self { key: Some(key), ..self }
+    }
+
+    /// Accepts an error status, too, for which the response is null.
+    pub(crate) fn accepting(self, status: StatusCode) -> Self {
+        Self { accepted: Some(status), ..self }
     }
 
     pub(crate) fn post(path: String, body: Value) -> Self {
-        Self { method: Method::POST, path, body: Some(body), key: None, may_exist: false }
+        Self::new(Method::POST, path).with_body(body)
     }
 
     pub(crate) fn rewind(session: &SessionLog, after: usize) -> Self {
         let path = format!("/sessions/{}/messages?after={after}", session.id());
-        Self { method: Method::DELETE, ..Self::get(path) }
+        Self::new(Method::DELETE, path)
     }
 
     fn fork(session: &SessionLog, id: &str, through_seq: usize) -> Self {
         let path = format!("/sessions/{}/fork", session.id());
-        Self { may_exist: true, ..Self::post(path, json!({"through_seq": through_seq, "new_id": id})) }
+        let request = Self::post(path, json!({"through_seq": through_seq, "new_id": id}));
+        request.accepting(StatusCode::CONFLICT)
     }
 
     /// Returns the sync of a list that diverges after a message. It has a key or not, and names the fork or not: each time, a
@@ -179,17 +198,17 @@ pub(crate) struct ClientLoad {
     workers: JoinSet<()>,
 }
 
-struct Worker {
-    service: Arc<ReplicaSet>,
-    log: Arc<AckLog>,
-    rng: Rng,
+pub(crate) struct Worker {
+    pub(crate) service: Arc<ReplicaSet>,
+    pub(crate) log: Arc<AckLog>,
+    pub(crate) rng: Rng,
     stop: CancellationToken,
     paused: watch::Receiver<bool>,
 }
 
 impl Worker {
     /// Waits for a random time, and while the load is paused. Returns `false` if the load was stopped.
-    async fn wait(&mut self, millis: Range<u64>) -> bool {
+    pub(crate) async fn wait(&mut self, millis: Range<u64>) -> bool {
         sleep(Duration::from_millis(self.rng.u64(millis))).await;
         tokio::select! {
             () = self.stop.cancelled() => false,
@@ -202,7 +221,7 @@ impl ClientLoad {
     pub(crate) fn start(service: &Arc<ReplicaSet>, log: &Arc<AckLog>, rng: &mut Rng, writers: usize) -> Self {
         let (stop, paused) = (CancellationToken::new(), watch::Sender::new(false));
         let mut load = Self { stop, paused, workers: JoinSet::new() };
-        for index in 0..writers + writers.div_ceil(2) {
+        for index in 0..=writers + writers.div_ceil(2) {
             let worker = Worker {
                 service: Arc::clone(service),
                 log: Arc::clone(log),
@@ -210,7 +229,9 @@ impl ClientLoad {
                 stop: load.stop.clone(),
                 paused: load.paused.subscribe(),
             };
-            if index < writers {
+            if index == 0 {
+                load.workers.spawn(remove(worker));
+            } else if index <= writers {
                 load.workers.spawn(write(worker));
             } else {
                 load.workers.spawn(read(worker, writers));
@@ -241,7 +262,11 @@ impl ClientLoad {
 }
 
 /// Sends a request until a replica responds. Returns `None` if the load was stopped before, or `is_done` returns `true`.
-async fn send_until(worker: &mut Worker, request: &Request, is_done: impl Fn() -> bool) -> Option<Value> {
+pub(crate) async fn send_until(
+    worker: &mut Worker,
+    request: &Request,
+    is_done: impl Fn() -> bool,
+) -> Option<Value> {
     while !is_done() {
         let replica = worker.rng.usize(..worker.service.replicas.len());
         if let Some(response) = worker.service.try_send(replica, request).await {

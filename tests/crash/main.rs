@@ -10,6 +10,7 @@
 //! - Every other exchange is stored completely or not at all. After a retry, with its key or as part of a list, it is stored once.
 //! - Revisions cover consecutive ranges, and a summary names exactly the messages up to its cursor.
 //! - No context has a gap.
+//! - A redacted message, and a session that was erased by a request or by retention, never reappears; nothing else disappears.
 //!
 //! `single_faults` causes one fault at a time and checks the responses of the service.
 //!
@@ -32,6 +33,7 @@ mod power_loss;
 mod proxy;
 mod random_faults;
 mod redactions;
+mod removals;
 mod replica;
 mod single_faults;
 

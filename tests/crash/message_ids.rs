@@ -4,6 +4,7 @@
 //! repeats these ids in its summaries. A compressed summary states how many messages it covers and the last one of them.
 //! So the text of a summary alone proves which messages it covers.
 
+use crate::removals;
 use crate::support::model_server::Call;
 use serde_json::{Value, json};
 use std::fmt;
@@ -137,11 +138,18 @@ impl SummaryCoverage {
 pub(crate) fn summarise(call: &Call) -> String {
     if call.user().starts_with("Compress this summary") {
         let coverage = SummaryCoverage::parse(call.user());
-        let last = coverage.ids.last().expect("a summary is compressed only after an addition");
+        let Some(last) = coverage.ids.last() else {
+            // The session of a client that removes messages.
+            let words = call.user().split(|c: char| !c.is_ascii_alphanumeric());
+            let words: Vec<&str> = words.filter(|word| removals::is_word(word)).take(10).collect();
+            return format!("Earlier {} .", words.join(" "));
+        };
         return format!("Through {} messages until {last} .", coverage.len());
     }
     let lines = call.user().lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let ids = lines.filter_map(|line| MessageId::parse(line["text"].as_str()?.split(' ').next()?));
-    let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
+    let first_word = |line: Value| Some(line["text"].as_str()?.split(' ').next()?.to_owned());
+    let ids = lines.filter_map(first_word);
+    let ids: Vec<String> =
+        ids.filter(|word| MessageId::parse(word).is_some() || removals::is_word(word)).collect();
     format!("It covers {} .", ids.join(" "))
 }

@@ -2,7 +2,8 @@
 
 use super::harness::{self, covering, is_meta, until};
 use super::operations::{
-    Condition, Exchange, Mode, ModelFault, OnDivergence, Operation, Scenario, ServiceSettings, Step, Sync,
+    Condition, Exchange, Mode, ModelFault, OnDivergence, Operation, Period, RetentionLevel, Scenario,
+    ServiceSettings, Step, Sync,
 };
 use super::reference_model::{
     AppendOutcome, ClientList, Message, Recorded, Revision, Session, SyncOutcome, Tenant, USERS, metadata,
@@ -12,6 +13,8 @@ use super::support::model_server::{Behaviour, ModelServer};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
 
 pub(super) struct Executor {
     clients: [TestClient; 3],
@@ -105,11 +108,13 @@ impl Executor {
                 let response = app.get(&format!("/sessions/s{session}/export")).await;
                 if let Some(session) = known_session(tenant, session, &response) {
                     assert_eq!(response.status, 200, "{response:?}");
-                    // An export contains neither idempotency keys nor the state of failed consolidations.
+                    // An export contains neither idempotency keys, nor the state of failed consolidations, nor a
+                    // retention period.
                     let session = Session {
                         keys: BTreeMap::new(),
                         failures: 0,
                         forked_from: Value::Null,
+                        retention: None,
                         ..session.clone()
                     };
                     self.exported = Some((response.text, session));
@@ -121,6 +126,10 @@ impl Executor {
                 }
             }
             Operation::Fork { session, target, through } => fork(app, tenant, session, target, through).await,
+            Operation::SetRetention { level, period } => {
+                set_retention(app, tenant, level, period).await;
+            }
+            Operation::Expire { level } => expire(app, tenant, level).await,
             Operation::Redact { session, seq } => redact(app, tenant, session, seq).await,
             Operation::Rewind { session, after } => rewind(app, tenant, session, after).await,
             Operation::ImportMessages { session, count } => {
@@ -309,6 +318,7 @@ impl Scenario {
             ("consolidation.on_failure", on_failure.to_owned()),
             ("consolidation.retry_initial", backoff.to_owned()),
             ("consolidation.retry_max", backoff.to_owned()),
+            ("retention.interval", "200ms".to_owned()),
         ];
         if let Some(max) = settings.max_tail_tokens {
             values.push(("consolidation.max_tail_tokens", max.to_string()));
@@ -581,6 +591,70 @@ async fn redact(app: &TestClient, tenant: &mut Tenant, id: u8, seq: usize) {
     let expected = tenant.sessions[&id].redactions();
     assert!(expected.contains(&json), "{json}: {expected:?}");
     check_whole(app, tenant, &format!("s{id}")).await;
+}
+
+/// Writes a retention period. Returns `None` if the session does not exist.
+async fn put_retention(
+    app: &TestClient,
+    tenant: &mut Tenant,
+    level: RetentionLevel,
+    period: Value,
+) -> Option<Value> {
+    let path = match level {
+        RetentionLevel::Tenant => "/retention".to_owned(),
+        RetentionLevel::User(user) => format!("/users/{}/retention", USERS[usize::from(user)]),
+        RetentionLevel::Session(id) => format!("/sessions/s{id}/retention"),
+    };
+    let response = app.put(&path, json!({"after_last_exchange": period})).await;
+    if let RetentionLevel::Session(id) = level {
+        known_session(tenant, id, &response)?;
+    }
+    let written = response.ok(200);
+    assert_eq!(written["after_last_exchange"], period);
+    Some(written)
+}
+
+async fn set_retention(app: &TestClient, tenant: &mut Tenant, level: RetentionLevel, period: Option<Period>) {
+    let text = period.map_or(Value::Null, |period| json!(period.text()));
+    let Some(written) = put_retention(app, tenant, level, text).await else { return };
+    tenant.set_retention(level, period);
+    let (effective, source) = tenant.effective_retention(level);
+    let effective = effective.map_or("never", Period::text);
+    let effective = json!({"after_last_exchange": effective, "source": source});
+    assert_includes(&written, &json!({ "effective": effective }));
+}
+
+/// Lets the period of a level end, and waits for the worker. The sessions to which the period applies are erased, and no other.
+async fn expire(app: &TestClient, tenant: &mut Tenant, level: RetentionLevel) {
+    if put_retention(app, tenant, level, json!("1s")).await.is_none() {
+        return;
+    }
+    let bound = tenant.bound.clone();
+    let expired = tenant.expire(level);
+    let began = Instant::now();
+    for name in &expired {
+        while app.get(&format!("/sessions/{name}")).await.status == 200 {
+            assert!(began.elapsed() < Duration::from_secs(30), "{name} is not erased");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+    // Such a session is not shown: another user can be named when its owner is erased.
+    for (id, user) in bound.into_iter().filter(|(id, _)| !tenant.bound.contains_key(id)) {
+        let other = USERS[(usize::from(user) + 1) % USERS.len()];
+        let context = json!({"user_id": other, "mode": "off"});
+        while app.post(&format!("/sessions/s{id}/context"), &context).await.status == 409 {
+            assert!(began.elapsed() < Duration::from_secs(30), "the owner of s{id} is not erased");
+            sleep(Duration::from_millis(20)).await;
+        }
+        app.delete(&format!("/sessions/s{id}")).await.ok(204);
+    }
+    if !matches!(level, RetentionLevel::Session(_)) {
+        put_retention(app, tenant, level, Value::Null).await;
+        tenant.set_retention(level, None);
+    }
+    for name in &expired {
+        tenant.check_session(app, name).await;
+    }
 }
 
 async fn rewind(app: &TestClient, tenant: &mut Tenant, id: u8, after: usize) {

@@ -125,11 +125,44 @@ pub(super) enum Operation {
         session: u8,
         seq: usize,
     },
+    /// Sets a retention period that outlasts the scenario, or removes it.
+    SetRetention {
+        level: RetentionLevel,
+        period: Option<Period>,
+    },
+    /// Sets a retention period of a second, waits until it has erased what it applies to, and removes it.
+    Expire {
+        level: RetentionLevel,
+    },
     /// An import of lines that contain only messages.
     ImportMessages {
         session: u8,
         count: usize,
     },
+}
+
+/// The owner of a retention period.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RetentionLevel {
+    Tenant,
+    User(u8),
+    Session(u8),
+}
+
+/// A retention period that erases nothing during a scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Period {
+    Never,
+    Long,
+}
+
+impl Period {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Long => "90d",
+        }
+    }
 }
 
 /// Two exchanges with the same key and the same fields are the same request.
@@ -290,6 +323,14 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => Just(OnDivergence::Fork),
         2 => (0..3_u8).prop_map(OnDivergence::ForkTo),
     ];
+    let level = || {
+        prop_oneof![
+            1 => Just(RetentionLevel::Tenant),
+            2 => (0..3_u8).prop_map(RetentionLevel::User),
+            3 => session().prop_map(RetentionLevel::Session),
+        ]
+    };
+    let period = weighted(0.7, select(vec![Period::Never, Period::Long]));
     let form = (any::<bool>(), proptest::bool::weighted(0.3), on_divergence);
     let sync = (session(), view, form, new, fields);
     let mode = prop_oneof![4 => Just(Mode::Inline), 2 => Just(Mode::Background), 1 => Just(Mode::Off)];
@@ -334,6 +375,9 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(session, target, through)| Operation::Fork { session, target, through }),
         4 => (session(), 0..40_usize).prop_map(|(session, after)| Operation::Rewind { session, after }),
         4 => (session(), 0..40_usize).prop_map(|(session, seq)| Operation::Redact { session, seq }),
+        3 => (level(), period).prop_map(|(level, period)| Operation::SetRetention { level, period }),
+        // Takes more than a second.
+        1 => level().prop_map(|level| Operation::Expire { level }),
         1 => (session(), 1..=3_usize).prop_map(|(session, count)| Operation::ImportMessages { session, count }),
     ]
 }

@@ -2,7 +2,10 @@
 //! by message, in the simplest way, so that it shares no code and no cleverness with the service.
 
 use super::harness::{COMPRESSED, assistant, user};
-use super::operations::{Exchange, MessageKind, Mode, ModelFault, OnDivergence, ServiceSettings, Sync, View};
+use super::operations::{
+    Exchange, MessageKind, Mode, ModelFault, OnDivergence, Period, RetentionLevel, ServiceSettings, Sync,
+    View,
+};
 use super::support::client::assert_includes;
 use precis::domain::{summary, tokens};
 use serde_json::{Value, json};
@@ -23,6 +26,9 @@ pub(super) struct Tenant {
     pub(super) fork_ids: BTreeMap<(u8, String, usize), String>,
     /// The versions of each user's memory document, beginning with version 1.
     pub(super) memories: BTreeMap<u8, Vec<String>>,
+    /// The retention periods of the tenant and of its users.
+    pub(super) retention: Option<Period>,
+    pub(super) user_retention: BTreeMap<u8, Period>,
 }
 
 #[derive(Clone)]
@@ -39,6 +45,8 @@ pub(super) struct Session {
     pub(super) forked_from: Value,
     /// The same for all sessions that forks and rewinds have made of one session.
     pub(super) lineage: usize,
+    /// The retention period of its own. Forks and branches inherit it.
+    pub(super) retention: Option<Period>,
 }
 
 static NEXT_LINEAGE: AtomicUsize = AtomicUsize::new(0);
@@ -480,6 +488,65 @@ impl Tenant {
         }
     }
 
+    /// Returns the period that applies at a level, and the level that it comes from.
+    pub(super) fn effective_retention(&self, level: RetentionLevel) -> (Option<Period>, &'static str) {
+        let (session, user) = match level {
+            RetentionLevel::Tenant => (None, None),
+            RetentionLevel::User(user) => (None, Some(user)),
+            RetentionLevel::Session(id) => {
+                let session = self.sessions.get(&id);
+                (session.and_then(|session| session.retention), session.and_then(|session| session.user))
+            }
+        };
+        let user = user.and_then(|user| self.user_retention.get(&user).copied());
+        [(session, "session"), (user, "user"), (self.retention, "tenant")]
+            .into_iter()
+            .find(|(period, _)| period.is_some())
+            .unwrap_or((None, "setting"))
+    }
+
+    pub(super) fn set_retention(&mut self, level: RetentionLevel, period: Option<Period>) {
+        match level {
+            RetentionLevel::Tenant => self.retention = period,
+            RetentionLevel::User(user) => {
+                self.user_retention.remove(&user);
+                self.user_retention.extend(period.map(|period| (user, period)));
+            }
+            RetentionLevel::Session(id) => {
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    session.retention = period;
+                }
+            }
+        }
+    }
+
+    /// Erases everything to which the period of this level applies: it has expired. Returns the ids of the sessions.
+    pub(super) fn expire(&mut self, level: RetentionLevel) -> Vec<String> {
+        let has_user_period = |user: &u8| self.user_retention.contains_key(user);
+        let expires = |name: &str, user: Option<u8>, own: Option<Period>| match level {
+            RetentionLevel::Session(id) => name == format!("s{id}"),
+            RetentionLevel::User(owner) => own.is_none() && user == Some(owner),
+            RetentionLevel::Tenant => own.is_none() && !user.as_ref().is_some_and(has_user_period),
+        };
+        let sessions = self.sessions.iter().map(|(id, session)| (format!("s{id}"), session));
+        let all = sessions.chain(self.branches.iter().map(|(name, session)| (name.clone(), session)));
+        let sessions = all.filter(|(name, session)| expires(name, session.user, session.retention));
+        let names: Vec<String> = sessions.map(|(name, _)| name).collect();
+        let bound = self.bound.iter().filter(|(id, user)| expires(&format!("s{id}"), Some(**user), None));
+        let bound: Vec<u8> = bound.map(|(id, _)| *id).collect();
+        // A session that does not exist yet has no period of its own.
+        if !matches!(level, RetentionLevel::Session(_)) {
+            self.bound.retain(|id, _| !bound.contains(id));
+        }
+        for name in &names {
+            match name.strip_prefix('s').and_then(|number| number.parse().ok()) {
+                Some(id) => self.erase_session(id),
+                None => drop(self.branches.remove(name)),
+            }
+        }
+        names
+    }
+
     /// Returns `true` if the user had any data.
     pub(super) fn erase_user(&mut self, user: u8) -> bool {
         let of_user = self.sessions.iter().filter(|(_, session)| session.user == Some(user));
@@ -491,7 +558,8 @@ impl Tenant {
         self.bound.retain(|_, owner| *owner != user);
         self.branches.retain(|_, branch| branch.user != Some(user));
         let has_others = self.bound.len() + self.branches.len() < others;
-        self.memories.remove(&user).is_some() || !ids.is_empty() || has_others
+        let had_period = self.user_retention.remove(&user).is_some();
+        self.memories.remove(&user).is_some() || !ids.is_empty() || has_others || had_period
     }
 
     pub(super) fn memory_version(&self, user: u8) -> usize {
@@ -681,6 +749,7 @@ impl Session {
             updated_at: String::new(),
             forked_from: Value::Null,
             lineage: NEXT_LINEAGE.fetch_add(1, Ordering::Relaxed),
+            retention: None,
         }
     }
 
