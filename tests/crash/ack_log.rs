@@ -33,6 +33,9 @@ pub(crate) struct SessionAcks {
     /// The last message that a rewind without an acknowledgement keeps.
     pub(crate) rewind: Option<usize>,
     pub(crate) forks: Vec<ForkAck>,
+    /// An attempt to sync a diverging list has an unknown outcome. Should the database execute it after a rewind, the list would
+    /// continue the session instead of diverging from it.
+    pub(crate) has_late_list: bool,
 }
 
 /// An acknowledged fork.

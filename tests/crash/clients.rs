@@ -284,7 +284,12 @@ async fn rewind_or_fork(worker: &mut Worker, session: &SessionLog) {
     let acks = session.acks().clone();
     // A loss of power can undo a rewind, and the list of a synced session would then diverge from its history.
     let choice = worker.rng.usize(usize::from(session.is_synced())..24);
-    if choice > 2 || acks.acknowledged.len() < 2 || !acks.unknown.is_empty() || acks.rewind.is_some() {
+    if choice > 2
+        || choice == 0 && acks.has_late_list
+        || acks.acknowledged.len() < 2
+        || !acks.unknown.is_empty()
+        || acks.rewind.is_some()
+    {
         return;
     }
     let index = worker.rng.usize(..acks.acknowledged.len() - 1);
@@ -307,7 +312,13 @@ async fn rewind_or_fork(worker: &mut Worker, session: &SessionLog) {
         let (exchange, messages) =
             (FIRST_OF_FORK + worker.rng.usize(..FIRST_OF_FORK), [1, 2, 4][worker.rng.usize(..3)]);
         let request = Request::sync_fork(session, at, exchange, messages);
-        if let Some(response) = send_until(worker, &request, || false).await {
+        let replica = worker.rng.usize(..worker.service.replicas.len());
+        let mut response = worker.service.try_send(replica, &request).await;
+        if response.is_none() {
+            session.acks().has_late_list = true;
+            response = send_until(worker, &request, || false).await;
+        }
+        if let Some(response) = response {
             let (id, last_seq) = (response["session_id"].as_str(), response["last_seq"].as_u64());
             assert_eq!(last_seq, u64::try_from(at + messages).ok(), "{response}");
             let appended = (exchange, Ack { messages, first_seq: at + 1 });

@@ -399,6 +399,16 @@ async fn sync(app: &TestClient, tenant: &mut Tenant, sync: &Sync, settings: &Ser
         sync_body(sync, &list)
     };
     let expected = tenant.predict_sync(sync, &list, &body);
+    // An earlier fork that is shorter than the list gets messages of the history in the Anthropic format, which the model cannot
+    // predict.
+    let new = match expected {
+        SyncOutcome::Matched(_, matched) => &list[matched..],
+        SyncOutcome::Forked { through, .. } => &list[through..],
+        _ => &[],
+    };
+    if sync.anthropic && new.iter().any(|(given, sent)| given != sent) {
+        return;
+    }
     let request = || with_key(app.post(&path, &body), sync.key);
     let response = request().await;
     let (id, known, matched, origin) = match expected {
