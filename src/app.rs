@@ -219,25 +219,23 @@ pub async fn check_models(settings: &Settings) -> Result<CheckReport, AppError> 
     Ok(check::check_models(&models, pools.collect()).await)
 }
 
-/// Logs a warning if the search index does not contain all messages. Marks the index as disabled if search is.
-async fn check_search_index(store: &Arc<Store>, analyzer: Option<Analyzer>) {
+/// Marks the index as incomplete if search is disabled. Otherwise logs a warning if the index has another analyzer than the
+/// settings. An index without entries gets that of the settings.
+pub async fn check_search_index(store: &Arc<Store>, analyzer: Option<Analyzer>) {
     let Some(analyzer) = analyzer else {
         if let Err(error) = store.disable_index().await {
-            tracing::warn!(error = %ErrorChain(&error), "failed to mark the search index as disabled");
+            tracing::warn!(error = %ErrorChain(&error), "failed to mark the search index as incomplete");
         }
         return;
     };
     match reindex::state(store, analyzer).await {
-        Ok(state) if state.analyzer_version != analyzer.version() => tracing::warn!(
+        Ok(state) if state.lacks_messages(analyzer) || state.analyzer_version == analyzer.version() => {}
+        Ok(state) => tracing::warn!(
             index_version = state.analyzer_version,
             expected_version = analyzer.version(),
-            "the search index was built with other settings, and search misses messages: run `precis reindex`"
+            "the search index has another analyzer than the settings, and is searched with its own: run `precis reindex` to \
+             change it"
         ),
-        Ok(state) if state.sessions_to_reindex > 0 => tracing::warn!(
-            sessions = state.sessions_to_reindex,
-            "the search index does not cover all messages: run `precis reindex`"
-        ),
-        Ok(_) => {}
         // Requests log the errors of the database, too.
         Err(error) => {
             tracing::debug!(error = %ErrorChain(&error), "failed to read the state of the search index");

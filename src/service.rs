@@ -163,6 +163,9 @@ pub enum Error {
     InvalidQuery(#[from] InvalidQuery),
     #[error("search is disabled")]
     SearchDisabled,
+    /// This release does not know the analyzer of the index.
+    #[error("the search index has the analyzer {0}, which this release does not know")]
+    UnknownAnalyzer(String),
     #[error("consolidation is disabled")]
     ConsolidationDisabled,
     #[error("another consolidation of the session is running")]

@@ -2,7 +2,7 @@
 
 use super::export::{progress_bar, to_count};
 use super::{SessionArgs, SettingsArgs, count, error, error_with_cause, print};
-use crate::app::open_store;
+use crate::app::{check_search_index, open_store};
 use crate::domain::id::UserId;
 use crate::service::Error as ServiceError;
 use crate::service::import::{ImportLimits, Upload, write_import};
@@ -71,6 +71,7 @@ pub(super) async fn import(
     }
     let received = upload.finish().map_err(failed)?;
     reading.finish_and_clear();
+    check_search_index(&store, settings.analyzer()).await;
     let writing = progress_bar("written", received.messages());
     let bar = writing.clone();
     let has_keys = store.any_api_key().await.map_err(|error| failed(error.into()))?;

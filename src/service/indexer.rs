@@ -1,7 +1,8 @@
 //! Background worker that adds newly stored messages to the search index.
 
-use super::MemoryService;
+use super::{Error, MemoryService, reindex};
 use crate::domain::error_chain::ErrorChain;
+use crate::domain::search::analyzer::Analyzer;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +18,14 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct IndexWorker {
     store: Arc<Store>,
+    /// `None` if search is disabled.
+    analyzer: Option<Analyzer>,
     wakeup: Arc<Notify>,
 }
 
 impl IndexWorker {
-    /// Runs without end. Begins with the pending messages that an earlier process left.
+    /// Runs without end. Begins with the pending messages that an earlier process left, and indexes the messages that were
+    /// stored while search was disabled.
     pub async fn run(self) {
         self.wakeup.notify_one();
         let mut succeeded = true;
@@ -29,10 +33,37 @@ impl IndexWorker {
             self.wakeup.notified().await;
             tokio::time::sleep(DEBOUNCE).await;
             // Only the first of consecutive failures is logged as a warning.
-            succeeded = index_pending(&self.store, succeeded).await;
+            succeeded = index_pending(&self.store, succeeded).await && self.index_missing(succeeded).await;
             if !succeeded {
                 tokio::time::sleep(RETRY_DELAY).await;
                 self.wakeup.notify_one();
+            }
+        }
+    }
+
+    /// Indexes messages that no exchange has recorded as pending. Returns `false` on failure.
+    async fn index_missing(&self, warn: bool) -> bool {
+        let Some(analyzer) = self.analyzer else { return true };
+        let indexed = async {
+            if !reindex::state(&self.store, analyzer).await?.lacks_messages(analyzer) {
+                return Ok(0);
+            }
+            tracing::info!("indexing the messages that are missing from the search index, in the background");
+            reindex::reindex(&self.store, analyzer, |_| {}).await
+        };
+        match indexed.await {
+            Ok(0) => true,
+            Ok(messages) => {
+                tracing::info!(messages, "the search index is complete");
+                true
+            }
+            Err(error) => {
+                if warn && !matches!(error, Error::Store(StoreError::Unavailable(_))) {
+                    tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches miss messages");
+                } else {
+                    tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
+                }
+                false
             }
         }
     }
@@ -42,7 +73,8 @@ impl MemoryService {
     /// Returns the worker that indexes the messages that this service stores.
     #[must_use]
     pub fn index_worker(&self) -> IndexWorker {
-        IndexWorker { store: Arc::clone(&self.store), wakeup: Arc::clone(&self.index_wakeup) }
+        let (store, wakeup) = (Arc::clone(&self.store), Arc::clone(&self.index_wakeup));
+        IndexWorker { store, analyzer: self.config.search, wakeup }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text::{searchable_text, speaker};
 use crate::storage::Store;
 use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
+use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use std::collections::HashMap;
 use time::OffsetDateTime;
@@ -74,10 +75,22 @@ impl MemoryService {
     /// Returns the best hits: best first, newest first among equal scores.
     ///
     /// # Errors
-    /// [`Error::SearchDisabled`], [`Error::InvalidQuery`]
+    /// [`Error::SearchDisabled`], [`Error::InvalidQuery`], [`Error::UnknownAnalyzer`]
     pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<Vec<SearchHit>, Error> {
-        let analyzer = self.config.search.ok_or(Error::SearchDisabled)?;
-        let query = Query::parse(analyzer, &request.text)?;
+        let own = self.config.search.ok_or(Error::SearchDisabled)?;
+        let mut query = Query::parse(own, &request.text)?;
+        capacity::claim(SEARCH_MEMORY).await?;
+        // The statements keep a core busy if the database is part of the process.
+        let thread = match *self.store {
+            Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
+            Store::Postgres(_) => None,
+        };
+        // A search finds everything that was stored before it.
+        let version = self.store.index_pending_for(tenant, request.session_id.as_ref()).await?;
+        let analyzer = analyzer_for(&version, own).ok_or(Error::UnknownAnalyzer(version))?;
+        if analyzer != own {
+            query = Query::parse(analyzer, &request.text)?;
+        }
         let filter = SearchFilter {
             session: request.session_id.clone(),
             user: request.user_id.clone(),
@@ -86,14 +99,6 @@ impl MemoryService {
             until: request.until,
             excluded_terms: query.excluded_terms(),
         };
-        capacity::claim(SEARCH_MEMORY).await?;
-        // The statements keep a core busy if the database is part of the process.
-        let thread = match *self.store {
-            Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
-            Store::Postgres(_) => None,
-        };
-        // A search finds everything that was stored before it.
-        self.store.index_pending_for(tenant, filter.session.as_ref()).await?;
         let limit = request.limit.min(MAX_LIMIT);
         let Candidates { refs, weights } = select_candidates(&self.store, tenant, &filter, &query).await?;
         drop(thread);

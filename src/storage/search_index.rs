@@ -75,9 +75,17 @@ macro_rules! claim_pending {
 
 pub(super) use {claim_pending, pending_statements};
 
-/// Returns the time of the newest pending range.
-pub(super) const SELECT_NEWEST_PENDING: PendingStatements =
-    pending_statements!("SELECT max(created_at) AS until", "");
+/// Returns the time of the newest pending range, and the analyzer version of the index.
+pub(super) const SELECT_NEWEST_PENDING: PendingStatements = pending_statements!(
+    "SELECT max(created_at) AS until, coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version",
+    ""
+);
+
+pub(super) const INSERT_ANALYZER_VERSION: &str =
+    "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
+
+/// An index without entries can have any analyzer.
+pub(super) const UPDATE_ANALYZER_OF_EMPTY_INDEX: &str = "UPDATE search_analyzer SET version = $1 WHERE version NOT IN ($1, 'off') AND NOT EXISTS (SELECT 1 FROM search)";
 
 pub(super) const MAX_BATCH_RANGES: i64 = 250;
 /// Approximate JSON size of a batch, and of one range. A single message may be larger.
@@ -158,6 +166,15 @@ pub(super) struct IndexEntry {
     pub(super) lexemes: String,
 }
 
+impl IndexState {
+    /// Returns `true` if messages must be reindexed for this analyzer, without a change of the settings.
+    #[must_use]
+    pub fn lacks_messages(&self, analyzer: Analyzer) -> bool {
+        self.analyzer_version == INCOMPLETE_INDEX
+            || self.sessions_to_reindex > 0 && self.analyzer_version == analyzer.version()
+    }
+}
+
 impl IndexEntry {
     /// Appends the lexeme of the user, if there is one, to those of the message.
     fn new(
@@ -188,11 +205,15 @@ pub(super) fn index_entries(
     positions.zip(lexemes).map(entry).collect()
 }
 
-/// Returns the analyzer for pending messages. All replicas must use the analyzer recorded in the index, not their own
+/// The version of an index in which messages are missing that were stored while search was disabled.
+const INCOMPLETE_INDEX: &str = "off";
+
+/// Returns the analyzer for messages and queries. All replicas must use the analyzer recorded in the index, not their own
 /// settings. Returns `None` if this release does not know the recorded analyzer; then a replica of another release indexes.
-pub(super) fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
-    // A disabled index is rebuilt in any case.
-    if matches!(version, "" | "off") { Some(own) } else { Analyzer::parse_version(version) }
+#[must_use]
+pub fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
+    // An incomplete index is rebuilt in any case.
+    if matches!(version, "" | INCOMPLETE_INDEX) { Some(own) } else { Analyzer::parse_version(version) }
 }
 
 /// Makes a range of messages pending for the index. The range is at most one batch of the index.

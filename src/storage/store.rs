@@ -886,7 +886,7 @@ impl Store {
         dispatch!(self, fetch_neighbours(tenant, refs, distance, max_bytes))
     }
 
-    /// Returns the state of the index. A new index records `version` as its analyzer version.
+    /// Returns the state of the index. An index without entries records `version` as its analyzer version.
     pub async fn index_state(&self, version: &str) -> Result<IndexState, StoreError> {
         dispatch!(self, index_state(version))
     }
@@ -898,12 +898,13 @@ impl Store {
     }
 
     /// Indexes all pending messages of a tenant, or of one of its sessions, so that a search finds everything that was
-    /// stored before this call. Waits a limited time for messages that another replica is indexing.
+    /// stored before this call. Waits a limited time for messages that another replica is indexing. Returns the analyzer version
+    /// of the index, or an empty text if it has none.
     pub async fn index_pending_for(
         &self,
         tenant: &TenantId,
         session: Option<&SessionId>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<String, StoreError> {
         dispatch!(self, index_pending_for(tenant, session))
     }
 

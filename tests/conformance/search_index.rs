@@ -94,6 +94,10 @@ async fn reindex_with_another_analyzer_replaces_all_entries(backend: Backend) {
     assert_eq!(state(&demo.store, english).await.unwrap().analyzer_version, "english-2");
     assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 0);
     let none = Analyzer::new(Language::None);
+    // An index without entries has the analyzer of the settings, whichever process was first.
+    assert_eq!(state(&demo.store, none).await.unwrap().analyzer_version, "none-1");
+    assert_eq!(state(&demo.store, english).await.unwrap().analyzer_version, "english-2");
+    index_all(&demo).await;
     assert_eq!(state(&demo.store, none).await.unwrap().analyzer_version, "english-2");
     let store = store_with(&backend, Some(none)).await;
     assert_eq!(reindex(&store, none, |_| {}).await.unwrap(), 2);

@@ -9,8 +9,9 @@ use sqlx::postgres::PgListener;
 use test_case::test_case;
 use tokio::time::timeout;
 
-const OTHER_SETTINGS: &str = "the search index was built with other settings";
-const INCOMPLETE: &str = "the search index does not cover all messages";
+const OTHER_ANALYZER: &str = "the search index has another analyzer than the settings";
+const COMPLETE: &str = "the search index is complete";
+const UP_TO_DATE: &str = "nothing to do: all messages are indexed with the analyzer english-2";
 
 fn precis(backend: &Backend, set: &[(&str, &str)]) -> Precis {
     let precis = Precis::on(backend);
@@ -46,7 +47,7 @@ async fn start_without_warning(backend: &Backend, set: &[(&str, &str)]) -> Proce
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_stored_without_an_index_are_found_after_reindex(backend: Backend) {
+async fn messages_stored_without_an_index_are_found_later(backend: Backend) {
     const OFF: &[(&str, &str)] = &[("search.enabled", "false")];
     let service = start_without_warning(&backend, &[]).await;
     say(&service, "before", "the ferries of Oslo").await;
@@ -59,17 +60,67 @@ async fn messages_stored_without_an_index_are_found_after_reindex(backend: Backe
     assert!(output.contains("search.enabled is false: there is nothing to index for"), "{output}");
     drop(service);
 
-    let service = precis(&backend, &[]).start().await;
-    let line = service.wait_for_log(OTHER_SETTINGS).await;
-    assert_includes(&line, &json!({"index_version": "off", "expected_version": "english-2"}));
-    assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
+    // The service finds them by itself, in the background.
+    let service = start_without_warning(&backend, &[]).await;
     say(&service, "after", "no ferry today").await;
-    assert_eq!(found(&service, "ferry").await, ["after", "before"]);
-    // Next to a running service, which finds all messages immediately.
-    assert_eq!(reindexed(&backend, &[]).await, "indexed 3 messages");
+    service.wait_for_log(COMPLETE).await;
     assert_eq!(found(&service, "ferry").await, ["after", "before", "without"]);
-    assert_eq!(reindexed(&backend, &[]).await, "nothing to do: all messages are indexed");
-    start_without_warning(&backend, &[]).await;
+    drop(service);
+    // So does `precis reindex`, next to a running service, which finds all messages immediately.
+    let service = start_without_warning(&backend, OFF).await;
+    say(&service, "more", "two ferries").await;
+    drop(service);
+    let output = reindexed(&backend, &[]).await;
+    assert_eq!(
+        output,
+        "messages were missing that were stored while search was disabled: indexed 4 messages"
+    );
+    assert_eq!(reindexed(&backend, &[]).await, UP_TO_DATE);
+    let service = start_without_warning(&backend, &[]).await;
+    assert_eq!(found(&service, "ferry").await, ["after", "before", "more", "without"]);
+}
+
+/// The settings of the first process that indexes count, if it is not the service.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_imported_with_other_settings_are_found(backend: Backend) {
+    const GERMAN: &[(&str, &str)] = &[("search.language", "german")];
+    const LINE: &str = r#"{"role":"user","content":"the ferries of Oslo"}"#;
+    let import = async |set, session| {
+        let mut command =
+            precis(&backend, set).file("chat.jsonl", LINE).args(["import", session, "chat.jsonl"]);
+        command.run().await.stdout_of_success();
+    };
+    import(&[][..], "english").await;
+    let service = precis(&backend, GERMAN).start().await;
+    let line = service.wait_for_log(OTHER_ANALYZER).await;
+    assert_includes(&line, &json!({"index_version": "english-2", "expected_version": "german-1"}));
+    say(&service, "exchange", "no ferries today").await;
+    // The index keeps its analyzer: the English stems of the words are equal, the German ones are not.
+    assert_eq!(found(&service, "ferry").await, ["english", "exchange"]);
+    drop(service);
+    import(&[("search.enabled", "false")][..], "without").await;
+    let service = precis(&backend, &[]).start().await;
+    service.wait_for_log(COMPLETE).await;
+    assert_eq!(found(&service, "ferry").await, ["english", "exchange", "without"]);
+}
+
+/// A release searches the index of a newer one only after a reindex.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn index_of_a_newer_release_is_not_searched(backend: Backend) {
+    let service = start_without_warning(&backend, &[]).await;
+    say(&service, "s", "a ferry").await;
+    assert_eq!(found(&service, "ferry").await, ["s"]);
+    let newer = "UPDATE search_analyzer SET version = 'english-99'";
+    backend.execute(newer, newer).await;
+    let detail = service.get("/search?q=ferry").await.problem(503, "search-analyzer-unknown");
+    assert!(detail.contains("english-99") && detail.contains("`precis reindex`"), "{detail}");
+    let output = reindexed(&backend, &[]).await;
+    assert_eq!(output, "the analyzer of the index was english-99 and is english-2 now: indexed 1 message");
+    assert_eq!(found(&service, "ferry").await, ["s"]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -84,10 +135,12 @@ async fn changed_language_applies_after_reindex(backend: Backend) {
     drop(service);
 
     let service = precis(&backend, GERMAN).start().await;
-    let line = service.wait_for_log(OTHER_SETTINGS).await;
+    let line = service.wait_for_log(OTHER_ANALYZER).await;
     assert_includes(&line, &json!({"index_version": "english-2", "expected_version": "german-1"}));
     assert_eq!(found(&service, "Hauses").await, [""; 0]);
-    assert_eq!(reindexed(&backend, GERMAN).await, "indexed 1 message");
+    assert_eq!(found(&service, "Häuser").await, ["s"]);
+    let output = reindexed(&backend, GERMAN).await;
+    assert_eq!(output, "the analyzer of the index was english-2 and is german-1 now: indexed 1 message");
     assert_eq!(found(&service, "Hauses").await, ["s"]);
     drop(service);
     start_without_warning(&backend, GERMAN).await;
@@ -96,7 +149,7 @@ async fn changed_language_applies_after_reindex(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_of_older_versions_are_found_after_reindex(backend: Backend) {
+async fn messages_of_older_versions_are_found_after_the_start(backend: Backend) {
     let service = start_without_warning(&backend, &[]).await;
     say(&service, "a", "a ferry").await;
     say(&service, "b", "two ferries").await;
@@ -110,15 +163,11 @@ async fn messages_of_older_versions_are_found_after_reindex(backend: Backend) {
     ] {
         backend.execute(statement, statement).await;
     }
-    let service = precis(&backend, &[]).start().await;
-    let line = service.wait_for_log(INCOMPLETE).await;
-    assert_eq!(line["sessions"], 2);
-    assert!(line["message"].as_str().expect("text").contains("`precis reindex`"), "{line}");
-    assert_eq!(found(&service, "ferry").await, [""; 0]);
-    assert_eq!(reindexed(&backend, &[]).await, "indexed 2 messages");
+    let service = start_without_warning(&backend, &[]).await;
+    service.wait_for_log(COMPLETE).await;
     assert_eq!(found(&service, "ferry").await, ["a", "b"]);
     drop(service);
-    start_without_warning(&backend, &[]).await;
+    assert_eq!(reindexed(&backend, &[]).await, UP_TO_DATE);
 }
 
 #[tokio::test]

@@ -8,9 +8,10 @@ use crate::storage::StoreError;
 use crate::storage::rows;
 use crate::storage::search::MessageRef;
 use crate::storage::search_index::{
-    IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements, ReindexRange,
-    SELECT_ANALYZER_VERSION, SELECT_NEWEST_PENDING, analyzer_for, check_deadline, claim_pending,
-    entries_of_pending, index_entries, lexemes_of_messages, next_batch, pending_statements,
+    INSERT_ANALYZER_VERSION, IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements,
+    ReindexRange, SELECT_ANALYZER_VERSION, SELECT_NEWEST_PENDING, UPDATE_ANALYZER_OF_EMPTY_INDEX,
+    analyzer_for, check_deadline, claim_pending, entries_of_pending, index_entries, lexemes_of_messages,
+    next_batch, pending_statements,
 };
 use crate::storage::values::user_from_column;
 use sqlx::{Connection as _, PgConnection, Row as _};
@@ -37,8 +38,10 @@ const INSERT_ENTRIES: &str = insert_entries!("DO NOTHING");
 const UPSERT_ENTRIES: &str =
     insert_entries!("(tenant_id, session_id, seq) DO UPDATE SET lexemes = excluded.lexemes");
 
-const INSERT_ANALYZER_VERSION: &str =
-    "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
+/// Keeps the analyzer from changing while messages are being indexed.
+const LOCK_ANALYZER_VERSION: &str = "SELECT version AS analyzer_version FROM search_analyzer FOR SHARE";
+/// Waits for those who are indexing messages.
+const LOCK_ANALYZER_CHANGE: &str = "SELECT version FROM search_analyzer FOR UPDATE";
 
 const SELECT_INDEX_STATE: &str = "\
     SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS sessions_to_reindex";
@@ -73,15 +76,21 @@ const DISABLE_INDEX: &str = "\
 
 const UPDATE_ANALYZER_VERSION: &str = "UPDATE search_analyzer SET version = $1 WHERE version <> $1";
 
-/// Reindexing affects all tenants, and row-level security is forced for the owner of the table, too. `ALTER TABLE` locks the
-/// table, so no other connection sees it without its policy.
-const LIFT_POLICY: &str = "ALTER TABLE sessions NO FORCE ROW LEVEL SECURITY";
-const RESTORE_POLICY: &str = "ALTER TABLE sessions FORCE ROW LEVEL SECURITY";
-
+/// Reads one tenant at a time, under its policy.
 const INSERT_REINDEX_OF_ALL_SESSIONS: &str = "\
-    INSERT INTO search_reindex (tenant_id, session_id, through_seq)
-    SELECT tenant_id, session_id, last_seq FROM sessions WHERE last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind'
-    ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq";
+    DO $$
+    DECLARE
+        of_tenant text;
+    BEGIN
+        FOR of_tenant IN SELECT t.tenant_id FROM tenants AS t LOOP
+            PERFORM set_config('precis.tenant', of_tenant, true);
+            INSERT INTO search_reindex (tenant_id, session_id, through_seq)
+            SELECT tenant_id, session_id, last_seq FROM sessions
+            WHERE tenant_id = of_tenant AND last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind'
+            ON CONFLICT (tenant_id, session_id) DO UPDATE SET done_seq = 0, through_seq = excluded.through_seq;
+        END LOOP;
+    END
+    $$";
 
 /// Locks the session against a concurrent erasure.
 const SELECT_SESSION_USER: &str =
@@ -106,9 +115,13 @@ const DELETE_ENTRIES: &str = "DELETE FROM search WHERE tenant_id = $1 AND sessio
 impl Postgres {
     pub(in crate::storage) async fn index_state(&self, version: &str) -> Result<IndexState, StoreError> {
         let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
-        if row.try_get::<&str, _>("analyzer_version")?.is_empty() {
-            sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&self.pool).await?;
-            row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.pool).await?;
+        if row.try_get::<&str, _>("analyzer_version")? != version {
+            let mut transaction = self.pool.begin_with("BEGIN").await?;
+            sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&mut *transaction).await?;
+            sqlx::query(LOCK_ANALYZER_CHANGE).execute(&mut *transaction).await?;
+            sqlx::query(UPDATE_ANALYZER_OF_EMPTY_INDEX).bind(version).execute(&mut *transaction).await?;
+            row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&mut *transaction).await?;
+            transaction.commit().await?;
         }
         Ok(IndexState {
             analyzer_version: row.try_get("analyzer_version")?,
@@ -134,11 +147,13 @@ impl Postgres {
         &self,
         tenant: &TenantId,
         session: Option<&SessionId>,
-    ) -> Result<(), StoreError> {
-        let Some(analyzer) = self.search else { return Ok(()) };
+    ) -> Result<String, StoreError> {
         let newest =
             bind_pending(&SELECT_NEWEST_PENDING, tenant, session, END_OF_TIME).fetch_one(&self.pool).await?;
-        let Some(until) = newest.try_get("until")? else { return Ok(()) };
+        let version = newest.try_get("analyzer_version")?;
+        let (Some(analyzer), Some(until)) = (self.search, newest.try_get("until")?) else {
+            return Ok(version);
+        };
         let (began, mut held) = (Instant::now(), None);
         loop {
             if !self.index_claimed(analyzer, bind_pending(&CLAIM_PENDING, tenant, session, until)).await? {
@@ -148,8 +163,10 @@ impl Postgres {
                 let left = left.iter().map(|row| Ok((row.try_get("session_id")?, row.try_get("first_seq")?)));
                 let left: HashSet<(String, i64)> = left.collect::<Result<_, sqlx::Error>>()?;
                 let still = held.map_or(left.clone(), |held: HashSet<_>| &held & &left);
-                if still.is_empty() || self.has_unknown_analyzer(analyzer).await? {
-                    return Ok(());
+                let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&self.pool).await?;
+                let version: String = row.try_get("analyzer_version")?;
+                if still.is_empty() || analyzer_for(&version, analyzer).is_none() {
+                    return Ok(version);
                 }
                 held = Some(still);
                 tokio::time::sleep(POLL_INTERVAL).await;
@@ -173,9 +190,7 @@ impl Postgres {
             .rows_affected()
             > 0
         {
-            for statement in [LIFT_POLICY, INSERT_REINDEX_OF_ALL_SESSIONS, RESTORE_POLICY] {
-                sqlx::query(statement).execute(&mut *transaction).await?;
-            }
+            sqlx::query(INSERT_REINDEX_OF_ALL_SESSIONS).execute(&mut *transaction).await?;
         }
         Ok(transaction.commit().await?)
     }
@@ -220,23 +235,27 @@ impl Postgres {
 }
 
 impl Postgres {
-    /// Returns `true` if the index uses an analyzer that this release does not know.
-    async fn has_unknown_analyzer(&self, analyzer: Analyzer) -> Result<bool, StoreError> {
-        let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&self.pool).await?;
-        Ok(analyzer_for(row.try_get("analyzer_version")?, analyzer).is_none())
-    }
-
     /// Indexes the ranges that a statement claims. Returns `true` if more may be pending.
     async fn index_claimed(&self, analyzer: Analyzer, claim: Query<'_>) -> Result<bool, StoreError> {
         let result = self.pool.with_connection(async |connection| {
             let mut transaction = connection.begin_with(BEGIN_LAZILY).await?;
+            let mut recorded = sqlx::query(LOCK_ANALYZER_VERSION).fetch_optional(&mut *transaction).await?;
+            if recorded.is_none() {
+                let query = sqlx::query(INSERT_ANALYZER_VERSION).bind(analyzer.version());
+                query.execute(&mut *transaction).await?;
+                recorded = sqlx::query(LOCK_ANALYZER_VERSION).fetch_optional(&mut *transaction).await?;
+            }
+            let recorded = recorded.ok_or(sqlx::Error::RowNotFound)?;
+            let Some(analyzer) = analyzer_for(recorded.try_get("analyzer_version")?, analyzer) else {
+                return Ok(false);
+            };
             let rows = claim.fetch_all(&mut *transaction).await?;
             let pending = rows.iter().map(rows::pending_range);
             let (batch, more) = next_batch(pending.collect::<Result<_, sqlx::Error>>()?);
-            let Some(first) = rows.first() else { return Ok(false) };
-            let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
+            if batch.is_empty() {
+                transaction.commit().await?;
                 return Ok(false);
-            };
+            }
             let messages = pending_messages(&mut transaction, &batch).await?;
             insert_entries(&mut transaction, INSERT_ENTRIES, entries_of_pending(analyzer, messages).await)
                 .await?;

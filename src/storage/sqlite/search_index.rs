@@ -8,9 +8,10 @@ use crate::storage::StoreError;
 use crate::storage::rows;
 use crate::storage::search::MessageRef;
 use crate::storage::search_index::{
-    IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements, ReindexRange,
-    SELECT_NEWEST_PENDING, analyzer_for, check_deadline, claim_pending, entries_of_pending, index_entries,
-    lexemes_of_messages, next_batch,
+    INSERT_ANALYZER_VERSION, IndexEntry, IndexState, PendingMessage, PendingRange, PendingStatements,
+    ReindexRange, SELECT_ANALYZER_VERSION, SELECT_NEWEST_PENDING, UPDATE_ANALYZER_OF_EMPTY_INDEX,
+    analyzer_for, check_deadline, claim_pending, entries_of_pending, index_entries, lexemes_of_messages,
+    next_batch,
 };
 use crate::storage::values::user_from_column;
 use serde_json::{Value, json};
@@ -23,9 +24,6 @@ const INSERT_ENTRIES: &str = "\
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each($1) WHERE true ORDER BY key
     ON CONFLICT DO NOTHING";
-
-const INSERT_ANALYZER_VERSION: &str =
-    "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
 
 const SELECT_INDEX_STATE: &str = "\
     SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version, (SELECT count(*) FROM search_reindex) AS sessions_to_reindex";
@@ -78,9 +76,13 @@ const DELETE_ENTRIES: &str = "\
 impl Sqlite {
     pub(in crate::storage) async fn index_state(&self, version: &str) -> Result<IndexState, StoreError> {
         let mut row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
-        if row.try_get::<&str, _>("analyzer_version")?.is_empty() {
-            sqlx::query(INSERT_ANALYZER_VERSION).bind(version).execute(&self.writer).await?;
-            row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&self.readers).await?;
+        if row.try_get::<&str, _>("analyzer_version")? != version {
+            let mut transaction = self.begin_write().await?;
+            for statement in [INSERT_ANALYZER_VERSION, UPDATE_ANALYZER_OF_EMPTY_INDEX] {
+                sqlx::query(statement).bind(version).execute(&mut *transaction).await?;
+            }
+            row = sqlx::query(SELECT_INDEX_STATE).fetch_one(&mut *transaction).await?;
+            transaction.commit().await?;
         }
         Ok(IndexState {
             analyzer_version: row.try_get("analyzer_version")?,
@@ -97,16 +99,19 @@ impl Sqlite {
         &self,
         tenant: &TenantId,
         session: Option<&SessionId>,
-    ) -> Result<(), StoreError> {
-        let Some(analyzer) = self.search else { return Ok(()) };
+    ) -> Result<String, StoreError> {
         let began = Instant::now();
         let newest =
             bind_pending(&SELECT_NEWEST_PENDING, tenant, session, i64::MAX).fetch_one(&self.readers).await?;
-        let Some(until) = newest.try_get("until")? else { return Ok(()) };
+        let version: String = newest.try_get("analyzer_version")?;
+        let (Some(analyzer), Some(until)) = (self.search, newest.try_get("until")?) else {
+            return Ok(version);
+        };
         while self.index_claimed(analyzer, bind_pending(&CLAIM_PENDING, tenant, session, until)).await? {
             check_deadline(began)?;
         }
-        Ok(())
+        let row = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&self.readers).await?;
+        Ok(row.try_get("analyzer_version")?)
     }
 
     pub(in crate::storage) async fn disable_index(&self) -> Result<(), StoreError> {
@@ -175,7 +180,8 @@ impl Sqlite {
         let pending = rows.iter().map(rows::pending_range);
         let (batch, more) = next_batch(pending.collect::<Result<_, sqlx::Error>>()?);
         let Some(first) = rows.first() else { return Ok(false) };
-        let Some(analyzer) = analyzer_for(first.try_get("analyzer_version")?, analyzer) else {
+        let version: &str = first.try_get("analyzer_version")?;
+        let Some(analyzer) = analyzer_for(version, analyzer) else {
             return Ok(false);
         };
         let ranges = batch.iter().map(|range| {
@@ -185,6 +191,15 @@ impl Sqlite {
         let ranges_json = ranges.collect::<Value>().to_string();
         let entries = entries_of_pending(analyzer, self.pending_messages(&batch, &ranges_json).await?).await;
         let mut transaction = self.begin_write().await?;
+        if version.is_empty() {
+            let query = sqlx::query(INSERT_ANALYZER_VERSION).bind(analyzer.version());
+            query.execute(&mut *transaction).await?;
+        }
+        let recorded = sqlx::query(SELECT_ANALYZER_VERSION).fetch_one(&mut *transaction).await?;
+        if analyzer_for(recorded.try_get("analyzer_version")?, analyzer) != Some(analyzer) {
+            // Another process has changed the analyzer in the meantime.
+            return Ok(true);
+        }
         let indexed = sqlx::query(DELETE_PENDING).bind(ranges_json).execute(&mut *transaction).await?;
         if indexed.rows_affected() < u64::try_from(batch.len()).unwrap_or_default() {
             // Some messages were erased in the meantime and must not be indexed.
