@@ -23,6 +23,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+pub mod doctor;
 mod models;
 
 /// The time for which the state of an API key is cached, and so the longest delay of a revocation while the store is
@@ -192,14 +193,8 @@ pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>
         Some(explanation) => AppError::ExplainedStore(database.url.clone(), explanation),
         None => AppError::Store(database.url.clone(), error),
     };
-    let options = storage::StoreOptions {
-        max_connections: database.max_connections,
-        acquire_timeout: database.acquire_timeout,
-        statement_timeout: database.statement_timeout,
-        search: settings.analyzer(),
-    };
     let new_file = storage::missing_file(database.url.expose());
-    let store = storage::connect(database.url.expose(), &options).await.map_err(with_url)?;
+    let store = storage::connect(database.url.expose(), &store_options(settings)).await.map_err(with_url)?;
     if let Some(file) = new_file {
         let file = file.display();
         tracing::info!("created the database {file}, which is empty; database.url can name an existing one");
@@ -210,6 +205,16 @@ pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>
         tracing::warn!(%error, "the database is not ready; requests fail until it is");
     }
     Ok(store)
+}
+
+fn store_options(settings: &Settings) -> storage::StoreOptions {
+    let database = &settings.database;
+    storage::StoreOptions {
+        max_connections: database.max_connections,
+        acquire_timeout: database.acquire_timeout,
+        statement_timeout: database.statement_timeout,
+        search: settings.analyzer(),
+    }
 }
 
 /// Sends a short request to every model of the settings.

@@ -9,8 +9,9 @@ mod keys;
 mod reindex;
 mod serve;
 
+use crate::app::doctor::{self, Examination, Severity};
 use crate::app::{self, open_store};
-use crate::config::{Flag, Loaded, Settings, Sources};
+use crate::config::{ConfigError, Flag, Loaded, Settings, Sources};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::{http, telemetry};
@@ -79,6 +80,8 @@ enum Command {
     Config,
     /// Print the OpenAPI document
     Openapi,
+    /// Examine settings, clock, disk, database, address and models; exit status 1 if there is a problem
+    Doctor,
     /// Commands for the configured models
     #[command(subcommand)]
     Llm(LlmCommand),
@@ -222,6 +225,27 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             let mut page = Vec::new();
             clap_mangen::Man::new(Cli::command()).render(&mut page)?;
             print(&String::from_utf8(page)?)?;
+        }
+        Some(Command::Doctor) => {
+            let mut examination = Examination::default();
+            match cli.settings.load() {
+                Ok(Loaded { settings, warnings, .. }) => {
+                    for warning in warnings {
+                        examination.add(Severity::Warning, "settings", warning);
+                    }
+                    doctor::examine(&settings, &mut examination).await;
+                }
+                Err(error) => match error.downcast::<ConfigError>() {
+                    Ok(invalid) => {
+                        for error in invalid.errors {
+                            examination.add(Severity::Problem, "settings", error.to_string());
+                        }
+                    }
+                    Err(error) => return Err(error),
+                },
+            }
+            print(&examination.to_string())?;
+            return Ok(if examination.has_problem() { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
         Some(Command::Llm(LlmCommand::Check)) => {
             let report = app::check_models(&cli.settings.load()?.settings).await?;

@@ -35,7 +35,7 @@ mod values;
 pub use api_keys::{NewApiKey, StoredApiKey};
 pub use backup::copy_sqlite;
 pub use consolidations::{LeaseCondition, NewRevision};
-pub use diagnosis::{explain, missing_file};
+pub use diagnosis::{DatabaseFacts, explain, missing_file};
 pub use error::StoreError;
 pub use forks::{ForkAppendOutcome, ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};

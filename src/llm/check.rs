@@ -79,6 +79,14 @@ impl CheckReport {
             .all(|(_, models)| !models.is_empty() && models.iter().all(|model| self.works(model)))
     }
 
+    /// Returns each model of the pools once, with its problem if it does not work.
+    pub fn results(&self) -> impl Iterator<Item = (&str, Result<(), String>)> {
+        let is_used =
+            |name: &str| self.pools.iter().any(|(_, models)| models.iter().any(|model| model == name));
+        let used = self.models.iter().filter(move |checked| is_used(&checked.name));
+        used.map(|checked| (checked.name.as_str(), checked.problem().map_or(Ok(()), Err)))
+    }
+
     fn works(&self, model: &str) -> bool {
         self.models.iter().any(|checked| checked.name == model && checked.result.is_ok())
     }
@@ -120,6 +128,14 @@ impl fmt::Display for CheckReport {
 }
 
 impl CheckedModel {
+    /// Returns the error with the URL of the call.
+    fn problem(&self) -> Option<String> {
+        let error = self.result.as_ref().err()?;
+        let endpoint = self.endpoint.as_ref().filter(|_| error.was_sent());
+        let endpoint = endpoint.map(|endpoint| format!(" (POST {endpoint})")).unwrap_or_default();
+        Some(format!("{error}{endpoint}"))
+    }
+
     fn row(&self) -> [String; COLUMNS.len()] {
         let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
         let yes_or_no = |yes: bool| if yes { "yes" } else { "no" };
@@ -140,9 +156,7 @@ impl CheckedModel {
                     ModelError::Status { status: 401 | 403, .. } => ("yes", "refused"),
                     _ => ("yes", unknown),
                 };
-                let endpoint = self.endpoint.as_ref().filter(|_| error.was_sent());
-                let endpoint = endpoint.map(|endpoint| format!(" (POST {endpoint})")).unwrap_or_default();
-                (reachable, key, unknown, unknown, format!("{error}{endpoint}"))
+                (reachable, key, unknown, unknown, self.problem().unwrap_or_default())
             }
         };
         let first_token = self.result.as_ref().ok().and_then(|completion| completion.first_token);

@@ -7,6 +7,18 @@ use sqlx::postgres::{PgConnectOptions, PgDatabaseError};
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use std::str::FromStr as _;
+use time::OffsetDateTime;
+
+/// Facts about a database that an operator may have to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatabaseFacts {
+    /// The clock of the database.
+    pub time: OffsetDateTime,
+    /// On Postgres, row-level security does not apply to the role.
+    pub bypasses_row_security: bool,
+    /// Other users of the machine can read the SQLite file.
+    pub is_public_file: bool,
+}
 
 /// Explains why the database at a URL can't be used: the problem and its fix. Returns `None` for errors without a known cause.
 /// The text contains no password.

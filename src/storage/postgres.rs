@@ -9,7 +9,7 @@
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::pool::Connections;
-use super::{StoreError, StoreOptions, migrations};
+use super::{DatabaseFacts, StoreError, StoreOptions, migrations};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
 use sqlx::error::DatabaseError;
@@ -35,6 +35,9 @@ pub struct Postgres {
     pub(super) heads: HeadBatcher,
 }
 
+const SELECT_FACTS: &str =
+    "SELECT rolsuper OR rolbypassrls AS bypasses, now() AS now FROM pg_roles WHERE rolname = current_user";
+
 impl Postgres {
     /// Creates the pool without connecting.
     ///
@@ -59,8 +62,6 @@ impl Postgres {
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {
         /// Lets one replica migrate at a time. The number is arbitrary, but must not be used by other programs.
         const LOCK_MIGRATIONS: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
-        const BYPASSES_ROW_SECURITY: &str =
-            "SELECT rolsuper OR rolbypassrls AS bypasses FROM pg_roles WHERE rolname = current_user";
         self.probe_connection().await.map_err(StoreError::Unavailable)?;
         // The migrator's own lock is bound to a connection, which a transaction pooler may hand to another client.
         let mut transaction = self.pool.begin_with("BEGIN").await?;
@@ -68,7 +69,7 @@ impl Postgres {
         let mut migrator = migrations::postgres();
         migrator.set_locking(false);
         migrator.run_direct(None, &mut *transaction, false).await.map_err(StoreError::Migration)?;
-        let row = sqlx::query(BYPASSES_ROW_SECURITY).fetch_one(&mut *transaction).await?;
+        let row = sqlx::query(SELECT_FACTS).fetch_one(&mut *transaction).await?;
         if row.try_get("bypasses")? {
             tracing::warn!(
                 "the database role is a superuser or has BYPASSRLS, so row-level security does not apply to it; use a \
@@ -76,6 +77,13 @@ impl Postgres {
             );
         }
         Ok(transaction.commit().await?)
+    }
+
+    pub(super) async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
+        self.probe_connection().await.map_err(StoreError::Unavailable)?;
+        let row = sqlx::query(SELECT_FACTS).fetch_one(&self.pool).await?;
+        let (time, bypasses_row_security) = (row.try_get("now")?, row.try_get("bypasses")?);
+        Ok(DatabaseFacts { time, bypasses_row_security, is_public_file: false })
     }
 
     /// Connects once to get the real error. The pool would retry until the timeout and then report only the timeout.

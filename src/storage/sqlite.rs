@@ -6,7 +6,7 @@
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::values::DbTime;
-use super::{StoreError, StoreOptions, migrations};
+use super::{DatabaseFacts, StoreError, StoreOptions, migrations};
 use crate::domain::search::analyzer::Analyzer;
 use disk_reserve::DiskReserve;
 use sqlx::error::DatabaseError;
@@ -15,9 +15,9 @@ use sqlx::sqlite::{
     SqliteRow, SqliteSynchronous,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, Transaction};
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::num::NonZero;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::str::FromStr as _;
 use std::thread;
@@ -149,6 +149,17 @@ impl Sqlite {
         if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
     }
 
+    pub(super) async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
+        const GROUP_AND_OTHERS_READ: u32 = 0o044;
+        /// Fails if the file is no database.
+        const SELECT_OBJECT: &str = "SELECT name FROM sqlite_schema LIMIT 1";
+        sqlx::query(SELECT_OBJECT).fetch_optional(&self.readers).await?;
+        let file = self.writer.connect_options().get_filename().to_owned();
+        let mode = fs::metadata(&file).map_or(0, |file| file.permissions().mode());
+        let is_public_file = mode & GROUP_AND_OTHERS_READ != 0;
+        Ok(DatabaseFacts { time: now(), bypasses_row_security: false, is_public_file })
+    }
+
     pub(super) async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
@@ -216,7 +227,6 @@ fn micros(time: OffsetDateTime) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     mod plans;
 

@@ -6,7 +6,6 @@
 //! several statements, which are transactions of their own. Absence is `Ok(None)`. Times come from the clock of the store (the
 //! database server's, if there is one), so the clocks of replicas need not agree.
 
-use super::StoreError;
 use super::heads::HeadRequest;
 use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
@@ -16,6 +15,7 @@ use super::search_index::{IndexState, ReindexRange};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
+use super::{DatabaseFacts, StoreError};
 use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -264,6 +264,11 @@ impl Store {
     /// Returns an error if the database is unavailable or its schema is not the one of this version.
     pub async fn check_ready(&self) -> Result<(), StoreError> {
         dispatch!(self, check_ready())
+    }
+
+    /// Connects to the database and returns facts about it, without writing.
+    pub async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
+        dispatch!(self, examine())
     }
 
     /// Closes all connections. Later calls fail.

@@ -6,6 +6,7 @@
 
 mod backup;
 mod check;
+mod doctor;
 mod first_run;
 mod keys;
 mod logs;
