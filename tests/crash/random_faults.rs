@@ -221,6 +221,9 @@ pub(crate) async fn run_on_postgres() {
         run.restart_killed_replicas().await;
         // Killed processes leave leases that last some seconds. Running ones may lose a lease if a clock jumps.
         let mut connection = PgConnection::connect(server.url()).await.expect("connected");
+        let locked = "SELECT count(*) FROM sessions WHERE lease_until > now() + interval '5 seconds'";
+        let locked: i64 = sqlx::query_scalar(locked).fetch_one(&mut connection).await.expect("a number");
+        assert_eq!(locked, 0, "a session is locked for more than five seconds");
         let expire = sqlx::query("UPDATE sessions SET lease_until = now() WHERE lease_until > now()");
         expire.execute(&mut connection).await.expect("expired");
         run.check().await;
@@ -252,6 +255,9 @@ pub(crate) async fn run_on_sqlite() {
         }
         run.restart_killed_replicas().await;
         let mut connection = SqliteConnection::connect(&url).await.expect("connected");
+        let locked = "SELECT count(*) FROM sessions WHERE lease_until > (unixepoch('subsec') + 5) * 1000000";
+        let locked: i64 = sqlx::query_scalar(locked).fetch_one(&mut connection).await.expect("a number");
+        assert_eq!(locked, 0, "a session is locked for more than five seconds");
         let expire = sqlx::query("UPDATE sessions SET lease_until = 1 WHERE lease_until > 1");
         expire.execute(&mut connection).await.expect("expired");
         connection.close().await.expect("closed");
