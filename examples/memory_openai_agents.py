@@ -31,7 +31,10 @@ class PrecisSession:
         await to_thread(self.session.append, [(group, Converter.items_to_messages(group)) for group in groups])
 
     async def pop_item(self):
-        raise NotImplementedError("a history only grows")
+        *rest, item = await to_thread(self.session.pop, from_chat) or [None]
+        if rest:
+            await PrecisSession.add_items(self, rest)
+        return item
 
     async def clear_session(self):
         await to_thread(self.session.call, "DELETE")

@@ -17,6 +17,8 @@ class Session:
 
     def call(self, method, path="", body=None):
         response = requests.request(method, self.url + path, json=body, headers=HEADERS)
+        if response.status_code == 404 and "session-not-found" in response.text:
+            return None  # a session has no state before its first message
         response.raise_for_status()
         return response.json() if response.content else None
 
@@ -37,10 +39,25 @@ class Session:
         kept = [extras.get(i, {"original": from_chat(m)}) for i, m in enumerate(context["messages"])]
         return [extra["original"] for extra in kept if extra]
 
+    def history(self, query=""):
+        """Yields the items of the history."""
+        next = ""
+        while next is not None:
+            page = self.call("GET", f"/messages?limit=100{query}{next and '&cursor='}{next}") or {"items": [], "next": None}
+            yield from page["items"]
+            next = page["next"]
+
     def originals(self):
         """Returns the originals of the whole history, for messages that have one."""
-        extras, next = [], ""
-        while next is not None:
-            page = self.call("GET", f"/messages?limit=1000{next and '&cursor='}{next}")
-            extras, next = [*extras, *(item["message"].get("extra") for item in page["items"])], page["next"]
+        extras = [item["message"].get("extra") for item in self.history()]
         return [extra["original"] for extra in extras if extra]
+
+    def pop(self, from_chat):
+        """Removes the last original by a rewind, which keeps it in a branch, and returns it; None if there is none."""
+        for item in self.history("&order=desc"):
+            extra = item["message"].get("extra")
+            if extra != {}:  # the first message of the original
+                self.call("DELETE", f"/messages?after={item['seq'] - 1}")
+                if original := extra["original"] if extra else from_chat(item["message"]):
+                    return original
+        return None

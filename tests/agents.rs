@@ -4,7 +4,7 @@
 //! `scripts/agents` installs the frameworks:
 //!
 //! ```sh
-//! scripts/agents cargo test --locked --test agents -- --include-ignored
+//! scripts/postgres scripts/agents cargo test --locked --test agents -- --include-ignored
 //! ```
 #![cfg(test)]
 
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use support::app::TestApp;
 use support::backend::Backend;
-use support::client::column;
+use support::client::{TestClient, column};
 use support::lists::assert_openai_accepts;
 use support::model_server::{Behaviour, Call, ModelServer};
 use test_case::test_case;
@@ -23,7 +23,6 @@ use test_case::test_case;
 mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
-    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
@@ -121,16 +120,21 @@ fn end_of_system(messages: &[Value]) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs scripts/agents"]
 async fn agent_with_precis_receives_what_its_own_memory_would_contain(script: &str) {
-    let backend = Backend::sqlite().await;
-    let app = TestApp::start(&backend, &[]).await;
     let complete = run(script, "memory", "").await;
-    // The script itself compares the messages that precis returns with those of the framework's memory.
-    let requests = run(script, "precis", &app.url).await;
-    assert_eq!(requests.len(), complete.len());
+    for backend in [Backend::sqlite().await, Backend::postgres().await] {
+        let app = TestApp::start(&backend, &[]).await;
+        // The script itself compares the messages that precis returns with those of the framework's memory.
+        let requests = run(script, "precis", &app.url).await;
+        check(&app, &requests, &complete).await;
+    }
+}
 
+/// Compares what the model received with precis with what it received with the framework's memory.
+async fn check(app: &TestClient, requests: &[Vec<Value>], complete: &[Vec<Value>]) {
+    assert_eq!(requests.len(), complete.len());
     let mut starts = vec![0];
     let mut previous: &[Value] = &[];
-    for (messages, complete) in requests.iter().zip(&complete) {
+    for (messages, complete) in requests.iter().zip(complete) {
         assert_openai_accepts(&messages[end_of_system(messages)..]);
         let complete = &complete[end_of_system(complete)..];
         let (system, verbatim) = messages.split_at(end_of_system(messages));

@@ -3,7 +3,7 @@
 //! `scripts/clients` makes the clients, and checks the types of the programs that use them:
 //!
 //! ```sh
-//! scripts/clients cargo test --locked --test generated_clients -- --ignored
+//! scripts/postgres scripts/clients cargo test --locked --test generated_clients -- --ignored
 //! ```
 #![cfg(test)]
 
@@ -20,7 +20,6 @@ use test_case::test_case;
 mod support {
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
-    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
@@ -52,8 +51,13 @@ fn program(name: &str) -> Command {
 #[tokio::test]
 #[ignore = "needs scripts/clients"]
 async fn generated_client_makes_a_round_trip(name: &str) {
-    let backend = Backend::sqlite().await;
-    let app = TestApp::start(&backend, &[("consolidation.keep_recent", "2")]).await;
+    for backend in [Backend::sqlite().await, Backend::postgres().await] {
+        make_round_trip(&backend, name).await;
+    }
+}
+
+async fn make_round_trip(backend: &Backend, name: &str) {
+    let app = TestApp::start(backend, &[("consolidation.keep_recent", "2")]).await;
     let key = backend.key("acme", Scope::Write).await;
     let app = app.with_key(key.expose());
     let mut command = program(name);

@@ -33,6 +33,15 @@ class Both(PrecisSession):
         await self.memory.add_items(items)
         await super().add_items(items)
 
+    async def pop_item(self):
+        item = await super().pop_item()
+        assert item == await self.memory.pop_item(), "the popped items differ"
+        return item
+
+    async def assert_same(self):
+        kept = await asyncio.to_thread(self.session.originals)
+        assert sum(kept, []) == await self.memory.get_items(), "the items differ"
+
 
 async def main(store, turns):
     set_tracing_disabled(True)
@@ -43,8 +52,24 @@ async def main(store, turns):
     for turn in range(turns):
         await Runner.run(agent, f"Turn {turn}: what is in box {turn}?", session=session)
     if store == "precis":
-        kept = sum(session.session.originals(), [])
-        assert kept == await session.memory.get_items(), "the items differ"
+        await session.assert_same()
+        # The last two turns. The first one of them has a text and a call in one message.
+        popped = []
+        for _ in range(7):
+            popped.append(await session.pop_item())
+            await session.assert_same()
+        await session.add_items(popped[::-1])
+        await session.assert_same()
+        await pop_all(Both("popped"))
+
+
+async def pop_all(session):
+    assert await session.pop_item() is None
+    await session.add_items([{"role": "user", "content": "x" * 20_000}, {"role": "assistant", "content": "No."}])
+    assert (await session.pop_item())["content"] == "No."
+    assert (await session.pop_item())["content"] == "x" * 20_000
+    assert await session.pop_item() is None and await session.get_items() == []
+    await session.clear_session()
 
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
