@@ -400,7 +400,7 @@ impl Problem {
     fn history_diverged(divergence: Divergence) -> Self {
         let detail = format!(
             "The list is not a continuation of the history: {divergence}. Nothing was written. Send the messages as they are \
-             stored, or sync the list to another session."
+             stored, or send the list with \"on_divergence\": \"fork\" to store it in a fork of the session."
         );
         Self {
             diverged_at: Some(divergence.seq),
