@@ -101,7 +101,12 @@ async fn rust_agent_uses_memory_tools_and_history(backend: Backend) {
 
 /// Runs Python with this input and only these environment variables.
 async fn python(arguments: &[&str], environment: &[(&str, &str)], input: &str) -> String {
-    let mut command = Command::new(env::var("PRECIS_SDKS_PYTHON").expect("run this with scripts/sdks"));
+    let program = env::var("PRECIS_SDKS_PYTHON").expect("run this with scripts/sdks");
+    run_python(&program, arguments, environment, input).await
+}
+
+async fn run_python(program: &str, arguments: &[&str], environment: &[(&str, &str)], input: &str) -> String {
+    let mut command = Command::new(program);
     command
         .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -139,23 +144,49 @@ async fn python_agent_uses_memory_tools_and_history() {
     check(&app, &model, "caf%C3%A9%2F1").await;
 }
 
+/// Starts precis with a session of the user `ada`, and with an API key if `with_key`.
+async fn garden(backend: &Backend, with_key: bool) -> (TestApp, TestClient, Option<ApiKey>) {
+    let app = TestApp::start(backend, &[]).await;
+    let key = if with_key { Some(backend.key("acme", Scope::Write).await) } else { None };
+    let client = app.with_key(key.as_ref().map_or("none", ApiKey::expose));
+    let turn = json!({"user_message": "The rhubarb is ripe.", "assistant_reply": "Good.", "user_id": "ada"});
+    client.post("/sessions/garden/exchanges", &turn).await.ok(201);
+    (app, client, key)
+}
+
 #[tokio::test]
 #[ignore = "needs scripts/sdks"]
-async fn official_mcp_client_lists_and_calls_tools() {
+async fn official_mcp_client_uses_tools_resources_and_prompts() {
     for with_key in [false, true] {
         let backend = Backend::sqlite().await;
-        let app = TestApp::start(&backend, &[]).await;
-        let key = if with_key { Some(backend.key("acme", Scope::Write).await) } else { None };
-        let app = key.as_ref().map_or_else(|| app.with_key("none"), |key| app.with_key(key.expose()));
-        let turn =
-            json!({"user_message": "The rhubarb is ripe.", "assistant_reply": "Good.", "user_id": "ada"});
-        app.post("/sessions/garden/exchanges", &turn).await.ok(201);
-        let url = format!("{}/mcp", app.url);
+        let (_app, client, key) = garden(&backend, with_key).await;
+        let url = format!("{}/mcp", client.url);
         let mut arguments = vec!["tests/clients/mcp_tools.py", url.as_str(), "garden"];
         arguments.extend(key.as_ref().map(ApiKey::expose));
         let versions = python(&arguments, &[], "").await;
         assert_eq!(versions, "legacy 2025-11-25\nauto 2026-07-28\n");
-        let memory: Value = app.get("/users/ada/memory").await.ok(200);
+        let memory: Value = client.get("/users/ada/memory").await.ok(200);
         assert_includes(&memory, &json!({"version": 2, "content": "Likes tea (auto)."}));
+    }
+}
+
+/// The newest version that each client knows is the one that it asks for.
+#[test_case("2024-11-05"; "version of 2024-11-05")]
+#[test_case("2025-03-26"; "version of 2025-03-26")]
+#[test_case("2025-06-18"; "version of 2025-06-18")]
+#[tokio::test]
+#[ignore = "needs scripts/sdks"]
+async fn earlier_official_mcp_client_uses_tools_resources_and_prompts(version: &str) {
+    let environments = env::var("PRECIS_SDKS_MCP").expect("run this with scripts/sdks");
+    let program = format!("{environments}/{version}/bin/python");
+    for with_key in [false, true] {
+        let backend = Backend::sqlite().await;
+        let (_app, client, key) = garden(&backend, with_key).await;
+        let url = format!("{}/mcp", client.url);
+        let mut arguments = vec!["tests/clients/mcp_generations.py", url.as_str(), "garden"];
+        arguments.extend(key.as_ref().map(ApiKey::expose));
+        assert_eq!(run_python(&program, &arguments, &[], "").await, format!("{version}\n"));
+        let memory: Value = client.get("/users/ada/memory").await.ok(200);
+        assert_includes(&memory, &json!({"version": 1, "content": format!("Likes tea ({version}).")}));
     }
 }

@@ -301,7 +301,8 @@ async fn unknown_mcp_parameters_are_ignored() {
 async fn mcp_client_with_older_version_is_offered_a_supported_one() {
     let app = TestApp::on_sqlite(&[]).await;
     for (asked, agreed) in [
-        ("2024-11-05", "2025-11-25"),
+        ("2024-10-07", "2025-11-25"),
+        ("2024-11-05", "2024-11-05"),
         ("2025-03-26", "2025-03-26"),
         ("2025-06-18", "2025-06-18"),
         ("2025-11-25", "2025-11-25"),
@@ -345,18 +346,18 @@ async fn mcp_checks_the_host_like_other_routes() {
     called("evil.example").await.problem(403, "host-not-allowed");
 }
 
-/// Clients of three generations: each gets the version that it asks for, and its requests work.
+/// Clients of four generations: each gets the version that it asks for, and its requests work.
 #[tokio::test]
 async fn each_supported_version_is_negotiated_and_served() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
-    for version in ["2025-03-26", "2025-06-18", "2025-11-25"] {
+    for version in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
         for path in ["/mcp", "/mcp/"] {
             let send = |method: &str, params: Value| {
                 let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
                 let request = app.post(path, body).header("accept", "application/json, text/event-stream");
-                // Version 2025-03-26 does not have this header.
-                if method == "initialize" || version == "2025-03-26" {
+                // The versions up to 2025-03-26 do not have this header.
+                if method == "initialize" || version <= "2025-03-26" {
                     request
                 } else {
                     request.header("mcp-protocol-version", version)

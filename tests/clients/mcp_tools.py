@@ -1,5 +1,5 @@
-"""Lists and calls all tools with the official MCP client, as both generations of the protocol would: by a handshake, and
-without one. Arguments: the address of /mcp, the session, the API key if there is one."""
+"""Uses all that precis offers over MCP with the newest official client, by a handshake and without one, as both modes of the
+client do. Arguments: the address of /mcp, the session, the API key if there is one."""
 
 import asyncio
 import sys
@@ -34,6 +34,14 @@ async def main(mode):
             assert not failed and "rhubarb" in text, (text, data)
             failed, text, data = await call("memory_write", text="x")
             assert failed and "`content` is missing" in text, (text, data)
+            resources = [str(resource.uri) for resource in (await client.list_resources()).resources]
+            assert resources == ["precis://memory", "precis://summary"], resources
+            (memory,) = (await client.read_resource("precis://memory")).contents
+            assert (memory.text, memory.mime_type) == (f"Likes tea ({mode}).", "text/markdown"), memory
+            prompts = [prompt.name for prompt in (await client.list_prompts()).prompts]
+            assert prompts == ["memory_guide"], prompts
+            (message,) = (await client.get_prompt("memory_guide")).messages
+            assert message.content.text == client.instructions, message
             print(mode, client.protocol_version)
 
 

@@ -43,9 +43,10 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Older versions of the protocol have another transport. Version 2025-03-26 also permits batches, which its clients do not send
-/// by themselves; they are rejected.
-const SUPPORTED_VERSIONS: [ProtocolVersion; 4] = [
+/// Version 2024-11-05 has another transport, but the first official clients with this one ask for it. Version 2025-03-26 also
+/// permits batches, which its clients do not send by themselves; they are rejected.
+const SUPPORTED_VERSIONS: [ProtocolVersion; 5] = [
+    ProtocolVersion::V_2024_11_05,
     ProtocolVersion::V_2025_03_26,
     ProtocolVersion::V_2025_06_18,
     ProtocolVersion::V_2025_11_25,
