@@ -14,6 +14,7 @@ use std::fmt::Write as _;
 use test_case::test_case;
 
 mod bounds;
+mod questions;
 mod times;
 
 /// Returns the path of a search with percent-encoded parameters.

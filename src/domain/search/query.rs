@@ -47,6 +47,8 @@ pub struct Query {
     pub phrases: Vec<Clause>,
     /// A hit matches none of them.
     pub excluded: Vec<Clause>,
+    /// `true` if stop words were removed from the query, as from a question.
+    pub is_sentence: bool,
 }
 
 impl Query {
@@ -86,6 +88,7 @@ impl Query {
         let stop_terms = analyzer.stop_terms();
         let is_stop_word = |word: &Clause| matches!(word, Clause::Term(term) if stop_terms.contains(term));
         if !self.words.iter().all(is_stop_word) {
+            self.is_sentence = self.words.iter().any(is_stop_word);
             let words = self.words.drain(..).zip(self.word_parts.drain(..));
             (self.words, self.word_parts) = words.filter(|(word, _)| !is_stop_word(word)).unzip();
         }

@@ -6,7 +6,8 @@
 //! - A word of the query that is the name of a speaker does not occur in the messages of that speaker. So it is no search
 //!   term, but raises the scores of these messages.
 //!
-//! A hit contains a word of the query, or its neighbours contain at least two of them. Messages that the query excludes
+//! A hit contains a word of the query, or its neighbours contain at least two of them; one of them if the query contains stop
+//! words, as questions do. Messages that the query excludes
 //! contribute nothing to their neighbours.
 
 use super::analyzer::Analyzer;
@@ -23,8 +24,9 @@ const NEIGHBOUR_SHARES: [f64; 4] = [0.4, 0.3, 0.2, 0.1];
 /// Factor of the score if the query names the speaker.
 const SPEAKER_FACTOR: f64 = 1.7;
 /// Number of words of the query that the neighbours of a hit contain if it contains none itself. With one, a search for a single
-/// word would return the neighbours of its matches.
+/// word would return the neighbours of its matches, which is desired only for a question.
 const MIN_NEIGHBOUR_WORDS: usize = 2;
+const MIN_NEIGHBOUR_WORDS_OF_SENTENCE: usize = 1;
 /// Maximum number of messages without a word of the query that are worth loading.
 const MAX_NEIGHBOURS: usize = 50;
 
@@ -142,7 +144,9 @@ impl<'a> Ranking<'a> {
         add(&mut window, seq, 1.0);
         let contains_word = self.contained_parts(&window) > 0;
         neighbours(seq).for_each(|(seq, share)| add(&mut window, seq, share));
-        if !contains_word && self.contained_parts(&window) < MIN_NEIGHBOUR_WORDS {
+        let min_words =
+            if self.query.is_sentence { MIN_NEIGHBOUR_WORDS_OF_SENTENCE } else { MIN_NEIGHBOUR_WORDS };
+        if !contains_word && self.contained_parts(&window) < min_words {
             return None;
         }
         let score = |(frequency, weight): (&f64, &f64)| weight * frequency * (K1 + 1.0) / (frequency + K1);
@@ -271,6 +275,7 @@ mod tests {
         assert_eq!(promising("ferry harbour", 10), [2, 4, 5]);
         assert_eq!(promising("ferry harbour", 1), [2, 4]);
         assert_eq!(promising("ferry", 10), [0; 0]);
+        assert_eq!(promising("which ferry", 10), [2, 4, 5]);
         assert_eq!(promising("\"ferry\" harbour", 10), [0; 0]);
     }
 
