@@ -9,6 +9,7 @@ use crate::http::{self, server};
 use crate::llm::check::{self, CheckReport};
 use crate::service::keys::authenticator::Authenticator;
 use crate::service::retention::RetentionConfig;
+use crate::service::search::RerankConfig;
 use crate::service::{MemoryService, PoolNames, ServiceConfig, reindex};
 use crate::storage::{self, DefaultRetention, Store, StoreError};
 use crate::telemetry::{self, Metrics};
@@ -289,5 +290,17 @@ fn service_config(settings: &Settings) -> ServiceConfig {
         context_cache_bytes: settings.limits.max_context_cache_bytes,
         tokenizer: settings.tokens.tokenizer,
         search: settings.analyzer(),
+        rerank: rerank_config(settings),
     }
+}
+
+/// Returns the configuration of reranking, which uses at most half of the simultaneous calls of its pool, so that searches leave
+/// the others to consolidations.
+fn rerank_config(settings: &Settings) -> Option<RerankConfig> {
+    let pool = &settings.search.rerank_pool;
+    let models =
+        settings.llm.pools.get(pool)?.models.iter().filter_map(|model| settings.llm.models.get(model));
+    let calls: usize = models.map(|model| model.max_concurrent_calls).sum();
+    let timeout = settings.search.rerank_timeout;
+    Some(RerankConfig { pool: pool.clone(), timeout, max_concurrent_calls: (calls / 2).max(1) })
 }

@@ -1,14 +1,16 @@
 //! Language models: the [`Llm`] trait that the service uses, and its implementation over pools of models.
 //!
 //! A [`pool`] is an ordered list of models that are tried one after another under one deadline. A [`model`] has a
-//! [`concurrency_limit`], a [`circuit_breaker`], and retries; all calls share a [`call_memory`]. Before a completion becomes a summary, its [`reasoning`]
-//! is removed and the [`response_check`] must accept it. A model is called through a [`provider`]: the built-in
+//! [`concurrency_limit`], a [`circuit_breaker`], and retries; all calls share a [`call_memory`]. Before a completion becomes a
+//! summary or an [`order`] of search results, its [`reasoning`] is removed and the [`response_check`] must accept it. A model is
+//! called through a [`provider`]: the built-in
 //! [`extractive`] summariser, or an [`http`] server in a wire format such as [`http::openai`] or [`http::anthropic`].
 //! [`prompt`] contains the prompts, [`error`] defines the consequence of each kind of failure.
 
 use crate::domain::transcript::TranscriptLine;
 use async_trait::async_trait;
 use std::fmt;
+use std::time::Duration;
 
 mod call_memory;
 pub mod check;
@@ -19,6 +21,7 @@ pub mod extractive;
 pub mod http;
 mod metrics;
 pub mod model;
+pub mod order;
 pub mod pool;
 pub mod prompt;
 pub mod provider;
@@ -46,12 +49,20 @@ pub enum Task<'a> {
         /// Requested length of the compressed summary.
         sentences: usize,
     },
+    /// Order search results by their relevance for a query. The response consists of their numbers, see [`order`].
+    Rerank {
+        query: &'a str,
+        /// The results, numbered from 1.
+        texts: &'a [String],
+        /// Limits all attempts together, as the pool's deadline does.
+        timeout: Duration,
+    },
 }
 
-/// A summary that has passed the [`response_check`].
+/// A response that has passed the [`response_check`]: a summary, or an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolResponse {
-    /// The summary: trimmed and never empty.
+    /// Trimmed and never empty.
     pub text: String,
     /// Name of the model in the settings; the provider may call it differently.
     pub model: String,

@@ -4,7 +4,7 @@
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
 use self::metrics::ServiceMetrics;
-use crate::capacity::Overloaded;
+use crate::capacity::{Capacity, FairQueue, Overloaded};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
 use crate::domain::id::UserId;
@@ -19,6 +19,7 @@ use crate::storage::Store;
 use context_cache::ContextCache;
 use keys::authenticator::Principal;
 use retention::RetentionConfig;
+use search::RerankConfig;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,6 +85,8 @@ pub struct ServiceConfig {
     pub tokenizer: Tokenizer,
     /// The analyzer of the search index; `None` disables search.
     pub search: Option<Analyzer>,
+    /// `None`: the hits of a search are ordered by their words.
+    pub rerank: Option<RerankConfig>,
 }
 
 /// The names of the pools that write summaries.
@@ -225,6 +228,8 @@ pub struct Parts {
     index_wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
     context_cache: ContextCache,
+    /// The calls that order search hits, shared between clients.
+    rerank_calls: Arc<FairQueue>,
     /// Permits one copy of a large session at a time.
     large_copies: Semaphore,
 }
@@ -251,6 +256,8 @@ impl MemoryService {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
         let context_cache = ContextCache::new(config.context_cache_bytes);
         let metrics = ServiceMetrics::new();
+        let slots = config.rerank.as_ref().map_or(0, |rerank| rerank.max_concurrent_calls);
+        let rerank_calls = FairQueue::new(Capacity { slots, memory: 0, memory_of_client: 0 });
         let large_copies = Semaphore::new(1);
         Self(Arc::new(Parts {
             store,
@@ -261,6 +268,7 @@ impl MemoryService {
             index_wakeup,
             metrics,
             context_cache,
+            rerank_calls,
             large_copies,
         }))
     }

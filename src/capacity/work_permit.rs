@@ -63,11 +63,17 @@ impl WorkPermit {
     /// Releases the permit and its memory, awaits `future`, and acquires both again, before requests that have not started
     /// yet.
     pub async fn release_while<T>(&self, future: impl Future<Output = T>) -> T {
+        self.release_except(0, future).await
+    }
+
+    /// Does the same, but keeps `bytes` of the memory for data that remains loaded meanwhile.
+    pub async fn release_except<T>(&self, bytes: usize, future: impl Future<Output = T>) -> T {
         let Some(share) = &self.0 else { return future.await };
-        let Some(held) = share.take() else { return future.await };
+        let Some(mut held) = share.take() else { return future.await };
         let memory = held.memory();
-        drop(held);
+        held.keep_memory_only(bytes.min(memory));
         let result = future.await;
+        drop(held);
         let claim = Claim { client: share.client, cost: 0, slot: true, memory, continues: true };
         share.put(share.requests.acquire(claim).await);
         result

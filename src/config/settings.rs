@@ -218,6 +218,11 @@ section! {
     Search {
         enabled: bool = true,
         language: Language = Language::English,
+        /// The pool that orders the best hits; empty: they are ordered by their words.
+        rerank_pool: String = String::new(),
+        /// Limits all attempts of the pool for one search, as its deadline does.
+        #[serde(with = "duration")]
+        rerank_timeout: Duration = Duration::from_secs(3),
     }
 }
 

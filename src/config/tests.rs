@@ -238,9 +238,26 @@ fn named_file_must_exist() {
 }
 
 #[test]
+fn pool_for_reranking_has_a_model_that_can_order() {
+    let sources = file("[search]\nrerank_pool = 'default'\nrerank_timeout = '5min'\n");
+    assert_errors(
+        &sources,
+        &[
+            "search.rerank_timeout (precis.toml): server.request_timeout (3m) must be longer than",
+            "search.rerank_pool (precis.toml): the pool \"default\" has only the built-in model",
+        ],
+    );
+    let sources = file(
+        "[search]\nrerank_pool = 'default'\n[llm.providers.local]\nbase_url = 'http://127.0.0.1:1/v1'\n[llm.models.small]\n\
+         provider = 'local'\nmodel = 'x'\n[llm.pools.default]\nmodels = ['small', 'extractive']\n",
+    );
+    assert_eq!(sources.load().settings.search.rerank_pool, "default");
+}
+
+#[test]
 fn invalid_references_are_reported_together() {
     let sources = file(
-        "[consolidation]\npool = 'fast'\nmeta_pool = 'defualt'\n[llm.providers.openai]\n[llm.models.small]\n\
+        "[search]\nrerank_pool = 'rerank'\n[consolidation]\npool = 'fast'\nmeta_pool = 'defualt'\n[llm.providers.openai]\n[llm.models.small]\n\
      provider = 'opnai'\n[llm.models.big]\nmodel = 'x'\n[llm.pools.default]\nmodels = ['smal', 'big', 'none']\n\
      [llm.pools.empty]\nmodels = []\n",
     );
@@ -249,6 +266,7 @@ fn invalid_references_are_reported_together() {
         &[
             "consolidation.pool (precis.toml): there is no pool \"fast\": write one of default, empty",
             "consolidation.meta_pool (precis.toml): there is no pool \"defualt\": did you mean \"default\"?",
+            "search.rerank_pool (precis.toml): there is no pool \"rerank\": write one of default, empty",
             "llm.models.small.provider (precis.toml): there is no provider \"opnai\": did you mean \"openai\"?",
             "llm.models.small.model: missing",
             "llm.models.big.provider: missing: set it to one of extractive, openai",

@@ -111,6 +111,7 @@ impl Violations {
         for (path, part) in [
             ("server.read_timeout", server.read_timeout),
             ("consolidation.inline_wait", consolidation.inline_wait),
+            ("search.rerank_timeout", settings.search.rerank_timeout),
         ] {
             if total <= part {
                 let [total, part] = [total, part].map(humantime::format_duration);
@@ -284,10 +285,20 @@ impl Violations {
             ("llm.default_pool", &llm_settings.default_pool),
             ("consolidation.pool", &settings.consolidation.pool),
             ("consolidation.meta_pool", &settings.consolidation.meta_pool),
+            ("search.rerank_pool", &settings.search.rerank_pool),
         ] {
             if !pool.is_empty() {
                 self.check_reference(&SettingPath::from(path), "pool", pool, &llm_settings.pools);
             }
+        }
+        let pool = &settings.search.rerank_pool;
+        let mut providers = settings.providers_of(pool).peekable();
+        if providers.peek().is_some()
+            && providers.all(|(_, provider)| provider.kind == ProviderKind::Extractive)
+        {
+            let problem = "has only the built-in model, which writes summaries and can't order hits";
+            let fix = "name a pool with a model of a server, or leave it empty";
+            self.add(["search.rerank_pool"], format!("the pool {pool:?} {problem}: {fix}"));
         }
     }
 

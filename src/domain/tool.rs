@@ -91,6 +91,7 @@ impl Tool {
             Self::SearchHistory => json!({
                 "hits": {"type": "array", "items": {"type": "object"}},
                 "marks": {"type": ["array", "null"], "items": {"type": "string"}},
+                "ranking": {"type": "object"},
             }),
         };
         let required: Vec<&String> = properties.as_object().into_iter().flat_map(Map::keys).collect();

@@ -21,11 +21,6 @@ pub(super) struct Page<T: ToSchema> {
 }
 
 impl<T: ToSchema> Page<T> {
-    /// Returns a list that has only one page.
-    pub(super) fn single(items: Vec<T>) -> Self {
-        Self { items, next: None }
-    }
-
     /// Returns a page of the service. The next page begins after the `position` of the last item of this page.
     pub(super) fn new<I, P: Serialize>(
         page: service::Page<I>,

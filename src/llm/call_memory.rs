@@ -105,6 +105,7 @@ fn transcript_bytes(task: &Task<'_>) -> usize {
     match task {
         Task::Consolidate { lines, .. } => lines.iter().map(|line| line.json.len()).sum(),
         Task::MetaConsolidate { summary, .. } => summary.len(),
+        Task::Rerank { query, texts, .. } => query.len() + texts.iter().map(String::len).sum::<usize>(),
     }
 }
 

@@ -205,6 +205,9 @@ pub enum Rejection {
     /// A compressed summary that is not shorter than its source.
     #[error("not shorter than its input")]
     NotShorter,
+    /// The response to [`Task::Rerank`](super::Task::Rerank) does not contain the number of each result exactly once.
+    #[error("not an order of the search results")]
+    NotAnOrder,
 }
 
 /// All models of a pool failed.

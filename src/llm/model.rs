@@ -46,7 +46,7 @@ pub(super) struct PoolRequest<'a> {
     pub(super) memory: &'a CallMemoryLimit,
     /// The pool's deadline.
     pub(super) deadline: Duration,
-    /// End of the deadline. No call starts after it, and a running call is cancelled.
+    /// End of the deadline, or of the shorter timeout of the task. No call starts after it, and a running call is cancelled.
     pub(super) deadline_at: Instant,
     /// `true` for the last model of the pool. Only then it is worth waiting for the provider's `Retry-After`.
     pub(super) is_last_model: bool,

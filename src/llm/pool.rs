@@ -79,12 +79,13 @@ impl Llm for ModelPools {
         // References to pools are validated with the settings. An unknown pool behaves like one without models.
         let pool = self.pools.get(pool_name);
         let deadline = pool.map_or(Duration::ZERO, |pool| pool.deadline);
+        let limit = if let Task::Rerank { timeout, .. } = task { deadline.min(timeout) } else { deadline };
         let mut request = PoolRequest {
             task,
             prompts: &self.prompts,
             memory: &self.memory,
             deadline,
-            deadline_at: started_at + deadline,
+            deadline_at: started_at + limit,
             is_last_model: false,
             attempts: Vec::new(),
             cost: Cost::default(),

@@ -5,7 +5,7 @@
 //! one that uses HTTP only needs a [`super::http::WireFormat`].
 
 use super::prompt::Prompts;
-use super::{CallMemory, ModelError, Task, Usage, extractive};
+use super::{CallMemory, ModelError, Rejection, Task, Usage, extractive};
 use crate::config;
 use async_trait::async_trait;
 use std::fmt;
@@ -70,7 +70,7 @@ pub trait Provider: Send + Sync + fmt::Debug {
     }
 }
 
-/// The built-in summariser as a provider. It needs no key, no network and no prompt.
+/// The built-in summariser as a provider. It needs no key, no network and no prompt. It cannot order search results.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extractive;
 
@@ -88,6 +88,7 @@ impl Provider for Extractive {
                 let summary = summary.to_owned();
                 tokio::task::spawn_blocking(move || extractive::compress(&summary, sentences))
             }
+            Task::Rerank { .. } => return Err(ModelError::Rejected(Rejection::NotAnOrder)),
         };
         // The JoinError is dropped: the text of a panic may quote the conversation.
         let text = summary.await.map_err(|_| ModelError::Protocol("the built-in summariser failed"))?;

@@ -1,8 +1,9 @@
-//! Validates a model's response before it becomes a summary.
+//! Validates a model's response before it becomes a summary or an order of search results.
 //!
 //! Only formal defects are detected; the quality of a summary depends on the prompt and the model. A rejected response
 //! is a failed attempt, so the pool continues with its next model.
 
+use super::order::read_order;
 use super::provider::FinishReason;
 use super::{Rejection, Task};
 use crate::domain::summary::words;
@@ -51,6 +52,9 @@ pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) 
         FinishReason::Complete => {}
     }
     let text = text.trim();
+    if let Task::Rerank { texts, .. } = task {
+        return read_order(text, texts.len()).map(|_| text.to_owned()).ok_or(Rejection::NotAnOrder);
+    }
     let normalized = normalize(text);
     if normalized.is_empty() {
         return Err(Rejection::Empty);

@@ -89,10 +89,10 @@ impl From<Outcome> for ConsolidationReport {
     }
 }
 
-/// The error that ended a run early. Clients see its text, which therefore contains no conversation, key or SQL. Only the
+/// The error that ended a run, or a reranking, early. Clients see its text, which therefore contains no conversation, key or SQL. Only the
 /// log contains its sources.
 #[derive(Debug, thiserror::Error)]
-enum RunError {
+pub(super) enum RunError {
     #[error(transparent)]
     Llm(#[from] LlmError),
     #[error(
@@ -195,6 +195,29 @@ impl MemoryService {
     #[must_use]
     pub fn activity(&self, session: &Session) -> Activity {
         self.config.policy.activity(&session.consolidation, OffsetDateTime::now_utc())
+    }
+
+    /// Fails if the tenant has used its tokens of today. Calls do not reserve tokens, because the cost of a call is unknown
+    /// beforehand; so running calls can exceed the limit.
+    pub(super) async fn ensure_within_daily_limit(&self, tenant: &TenantId) -> Result<(), RunError> {
+        let Some(limit) = self.config.daily_token_limit else {
+            return Ok(());
+        };
+        let used = self.store.tokens_used_today(tenant).await?;
+        let used = u64::try_from(used).unwrap_or(0);
+        if used < limit { Ok(()) } else { Err(RunError::TokenLimit { used, limit }) }
+    }
+
+    /// Adds the cost of a call to the usage of the tenant, which is recorded with or without a limit. Tokens of calls that
+    /// were interrupted are unknown. A failure to record is logged and does not invalidate the response.
+    pub(super) async fn record_usage(&self, tenant: &TenantId, cost: &Cost) {
+        if cost.tokens == 0 {
+            return;
+        }
+        if let Err(error) = self.store.add_token_usage(tenant, cost.tokens).await {
+            let tokens = cost.tokens;
+            tracing::warn!(error = %ErrorChain(&error), tokens, "failed to record the token usage of a tenant");
+        }
     }
 
     /// Takes the lease and runs the consolidation.
@@ -487,36 +510,14 @@ impl ConsolidationRun {
         if !service.store.renew_lease(&self.tenant, session, self.lease, LEASE_TTL).await? {
             return Err(RunError::Superseded);
         }
-        self.ensure_within_daily_limit().await?;
+        service.ensure_within_daily_limit(&self.tenant).await?;
         let result = tokio::select! {
             result = service.llm.complete(pool, task) => result,
             () = service.stop.cancelled() => return Err(RunError::ShuttingDown),
         };
-        self.record_usage(result.as_ref().map_or_else(|error| &error.cost, |response| &response.cost)).await;
+        let cost = result.as_ref().map_or_else(|error| &error.cost, |response| &response.cost);
+        service.record_usage(&self.tenant, cost).await;
         Ok(result?)
-    }
-
-    /// Fails if the tenant has used its tokens of today. Runs do not reserve tokens, because the cost of a call is unknown
-    /// beforehand; so running calls can exceed the limit.
-    async fn ensure_within_daily_limit(&self) -> Result<(), RunError> {
-        let Some(limit) = self.service.config.daily_token_limit else {
-            return Ok(());
-        };
-        let used = self.service.store.tokens_used_today(&self.tenant).await?;
-        let used = u64::try_from(used).unwrap_or(0);
-        if used < limit { Ok(()) } else { Err(RunError::TokenLimit { used, limit }) }
-    }
-
-    /// Adds the cost of a call to the usage of the tenant, which is recorded with or without a limit. Tokens of calls that
-    /// were interrupted are unknown. A failure to record is logged and does not invalidate the response.
-    async fn record_usage(&self, cost: &Cost) {
-        if cost.tokens == 0 {
-            return;
-        }
-        if let Err(error) = self.service.store.add_token_usage(&self.tenant, cost.tokens).await {
-            let tokens = cost.tokens;
-            tracing::warn!(error = %ErrorChain(&error), tokens, "failed to record the token usage of a tenant");
-        }
     }
 
     /// Commits a revision and updates the state of the run.

@@ -4,17 +4,22 @@ use super::consolidation::Outcome;
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
 const CONSOLIDATIONS: &str = "precis_consolidations_total";
+const RERANKINGS: &str = "precis_search_rerankings_total";
 const SESSIONS_EXPIRED: &str = "precis_retention_sessions_erased_total";
 const RETENTION_ERRORS: &str = "precis_retention_errors_total";
 const RETENTION_LAST_RUN: &str = "precis_retention_last_run_timestamp_seconds";
 
-/// Counters of consolidation runs by outcome, and of retention.
+/// Counters of consolidation runs and rerankings by outcome, and of retention.
 #[derive(Clone, Debug)]
 pub(super) struct ServiceMetrics {
     consolidated: Counter,
     not_due: Counter,
     in_progress: Counter,
     failed: Counter,
+    /// Searches whose hits a model has ordered.
+    pub(super) reranked: Counter,
+    /// Searches whose hits kept the order by their words, although a pool is configured.
+    pub(super) rerank_failed: Counter,
     /// Sessions that this replica has erased because they had expired.
     pub(super) sessions_expired: Counter,
     pub(super) retention_errors: Counter,
@@ -25,6 +30,7 @@ pub(super) struct ServiceMetrics {
 impl ServiceMetrics {
     pub(super) fn new() -> Self {
         describe_counter!(CONSOLIDATIONS, "Finished consolidation runs by outcome");
+        describe_counter!(RERANKINGS, "Searches with a pool for reranking, by outcome");
         describe_counter!(SESSIONS_EXPIRED, "Sessions erased because their retention had ended");
         describe_counter!(RETENTION_ERRORS, "Failed searches for expired sessions and failed erasures");
         describe_gauge!(
@@ -32,7 +38,10 @@ impl ServiceMetrics {
             "End of the last complete search for expired sessions by this replica"
         );
         let runs = |outcome| counter!(CONSOLIDATIONS, "outcome" => outcome);
+        let rerankings = |outcome| counter!(RERANKINGS, "outcome" => outcome);
         Self {
+            reranked: rerankings("reranked"),
+            rerank_failed: rerankings("failed"),
             consolidated: runs("consolidated"),
             not_due: runs("not_due"),
             in_progress: runs("in_progress"),

@@ -17,12 +17,15 @@ use crate::storage::Store;
 use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
+use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
 use std::collections::HashMap;
 use time::OffsetDateTime;
 
 pub use crate::domain::search::query::InvalidQuery;
+pub use rerank::{RerankConfig, SearchOrder, SearchRanking};
 
 mod candidates;
+mod rerank;
 
 pub const DEFAULT_LIMIT: usize = 10;
 pub const MAX_LIMIT: usize = 50;
@@ -71,26 +74,34 @@ pub struct SearchHit {
     pub after: Vec<StoredMessage>,
 }
 
+/// The hits of a search: best first, newest first among equal scores, or in the order of a model.
+#[derive(Clone, Debug)]
+pub struct SearchResults {
+    pub hits: Vec<SearchHit>,
+    pub ranking: SearchRanking,
+}
+
 impl MemoryService {
-    /// Returns the best hits: best first, newest first among equal scores.
+    /// Returns the best hits.
     ///
     /// # Errors
     /// [`Error::SearchDisabled`], [`Error::InvalidQuery`], [`Error::UnknownAnalyzer`]
-    pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<Vec<SearchHit>, Error> {
+    pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<SearchResults, Error> {
         let own = self.config.search.ok_or(Error::SearchDisabled)?;
         let mut query = Query::parse(own, &request.text)?;
         capacity::claim(SEARCH_MEMORY).await?;
-        // The statements keep a core busy if the database is part of the process.
-        let thread = match *self.store {
-            Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
-            Store::Postgres(_) => None,
-        };
-        // A search finds everything that was stored before it.
+        // A search finds everything that was stored before it. This precedes the wait for a thread, because indexing needs one,
+        // too, and searches that wait for each other's indexing would hold all of them.
         let version = self.store.index_pending_for(tenant, request.session_id.as_ref()).await?;
         let analyzer = analyzer_for(&version, own).ok_or(Error::UnknownAnalyzer(version))?;
         if analyzer != own {
             query = Query::parse(analyzer, &request.text)?;
         }
+        // The statements keep a core busy if the database is part of the process.
+        let thread = match *self.store {
+            Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
+            Store::Postgres(_) => None,
+        };
         let filter = SearchFilter {
             session: request.session_id.clone(),
             user: request.user_id.clone(),
@@ -100,29 +111,36 @@ impl MemoryService {
             excluded_terms: query.excluded_terms(),
         };
         let limit = request.limit.min(MAX_LIMIT);
+        // Hits beyond the limit can become the best ones.
+        let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
         let Candidates { refs, weights } = select_candidates(&self.store, tenant, &filter, &query).await?;
         drop(thread);
         let mut read = ReadMessages::new(analyzer, &query);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in refs.chunks(MAX_RANKED) {
             read = self.read(tenant, &request, chunk, read).await?;
-            if read.matches() >= limit {
+            if read.matches() >= ranked_hits {
                 break;
             }
         }
         let ranking = Ranking::new(analyzer, &query, &weights, &read.candidates);
         let mut ranked = ranking.hits();
         // Messages around those of the index can be better hits than these.
-        let neighbours = read.positions(ranking.promising_neighbours(&ranked, limit));
+        let neighbours = read.positions(ranking.promising_neighbours(&ranked, ranked_hits));
         if !neighbours.is_empty() {
             read = self.read(tenant, &request, &neighbours, read).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
-        let mut hits = read.hits(analyzer, &query, ranked.into_iter().take(limit));
+        ranked.truncate(ranked_hits);
+        let mut hits = read.hits(analyzer, &query, &ranked);
+        let texts = if self.config.rerank.is_some() { read.short_texts(&ranked, &hits) } else { Vec::new() };
+        drop(read);
+        let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
+        hits.truncate(limit);
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
-        Ok(hits)
+        Ok(SearchResults { hits, ranking })
     }
 
     /// Reads messages, as far as they exist and pass the filter.
@@ -244,12 +262,8 @@ impl ReadMessages {
         positions.into_iter().filter_map(message_ref).collect()
     }
 
-    fn hits(
-        &self,
-        analyzer: Analyzer,
-        query: &Query,
-        ranked: impl Iterator<Item = (usize, f64)>,
-    ) -> Vec<SearchHit> {
+    /// Returns the hits for indexes and scores.
+    fn hits(&self, analyzer: Analyzer, query: &Query, ranked: &[(usize, f64)]) -> Vec<SearchHit> {
         let hit = |(ParsedMessage { message_ref, text, message }, score): (&ParsedMessage, f64)| SearchHit {
             session_id: message_ref.session.clone(),
             seq: message_ref.seq,
@@ -261,6 +275,17 @@ impl ReadMessages {
             before: Vec::new(),
             after: Vec::new(),
         };
-        ranked.filter_map(|(index, score)| Some((self.parsed.get(index)?, score))).map(hit).collect()
+        ranked.iter().filter_map(|(index, score)| Some((self.parsed.get(*index)?, *score))).map(hit).collect()
+    }
+
+    /// Returns the texts of the hits, or the snippets of long ones.
+    fn short_texts(&self, ranked: &[(usize, f64)], hits: &[SearchHit]) -> Vec<String> {
+        let text = |((index, _), hit): (&(usize, f64), &SearchHit)| {
+            let text = self.parsed.get(*index).map(|message| message.text.as_str());
+            let is_short = |text: &&str| text.char_indices().nth(MAX_TEXT_CHARS).is_none();
+            let snippet = || hit.snippet.pieces().map(|(piece, _)| piece).collect();
+            text.filter(is_short).map_or_else(snippet, str::to_owned)
+        };
+        ranked.iter().zip(hits).map(text).collect()
     }
 }

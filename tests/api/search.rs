@@ -3,6 +3,7 @@
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
+use futures_util::future::join_all;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -15,6 +16,7 @@ use test_case::test_case;
 
 mod bounds;
 mod questions;
+mod rerank;
 mod times;
 
 /// Returns the path of a search with percent-encoded parameters.
@@ -196,7 +198,10 @@ async fn hit_contains_position_snippet_and_neighbours(backend: Backend) {
     );
     let response = app.get("/search?q=ferry&neighbours=0").await;
     assert_eq!((&response["items"][0]["before"], &response["items"][0]["after"]), (&json!([]), &json!([])));
-    assert_eq!(app.get("/search?q=nothing").await, json!({"items": [], "next": null}));
+    assert_eq!(
+        app.get("/search?q=nothing").await,
+        json!({"items": [], "next": null, "ranking": {"order": "lexical", "model": null, "reason": null}})
+    );
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -275,6 +280,21 @@ async fn search_filters_restrict_hits(backend: Backend) {
     assert_eq!(app.get(&none).await.fields(), ["since"]);
     app.delete("/sessions/c").await.ok(204);
     assert_eq!(of(&[]).await, ["b:2", "b:1", "a:2", "a:1"]);
+}
+
+/// On SQLite, one of them indexes the pending messages, and the others wait for it.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_searches_find_pending_messages(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    for session in 1..=3 {
+        app.record(&format!("s{session}"), &[user("a ferry")]).await;
+        let searches = (0..8).map(|_| found(&app, &[("q", "ferry")]));
+        for hits in join_all(searches).await {
+            assert_eq!(hits.len(), session);
+        }
+    }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

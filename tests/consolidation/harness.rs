@@ -170,6 +170,7 @@ pub(crate) fn config() -> ServiceConfig {
             max_sessions_per_second: 50,
         },
         search: None,
+        rerank: None,
     }
 }
 

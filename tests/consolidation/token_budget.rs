@@ -66,6 +66,7 @@ impl Llm for Models {
         let text = match task {
             Task::Consolidate { .. } => "They greeted each other at length.",
             Task::MetaConsolidate { .. } => "Greetings.",
+            Task::Rerank { .. } => unreachable!("these tests do not search"),
         };
         let (model, prompt_version) = ("small".to_owned(), "1".to_owned());
         Ok(PoolResponse { text: text.to_owned(), model, prompt_version, cost })

@@ -9,11 +9,10 @@ use crate::http::error::Problem;
 use crate::http::extract::{Bounded, QueryParams, TenantFromKey};
 use crate::http::json::stored;
 use crate::http::openapi::responses::SearchDisabled;
-use crate::http::pagination::Page;
 use crate::http::response_body::Json;
 use crate::http::routes::messages::MessageBody;
 use crate::service::MemoryService;
-use crate::service::search::{DEFAULT_LIMIT, SearchHit, SearchRequest};
+use crate::service::search::{DEFAULT_LIMIT, SearchHit, SearchRanking, SearchRequest, SearchResults};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -107,14 +106,27 @@ pub(crate) struct HitBody {
     after: Vec<MessageBody>,
 }
 
+/// The hits of a search. They have a single page.
+#[derive(Serialize, ToSchema)]
+#[schema(as = SearchHitPage)]
+pub(crate) struct SearchBody {
+    /// The items.
+    items: Vec<HitBody>,
+    /// Always null.
+    #[schema(required)]
+    next: Option<String>,
+    ranking: SearchRanking,
+}
+
 /// Finds messages that match `q`: best first, newest first among equal scores.
 ///
-/// Searches the text of all messages that are stored, including those that the summary covers.
+/// Searches the text of all messages that are stored, including those that the summary covers. With
+/// `search.rerank_pool`, a model orders the best hits.
 #[utoipa::path(
     get, path = "/search", operation_id = "search", tag = "search",
     params(SearchParams),
     responses(
-        (status = 200, description = "Hits; `next` is always null", body = Page<HitBody>),
+        (status = 200, description = "Hits; `next` is always null", body = SearchBody),
         SearchDisabled,
     )
 )]
@@ -122,12 +134,12 @@ pub(crate) async fn search(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<SearchParams>,
-) -> Result<Json<Page<HitBody>>, Problem> {
-    let hits = service.search(&tenant, params.into()).await?;
+) -> Result<Json<SearchBody>, Problem> {
+    let SearchResults { hits, ranking } = service.search(&tenant, params.into()).await?;
     let bytes = hits.iter().map(json_bytes).sum();
     let bodies = move || hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>();
-    let hits = blocking::spawn_cpu_if_large(bytes, bodies).await?;
-    Ok(Json(Page::single(hits)))
+    let items = blocking::spawn_cpu_if_large(bytes, bodies).await?;
+    Ok(Json(SearchBody { items, next: None, ranking }))
 }
 
 fn json_bytes(hit: &SearchHit) -> usize {

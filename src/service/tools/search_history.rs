@@ -10,7 +10,7 @@ use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
 use crate::domain::tool::ToolError;
 use crate::domain::transcript::{TranscriptEntry, encode_text};
-use crate::service::search::{SearchHit, SearchRequest};
+use crate::service::search::{SearchHit, SearchRanking, SearchRequest, SearchResults};
 use crate::service::{Error, MemoryService, StoredMessage, decode_message};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -55,11 +55,12 @@ impl MemoryService {
             neighbours: NEIGHBOURS,
         };
         match self.search(tenant, request).await {
-            Ok(hits) => {
+            Ok(SearchResults { hits, ranking }) => {
                 let neighbours = hits.iter().flat_map(|hit| hit.before.iter().chain(&hit.after));
                 let bytes = neighbours.map(|message| message.json.len()).sum();
                 let session = session.cloned();
-                blocking::spawn_cpu_if_large(bytes, move || render_hits(&hits, session.as_ref())).await
+                blocking::spawn_cpu_if_large(bytes, move || render_hits(&hits, &ranking, session.as_ref()))
+                    .await
             }
             Err(Error::InvalidQuery(error)) => {
                 Ok(ToolError(format!("Nothing was searched: `query` {error}.")).into())
@@ -73,10 +74,18 @@ impl MemoryService {
     }
 }
 
-fn render_hits(hits: &[SearchHit], session: Option<&SessionId>) -> Result<ToolOutcome, Error> {
+fn render_hits(
+    hits: &[SearchHit],
+    ranking: &SearchRanking,
+    session: Option<&SessionId>,
+) -> Result<ToolOutcome, Error> {
     if hits.is_empty() {
         let content = "Nothing was found. Try fewer words, or others that may have been said.".to_owned();
-        return Ok(ToolOutcome { is_error: false, content, data: json!({ "hits": [], "marks": null }) });
+        return Ok(ToolOutcome {
+            is_error: false,
+            content,
+            data: json!({ "hits": [], "marks": null, "ranking": ranking }),
+        });
     }
     let neighbours = hits.iter().map(|hit| Ok((read_neighbours(&hit.before)?, read_neighbours(&hit.after)?)));
     let neighbours: Vec<(Vec<Neighbour>, Vec<Neighbour>)> = neighbours.collect::<Result<_, Error>>()?;
@@ -117,7 +126,11 @@ fn render_hits(hits: &[SearchHit], session: Option<&SessionId>) -> Result<ToolOu
             "after": after.iter().map(Neighbour::data).collect::<Vec<_>>(),
         }));
     }
-    Ok(ToolOutcome { is_error: false, content, data: json!({ "hits": list, "marks": marks }) })
+    Ok(ToolOutcome {
+        is_error: false,
+        content,
+        data: json!({ "hits": list, "marks": marks, "ranking": ranking }),
+    })
 }
 
 struct Neighbour {
@@ -192,7 +205,7 @@ mod tests {
     }
 
     fn rendered(session: &str, text: &str) -> String {
-        render_hits(&[hit(session, text)], None).expect("an answer").content
+        render_hits(&[hit(session, text)], &SearchRanking::lexical(None), None).expect("an answer").content
     }
 
     #[test]
@@ -231,7 +244,8 @@ mod tests {
             json,
         });
         for hits in [[with_neighbour, hit("s", "tea")], [hit("s", "tea"), hit("**", "tea")]] {
-            let ToolOutcome { content, data, .. } = render_hits(&hits, None).expect("an answer");
+            let ToolOutcome { content, data, .. } =
+                render_hits(&hits, &SearchRanking::lexical(None), None).expect("an answer");
             assert_eq!(content.matches(": [[tea]]").count(), 2, "{content}");
             assert_eq!(data["marks"], json!(["[[", "]]"]));
             assert_eq!(data["hits"][0]["snippet"], "[[tea]]");
