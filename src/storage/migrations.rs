@@ -21,6 +21,7 @@ const POSTGRES: &[Source] = &[
     (9, "stored bytes", include_str!("../../migrations/postgres/0009_stored_bytes.sql")),
     (10, "search windows", include_str!("../../migrations/postgres/0010_search_windows.sql")),
     (11, "forks of a session", include_str!("../../migrations/postgres/0011_forks_of_a_session.sql")),
+    (12, "search wide windows", include_str!("../../migrations/postgres/0012_search_wide_windows.sql")),
 ];
 
 const SQLITE: &[Source] = &[

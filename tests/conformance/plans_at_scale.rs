@@ -55,7 +55,7 @@ const PREPARE: &str = "\
 const INDEX: &str = "\
     SET maintenance_work_mem = '1GB';
     CREATE INDEX search_by_lexeme ON search
-        USING gin ((lexemes || array_to_tsvector(ARRAY[':' || (id >> 11)]))) WITH (gin_pending_list_limit = 4096)";
+        USING gin ((lexemes || array_to_tsvector(ARRAY[':' || (id >> 11), '::' || (id >> 15)]))) WITH (gin_pending_list_limit = 4096)";
 
 /// Extends the files of a relation to a number of blocks. A file has at most 131,072 blocks, and only the last one fewer.
 const EXTEND: &str = "\
