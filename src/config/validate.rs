@@ -108,11 +108,14 @@ impl Violations {
             self.add(paths, format!("{rule}: otherwise a context could lack the newest message"));
         }
         let total = server.request_timeout;
-        for (path, part) in [
+        let mut parts = vec![
             ("server.read_timeout", server.read_timeout),
             ("consolidation.inline_wait", consolidation.inline_wait),
-            ("search.rerank_timeout", settings.search.rerank_timeout),
-        ] {
+        ];
+        if !settings.search.rerank_pool.is_empty() {
+            parts.push(("search.rerank_timeout", settings.search.rerank_timeout));
+        }
+        for (path, part) in parts {
             if total <= part {
                 let [total, part] = [total, part].map(humantime::format_duration);
                 let rule = format!("must be longer than {path} ({part}), which it includes");

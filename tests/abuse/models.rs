@@ -48,7 +48,7 @@ async fn endless_responses_of_models_have_a_limit(backend: Backend) {
         ("llm.models.endless.provider", "endless"),
         ("llm.models.endless.model", "m"),
         ("llm.models.endless.retries", "0"),
-        ("llm.models.endless.breaker_min_calls", "1000"),
+        ("llm.models.endless.breaker_min_calls", "1000000"),
         ("llm.models.endless.max_concurrent_calls", "16"),
         ("llm.pools.default.models", "endless"),
         ("consolidation.threshold", "3"),
