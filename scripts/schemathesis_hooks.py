@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from schemathesis.core.parameters import ParameterLocation
 
 LINES = "application/x-ndjson"
+# The messages that the script imports into each session.
+LINES_OF_A_SESSION = 40
 
 content = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
 message = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": content})
@@ -111,9 +113,14 @@ def is_call(body):
 
 def near(case):
     """Nearly all ids and revisions that are made up are of nobody: most of them become one of a few, so that what one
-    request writes the next one finds. Of what the script has written before, only e and f are erased. Of imports,
-    most make a session of their own: into one that is there, they are refused."""
+    request writes the next one finds. Of what the script has written before, only e and f are erased, and only the
+    messages of g are redacted: other requests need the summaries of their sessions. Of imports, most make a session of
+    their own: into one that is there, they are refused."""
     path = case.path_parameters or {}
+    if case.operation.definition.raw["operationId"] == "redact_message":
+        if isinstance(seq := path.get("seq"), int) and seq % 3 and isinstance(path.get("session_id"), str):
+            path["session_id"], path["seq"] = "g", seq % LINES_OF_A_SESSION + 1
+        return
     if case.operation.definition.raw["operationId"] == "import_session" and (number := next(keys)) % 4:
         path["session_id"] = f"import-{number}"
         return

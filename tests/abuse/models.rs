@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 const CALLS: usize = 16;
 /// The memory that all calls may take together, and what the process needs for other purposes meanwhile, in MB.
-const MAX_MORE: u64 = 8 + 16;
+const MAX_MORE: u64 = 8 + 32;
 
 /// A server that is down. Once `is_endless` is set, its responses are one line without an end. Returns its base URL.
 async fn endless_line(is_endless: Arc<AtomicBool>) -> String {
