@@ -29,7 +29,7 @@ use super::exchange::hash_text;
 use super::format::{Format, anthropic_call_id, anthropic_tool_name};
 use super::id::{SessionId, UserId};
 use super::json::as_integer;
-use super::message::{Equivalent, Message, Role, block_equivalents, function_call_id};
+use super::message::{Equivalent, Message, Role, block_equivalents, function_call_id, speaker_name};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -202,6 +202,8 @@ impl Meaning {
             meaning.name = None;
             meaning.join_texts();
         }
+        // A context has the name in this form.
+        meaning.name = meaning.name.map(|name| speaker_name(&name)).filter(|name| !name.is_empty());
         meaning.content.retain(|part| *part != Part::Text(String::new()));
         meaning
     }
@@ -404,6 +406,8 @@ mod tests {
     #[test_case(r#"{"role":"tool","tool_call_id":"c","content":""}"#, r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c"}]}"#; "result without content")]
     #[test_case(PLAIN, r#"{"role":"assistant","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]},{"type":"text","text":"Hi","citations":[{"type":"x"}]}]}"#; "tool of the provider and citations")]
     #[test_case(r#"{"role":"user","content":[{"type":"file","file":{"filename":"a.pdf","file_data":"data:application/pdf;base64,aGk="}}]}"#, r#"{"role":"user","content":[{"type":"document","title":"a.pdf","source":{"type":"base64","media_type":"application/pdf","data":"aGk="}}]}"#; "document")]
+    #[test_case(r#"{"role":"user","name":"Ada <Lovelace>","content":"Hi"}"#, r#"{"role":"user","name":"Ada__Lovelace_","content":"Hi"}"#; "name as contexts have it")]
+    #[test_case(r#"{"role":"user","name":" ","tool_call_id":"","content":"Hi"}"#, r#"{"role":"user","content":"Hi"}"#; "blank name and empty id")]
     fn messages_with_the_same_meaning_are_the_same(stored: &str, given: &str) {
         assert_eq!(compare(stored, given), None);
     }

@@ -162,11 +162,17 @@ fn assert_standard(message: &Value) {
         },
     );
     assert!(role == "assistant" || !message["content"].is_null(), "{message:#}");
+    let is_valid = |char: char| !char.is_whitespace() && !"<|\\/>".contains(char);
+    assert!(message["name"].is_null() || !word(message, "name").is_empty(), "{message:#}");
+    assert!(word(message, "name").chars().all(is_valid), "{message:#}");
     for part in list(&message["content"]) {
         match word(part, "type") {
             "text" => assert_fields(part, &["type", "text"]),
             kind @ ("image_url" | "input_audio" | "file") if role == "user" => {
                 assert_fields(part, &["type", kind]);
+                let sources = ["url", "data", "file_data", "file_id"];
+                let has_data = sources.iter().any(|key| !word(&part[kind], key).is_empty());
+                assert!(has_data, "no data: {message:#}");
             }
             other => panic!("{other} in {message:#}"),
         }
@@ -213,7 +219,8 @@ pub(crate) fn assert_anthropic_accepts(context: &Value) {
                     let call = open.iter().position(|open| *open == id);
                     open.remove(call.unwrap_or_else(|| panic!("a result without a call: {}", place())));
                     for inside in list(&block["content"]) {
-                        assert!(matches!(word(inside, "type"), "text" | "image" | "document"), "{}", place());
+                        let kinds = ["text", "image", "document", "search_result", "tool_reference"];
+                        assert!(kinds.contains(&word(inside, "type")), "{}", place());
                         let blank = inside["text"].as_str().is_some_and(|text| text.trim().is_empty());
                         assert!(!blank, "blank text: {}", place());
                     }

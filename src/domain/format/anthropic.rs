@@ -201,7 +201,13 @@ fn render_chat_message(
     let json = if message.lacks_attachments { message.json } else { message.sent_json };
     let parsed = Message::from_stored(json.to_owned())?;
     let parsed = parsed.standard().unwrap_or(parsed);
-    let (blocks, tokens) = render_blocks(&parsed, message.metadata.tokens, ids);
+    // The standard form replaces characters of a name that only the chat format does not permit.
+    let stored = match parsed.name() {
+        Some(_) if message.json != message.sent_json => Some(Message::from_stored(message.json.to_owned())?),
+        _ => None,
+    };
+    let name = stored.as_ref().unwrap_or(&parsed).name().unwrap_or_default();
+    let (blocks, tokens) = render_blocks(&parsed, name, message.metadata.tokens, ids);
     Ok((blocks.into_iter().map(|block| block.into_item(speaker)).collect(), tokens))
 }
 
@@ -271,20 +277,24 @@ fn with_cache_control(block: &str) -> String {
     format!(r#"{open},"cache_control":{{"type":"ephemeral"}}}}"#)
 }
 
-/// Converts a message to blocks and returns them with their tokens. `stored_tokens` was counted when the message was
-/// stored.
+/// Converts a message in its standard form to blocks and returns them with their tokens. `name` is the recorded one;
+/// `stored_tokens` was counted when the message was stored.
 ///
 /// The figures are those of the chat format: [`PER_MESSAGE`] for each block except images and documents, which count
 /// [`PER_ATTACHMENT`] each, plus the tokens of texts, ids, names and arguments. The text of a result counts without
 /// [`PER_MESSAGE`]. Only differences from the stored message are counted: changed ids and names, replacements of omitted
 /// parts, tokens at the boundaries of split texts, and arguments that are not an object.
-fn render_blocks(message: &Message, stored_tokens: i64, ids: &CallIds) -> (Vec<ContentBlock>, i64) {
+fn render_blocks(
+    message: &Message,
+    name: &str,
+    stored_tokens: i64,
+    ids: &CallIds,
+) -> (Vec<ContentBlock>, i64) {
     let (mut blocks, additional_tokens) = render_content(message, message.role() == Role::Assistant);
     let mut tokens = stored_tokens - PER_MESSAGE + additional_tokens;
     // The stored count includes the name. Only names of users are rendered: a model that sees a name before its own
     // messages begins to write it itself.
-    let name = message.name().unwrap_or_default();
-    tokens -= count_text(name);
+    tokens -= message.name().map_or(0, count_text);
     match message.role() {
         Role::Tool => {
             let stored_id = message.tool_call_id().unwrap_or_default();
@@ -523,7 +533,8 @@ mod tests {
 
     fn rendered_tokens(json: &str, stored_tokens: i64) -> i64 {
         let message = Message::from_stored(json.to_owned()).expect("a message");
-        render_blocks(&message, stored_tokens, &CallIds::default()).1
+        let name = message.name().unwrap_or_default();
+        render_blocks(&message, name, stored_tokens, &CallIds::default()).1
     }
 
     /// `tests/api/contexts/lists.rs` checks that the differences are right.

@@ -4,6 +4,7 @@
 //! pairs of calls and results apply to messages. So a user message with several results is stored as several messages.
 
 use super::members::{Members, ObjectWriter, as_string, elements, escape_key, list, object, quote};
+use super::parts::shorten_type;
 
 /// The equivalent of a block in the chat format.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +94,70 @@ pub fn block_equivalents(kind: &str, json: &str) -> Option<Vec<Equivalent>> {
     if kind == "tool_result" { Some(result_equivalents(&block)) } else { equivalents(kind, &block) }
 }
 
+/// Returns the errors of a block that only the Anthropic format has, with their paths. A block inside it of an unknown type
+/// is an error, too, because its text would be lost.
+pub(super) fn block_errors(kind: &str, block: &Members<'_>) -> Vec<(String, String)> {
+    let mut errors = Vec::new();
+    match kind {
+        "tool_result" => {
+            add_content_errors("content", block.get("content"), &mut errors);
+            if block.get("is_error").is_some_and(|mark| !["true", "false"].contains(&mark)) {
+                errors.push(("is_error".to_owned(), "must be true or false".to_owned()));
+            }
+        }
+        "search_result" => add_content_errors("content", block.get("content"), &mut errors),
+        "image" | "document" => match block.get("source").filter(|source| source.starts_with('{')) {
+            None => errors.push(("source".to_owned(), "missing: an object with the data".to_owned())),
+            Some(source) => {
+                let source = Members::parse(source);
+                if source.string("type").as_deref() == Some("content") {
+                    add_content_errors("source.content", source.get("content"), &mut errors);
+                }
+            }
+        },
+        _ => {}
+    }
+    errors
+}
+
+/// Adds the errors of the content of a result, a document or a search result.
+fn add_content_errors(path: &str, content: Option<&str>, errors: &mut Vec<(String, String)>) {
+    let Some(content) = content.filter(|content| !content.starts_with('"')) else { return };
+    if !content.starts_with('[') {
+        errors.push((path.to_owned(), "must be a string or a list of content blocks".to_owned()));
+        return;
+    }
+    for (index, json) in elements(content).into_iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        if !json.starts_with('{') {
+            errors.push((path, "must be an object".to_owned()));
+            continue;
+        }
+        let block = Members::parse(json);
+        match block.string("type").as_deref().unwrap_or_default() {
+            "text" if block.string("text").is_none() => {
+                errors.push((format!("{path}.text"), "missing: a string".to_owned()));
+            }
+            "text" => {}
+            kind if BLOCKS_OF_RESULTS.contains(&kind) => {
+                let inner = block_errors(kind, &block);
+                errors.extend(inner.into_iter().map(|(field, detail)| (format!("{path}.{field}"), detail)));
+            }
+            kind => {
+                let detail = format!(
+                    "{:?} is an unknown type of block in a result or a document: send text, {}",
+                    shorten_type(kind),
+                    BLOCKS_OF_RESULTS.join(", ")
+                );
+                errors.push((format!("{path}.type"), detail));
+            }
+        }
+    }
+}
+
+/// The types of blocks that a result can have, other than text. A reference names a tool and has no text.
+const BLOCKS_OF_RESULTS: [&str; 4] = ["image", "document", "search_result", "tool_reference"];
+
 /// Splits a user message with results into one message for each result and one for each part between them. Returns `None`
 /// if it has no results, or consists of one. The first message keeps the other fields.
 pub(super) fn split_results(json: &str) -> Option<Vec<String>> {
@@ -180,9 +245,14 @@ fn is_only_in_anthropic(json: &str) -> bool {
     match block.string("type").as_deref().unwrap_or_default() {
         "tool_use" | "tool_result" | "redacted_thinking" => true,
         "text" => block.get("citations").is_some(),
-        "thinking" => block.get("signature").is_some(),
+        "thinking" => is_signed(&block),
         kind => equivalents(kind, &block).is_some(),
     }
+}
+
+/// Returns `true` for thinking that the API accepts. Other providers send an empty signature.
+fn is_signed(thinking: &Members<'_>) -> bool {
+    thinking.string("signature").is_some_and(|signature| !signature.is_empty())
 }
 
 impl AnthropicBlock {
@@ -191,7 +261,7 @@ impl AnthropicBlock {
         let kind = block.string("type").unwrap_or_default();
         let is_sent = match kind.as_str() {
             "text" => !block.string("text").unwrap_or_default().trim().is_empty(),
-            "thinking" => block.get("signature").is_some(),
+            "thinking" => is_signed(&block),
             "reasoning" => false,
             "redacted_thinking" | "tool_use" | "tool_result" => true,
             kind if equivalents(kind, &block).is_some() => true,
@@ -275,7 +345,8 @@ fn add_size(kind: &str, json: &str, size: &mut BlockSize) {
     }
 }
 
-/// Returns a block without nulls and marks for the cache. The content of a result is a list of blocks, too.
+/// Returns a block without nulls and marks for the cache. The content of a result is a list of blocks, too. A call gets the
+/// input that the API requires.
 fn clean(block: &Members<'_>, kind: &str) -> String {
     let mut cleaned = ObjectWriter::with_capacity(64);
     for (key, value) in block.0.iter().filter(|(key, value)| *value != "null" && key != "cache_control") {
@@ -293,6 +364,9 @@ fn clean(block: &Members<'_>, kind: &str) -> String {
         } else {
             cleaned.add(&escape_key(key), value);
         }
+    }
+    if kind == "tool_use" && block.get("input").is_none() {
+        cleaned.add("input", "{}");
     }
     cleaned.finish()
 }

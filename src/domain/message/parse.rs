@@ -5,10 +5,10 @@
 
 use super::super::json::{self, MapOnly};
 use super::super::validation::FieldError;
-use super::blocks::{Equivalent, equivalents, result_equivalents};
+use super::blocks::{Equivalent, block_errors, equivalents, result_equivalents};
 use super::members::Members;
 use super::minify_json;
-use super::parts::{Content, MessageParts, Role, ToolCall, custom_arguments, function_call_id};
+use super::parts::{Content, MessageParts, Role, ToolCall, custom_arguments, function_call_id, shorten_type};
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, SeqAccess, Visitor};
@@ -24,8 +24,6 @@ const MAX_EXTRA_BYTES: usize = 16 * 1024;
 /// The types of content parts, for error texts.
 const KNOWN_PARTS: &str = "text, input_text, output_text, refusal, image_url, input_image, input_audio, file, input_file, \
     reasoning or thinking";
-/// Number of characters of an unknown type that an error shows.
-const MAX_SHOWN_CHARS: usize = 64;
 
 /// The source of a message, which decides about unknown content parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +204,8 @@ impl RawMessage<'_> {
             errors.push(FieldError::new("content", "missing: a string or a list of content parts"));
         }
         let name = self.name.as_deref().filter(|name| !name.is_empty());
-        let tool_call_id = if is_function { name.map(function_call_id) } else { self.tool_call_id };
+        let given_id = self.tool_call_id.filter(|id| !id.is_empty());
+        let tool_call_id = if is_function { name.map(function_call_id) } else { given_id };
         let has_result = blocks.result_of.is_some();
         let tool_call_id = if has_result {
             role = Some(Role::Tool);
@@ -217,8 +216,7 @@ impl RawMessage<'_> {
         if is_function && tool_call_id.is_none() {
             let detail = "missing: a function message names the function whose result it is";
             errors.push(FieldError::new("name", detail));
-        } else if role == Some(Role::Tool) && !has_result && tool_call_id.as_deref().is_none_or(str::is_empty)
-        {
+        } else if role == Some(Role::Tool) && !has_result && tool_call_id.is_none() {
             let detail = "missing: a tool message names the tool call whose result it is";
             errors.push(FieldError::new("tool_call_id", detail));
         }
@@ -296,7 +294,7 @@ fn explain_item(item_type: &str) -> Option<String> {
         kind if kind.ends_with("_call") => "leave it out",
         _ => return None,
     };
-    let shown: String = item_type.chars().take(MAX_SHOWN_CHARS).collect();
+    let shown = shorten_type(item_type);
     Some(format!("missing: {shown} is an item of the Responses API, not a message: {advice}"))
 }
 
@@ -359,6 +357,12 @@ impl RawContent<'_> {
                 errors.push(FieldError::new(format!("content[{index}].{field}"), detail));
             };
             if source != Source::Client && part.read_block(role, &mut content, blocks, &mut push) {
+                if source == Source::AnthropicClient {
+                    let kind = part.r#type.as_deref().unwrap_or_default();
+                    for (field, detail) in block_errors(kind, &part.block()) {
+                        push(&field, detail);
+                    }
+                }
                 continue;
             }
             match (part.r#type.as_deref().unwrap_or_default(), part.text, part.refusal) {
@@ -469,10 +473,10 @@ fn advice_for_unknown_part(kind: &str, source: Source) -> String {
         "function_call" | "tool_call" | "tool-call" => "send the call in tool_calls",
         "function_call_output" | "tool-result" => "send the result as a message with the role tool",
         _ => {
-            let kind: String = kind.chars().take(MAX_SHOWN_CHARS).collect();
             return format!(
-                "{kind:?} is no known type of content part: send {KNOWN_PARTS}, and data of an adapter in the field \
-                 extra of the message"
+                "{:?} is no known type of content part: send {KNOWN_PARTS}, and data of an adapter in the field \
+                 extra of the message",
+                shorten_type(kind)
             );
         }
     };

@@ -8,6 +8,14 @@ use utoipa::ToSchema;
 /// Longest id of a call that OpenAI accepts.
 const MAX_CALL_ID_BYTES: usize = 40;
 
+/// Number of characters of an unknown type that an error shows.
+const MAX_SHOWN_CHARS: usize = 64;
+
+/// Returns the beginning of the type of a part or an item, for an error.
+pub(super) fn shorten_type(kind: &str) -> String {
+    kind.chars().take(MAX_SHOWN_CHARS).collect()
+}
+
 /// The author of a message. A history holds no system messages: the system prompt comes with each context request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

@@ -12,6 +12,9 @@ use std::borrow::Cow;
 /// Number of characters of a file name, or of a part type, that are shown to a model.
 const MAX_NAME_CHARS: usize = 200;
 
+/// Longest name of a speaker that OpenAI accepts.
+const MAX_SPEAKER_CHARS: usize = 64;
+
 /// The messages whose images, audio and files are kept. In all others, a text names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attachments {
@@ -60,6 +63,27 @@ fn is_plain(json: &str) -> bool {
             before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
         })
     })
+}
+
+/// Returns the JSON of a name in the form that all providers accept; `None` without a name.
+fn standard_name(json: &str) -> Option<Cow<'_, str>> {
+    // A backslash also begins every escape.
+    let is_standard = json.len() <= MAX_SPEAKER_CHARS && !json.contains(is_invalid_in_name);
+    if is_standard {
+        return (json.starts_with('"') && json != r#""""#).then_some(json.into());
+    }
+    let name = speaker_name(&as_string(json)?);
+    (!name.is_empty()).then(|| quote(&name).into())
+}
+
+/// Returns the name of a speaker as OpenAI accepts it.
+pub fn speaker_name(name: &str) -> String {
+    let valid = |char| if is_invalid_in_name(char) { '_' } else { char };
+    name.trim().chars().map(valid).take(MAX_SPEAKER_CHARS).collect()
+}
+
+fn is_invalid_in_name(char: char) -> bool {
+    char.is_whitespace() || "<|\\/>".contains(char)
 }
 
 /// Returns the text that replaces an attachment that cannot be sent.
@@ -121,7 +145,11 @@ impl Converter {
                 "name" if role == "function" => {
                     function = as_string(value).map(|name| quote(&function_call_id(&name)));
                 }
-                "name" if !is_tool && *value != r#""""# && value.starts_with('"') => standard.add(key, value),
+                "name" if !is_tool => {
+                    if let Some(name) = standard_name(value) {
+                        standard.add(key, &name);
+                    }
+                }
                 "tool_call_id" if role == "tool" => standard.add(key, value),
                 _ => {}
             }
@@ -226,9 +254,9 @@ impl Converter {
             // Calls are in `tool_calls`.
             "reasoning" | "thinking" | "redacted_thinking" | "tool_use" => return,
             "image_url" | "input_image" => image(&part, json),
-            "input_audio" => attachment(&part, json, "input_audio", &["data", "format"]),
-            "file" => attachment(&part, json, "file", FILE_FIELDS),
-            "input_file" if part.get("file_data").or_else(|| part.get("file_id")).is_some() => {
+            "input_audio" => attachment(&part, json, "input_audio", AUDIO_FIELDS, &["data"]),
+            "file" => attachment(&part, json, "file", FILE_FIELDS, FILE_SOURCES),
+            "input_file" if has_text(&part, FILE_SOURCES) => {
                 Some(object(&[("type", r#""file""#), ("file", &select(&part, FILE_FIELDS))]).into())
             }
             kind => match equivalents(kind, &part) {
@@ -276,6 +304,16 @@ fn join_parts(parts: &[StandardPart<'_>], role: &str, given: Option<&str>, has_c
 }
 
 const FILE_FIELDS: &[&str] = &["file_data", "file_id", "filename"];
+/// The fields of a file of which one is needed.
+const FILE_SOURCES: &[&str] = &["file_data", "file_id"];
+const AUDIO_FIELDS: &[&str] = &["data", "format"];
+const IMAGE_FIELDS: &[&str] = &["url", "detail"];
+
+/// Returns `true` if one of the members is a text that is not empty.
+fn has_text(members: &Members<'_>, keys: &[&str]) -> bool {
+    let is_text = |json: &str| json.starts_with('"') && json != r#""""#;
+    keys.iter().any(|key| members.get(key).is_some_and(is_text))
+}
 
 fn add_once(object: &mut ObjectWriter, key: &str, value: &mut Option<String>) {
     if let Some(value) = value.take() {
@@ -292,10 +330,19 @@ fn select(members: &Members<'_>, keys: &[&str]) -> String {
     selected.finish()
 }
 
-/// Returns a part whose content is the object `kind` with these fields.
-fn attachment<'a>(part: &Members<'a>, json: &'a str, kind: &str, fields: &[&str]) -> Option<Cow<'a, str>> {
-    let content = part.get(kind).filter(|content| content.starts_with('{'))?;
-    let content = Members::parse(content);
+/// Returns a part whose content is the object `kind` with these fields, or `None` if it has none of the `sources`, which are
+/// texts: providers reject the whole list then.
+fn attachment<'a>(
+    part: &Members<'a>,
+    json: &'a str,
+    kind: &str,
+    fields: &[&str],
+    sources: &[&str],
+) -> Option<Cow<'a, str>> {
+    let content = Members::parse(part.get(kind)?);
+    if !has_text(&content, sources) {
+        return None;
+    }
     if part.are_among(&["type", kind]) && content.are_among(fields) {
         return Some(json.into());
     }
@@ -306,7 +353,10 @@ fn attachment<'a>(part: &Members<'a>, json: &'a str, kind: &str, fields: &[&str]
 fn image<'a>(part: &Members<'a>, json: &'a str) -> Option<Cow<'a, str>> {
     let url = part.get("image_url")?;
     if !url.starts_with('"') {
-        return attachment(part, json, "image_url", &["url", "detail"]);
+        return attachment(part, json, "image_url", IMAGE_FIELDS, &["url"]);
+    }
+    if url == r#""""# {
+        return None;
     }
     let mut image = ObjectWriter::with_capacity(url.len() + 32);
     image.add("url", url);
@@ -441,10 +491,13 @@ fn add_part_fields(additional: &mut String, json: &str) {
     let mut parts = Vec::new();
     Converter { attachments: Attachments::OfAllMessages, lacks_attachments: false }
         .add_part(json, "user", &mut parts);
+    let is_described = parts.iter().any(|part| part.text.is_some());
     let standard: &[&str] = match part.string("type").as_deref() {
         _ if parts.is_empty() => &[],
         Some("text" | "input_text" | "output_text") => &["type", "text"],
         Some("refusal") => &["type", "refusal"],
+        // A text replaces the attachment in the standard form.
+        _ if is_described => &["type"],
         Some("image_url" | "input_image") => &["type", "image_url", "detail"],
         Some("input_audio") => &["type", "input_audio"],
         Some("file") => &["type", "file"],
@@ -453,8 +506,8 @@ fn add_part_fields(additional: &mut String, json: &str) {
     };
     for (key, value) in part.0.iter().filter(|(_, value)| *value != "null") {
         let inner: &[&str] = match &**key {
-            "image_url" => &["url", "detail"],
-            "input_audio" => &["data", "format"],
+            "image_url" => IMAGE_FIELDS,
+            "input_audio" => AUDIO_FIELDS,
             "file" => FILE_FIELDS,
             _ => &[],
         };

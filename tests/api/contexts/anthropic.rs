@@ -181,6 +181,32 @@ async fn history_of_both_formats_is_valid_in_both(backend: Backend) {
     }
 }
 
+/// Dumps and other servers of the format have blocks that the API rejects: a call without input, an empty signature.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn incomplete_blocks_are_completed_or_left_out(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let given = [
+        json!({"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm, quetzal.", "signature": ""}, text("Calling."),
+            {"type": "tool_use", "id": "a", "name": "find", "input": null}, {"type": "tool_use", "id": "b", "name": "find"},
+        ]}),
+        json!({"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": null, "is_error": null},
+            {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "tool_reference", "tool_name": "find"}]},
+        ]}),
+    ];
+    app.post(PATH, body(&given)).await.ok(201);
+    let response = app.post("/sessions/s/context", json!({"format": "anthropic"})).await;
+    let context = response.ok(200);
+    let sent = json!([text("Calling."), tool_use("a", &json!({})), tool_use("b", &json!({}))]);
+    assert_eq!(context["messages"][1]["content"], sent);
+    assert_anthropic_accepts(&context);
+    assert_eq!(context["tokens"]["total"], tokens_of_anthropic(&response.text) - 3);
+    assert_eq!(app.history("s").await[0], given[0]);
+}
+
 /// Imports plain lines.
 async fn import(app: &TestApp, session: &str, messages: &[Value]) -> Response {
     let lines: Vec<String> = messages.iter().map(Value::to_string).collect();
@@ -263,6 +289,21 @@ async fn invalid_blocks_are_rejected_by_name() {
     rejected("assistant", tool_use("a", &json!([])), "input", "object").await;
     rejected("assistant", json!({"type": "tool_result", "tool_use_id": "a"}), "type", "user").await;
     rejected("user", json!({"type": "tool_result"}), "tool_use_id", "missing").await;
+    // Blocks inside of blocks: their text would be lost, and the API would reject every list with them.
+    let result = |content: Value| json!({"type": "tool_result", "tool_use_id": "a", "content": content});
+    let unknown = json!([text("a"), {"type": "whatever", "text": "lost"}]);
+    rejected("user", result(unknown.clone()), "content[1].type", "whatever").await;
+    rejected("user", result(json!([image(), "lost"])), "content[1]", "object").await;
+    rejected("user", result(json!([{"type": "text", "text": null}])), "content[0].text", "string").await;
+    rejected("user", result(json!({"text": "lost"})), "content", "list").await;
+    rejected("user", result(json!([{"type": "image"}])), "content[0].source", "missing").await;
+    let search_result = json!({"type": "search_result", "title": "t", "source": "s", "content": unknown});
+    rejected("user", result(json!([search_result])), "content[0].content[1].type", "whatever").await;
+    let document = json!({"type": "document", "source": {"type": "content", "content": unknown}});
+    rejected("user", document, "source.content[1].type", "whatever").await;
+    rejected("user", json!({"type": "document", "source": null}), "source", "missing").await;
+    let marked = json!({"type": "tool_result", "tool_use_id": "a", "is_error": "yes"});
+    rejected("user", marked, "is_error", "true or false").await;
     let large = json!({"role": "user", "content": [text("a")], "extra": {"large": "x".repeat(16 * 1024)}});
     assert_eq!(app.post(PATH, body(&[large])).await.fields(), ["messages[0].extra"]);
     let chat = json!({"messages": [{"role": "assistant", "content": [tool_use("a", &json!({}))]}]});

@@ -3,7 +3,9 @@
 
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
-use crate::support::lists::{assert_openai_accepts, tokens_of_openai};
+use crate::support::lists::{
+    assert_anthropic_accepts, assert_openai_accepts, tokens_of_anthropic, tokens_of_openai,
+};
 use serde_json::{Value, json};
 use test_case::test_case;
 
@@ -60,6 +62,8 @@ fn standard_shapes() -> Vec<Value> {
         json!({"role": "user", "name": "ada", "content": "a \"quoted\" text \\"}),
     ]
 }
+
+const UNSHOWN_IMAGE: &str = "(an image that can't be shown here)";
 
 fn converted_texts() -> Vec<Shape> {
     let thinking = json!({"type": "thinking", "thinking": [text("Hm, quetzal.")]});
@@ -142,6 +146,42 @@ fn converted_texts() -> Vec<Shape> {
     ]
 }
 
+fn converted_names_and_attachments() -> Vec<Shape> {
+    vec![
+        // Attachments without their data, which providers reject.
+        shape(
+            asked(
+                &json!([{"type": "image_url", "image_url": {"url": null}}, {"type": "image_url", "image_url": ""}]),
+            ),
+            asked(&json!([text(UNSHOWN_IMAGE), text(UNSHOWN_IMAGE)])),
+            asked(&json!([{"type": "image_url", "image_url": {}}, {"type": "image_url", "image_url": ""}])),
+        ),
+        shape(
+            asked(
+                &json!([{"type": "input_audio", "input_audio": {"format": "wav"}}, {"type": "file", "file": {"filename": "a.pdf"}}]),
+            ),
+            asked(&json!([
+                text("(audio that can't be shown here)"),
+                text("(the file \"a.pdf\" that can't be shown here)")
+            ])),
+            asked(
+                &json!([{"type": "input_audio", "input_audio": {"format": "wav"}}, {"type": "file", "file": {"filename": "a.pdf"}}]),
+            ),
+        ),
+        // Names that OpenAI rejects.
+        shape(
+            json!({"role": "user", "name": "Ada <Lovelace>", "content": "Named."}),
+            json!({"role": "user", "name": "Ada__Lovelace_", "content": "Named."}),
+            json!({"role": "user", "name": "Ada <Lovelace>", "content": "Named."}),
+        ),
+        shape(
+            json!({"role": "user", "name": " ", "tool_call_id": "", "content": "Not named."}),
+            asked(&json!("Not named.")),
+            json!({"role": "user", "name": " ", "tool_call_id": "", "content": "Not named."}),
+        ),
+    ]
+}
+
 fn converted_calls() -> Vec<Shape> {
     let image = json!({"type": "image_url", "image_url": {"url": "https://e.org/a.png"}});
     let custom = json!({"id": "c3", "type": "custom", "custom": {"name": "run", "input": "ls \"x\""}});
@@ -188,7 +228,11 @@ fn converted_calls() -> Vec<Shape> {
 async fn every_shape_is_kept_and_sent_in_both_forms(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     let same = standard_shapes().into_iter().map(|same| shape(same.clone(), same.clone(), same));
-    let shapes: Vec<Shape> = same.chain(converted_texts()).chain(converted_calls()).collect();
+    let shapes: Vec<Shape> = same
+        .chain(converted_texts())
+        .chain(converted_names_and_attachments())
+        .chain(converted_calls())
+        .collect();
     let column = |of: fn(&Shape) -> &Value| shapes.iter().map(of).cloned().collect::<Vec<_>>();
     let given = column(|shape| &shape.given);
     for part in given.chunks(5) {
@@ -220,8 +264,12 @@ async fn every_shape_is_kept_and_sent_in_both_forms(backend: Backend) {
     }
     assert_eq!(app.get("/search?q=quetzal").await["items"], json!([]), "reasoning is not searched");
     // Messages without text become valid messages of the other format, too.
-    let context = app.context("s", &json!({"format": "anthropic"})).await;
-    crate::support::lists::assert_anthropic_accepts(&context);
+    let response = app.post("/sessions/s/context", json!({"format": "anthropic"})).await;
+    let context = response.ok(200);
+    assert_anthropic_accepts(&context);
+    assert_eq!(context["tokens"]["total"], tokens_of_anthropic(&response.text) - 3);
+    // A block of text has any name.
+    assert!(context["messages"].to_string().contains(r#""Ada <Lovelace>:""#), "{context}");
 }
 
 /// Fields that are sent on request count, and the budget limits them.

@@ -53,13 +53,15 @@ fn user() -> impl Strategy<Value = Value> {
         4 => text().prop_map(Value::from),
         1 => vec(user_part(), 1..4).prop_map(Value::from),
     ];
-    (content, proptest::option::weighted(0.2, select(vec!["Ada", "bo_2"]))).prop_map(|(content, name)| {
-        let mut message = json!({"role": "user", "content": content});
-        if let Some(name) = name {
-            message["name"] = name.into();
-        }
-        message
-    })
+    (content, proptest::option::weighted(0.2, select(vec!["Ada", "bo_2", "Ada Lovelace"]))).prop_map(
+        |(content, name)| {
+            let mut message = json!({"role": "user", "content": content});
+            if let Some(name) = name {
+                message["name"] = name.into();
+            }
+            message
+        },
+    )
 }
 
 fn assistant() -> impl Strategy<Value = Value> {
