@@ -23,6 +23,7 @@ use middleware::auth::Auth;
 use middleware::origin_guard::OriginGuard;
 use middleware::security_headers;
 use openapi::responses::RouteKind;
+use routes::health::MetricsExporter;
 use routes::{
     consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, redactions,
     retention, revisions, search, sessions, skills, sync, tools, usage, users,
@@ -128,19 +129,22 @@ pub fn router(
         let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
         ready(error::method_not_allowed(request.method(), request.uri(), &table.methods(path)))
     };
+    let admission = Arc::new(Admission::new(limits, server.read_timeout));
+    let exporter =
+        MetricsExporter { prometheus, http: http_metrics.clone(), admission: Arc::clone(&admission) };
     let guard = Guard {
         access,
         auth: Auth {
             authenticator,
             origin_guard: OriginGuard::new(&server.allowed_hosts, &server.cors_origins),
         },
-        admission: Arc::new(Admission::new(limits, server.read_timeout)),
+        admission,
         limits: Arc::clone(limits),
         request_timeout: server.request_timeout,
     };
     let router = (buffered.into_router())
         .merge(streaming.into_router())
-        .merge(operational.into_router().route_layer(Extension(prometheus)))
+        .merge(operational.into_router().route_layer(Extension(exporter)))
         .with_state(service)
         .fallback(error::route_not_found)
         .method_not_allowed_fallback(method_not_allowed.clone())

@@ -3,7 +3,7 @@
 //! It depends on [`Store`] and [`Llm`] only. A model call never happens while a connection, a transaction or a
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
-use self::metrics::ServiceMetrics;
+use self::metrics::{ServiceMetrics, ServiceState};
 use crate::capacity::{Capacity, FairQueue, Overloaded};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
@@ -254,8 +254,8 @@ impl MemoryService {
     #[must_use]
     pub fn new(store: Arc<Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
         let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
-        let context_cache = ContextCache::new(config.context_cache_bytes);
         let metrics = ServiceMetrics::new();
+        let context_cache = ContextCache::new(config.context_cache_bytes, metrics.cache.clone());
         let slots = config.rerank.as_ref().map_or(0, |rerank| rerank.max_concurrent_calls);
         let rerank_calls = FairQueue::new(Capacity { slots, memory: 0, memory_of_client: 0 });
         let large_copies = Semaphore::new(1);
@@ -276,6 +276,17 @@ impl MemoryService {
     /// Checks that the service can work.
     pub async fn ready(&self) -> Result<(), Error> {
         Ok(self.store.check_ready().await?)
+    }
+
+    /// Sets the gauges that describe the present state.
+    pub fn update_metrics(&self) {
+        let (cache_sessions, cache_bytes) = self.context_cache.size();
+        self.metrics.set_state(&ServiceState {
+            consolidations_running: self.tasks.len(),
+            cache_bytes,
+            cache_sessions,
+            connections: self.store.connection_counts(),
+        });
     }
 
     /// Stops running consolidations. They release their leases, so that another replica can take over at once, and

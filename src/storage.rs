@@ -48,6 +48,22 @@ pub use store::{
     StoredMessage,
 };
 
+/// The connections of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionCounts {
+    pub open: usize,
+    /// Open connections that no statement uses.
+    pub idle: usize,
+    pub max: usize,
+}
+
+impl ConnectionCounts {
+    fn of<D: sqlx::Database>(pool: &sqlx::Pool<D>) -> Self {
+        let max = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
+        Self { open: usize::try_from(pool.size()).unwrap_or(usize::MAX), idle: pool.num_idle(), max }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Largest number of connections.

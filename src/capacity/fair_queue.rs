@@ -28,6 +28,16 @@ pub struct Capacity {
     pub memory_of_client: usize,
 }
 
+/// The load of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    pub slots: usize,
+    /// In bytes.
+    pub memory: usize,
+    /// Number of waiting claims.
+    pub waiting: usize,
+}
+
 /// The part of a capacity that a piece of work needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
@@ -147,6 +157,13 @@ impl FairQueue {
         let own = state.clients.get(&client).map_or(0, |backlog| backlog.waiting);
         let others = state.clients.values().map(|backlog| backlog.waiting.min(own + 1)).sum::<usize>();
         others.min(state.waiting.len())
+    }
+
+    /// Returns the load of the queue.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        let state = self.lock();
+        Load { slots: state.slots_in_use, memory: state.memory_in_use, waiting: state.waiting.len() }
     }
 
     fn reduced(&self, claim: Claim) -> Claim {

@@ -5,6 +5,7 @@
 //! committed batch stays, even if a later one fails.
 
 use super::leases::keep_lease;
+use super::metrics::RunCause;
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::capacity;
@@ -24,7 +25,7 @@ use serde::Serialize;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use tokio::task::JoinHandle;
 use tracing::Instrument as _;
@@ -81,6 +82,23 @@ pub enum Outcome {
     Failed,
     /// No pool is configured, or the mode is `off`.
     Disabled,
+}
+
+impl Outcome {
+    pub(super) const ALL: [Self; 6] =
+        [Self::NotDue, Self::Consolidated, Self::Scheduled, Self::InProgress, Self::Failed, Self::Disabled];
+
+    /// Returns the name in responses and metrics.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::NotDue => "not_due",
+            Self::Consolidated => "consolidated",
+            Self::Scheduled => "scheduled",
+            Self::InProgress => "in_progress",
+            Self::Failed => "failed",
+            Self::Disabled => "disabled",
+        }
+    }
 }
 
 impl From<Outcome> for ConsolidationReport {
@@ -155,7 +173,7 @@ impl MemoryService {
     ) -> Result<Option<Revision>, Error> {
         let pools = self.config.pools.clone().ok_or(Error::ConsolidationDisabled)?;
         self.session(tenant, session).await?;
-        let run = self.spawn_run(tenant, session, LeaseCondition::Force, None, &pools);
+        let run = self.spawn_run(tenant, session, RunCause::Request, LeaseCondition::Force, None, &pools);
         match run.await {
             Ok(ConsolidationReport { outcome: Outcome::Failed, reason, .. }) => {
                 Err(Error::ConsolidationFailed(reason.unwrap_or_default()))
@@ -175,6 +193,7 @@ impl MemoryService {
         &self,
         tenant: &TenantId,
         session: &SessionId,
+        cause: RunCause,
         condition: LeaseCondition,
         plan: Option<SnapshotPlan>,
         pools: &PoolNames,
@@ -184,8 +203,9 @@ impl MemoryService {
         let span = tracing::info_span!("consolidation", session = &*redact_keys(session.as_str()));
         let metrics = self.metrics.clone();
         let run = async move {
+            let started_at = Instant::now();
             let report = service.take_lease_and_run(tenant, &session, condition, plan, pools).await;
-            metrics.record_consolidation(report.outcome);
+            metrics.record_consolidation(cause, &report, started_at.elapsed());
             report
         };
         self.tasks.spawn(capacity::scope(capacity::inherited(), run.instrument(span)))

@@ -7,6 +7,7 @@
 //! head. In particular, a session that was rewound or redacted, or erased and created again, has another incarnation.
 
 use super::Error;
+use super::metrics::CacheMetrics;
 use crate::blocking;
 use crate::capacity;
 use crate::domain::exchange::{Exchange, PersistedExchange};
@@ -36,6 +37,7 @@ type Key = (TenantId, SessionId);
 pub(super) struct ContextCache {
     snapshots: Cache<Key, Arc<ContextSnapshot>, ByMemory>,
     max_snapshot_bytes: usize,
+    metrics: CacheMetrics,
 }
 
 /// Weighs a snapshot by the memory that it takes.
@@ -57,9 +59,14 @@ fn memory_of(snapshot: &ContextSnapshot) -> usize {
 
 impl ContextCache {
     /// Creates a cache of at most this size; with 0, nothing is kept.
-    pub(super) fn new(max_bytes: usize) -> Self {
+    pub(super) fn new(max_bytes: usize, metrics: CacheMetrics) -> Self {
         let snapshots = Cache::with_weighter(EXPECTED_SESSIONS, max_bytes as u64, ByMemory);
-        Self { snapshots, max_snapshot_bytes: max_bytes / MAX_PART }
+        Self { snapshots, max_snapshot_bytes: max_bytes / MAX_PART, metrics }
+    }
+
+    /// Returns the number of sessions in the cache, and their memory in bytes.
+    pub(super) fn size(&self) -> (usize, u64) {
+        (self.snapshots.len(), self.snapshots.weight())
     }
 
     /// Returns everything that a context consists of, with the newest messages of the tail, as of one moment.
@@ -77,6 +84,7 @@ impl ContextCache {
             match store.session_head(tenant, session).await? {
                 Some(head) => {
                     if let Some(snapshot) = self.refresh(store, &key, &copy, head, limit).await? {
+                        self.metrics.hits.increment(1);
                         let bytes = snapshot.tail.bytes();
                         if blocking::is_large(bytes) {
                             capacity::claim(bytes.saturating_mul(COPIES_OF_RENDERED)).await?;
@@ -87,6 +95,7 @@ impl ContextCache {
                 None => self.forget_session(tenant, session),
             }
         }
+        self.metrics.misses.increment(1);
         capacity::claim(SMALL_TAIL_BYTES * COPIES_OF_LOADED).await?;
         let snapshot = match store.load_context(tenant, session, user, limit).await? {
             LoadedContext::Complete(snapshot) => snapshot,

@@ -1,6 +1,7 @@
 //! Building a context: the message list that an agent should send to its model now.
 
 use super::consolidation::{ConsolidationReport, Outcome, SnapshotPlan};
+use super::metrics::RunCause;
 use super::{Error, MemoryService, PoolNames, invalid_message};
 use crate::blocking;
 use crate::capacity::WorkPermit;
@@ -120,7 +121,8 @@ impl MemoryService {
         let (snapshot, report) = match self.check_consolidation(&snapshot, options.mode) {
             ConsolidationCheck::Report(report) => (snapshot, report),
             ConsolidationCheck::Due(due) => {
-                let run = self.spawn_run(tenant, session, due.condition, due.plan, &due.pools);
+                let cause = RunCause::Threshold;
+                let run = self.spawn_run(tenant, session, cause, due.condition, due.plan, &due.pools);
                 if due.mode == Mode::Background {
                     (snapshot, Outcome::Scheduled.into())
                 } else {
@@ -156,6 +158,7 @@ impl MemoryService {
                 }
             }
         };
+        self.metrics.record_context(report.outcome);
         // Texts of the request are counted now, those of the system message are escaped, and the format may rewrite messages.
         let session = snapshot.session.as_ref();
         let system_bytes = session.map_or(0, |session| session.summary.text.len())

@@ -158,7 +158,11 @@ impl RetentionWorker {
         // Dropping the search closes its connection, and so rolls its statement back.
         let is_finished = tokio::select! {
             result = self.search() => match result {
-                Ok(()) => true,
+                Ok(stored_bytes) => {
+                    #[expect(clippy::cast_precision_loss, reason = "rounding does not matter")]
+                    service.metrics.stored_bytes.set(stored_bytes as f64);
+                    true
+                }
                 Err(RunError::Clock) => false,
                 Err(RunError::Store(error)) => {
                     report(&service, &error);
@@ -182,8 +186,10 @@ impl RetentionWorker {
         }
     }
 
-    async fn search(&mut self) -> Result<(), RunError> {
+    /// Searches all tenants. Returns the size of their messages, in bytes.
+    async fn search(&mut self) -> Result<i64, RunError> {
         let service = self.service.clone();
+        let mut stored_bytes: i64 = 0;
         let default = service.config.retention.default;
         for tenant in service.store.tenants().await? {
             let now = self.trusted_time().await?;
@@ -200,8 +206,9 @@ impl RetentionWorker {
                 self.erase_expired(&tenant, CandidateScope::Branches { until }).await?;
             }
             self.settle(&tenant).await?;
+            stored_bytes = stored_bytes.saturating_add(service.store.stored_bytes(&tenant).await?);
         }
-        Ok(())
+        Ok(stored_bytes)
     }
 
     /// Settles the stored bytes of sessions that are no longer active, so that their sum stays cheap.

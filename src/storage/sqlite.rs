@@ -6,7 +6,7 @@
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::values::DbTime;
-use super::{DatabaseFacts, StoreError, StoreOptions, migrations};
+use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions, migrations};
 use crate::domain::search::analyzer::Analyzer;
 use disk_reserve::DiskReserve;
 use sqlx::error::DatabaseError;
@@ -158,6 +158,15 @@ impl Sqlite {
         let mode = fs::metadata(&file).map_or(0, |file| file.permissions().mode());
         let is_public_file = mode & GROUP_AND_OTHERS_READ != 0;
         Ok(DatabaseFacts { time: now(), bypasses_row_security: false, is_public_file })
+    }
+
+    pub(super) fn connection_counts(&self) -> ConnectionCounts {
+        let (readers, writer) = (ConnectionCounts::of(&self.readers), ConnectionCounts::of(&self.writer));
+        ConnectionCounts {
+            open: readers.open + writer.open,
+            idle: readers.idle + writer.idle,
+            max: readers.max + writer.max,
+        }
     }
 
     pub(super) async fn close(&self) {

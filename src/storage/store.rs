@@ -15,7 +15,7 @@ use super::search_index::{IndexState, ReindexRange};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
-use super::{DatabaseFacts, StoreError};
+use super::{ConnectionCounts, DatabaseFacts, StoreError};
 use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -269,6 +269,15 @@ impl Store {
     /// Connects to the database and returns facts about it, without writing.
     pub async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
         dispatch!(self, examine())
+    }
+
+    /// Returns the number of connections. On SQLite, one of them writes.
+    #[must_use]
+    pub fn connection_counts(&self) -> ConnectionCounts {
+        match self {
+            Self::Postgres(store) => ConnectionCounts::of(&store.pool),
+            Self::Sqlite(store) => store.connection_counts(),
+        }
     }
 
     /// Closes all connections. Later calls fail.

@@ -109,11 +109,24 @@ async fn metrics_report_calls_failures_and_breaker_of_each_model() {
         assert_eq!(failed, expected, "{model}");
         assert_eq!(of("breaker_state"), if model == "first" { 2 } else { 0 }, "{model}");
     }
-    let runs = ["consolidated", "not_due", "in_progress", "failed"]
-        .map(|outcome| metrics.count(&format!("precis_consolidations_total{{outcome=\"{outcome}\"}}")));
-    assert_eq!(runs, [4, 0, 0, 1]);
+    let runs = |cause: &str| {
+        let labels = |outcome| format!("{{outcome=\"{outcome}\",cause=\"{cause}\"}}");
+        ["consolidated", "not_due", "in_progress", "failed"]
+            .map(|outcome| metrics.count(&format!("precis_consolidations_total{}", labels(outcome))))
+    };
+    assert_eq!(runs("threshold"), [4, 0, 0, 1]);
+    assert_eq!(runs("request"), [0; 4]);
+    let contexts = ["not_due", "consolidated", "scheduled", "in_progress", "failed", "disabled"]
+        .map(|outcome| metrics.count(&format!("precis_contexts_total{{consolidation=\"{outcome}\"}}")));
+    assert_eq!(contexts, [0, 4, 0, 0, 1, 0]);
+    assert_eq!(metrics.count("precis_consolidation_duration_seconds_count"), 5);
+    assert!(metrics.count("precis_consolidated_messages_total") > 4 * 50);
+    assert_eq!(metrics.count("precis_meta_consolidations_total"), 0);
+    assert_eq!(metrics.count("precis_consolidations_running"), 0);
     for (family, kind) in [
         ("precis_consolidations_total", "counter"),
+        ("precis_contexts_total", "counter"),
+        ("precis_consolidation_duration_seconds", "histogram"),
         ("precis_llm_calls_total", "counter"),
         ("precis_llm_failures_total", "counter"),
         ("precis_llm_tokens_total", "counter"),
@@ -141,6 +154,8 @@ async fn metrics_show_running_calls_per_service() {
     let look = async {
         model.until_calls(1).await;
         let (busy, idle) = (Metrics::of(&busy).await, Metrics::of(&idle).await);
+        let running = "precis_consolidations_running";
+        assert_eq!((busy.count(running), idle.count(running)), (1, 0));
         // A call is counted when it ends.
         assert_eq!((busy.count(in_flight), busy.count(calls)), (1, 0));
         assert_eq!((idle.count(in_flight), idle.count(calls)), (0, 0));

@@ -18,7 +18,7 @@
 //! replace this: `ConcurrencyLimit` and `LoadShed` have neither a queue timeout nor a permit that a request can release while
 //! it waits for a model.
 
-use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, WorkPermit};
+use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, Load, WorkPermit};
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
 use crate::http::error::Problem;
@@ -71,6 +71,17 @@ pub(crate) struct Admission {
     /// One limiter per API key in use, and one for requests without a key. Entries are never removed: their number is
     /// bounded by that of the keys.
     rate_limiter: Option<DefaultKeyedRateLimiter<Option<KeyId>>>,
+}
+
+/// The load of the service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServiceLoad {
+    /// Requests in the service, including those that wait.
+    pub(crate) in_flight: usize,
+    /// The memory of bodies.
+    pub(crate) bodies: Load,
+    /// Requests that run, and the memory of their work and their responses.
+    pub(crate) requests: Load,
 }
 
 /// Average time in which one waiting request gets its permit, in seconds, as the bits of an `f64`; 0 before the first one has
@@ -126,6 +137,15 @@ impl Admission {
 
     pub(crate) fn limits(&self) -> &Arc<Limits> {
         &self.limits
+    }
+
+    /// Returns the present load.
+    pub(crate) fn load(&self) -> ServiceLoad {
+        ServiceLoad {
+            in_flight: self.limits.max_requests_in_flight.saturating_sub(self.in_flight.available_permits()),
+            bodies: self.bodies.load(),
+            requests: self.requests.load(),
+        }
     }
 
     pub(crate) fn read_timeout(&self) -> Duration {

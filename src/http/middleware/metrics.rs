@@ -1,11 +1,13 @@
 //! HTTP metrics, and a throttled log of requests that were rejected under overload: one line per second and limit,
 //! because a line for each rejection would cost more than the rejection.
 
+use super::admission::ServiceLoad;
 use crate::http::error::ExceededLimit;
 use axum::extract::{MatchedPath, Request};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
-use metrics::{Counter, Histogram, Recorder, Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{Counter, Histogram, Recorder, Unit, counter, gauge, histogram};
+use metrics::{describe_counter, describe_gauge, describe_histogram};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,6 +16,10 @@ use std::time::{Duration, Instant};
 const REQUESTS: &str = "precis_http_requests_total";
 pub const REQUEST_DURATION: &str = "precis_http_request_duration_seconds";
 const REJECTED: &str = "precis_requests_rejected_total";
+const IN_FLIGHT: &str = "precis_http_requests_in_flight";
+const RUNNING: &str = "precis_http_requests_running";
+const WAITING: &str = "precis_http_requests_waiting";
+const BYTES: &str = "precis_http_bytes_in_flight";
 
 /// The label `route` of requests that match no route.
 const NO_ROUTE: &str = "none";
@@ -31,6 +37,7 @@ pub struct HttpMetrics {
     handles: Arc<RwLock<HashMap<String, Handles>>>,
     /// The counters of rejections by limit.
     rejections: Arc<Mutex<BTreeMap<&'static str, Counter>>>,
+    process: Arc<metrics_process::Collector>,
     /// Numbers of rejections by limit that are not logged yet.
     unreported: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
@@ -45,7 +52,9 @@ impl fmt::Debug for HttpMetrics {
 impl HttpMetrics {
     /// Creates the metrics of this recorder and describes them there.
     pub fn new(recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
+        let process = Arc::new(metrics_process::Collector::default());
         metrics::with_local_recorder(&*recorder, || {
+            process.describe();
             describe_counter!(REQUESTS, "Answered requests by route, method and status");
             describe_histogram!(
                 REQUEST_DURATION,
@@ -53,8 +62,39 @@ impl HttpMetrics {
                 "Time from the head of a request to the head of its response"
             );
             describe_counter!(REJECTED, "Rejected requests by the limit that they exceeded");
+            describe_gauge!(IN_FLIGHT, "Requests in the service, including those that wait");
+            describe_gauge!(RUNNING, "Requests that hold a work permit");
+            describe_gauge!(WAITING, "Requests that wait for a work permit or for memory");
+            describe_gauge!(
+                BYTES,
+                Unit::Bytes,
+                "Memory of requests in flight, of limits.max_bytes_in_flight"
+            );
         });
-        Self { recorder, handles: Arc::default(), rejections: Arc::default(), unreported: Arc::default() }
+        Self {
+            recorder,
+            handles: Arc::default(),
+            rejections: Arc::default(),
+            process,
+            unreported: Arc::default(),
+        }
+    }
+
+    /// Sets the metrics of the process: memory, CPU time, open files, threads.
+    pub(crate) fn collect_process_metrics(&self) {
+        metrics::with_local_recorder(&*self.recorder, || self.process.collect());
+    }
+
+    /// Sets the gauges of the load.
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    pub(crate) fn set_load(&self, load: &ServiceLoad) {
+        metrics::with_local_recorder(&*self.recorder, || {
+            gauge!(IN_FLIGHT).set(load.in_flight as f64);
+            gauge!(RUNNING).set(load.requests.slots as f64);
+            gauge!(WAITING).set((load.requests.waiting + load.bodies.waiting) as f64);
+            gauge!(BYTES, "part" => "bodies").set(load.bodies.memory as f64);
+            gauge!(BYTES, "part" => "work").set(load.requests.memory as f64);
+        });
     }
 
     /// Starts the measurement of a request.

@@ -1,6 +1,8 @@
 //! `/livez`, `/readyz` and `/metrics`
 
 use crate::http::error::Problem;
+use crate::http::middleware::admission::Admission;
+use crate::http::middleware::metrics::HttpMetrics;
 use crate::http::openapi::responses::{Internal, Unavailable};
 use crate::http::response_body::Json;
 use crate::service::MemoryService;
@@ -10,6 +12,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// A positive health check.
@@ -60,13 +63,27 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns all metrics in the Prometheus text format.
 ///
-/// The names of the metrics begin with `precis_`.
+/// The names of the metrics begin with `precis_`, those of the process with `process_`.
 #[utoipa::path(
     get, path = "/metrics", tag = "operations",
     responses(
         (status = 200, description = "All metrics", body = String, content_type = "text/plain"),
     )
 )]
-pub(crate) async fn metrics(Extension(metrics): Extension<PrometheusHandle>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, PROMETHEUS)], metrics.render())
+pub(crate) async fn metrics(
+    State(service): State<MemoryService>,
+    Extension(exporter): Extension<MetricsExporter>,
+) -> impl IntoResponse {
+    service.update_metrics();
+    exporter.http.set_load(&exporter.admission.load());
+    exporter.http.collect_process_metrics();
+    ([(CONTENT_TYPE, PROMETHEUS)], exporter.prometheus.render())
+}
+
+/// The parts of the metrics that only the HTTP layer has.
+#[derive(Clone, Debug)]
+pub(crate) struct MetricsExporter {
+    pub(crate) prometheus: PrometheusHandle,
+    pub(crate) http: HttpMetrics,
+    pub(crate) admission: Arc<Admission>,
 }
