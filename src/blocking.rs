@@ -22,10 +22,11 @@ pub async fn spawn_cpu_if_large<T: Send + 'static>(
 }
 
 async fn spawn<T: Send + 'static>(cost: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let thread = capacity::current().thread(cost as u64).await;
+    let permit = capacity::current();
+    let thread = permit.thread(cost as u64).await;
     let result = tokio::task::spawn_blocking(move || {
-        // The thread is busy until the computation ends, even if the client disconnects.
-        let _thread = thread;
+        // The thread and the memory are in use until the computation ends, even if the client disconnects.
+        let _held = (thread, permit);
         work()
     });
     result.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))

@@ -4,7 +4,7 @@
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
 use self::metrics::{ServiceMetrics, ServiceState};
-use crate::capacity::{Capacity, FairQueue, Overloaded};
+use crate::capacity::{self, Capacity, FairQueue, Overloaded};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
 use crate::domain::id::UserId;
@@ -101,11 +101,11 @@ fn to_i64(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Completes a write even if the client disconnects.
+/// Completes a write even if the client disconnects. It holds the memory of its request until it ends.
 async fn complete_write<T: Send + 'static>(
     write: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
-    let write = tokio::spawn(write.in_current_span());
+    let write = tokio::spawn(capacity::scope(capacity::current(), write.in_current_span()));
     write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
@@ -311,6 +311,35 @@ impl MemoryService {
         // Closing waits for connections in use, which a hanging database never returns.
         if tokio::time::timeout(CLOSE_TIMEOUT, self.store.close()).await.is_err() {
             tracing::warn!("timed out closing database connections");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capacity::{Claim, ClientId, WorkPermit};
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn write_holds_the_memory_of_its_request_after_the_client_has_disconnected() {
+        let queue = FairQueue::new(Capacity { slots: 1, memory: 100, memory_of_client: 100 });
+        let client = ClientId(1);
+        let held = queue.try_acquire(Claim { client, cost: 1, slot: true, memory: 60, continues: false });
+        let permit = WorkPermit::new(&queue, &queue, client, None, held);
+        let (end, has_ended) = oneshot::channel::<()>();
+        let write = async move {
+            let _ = has_ended.await;
+            Ok::<_, Error>(())
+        };
+        let request = tokio::spawn(capacity::scope(permit, complete_write(write)));
+        tokio::task::yield_now().await;
+        request.abort();
+        assert!(request.await.is_err_and(|error| error.is_cancelled()));
+        assert_eq!(queue.in_use(), (1, 60));
+        end.send(()).expect("the write runs");
+        while queue.in_use() != (0, 0) {
+            tokio::task::yield_now().await;
         }
     }
 }

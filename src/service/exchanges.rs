@@ -1,6 +1,6 @@
 //! Persists exchanges.
 
-use super::{Error, MemoryService};
+use super::{Error, MemoryService, complete_write};
 use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -21,17 +21,23 @@ impl MemoryService {
         key: Option<String>,
         default_user: Option<UserId>,
     ) -> Result<PersistedExchange, Error> {
+        let bytes = message_bytes(&exchange);
         let (exchange, key) = match key {
             Some(key) => {
-                let bytes = message_bytes(&exchange);
                 let hash = move || (IdempotencyKey { key, fingerprint: exchange.fingerprint() }, exchange);
                 let (key, exchange) = blocking::spawn_cpu_if_large(bytes, hash).await;
                 (exchange, Some(key))
             }
             None => (exchange, None),
         };
-        self.append(AppendRequest { default_user, ..AppendRequest::new(tenant, session, exchange, key) })
-            .await
+        let request = AppendRequest { default_user, ..AppendRequest::new(tenant, session, exchange, key) };
+        if blocking::is_large(bytes) {
+            // The store completes every append. The memory of a large one is held until then.
+            let this = self.clone();
+            complete_write(async move { this.append(request).await }).await
+        } else {
+            self.append(request).await
+        }
     }
 
     /// Persists an exchange and updates the copy of its session.

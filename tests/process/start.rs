@@ -1,6 +1,6 @@
 //! Start of the service: migrations, readiness, and errors that prevent it.
 
-use crate::service::{Precis, SOON};
+use crate::service::{Precis, Process, SOON};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use sqlx::sqlite::SqliteConnectOptions;
@@ -194,4 +194,21 @@ async fn problems_of_postgres_are_explained() {
     admin.execute("GRANT USAGE ON SCHEMA public TO public").await.expect("granted");
     let told = explained(&url).await;
     assert!(told.contains("lacks a privilege (permission denied for schema public)"), "{told}");
+}
+
+#[tokio::test]
+async fn allocator_returns_free_memory_soon_unless_the_environment_says_otherwise() {
+    let delay = |service: &Process| {
+        let environment =
+            std::fs::read(format!("/proc/{}/environ", service.id())).expect("running, on Linux");
+        let environment = String::from_utf8(environment).expect("UTF-8");
+        let delay = environment.split('\0').find_map(|entry| entry.strip_prefix("MIMALLOC_PURGE_DELAY="));
+        delay.map(str::to_owned)
+    };
+    // The process that the test has started is the service: it was replaced, and did not start another one.
+    let service = Precis::new().args(["serve", "--log-filter", "info"]).start().await;
+    assert_eq!(delay(&service).as_deref(), Some("10"));
+    service.get("/readyz").await.ok(200);
+    let service = Precis::new().env("MIMALLOC_PURGE_DELAY", "500").start().await;
+    assert_eq!(delay(&service).as_deref(), Some("500"));
 }
