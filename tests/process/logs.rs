@@ -6,6 +6,7 @@ use crate::support::client::Request;
 use crate::support::model_server::{Behaviour, ModelServer};
 use reqwest::Method;
 use serde_json::{Value, json};
+use test_case::test_case;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// A part of every text that the log must not contain: messages, prompts, summaries, memory documents.
@@ -198,6 +199,33 @@ async fn keys_are_not_logged_with_any_filter() {
     let log = log_of(service).await;
     assert!(log.iter().any(|line| line["level"] == "TRACE"), "the filter holds");
     assert_absent(&log, &[KEY, PASSWORD]);
+}
+
+/// People paste keys in place of ids, also encoded or cut. So the log has the route of a request, and not its path.
+#[test_case("info"; "failed requests")]
+#[test_case("debug"; "all requests")]
+#[tokio::test]
+async fn keys_in_paths_are_not_logged(filter: &str) {
+    let service = Precis::new().set("log.filter", filter).start().await;
+    let secret = "000g40o40k30e209185go38e1s8124gj2gahc5oo34d1m70t19vue2a";
+    let routes = [
+        (format!("/sessions/precis_{secret}"), "/sessions/{session_id}"),
+        (format!("/sessions/precis%5F{secret}"), "/sessions/{session_id}"),
+        (format!("/sessions/precis%255f{secret}"), "/sessions/{session_id}"),
+        (format!("/sessions/precis%25255F{secret}/messages"), "/sessions/{session_id}/messages"),
+        (format!("/sessions/{secret}"), "/sessions/{session_id}"),
+        (format!("/sessions/{}/revisions/1", &secret[..40]), "/sessions/{session_id}/revisions/{revision}"),
+        (format!("/nothing/precis%255f{secret}"), "(no route)"),
+    ];
+    for (index, (path, route)) in routes.iter().enumerate() {
+        let id = format!("path-{index}");
+        let response = service.get(path).header("x-request-id", &id).unchecked().await.expect("a response");
+        assert_eq!(response.status(), 404, "{path}");
+        let line = service.wait_for_line(&id, |line| request_of(line) == Some(id.as_str())).await;
+        assert_eq!(line["route"], *route, "{line}");
+    }
+    let log = service.log().join("\n");
+    assert!(!log.contains(&secret[..24]), "{log}");
 }
 
 /// The module `health` of the API tests checks which ids are accepted.
