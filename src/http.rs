@@ -125,6 +125,10 @@ pub fn router(
     let (buffered, streaming, operational) = (buffered_routes(), streaming_routes(), operational_routes());
     let access = Arc::new(ApiRoutes::access_table([&buffered, &streaming, &operational]));
     let table = Arc::clone(&access);
+    let route_not_found = move |request: Request| {
+        ready(error::route_not_found(request.method(), request.uri(), |path| table.has(path)))
+    };
+    let table = Arc::clone(&access);
     let method_not_allowed = move |request: Request| {
         let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
         ready(error::method_not_allowed(request.method(), request.uri(), &table.methods(path)))
@@ -146,7 +150,7 @@ pub fn router(
         .merge(streaming.into_router())
         .merge(operational.into_router().route_layer(Extension(exporter)))
         .with_state(service)
-        .fallback(error::route_not_found)
+        .fallback(route_not_found)
         .method_not_allowed_fallback(method_not_allowed.clone())
         .layer(from_fn_with_state(Arc::new(guard), layers::guard))
         // The page with the documentation needs no key: it is static and the same for all tenants.

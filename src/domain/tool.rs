@@ -79,21 +79,45 @@ impl Tool {
     /// Returns the JSON Schema of the data of a successful call, an object.
     pub fn output(self) -> Map<String, Value> {
         let count = || json!({"type": "integer", "minimum": 0});
-        let properties = match self {
+        let message = json!({
+            "type": "object",
+            "properties": {"seq": count(), "role": {"type": "string"}, "text": {"type": "string"}},
+            "required": ["seq", "role", "text"],
+        });
+        let hit = json!({
+            "type": "object",
+            "properties": {
+                "session_id": {"type": "string"}, "seq": count(), "role": {"type": "string"},
+                "created_at": {"type": "string", "format": "date-time"}, "snippet": {"type": "string"},
+                "before": {"type": "array", "items": message}, "after": {"type": "array", "items": message},
+            },
+            "required": ["session_id", "seq", "role", "created_at", "snippet", "before", "after"],
+        });
+        let nullable =
+            |of: &str, description: &str| json!({"type": [of, "null"], "description": description});
+        let mut properties = match self {
             Self::MemoryRead => json!({
-                "user_id": {"type": "string"}, "version": count(), "words": count(),
-                "updated_at": {"type": ["string", "null"], "format": "date-time"}, "content": {"type": "string"},
+                "version": count(), "words": count(), "content": {"type": "string"},
+                "updated_at": {"type": ["string", "null"], "format": "date-time"},
             }),
             Self::MemoryWrite => json!({
-                "user_id": {"type": "string"}, "version": count(), "words": count(),
-                "hint": {"type": ["string", "null"]},
+                "version": count(), "words": count(),
+                "hint": nullable("string", "Advice if the document is too long."),
             }),
             Self::SearchHistory => json!({
-                "hits": {"type": "array", "items": {"type": "object"}},
-                "marks": {"type": ["array", "null"], "items": {"type": "string"}},
+                "hits": {"type": "array", "items": hit},
+                "marks": {
+                    "type": ["array", "null"], "items": {"type": "string"},
+                    "description": "The marks before and after a match in a snippet.",
+                },
                 "ranking": {"type": "object"},
             }),
         };
+        if let Value::Object(properties) = &mut properties {
+            let session_exists = "false before the first exchange of the session; null without a session.";
+            properties.insert("user_id".to_owned(), nullable("string", "The user of the call."));
+            properties.insert("session_exists".to_owned(), nullable("boolean", session_exists));
+        }
         let required: Vec<&String> = properties.as_object().into_iter().flat_map(Map::keys).collect();
         let required = json!(required);
         let schema = [("type", "object".into()), ("properties", properties), ("required", required)];

@@ -52,6 +52,17 @@ impl AccessTable {
         if methods.is_empty() { vec!["GET", "HEAD"] } else { methods }
     }
 
+    /// Returns `true` if the path of a request is one of the table.
+    pub(super) fn has(&self, path: &str) -> bool {
+        let matches = |template: &str| {
+            let segments = || template.split('/').zip(path.split('/'));
+            template.split('/').count() == path.split('/').count()
+                && segments()
+                    .all(|(known, given)| known == given || known.starts_with('{') && !given.is_empty())
+        };
+        self.0.keys().any(|template| matches(template))
+    }
+
     /// Returns the access that a request requires, and the kind of its route. Requests without a route need any valid key,
     /// so that a route that is missing in the table is closed. Their response needs no work, so they are not limited.
     pub(super) fn required(&self, path: Option<&str>, method: &Method) -> (Access, RouteKind) {

@@ -594,14 +594,16 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Answers requests for unknown paths.
-pub(super) async fn route_not_found(method: Method, uri: Uri) -> Problem {
+/// Answers requests for unknown paths. `is_route` tells if a path is known.
+pub(super) fn route_not_found(method: &Method, uri: &Uri, is_route: impl Fn(&str) -> bool) -> Problem {
     let path = redact_path(uri.path());
     let mut detail = format!("There is no route {method} {path}.");
     let without_slash = path.trim_end_matches('/');
-    if without_slash.len() < path.len() && !without_slash.is_empty() {
-        // Writing to a String cannot fail.
-        let _ = write!(detail, " Leave out the slash at the end: {without_slash}.");
+    if without_slash.len() < path.len() {
+        if is_route(without_slash) {
+            // Writing to a String cannot fail.
+            let _ = write!(detail, " Leave out the slash at the end: {without_slash}.");
+        }
     } else if path.starts_with("/sessions/") || path.starts_with("/users/") {
         detail.push_str(" Write a slash inside an id as %2F.");
     }

@@ -97,7 +97,10 @@ pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
         .layer(middleware::from_fn(adapt_page_response))
         .route("/", get(index))
         // MCP clients look here for an authorization server before they send their key.
-        .route("/.well-known/{*rest}", any(error::route_not_found))
+        .route(
+            "/.well-known/{*rest}",
+            any(async |method: Method, uri: Uri| error::route_not_found(&method, &uri, |_| false)),
+        )
 }
 
 /// Names the places to begin with, for people who open the address of the service.
@@ -119,7 +122,7 @@ const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
 async fn adapt_page_response(method: Method, uri: Uri, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     if response.status() == StatusCode::NOT_FOUND {
-        return error::route_not_found(method, uri).await.into_response();
+        return error::route_not_found(&method, &uri, |_| false).into_response();
     }
     response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, PAGE_POLICY);
     let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");

@@ -5,7 +5,7 @@ use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::domain::session::Session;
-use crate::storage::{MessagePage, MessageQuery, Page, SessionFilter, SessionPosition};
+use crate::storage::{MessagePage, MessageQuery, Page, SessionFilter, SessionOwner, SessionPosition};
 
 impl MemoryService {
     /// Returns the state of a session.
@@ -13,23 +13,22 @@ impl MemoryService {
         self.store.session(tenant, session).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// Returns the user of a session on whose behalf a request acts: the user of the session, or else `named`, which becomes
-    /// the user of the session if the request `may_bind`, or else `default_user`.
-    pub(super) async fn session_user(
+    /// Returns a session with the user on whose behalf a request acts, except the default user: the user of the session, or
+    /// else `named`, which becomes the user of the session if the request `may_bind`.
+    pub(super) async fn session_owner(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         named: Option<&UserId>,
-        default_user: Option<&UserId>,
         may_bind: bool,
-    ) -> Result<Option<UserId>, Error> {
-        let owner = self.store.session_owner(tenant, session).await?.user;
-        match (owner, named) {
-            (Some(owner), Some(named)) if owner != *named => Err(Error::SessionUserMismatch),
-            (Some(owner), _) => Ok(Some(owner)),
-            (None, Some(named)) if may_bind => self.bind(tenant, session, named).await.map(Some),
-            (None, named) => Ok(named.or(default_user).cloned()),
-        }
+    ) -> Result<SessionOwner, Error> {
+        let SessionOwner { user, exists } = self.store.session_owner(tenant, session).await?;
+        let user = match (user, named) {
+            (Some(owner), Some(named)) if owner != *named => return Err(Error::SessionUserMismatch),
+            (None, Some(named)) if may_bind => Some(self.bind(tenant, session, named).await?),
+            (owner, named) => owner.or_else(|| named.cloned()),
+        };
+        Ok(SessionOwner { user, exists })
     }
 
     /// Binds a session without a user to a user. Fails if a concurrent request has bound it to another one.

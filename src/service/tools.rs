@@ -9,7 +9,9 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::skill;
 use crate::domain::tool::{LONG_MEMORY_WORDS, Tool, ToolCall, ToolError};
+use crate::domain::transcript::encode_text;
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 use time::format_description::well_known::Rfc3339;
 
 use search_history::HistoryScope;
@@ -27,6 +29,18 @@ pub struct ToolContext {
     pub default_user: Option<UserId>,
     /// Permits the call to bind the session to its user. Otherwise, the call only uses the user.
     pub may_bind: bool,
+    /// A sentence that tells how to name the user, for a call that needs one.
+    pub user_advice: &'static str,
+}
+
+/// The user of a call, and the state of its session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolCaller {
+    pub user: Option<UserId>,
+    /// `false` before the first exchange of the session, whose id may be mistyped; `None` without a session.
+    pub session_exists: Option<bool>,
+    /// Neither the session nor the call has named the user.
+    is_default_user: bool,
 }
 
 /// The result of a tool call.
@@ -59,43 +73,48 @@ impl MemoryService {
         skill::memory_guide(self.config.search.is_some())
     }
 
-    /// Executes a tool call, or returns its error to the model. Returns the user of the call, too.
+    /// Executes a tool call, or returns its error to the model.
     pub async fn call_tool(
         &self,
         tenant: &TenantId,
         context: &ToolContext,
         call: Result<ToolCall, ToolError>,
-    ) -> Result<(Option<UserId>, ToolOutcome), Error> {
-        let user = self.tool_user(tenant, context).await?;
-        let outcome = match call {
-            Ok(call) => self.execute(tenant, user.as_ref(), context.session.as_ref(), call).await?,
+    ) -> Result<(ToolCaller, ToolOutcome), Error> {
+        let caller = self.tool_caller(tenant, context).await?;
+        let mut outcome = match call {
+            Ok(call) => self.execute(tenant, &caller, context, call).await?,
             Err(error) => error.into(),
         };
-        Ok((user, outcome))
+        if let Value::Object(data) = &mut outcome.data {
+            data.insert("user_id".to_owned(), json!(caller.user.as_ref().map(UserId::as_str)));
+            data.insert("session_exists".to_owned(), json!(caller.session_exists));
+        }
+        Ok((caller, outcome))
     }
 
     async fn execute(
         &self,
         tenant: &TenantId,
-        user: Option<&UserId>,
-        session: Option<&SessionId>,
+        caller: &ToolCaller,
+        context: &ToolContext,
         call: ToolCall,
     ) -> Result<ToolOutcome, Error> {
-        match (call, user) {
+        let session = context.session.as_ref();
+        match (call, &caller.user) {
             (ToolCall::SearchHistory { query, days, max_results }, user) => {
                 // Without a user, the model sees its own session only.
                 let scope = match (user, session) {
                     (Some(user), _) => HistoryScope::User(user.clone()),
                     (None, Some(session)) => HistoryScope::Session(session.clone()),
-                    (None, None) => return Ok(no_user().into()),
+                    (None, None) => return Ok(no_user(context).into()),
                 };
                 self.search_history(tenant, scope, session, (query, days, max_results)).await
             }
-            (_, None) => Ok(no_user().into()),
-            (ToolCall::MemoryRead, Some(user)) => Ok(memory_read(user, self.memory(tenant, user).await?)),
+            (_, None) => Ok(no_user(context).into()),
+            (ToolCall::MemoryRead, Some(user)) => Ok(memory_read(self.memory(tenant, user).await?)),
             (ToolCall::MemoryWrite { content }, Some(user)) => {
                 match self.write_memory(tenant, user, &content, None).await {
-                    Ok(document) => Ok(memory_saved(user, &document)),
+                    Ok(document) => Ok(memory_saved(user, &document, new_session(caller, context))),
                     Err(Error::MemoryTooLarge { bytes, max_bytes }) => {
                         Ok(ToolOutcome::from(ToolError(format!(
                             "Nothing was written: the document has {bytes} bytes, and at most {max_bytes} fit. Keep what matters, \
@@ -108,49 +127,67 @@ impl MemoryService {
         }
     }
 
-    /// Returns the user on whose behalf a tool is called.
-    pub async fn tool_user(&self, tenant: &TenantId, context: &ToolContext) -> Result<Option<UserId>, Error> {
+    /// Returns the user on whose behalf a tool is called, and the state of the session.
+    pub async fn tool_caller(&self, tenant: &TenantId, context: &ToolContext) -> Result<ToolCaller, Error> {
         let (named, default_user) = (context.user.as_ref(), context.default_user.as_ref());
-        match &context.session {
-            Some(session) => self.session_user(tenant, session, named, default_user, context.may_bind).await,
-            None => Ok(named.or(default_user).cloned()),
-        }
+        let (user, session_exists) = match &context.session {
+            Some(session) => {
+                let owner = self.session_owner(tenant, session, named, context.may_bind).await?;
+                (owner.user, Some(owner.exists))
+            }
+            None => (named.cloned(), None),
+        };
+        let is_default_user = user.is_none();
+        Ok(ToolCaller { user: user.or_else(|| default_user.cloned()), session_exists, is_default_user })
     }
 }
 
 /// Returns the error for a call without a user.
-fn no_user() -> ToolError {
-    ToolError(
-        "Nothing was done: this session has no user, and a memory document belongs to a user. Name the user with \
-         `user_id`: in this call, or before it in an exchange or a context of this session."
-            .to_owned(),
-    )
+fn no_user(context: &ToolContext) -> ToolError {
+    let subject = if context.session.is_some() { "this session" } else { "this call" };
+    ToolError(format!(
+        "Nothing was done: {subject} has no user, and a memory document belongs to a user. {}",
+        context.user_advice
+    ))
 }
 
-fn memory_read(user: &UserId, document: Option<MemoryDocument>) -> ToolOutcome {
+/// Returns the session of a call if the default user applies because the session is new. Its id may be mistyped.
+fn new_session<'c>(caller: &ToolCaller, context: &'c ToolContext) -> Option<&'c SessionId> {
+    let is_new = caller.is_default_user && caller.session_exists == Some(false);
+    context.session.as_ref().filter(|_| is_new)
+}
+
+fn memory_read(document: Option<MemoryDocument>) -> ToolOutcome {
     let updated_at = document.as_ref().and_then(|document| document.created_at.format(&Rfc3339).ok());
     let (version, words, text) = document
         .map_or((0, 0, String::new()), |document| (document.version, document.words, document.content));
-    let data = json!({
-        "user_id": user.as_str(), "version": version, "words": words, "updated_at": updated_at, "content": text,
-    });
+    let data = json!({"version": version, "words": words, "updated_at": updated_at, "content": text});
     let content = if text.trim().is_empty() { "Your memory document is empty.".to_owned() } else { text };
     ToolOutcome { is_error: false, content, data }
 }
 
-fn memory_saved(user: &UserId, document: &MemoryDocument) -> ToolOutcome {
+fn memory_saved(user: &UserId, document: &MemoryDocument, new_session: Option<&SessionId>) -> ToolOutcome {
     let MemoryDocument { version, words, .. } = *document;
     let hint = (words > LONG_MEMORY_WORDS).then(|| {
         format!("It has {words} words: keep it to about 300, and write it again without what matters least.")
     });
     let mut content = format!(
         "Saved as version {version}, {words} words. From the next context on it stands under `{MEMORY_HEADING}`, in all \
-         sessions of this user."
+         sessions of the user {}.",
+        encode_text(user.as_str())
     );
+    if let Some(session) = new_session {
+        // Writing to a String cannot fail.
+        let _ = write!(
+            content,
+            " The session {} has no messages yet and names no user, so the default user applies.",
+            encode_text(session.as_str())
+        );
+    }
     if let Some(hint) = &hint {
         content.push(' ');
         content.push_str(hint);
     }
-    let data = json!({"user_id": user.as_str(), "version": version, "words": words, "hint": hint});
+    let data = json!({"version": version, "words": words, "hint": hint});
     ToolOutcome { is_error: false, content, data }
 }

@@ -189,6 +189,10 @@ async fn slash_at_the_end_gets_advice() {
         assert!(detail.contains(&format!("Leave out the slash at the end: {without}.")), "{detail}");
         assert!(!detail.contains("%2F"), "{detail}");
     }
+    for path in ["/nothing/", "/.well-known/", "/mcp/tools/"] {
+        let detail = app.get(path).await.problem(404, "route-not-found");
+        assert!(!detail.contains("Leave out"), "there is no {path} without the slash either: {detail}");
+    }
     let detail = app.get("/sessions/a/b/messages").await.problem(404, "route-not-found");
     assert!(detail.contains("%2F") && detail.contains("/docs"), "{detail}");
 }

@@ -173,12 +173,18 @@ async fn impossible_forks_and_rewinds_are_rejected(backend: Backend) {
         (json!({"through_seq": 0}), &["through_seq"]),
         (json!({"through_seq": 5}), &["through_seq"]),
         (json!({"through_seq": "1"}), &["through_seq"]),
+        (json!({"through_seq": 1.5}), &["through_seq"]),
         (json!({"through_seq": 1, "new_id": ""}), &["new_id"]),
         (json!({"through_seq": 1, "new_id": "a\n"}), &["new_id"]),
         (json!({"through_seq": 1, "id": "x"}), &["id"]),
     ] {
         assert_eq!(fork(body.clone()).await.fields(), fields, "{body}");
     }
+    // JSON has one type of number, and no type of Rust appears in an error.
+    fork(json!({"through_seq": 1.0, "new_id": "one"})).await.ok(201);
+    app.delete("/sessions/one").await.ok(204);
+    let text = fork(json!({"through_seq": "1"})).await.text;
+    assert!(text.contains("must be a JSON number"), "{text}");
     let exists = fork(json!({"through_seq": 1, "new_id": "other"})).await;
     assert!(exists.problem(409, "session-exists").contains("another id"));
     for query in ["", "?after=", "?after=-1", "?after=x", "?after=5"] {

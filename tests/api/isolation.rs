@@ -383,7 +383,7 @@ async fn no_request_without_a_user_returns_the_document_of_a_user(backend: Backe
     };
     let needs_user = |response: &Value| {
         let text = response.to_string();
-        assert!(text.contains("user_id") && text.contains("Nothing was done"), "{response}");
+        assert!(text.contains("has no user") && text.contains("Nothing was done"), "{response}");
         assert!(!text.contains(MARK), "{response}");
     };
     for session in ["new", "of-Ada", "of-ada "] {

@@ -200,6 +200,19 @@ async fn mcp_key_with_read_scope_lists_and_calls_reading_tools_only(backend: Bac
     assert!(!called(tool(&writer, "memory_write", &write)).await.1);
     let read = json!({"user_id": "ada"});
     assert_eq!(called(tool(&reader, "memory_read", &read)).await, ("Likes tea.".to_owned(), false));
+    // Without a user, the error names the way that the connection has.
+    let read = || tool(&reader, "memory_read", &json!({}));
+    for (request, advice) in [
+        (
+            read(),
+            "this call has no user, and a memory document belongs to a user. Name the user with `user_id`",
+        ),
+        (read().header("x-precis-session", "s"), "this session has no user"),
+        (read().header("x-precis-session", "s"), "x-precis-user"),
+    ] {
+        let (output, is_error) = called(request).await;
+        assert!(is_error && output.contains(advice), "{output}");
+    }
 }
 
 #[tokio::test]
@@ -437,7 +450,12 @@ async fn mcp_resources_are_memory_document_and_summaries(backend: Backend) {
         (session(read("precis://summary")).header("x-precis-user", "bo"), -32602, "belongs to another user"),
         (session(read(of_session)), -32002, "there is no resource"),
         (read("precis://summary"), -32002, "there is no resource"),
-        (read("precis://sessions/none/summary"), -32002, "there is no resource"),
+        (read("precis://sessions/none/summary"), -32002, "the session \"none\" does not exist"),
+        (
+            read("precis://summary").header("x-precis-session", "new"),
+            -32002,
+            "the session \"new\" does not exist",
+        ),
         (read("file:///etc/passwd"), -32002, "there is no resource"),
     ] {
         let response = request.await;

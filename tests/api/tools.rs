@@ -46,7 +46,9 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
     }});
     let response = call(&app, "s", "memory_write", &write).await.ok(200);
     assert_includes(&response, &json!({"tool": "memory_write", "is_error": false}));
-    let data = json!({"user_id": "default", "version": 1, "words": 3, "hint": null});
+    let data = json!({
+        "user_id": "default", "session_exists": false, "version": 1, "words": 3, "hint": null,
+    });
     assert_eq!((&response["user_id"], &response["data"]), (&json!("default"), &data));
     let content = response["content"].as_str().expect("a text");
     assert!(content.contains("version 1") && content.contains("## Your Memory"), "{content}");
@@ -80,7 +82,12 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
         assert_includes(&output, &json!({"content": response["content"], "is_error": false}));
     }
     // A document that was never written has version 0; a blank one does not.
-    let empty = |version: i64, updated_at: Value, content: &str| json!({"user_id": "bo", "version": version, "words": 0, "updated_at": updated_at, "content": content});
+    let empty = |version: i64, updated_at: Value, content: &str| {
+        json!({
+            "user_id": "bo", "session_exists": false, "version": version, "words": 0, "updated_at": updated_at,
+            "content": content,
+        })
+    };
     let never = app.post("/sessions/t/tools/memory_read?user_id=bo", "{}").await.ok(200);
     assert_eq!(never["data"], empty(0, Value::Null, ""));
     app.put("/users/bo/memory", r#"{"content":" \n"}"#).await.ok(200);
@@ -119,8 +126,24 @@ async fn session_determines_the_user_of_a_tool_call(backend: Backend) {
         let turn = json!({"user_message": "a", "assistant_reply": "b", "user_id": user});
         app.post(&format!("/sessions/{session}/exchanges"), &turn).await.ok(201);
         let content = json!({"content": format!("{user}'s")});
-        call(&app, session, "memory_write", &content).await.ok(200);
+        let written = call(&app, session, "memory_write", &content).await.ok(200);
+        assert_includes(
+            &written,
+            &json!({"user_id": user, "exists": true, "data": {"session_exists": true}}),
+        );
+        let text = written["content"].as_str().expect("a text");
+        assert!(text.ends_with(&format!("of the user \"{user}\".")), "{text}");
     }
+    // An id that may be mistyped: the response names the user and the missing session, also to the model.
+    let written = call(&app, "a\"2", "memory_write", &json!({"content": ""})).await.ok(200);
+    assert_includes(
+        &written,
+        &json!({"user_id": "default", "exists": false, "data": {"session_exists": false}}),
+    );
+    let text = written["content"].as_str().expect("a text");
+    assert!(text.contains(r#"The session "a\"2" has no messages yet and names no user"#), "{text}");
+    let found = call(&app, "a2", "search_history", &json!({"query": "x"})).await.ok(200);
+    assert_includes(&found["data"], &json!({"user_id": "default", "session_exists": false, "hits": []}));
     for (path, content) in [
         ("a/tools/memory_read", "ada's"),
         ("a/tools/memory_read?user_id=ada", "ada's"),

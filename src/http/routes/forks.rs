@@ -2,6 +2,7 @@
 //! another session or in the same one.
 
 use crate::domain::id::SessionId;
+use crate::domain::json::as_integer;
 use crate::domain::session::{ForkKind, ForkOrigin};
 use crate::http::error::Problem;
 use crate::http::extract::{Bounded, JsonBody, PathParams, QueryParams, SessionPath, TenantFromKey};
@@ -11,6 +12,7 @@ use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
+use serde_json::Number;
 use utoipa::{IntoParams, ToSchema};
 
 /// The session and the message that a session was copied from.
@@ -35,8 +37,8 @@ impl From<ForkOrigin> for ForkOriginBody {
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct ForkRequest {
     /// The `seq` of the last message of the new session.
-    #[schema(minimum = 1)]
-    through_seq: i64,
+    #[schema(value_type = i64, minimum = 1)]
+    through_seq: Number,
     /// The id of the new session; random if it is omitted.
     #[schema(value_type = Option<SessionId>)]
     new_id: Option<String>,
@@ -76,13 +78,13 @@ pub(crate) async fn fork(
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     JsonBody(request): JsonBody<ForkRequest>,
 ) -> Result<(StatusCode, Json<ForkResponse>), Problem> {
-    if request.through_seq < 1 {
-        let detail = "must be at least 1: a session exists from its first message on";
-        return Err(Problem::invalid_field("through_seq", detail));
-    }
+    let through_seq = as_integer(&request.through_seq).filter(|seq| *seq >= 1).ok_or_else(|| {
+        let detail = "must be a whole number from 1 on: a session exists from its first message on";
+        Problem::invalid_field("through_seq", detail)
+    })?;
     let new_id = request.new_id.map(SessionId::new).transpose();
     let new_id = new_id.map_err(|error| Problem::invalid_field("new_id", error.to_string()))?;
-    let forked = service.fork_session(&tenant, &session, new_id, request.through_seq).await?;
+    let forked = service.fork_session(&tenant, &session, new_id, through_seq).await?;
     let body = ForkResponse {
         session_id: forked.session_id.as_str().to_owned(),
         last_seq: forked.last_seq,

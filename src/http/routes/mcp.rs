@@ -63,6 +63,10 @@ const SUMMARY_TEMPLATE: &str = "precis://sessions/{session_id}/summary";
 const GUIDE: &str = "memory_guide";
 const MARKDOWN: &str = "text/markdown";
 
+/// Tells how to name the user of a connection whose headers name the session.
+const HEADER_ADVICE: &str = "Only the application can name the user: with the header x-precis-user, or before this call in an \
+    exchange or a context of this session.";
+
 /// Handles one message of the protocol.
 pub(crate) async fn serve(
     State(service): State<MemoryService>,
@@ -318,6 +322,8 @@ impl McpServer {
             user,
             default_user: self.service.default_user(&self.caller).cloned(),
             may_bind: self.caller.scope.covers(Scope::Write),
+            // With a header, the tools have no argument for the user.
+            user_advice: if self.has_fixed_context() { HEADER_ADVICE } else { tools::USER_ADVICE },
         }
     }
 
@@ -326,8 +332,8 @@ impl McpServer {
         let context =
             ToolContext { may_bind: false, ..self.tool_context(self.session.clone(), self.user.clone()) };
         let tenant = &self.caller.tenant;
-        let user = self.service.tool_user(tenant, &context).await.map_err(protocol_error)?;
-        let user = user.ok_or_else(|| {
+        let caller = self.service.tool_caller(tenant, &context).await.map_err(protocol_error)?;
+        let user = caller.user.ok_or_else(|| {
             let error = "params.uri: the memory document belongs to a user, and this connection has none: name the user \
                 with the header x-precis-user, or a session that has a user with x-precis-session";
             ErrorData::invalid_params(error, None)
@@ -338,10 +344,8 @@ impl McpServer {
 
     /// Returns the summary with this URI.
     async fn summary(&self, uri: &str) -> Result<String, ErrorData> {
-        let not_found = || {
-            let error =
-                format!("params.uri: there is no resource {uri:?}: list the resources and their templates");
-            ErrorData::resource_not_found(error, None)
+        let not_found = |reason: &str| {
+            ErrorData::resource_not_found(format!("params.uri: there is no resource {uri:?}: {reason}"), None)
         };
         let session = if uri == SUMMARY_URI {
             self.session.clone()
@@ -351,7 +355,7 @@ impl McpServer {
                 .and_then(|(start, end)| percent_decode(uri.strip_prefix(start)?.strip_suffix(end)?));
             id.filter(|_| !self.has_fixed_context()).and_then(|id| SessionId::new(id).ok())
         };
-        let session = session.ok_or_else(not_found)?;
+        let session = session.ok_or_else(|| not_found("list the resources and their templates"))?;
         match self.service.session(&self.caller.tenant, &session).await {
             Ok(session) => {
                 let is_of_another =
@@ -362,7 +366,11 @@ impl McpServer {
                     Ok(session.summary.text)
                 }
             }
-            Err(Error::SessionNotFound) => Err(not_found()),
+            Err(Error::SessionNotFound) => {
+                let reason =
+                    format!("the session {:?} does not exist before its first exchange", session.as_str());
+                Err(not_found(&reason))
+            }
             Err(error) => Err(protocol_error(error)),
         }
     }

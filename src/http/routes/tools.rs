@@ -16,7 +16,7 @@ use crate::http::openapi::responses::{SessionUserMismatch, ToolNotFound};
 use crate::http::response_body::Json;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Principal;
-use crate::service::tools::{ToolContext, ToolOutcome};
+use crate::service::tools::{ToolCaller, ToolContext, ToolOutcome};
 use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,8 @@ pub(crate) struct ToolResult {
     /// The user on whose behalf the tool was called; null if there is none.
     #[schema(required)]
     user_id: Option<String>,
+    /// `false` before the first exchange of the session: its id may be mistyped.
+    exists: bool,
     /// `true` if nothing was done. `content` then tells the model what to do.
     is_error: bool,
     /// Text for the model.
@@ -85,6 +87,10 @@ pub(crate) struct CallParams {
     /// The user. The first request that names a user binds the session to it; 409 if the session belongs to another one.
     user_id: Option<UserId>,
 }
+
+/// Tells how to name the user of a call.
+pub(crate) const USER_ADVICE: &str =
+    "Name the user with `user_id`: in this call, or before it in an exchange or a context of this session.";
 
 /// Executes a tool call and returns the message for the model.
 ///
@@ -143,12 +149,15 @@ pub(crate) async fn call(
         user: params.user_id,
         default_user: service.default_user(&caller).cloned(),
         may_bind: caller.scope.covers(Scope::Write),
+        user_advice: USER_ADVICE,
     };
-    let (user, outcome) = service.call_tool(&tenant, &context, call).await?;
+    let (ToolCaller { user, session_exists, .. }, outcome) =
+        service.call_tool(&tenant, &context, call).await?;
+    let exists = session_exists.unwrap_or_default();
     let ToolOutcome { is_error, content, data } = outcome;
     let result = provider_call.result(&content, is_error);
     let user_id = user.map(|user| user.as_str().to_owned());
-    Ok(Json(ToolResult { tool: tool.as_str(), user_id, is_error, content, data, result }))
+    Ok(Json(ToolResult { tool: tool.as_str(), user_id, exists, is_error, content, data, result }))
 }
 
 /// Returns the tools that the API key permits. Models should not be offered others.
