@@ -52,6 +52,17 @@ pub struct Claim {
     pub continues: bool,
 }
 
+/// The end of the queue, as a new claim finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueEnd {
+    /// Number of waiting claims that would probably be granted before the new one. It is 0 if a slot is free.
+    pub claims_before: usize,
+    /// Number of the present backlog: it changes when a slot becomes free and no claim takes it.
+    pub backlog: u64,
+    /// Number of slots that were granted so far.
+    pub granted: u64,
+}
+
 /// A granted claim. Dropping it releases its capacity.
 #[derive(Debug)]
 pub struct Held {
@@ -85,6 +96,9 @@ struct State {
     waiting_without_slot: usize,
     virtual_time: u64,
     arrivals: u64,
+    /// See [`QueueEnd`].
+    backlog: u64,
+    granted: u64,
 }
 
 #[derive(Debug)]
@@ -146,17 +160,18 @@ impl FairQueue {
         }
     }
 
-    /// Returns the number of waiting claims that would probably be granted before a new one of this client. It is 0 if a slot
-    /// is free.
+    /// Returns the end of the queue for a new claim of this client.
     #[must_use]
-    pub fn claims_before(&self, client: ClientId) -> usize {
+    pub fn end(&self, client: ClientId) -> QueueEnd {
         let state = self.lock();
-        if state.slots_in_use < self.capacity.slots {
-            return 0;
-        }
-        let own = state.clients.get(&client).map_or(0, |backlog| backlog.waiting);
-        let others = state.clients.values().map(|backlog| backlog.waiting.min(own + 1)).sum::<usize>();
-        others.min(state.waiting.len())
+        let claims_before = if state.slots_in_use < self.capacity.slots {
+            0
+        } else {
+            let own = state.clients.get(&client).map_or(0, |backlog| backlog.waiting);
+            let others = state.clients.values().map(|backlog| backlog.waiting.min(own + 1)).sum::<usize>();
+            others.min(state.waiting.len())
+        };
+        QueueEnd { claims_before, backlog: state.backlog, granted: state.granted }
     }
 
     /// Returns the load of the queue.
@@ -196,6 +211,7 @@ impl FairQueue {
 
     fn grant(self: &Arc<Self>, state: &mut State, claim: &Claim) -> Held {
         state.slots_in_use += usize::from(claim.slot);
+        state.granted += u64::from(claim.slot);
         state.add_memory(claim.client, claim.memory);
         let (client, slot, memory) = (claim.client, claim.slot, claim.memory);
         Held { queue: Arc::clone(self), client, slot, memory }
@@ -361,6 +377,7 @@ impl Held {
         state.add_memory(self.client, bytes);
         (self.slot, self.memory) = (false, bytes);
         let grants = if state.waiting.is_empty() { Vec::new() } else { self.queue.grant_waiting(&mut state) };
+        state.backlog += u64::from(state.slots_in_use < self.queue.capacity.slots);
         drop(state);
         send(grants);
     }
@@ -458,10 +475,24 @@ mod tests {
         drop(held);
         let held = poll(&mut backlog[0]).expect("the first one");
         let mut new: Waiting = Box::pin(queue.acquire(claim(2, 1000)));
-        assert_eq!((queue.claims_before(ClientId(2)), queue.claims_before(ClientId(3))), (3, 2));
-        assert_eq!(queue.claims_before(ClientId(1)), 100);
+        let claims_before = [1, 2, 3].map(|client| queue.end(ClientId(client)).claims_before);
+        assert_eq!(claims_before, [100, 3, 2]);
         drop(held);
         assert!(poll(&mut new).is_some());
+    }
+
+    #[test]
+    fn backlog_ends_when_a_slot_stays_free() {
+        let queue = queue(1, 0);
+        let first = queue.try_acquire(claim(1, 1)).expect("free");
+        let mut second: Waiting = Box::pin(queue.acquire(claim(1, 1)));
+        let start = queue.end(ClientId(1));
+        drop(first);
+        let second = poll(&mut second).expect("granted");
+        let next = queue.end(ClientId(1));
+        assert_eq!((next.backlog, next.granted), (start.backlog, start.granted + 1));
+        drop(second);
+        assert_ne!(queue.end(ClientId(1)).backlog, start.backlog);
     }
 
     #[test]

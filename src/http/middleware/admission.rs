@@ -12,13 +12,13 @@
 //! ([`FairQueue`]). Requests without a key are one client. They have separate parts of the memory, so that bodies that wait
 //! for memory for their work never use it up.
 //!
-//! The prediction follows Little's law: a request waits for as many grants of permits as claims are before it, and the time of a
-//! grant is measured. Clients that wait for each response never build a queue that is longer than their number, so they are
-//! rejected only if the service is slower than their number divided by the permitted wait. The layers of `tower` do not
-//! replace this: `ConcurrencyLimit` and `LoadShed` have neither a queue timeout nor a permit that a request can release while
-//! it waits for a model.
+//! The prediction compares the queue with the [`Pace`] at which it moved during the last permitted wait: a request is hopeless
+//! if more claims are before it than were granted in this time. Clients that wait for each response never build a queue that
+//! is longer than their number, so they are rejected only if the service is slower than their number divided by the permitted
+//! wait. The layers of `tower` do not replace this: `ConcurrencyLimit` and `LoadShed` have neither a queue timeout nor a permit
+//! that a request can release while it waits for a model.
 
-use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, Load, WorkPermit};
+use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, WorkPermit};
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
 use crate::http::error::Problem;
@@ -30,14 +30,10 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::convert::Infallible;
 use std::hash::{BuildHasher as _, RandomState};
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
-
-/// Weight of the newest sample in the average time of a grant: the average follows a change within about 16 grants.
-const SAMPLE_WEIGHT: f64 = 1.0 / 16.0;
 
 /// Part of the permitted wait that a prediction may use. The rest is for its error and for serving the request.
 const PREDICTION_MARGIN: f64 = 0.75;
@@ -66,7 +62,7 @@ pub(crate) struct Admission {
     requests: Arc<FairQueue>,
     /// Threads for long computations.
     threads: Arc<FairQueue>,
-    grants: GrantTime,
+    pace: Pace,
     clients: RandomState,
     /// One limiter per API key in use, and one for requests without a key. Entries are never removed: their number is
     /// bounded by that of the keys.
@@ -84,30 +80,52 @@ pub(crate) struct ServiceLoad {
     pub(crate) requests: Load,
 }
 
-/// Average time in which one waiting request gets its permit, in seconds, as the bits of an `f64`; 0 before the first one has
-/// waited.
-#[derive(Debug, Default)]
-struct GrantTime(AtomicU64);
+/// The number of permits that are granted in one permitted wait while all of them are in use.
+///
+/// It is known when a backlog has lasted this long: earlier, a burst or a short stall could not be distinguished from
+/// overload. A stall of the machine lowers it by no more than the permits of the time that the stall has taken, so requests
+/// are not rejected as long as their wait, including the stall, stays within the predicted one.
+#[derive(Debug)]
+struct Pace {
+    period: Duration,
+    counts: Mutex<Counts>,
+}
 
-impl GrantTime {
-    /// Returns the time that a new request would wait behind others. With no others it is no wait, so that an outdated
-    /// average of a slow time can't reject requests for ever: the next one that waits corrects it.
-    fn predicted_wait(&self, claims_before: usize) -> Duration {
-        let seconds = f64::from_bits(self.0.load(Ordering::Relaxed));
-        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        Duration::try_from_secs_f64(seconds * claims_before as f64).unwrap_or(Duration::MAX)
+#[derive(Debug, Default)]
+struct Counts {
+    backlog: u64,
+    /// Beginning of the present period; `None` before the first backlog.
+    since: Option<Instant>,
+    granted_before: u64,
+    /// The number of permits that were granted in the period before; `None` if the backlog is younger.
+    previous: Option<f64>,
+}
+
+impl Pace {
+    fn new(period: Duration) -> Self {
+        Self { period, counts: Mutex::default() }
     }
 
-    /// Records that a request behind `claims_before` others got its permit after `wait`.
-    fn record(&self, claims_before: usize, wait: Duration) {
-        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let sample = wait.as_secs_f64() / (claims_before + 1) as f64;
-        // A lost update between two grants loses one sample, which does not matter.
-        let average = f64::from_bits(self.0.load(Ordering::Relaxed));
-        // The average begins at zero: the first sample alone may be many times too high, and would reject the requests of
-        // clients that have just connected.
-        let average = average + (sample - average) * SAMPLE_WEIGHT;
-        self.0.store(average.to_bits(), Ordering::Relaxed);
+    /// Returns the number of permits that were granted in the last period; `None` if a permit was free in it.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    fn grants_in_period(&self, end: &QueueEnd) -> Option<f64> {
+        let now = Instant::now();
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let start =
+            Counts { backlog: end.backlog, since: Some(now), granted_before: end.granted, previous: None };
+        let Some(since) = counts.since.filter(|_| counts.backlog == end.backlog) else {
+            *counts = start;
+            return None;
+        };
+        let granted = end.granted.saturating_sub(counts.granted_before) as f64;
+        let part = now.duration_since(since).as_secs_f64() / self.period.as_secs_f64();
+        if part >= 1.0 {
+            // The first request after a period begins the next one.
+            *counts = Counts { previous: Some(granted / part), ..start };
+            return counts.previous;
+        }
+        // The last period consists of the present one and the rest of the one before.
+        counts.previous.map(|previous| previous.mul_add(1.0 - part, granted))
     }
 }
 
@@ -129,7 +147,7 @@ impl Admission {
                 memory_of_client: memory / 4 * 3,
             }),
             threads: FairQueue::new(Capacity { slots: cores, memory: 0, memory_of_client: 0 }),
-            grants: GrantTime::default(),
+            pace: Pace::new(limits.queue_timeout),
             clients: RandomState::new(),
             rate_limiter: quota.map(RateLimiter::keyed),
         }
@@ -166,11 +184,7 @@ impl Admission {
 
     /// Rejects a request that would wait longer than permitted.
     pub(crate) fn check_wait(&self, client: ClientId) -> Result<(), Problem> {
-        if self.is_hopeless(self.requests.claims_before(client)) {
-            Err(Problem::no_permit(&self.limits))
-        } else {
-            Ok(())
-        }
+        if self.is_hopeless(client) { Err(Problem::no_permit(&self.limits)) } else { Ok(()) }
     }
 
     /// Rejects a request above the rate of its [`Principal`].
@@ -226,20 +240,19 @@ impl Admission {
     }
 
     async fn wait_for_slot(&self, claim: Claim) -> Option<Held> {
-        let before = self.requests.claims_before(claim.client);
-        if self.is_hopeless(before) {
+        if self.is_hopeless(claim.client) {
             return None;
         }
-        let since = Instant::now();
-        let held = timeout(self.limits.queue_timeout, self.requests.acquire(claim)).await;
-        // A request that timed out has waited at least this long, which the average has to know.
-        self.grants.record(before, since.elapsed());
-        held.ok()
+        timeout(self.limits.queue_timeout, self.requests.acquire(claim)).await.ok()
     }
 
-    /// Returns `true` if a request behind this many others would wait longer than permitted.
-    fn is_hopeless(&self, claims_before: usize) -> bool {
-        self.grants.predicted_wait(claims_before) > self.limits.queue_timeout.mul_f64(PREDICTION_MARGIN)
+    /// Returns `true` if a new request of this client would wait longer than permitted.
+    fn is_hopeless(&self, client: ClientId) -> bool {
+        let end = self.requests.end(client);
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let before = end.claims_before as f64;
+        before > 0.0
+            && self.pace.grants_in_period(&end).is_some_and(|grants| before > grants * PREDICTION_MARGIN)
     }
 }
 
@@ -258,6 +271,8 @@ mod tests {
     use crate::domain::api_key::Scope;
     use crate::domain::id::TenantId;
     use axum::body::Body;
+    use futures_util::future::join_all;
+    use std::ops::Range;
 
     fn admission(set: impl FnOnce(&mut Limits)) -> Arc<Admission> {
         let (second, mut limits) = (Duration::from_secs(1), Limits::default());
@@ -290,114 +305,159 @@ mod tests {
         }
     }
 
-    /// Holds the only permit, lets `waiting` requests wait for 100 ms each, and returns how many were served.
-    async fn serve(admission: &Arc<Admission>, waiting: usize) -> usize {
-        let held = admission.permit(ClientId::default(), 0).await.expect("free");
-        let requests: Vec<_> = (0..waiting)
-            .map(|_| {
-                let admission = Arc::clone(admission);
-                tokio::spawn(async move {
-                    let permit = admission.permit(ClientId::default(), 0).await;
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    permit.is_ok()
-                })
-            })
-            .collect();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        drop(held);
-        let mut served = 0;
-        for request in requests {
-            served += usize::from(request.await.expect("no panic"));
-        }
-        served
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A simulated service with 4 permits. It can stall: then no request proceeds.
+    struct Simulation {
+        admission: Arc<Admission>,
+        start: Instant,
+        /// Time that a request takes with a permit.
+        service_time: Duration,
+        stall: Range<Duration>,
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn request_is_rejected_at_once_if_the_queue_is_too_long_for_the_permitted_wait() {
-        let admission = admission(|_| ());
-        // 100 ms per grant: ten requests are served within the permitted second, more are not.
-        for _ in 0..10 {
-            assert_eq!(serve(&admission, 5).await, 5);
+    impl Simulation {
+        fn new(service_time: Duration, stall: Range<Duration>) -> Arc<Self> {
+            let admission = admission(|limits| limits.max_concurrent_requests = 4);
+            Arc::new(Self { admission, start: Instant::now(), service_time, stall })
         }
-        let held = admission.permit(ClientId::default(), 0).await.expect("free");
-        let waiting: Vec<_> = (0..12)
-            .map(|_| {
-                let admission = Arc::clone(&admission);
-                tokio::spawn(async move { admission.permit(ClientId::default(), 0).await.is_ok() })
-            })
-            .collect();
-        tokio::task::yield_now().await;
-        let began = Instant::now();
-        assert!(admission.check_wait(ClientId::default()).is_err());
-        assert!(admission.check_wait(ClientId(1)).is_ok(), "another client waits behind fewer claims");
-        assert!(admission.permit(ClientId::default(), 0).await.is_err());
-        assert!(began.elapsed().is_zero(), "the rejection does not wait");
-        drop(held);
-        let mut served = 0;
-        for request in waiting {
-            served += usize::from(request.await.expect("no panic"));
-        }
-        assert!((7..=8).contains(&served), "{served} of 12 had a predicted wait below 750 ms");
-    }
 
-    #[tokio::test(start_paused = true)]
-    async fn one_slow_grant_does_not_reject_clients_that_have_just_connected() {
-        let admission = admission(|_| ());
-        assert_eq!(serve(&admission, 1).await, 1);
-        let held = admission.permit(ClientId::default(), 0).await.expect("free");
-        let waiting: Vec<_> = (0..20)
-            .map(|_| {
-                let admission = Arc::clone(&admission);
-                tokio::spawn(async move { admission.permit(ClientId::default(), 0).await.is_ok() })
-            })
-            .collect();
-        tokio::task::yield_now().await;
-        drop(held);
-        for request in waiting {
-            assert!(request.await.expect("no panic"));
+        /// Serves a request after it has passed all checks. Returns its wait for a permit; for a rejected request, an error.
+        async fn serve(&self, service_time: Duration) -> Result<Duration, Duration> {
+            let arrival = Instant::now();
+            if self.admission.check_wait(ClientId::default()).is_err() {
+                return Err(arrival.elapsed());
+            }
+            let permit = self.admission.permit(ClientId::default(), 0).await;
+            let wait = arrival.elapsed();
+            tokio::time::sleep(service_time).await;
+            if self.stall.contains(&self.start.elapsed()) {
+                tokio::time::sleep_until(self.start + self.stall.end).await;
+            }
+            permit.map_or(Err(wait), |_| Ok(wait))
+        }
+
+        /// Sends requests at fixed intervals, whatever their outcomes are (an open loop). Returns these.
+        async fn send_all(
+            self: &Arc<Self>,
+            requests: u32,
+            interval: Duration,
+        ) -> Vec<Result<Duration, Duration>> {
+            let mut running = Vec::new();
+            for _ in 0..requests {
+                let simulation = Arc::clone(self);
+                running.push(tokio::spawn(async move { simulation.serve(simulation.service_time).await }));
+                tokio::time::sleep(interval).await;
+            }
+            let mut outcomes = Vec::new();
+            for request in running {
+                outcomes.push(request.await.expect("no panic"));
+            }
+            outcomes
+        }
+
+        /// Runs clients that send their next request after the response, as often as given. Returns the longest wait.
+        async fn run_clients(self: &Arc<Self>, clients: usize, requests: usize) -> Duration {
+            let clients = (0..clients).map(|_| {
+                let simulation = Arc::clone(self);
+                async move {
+                    let mut longest = Duration::ZERO;
+                    for _ in 0..requests {
+                        let wait = simulation.serve(simulation.service_time).await;
+                        longest = longest.max(wait.expect("no rejection"));
+                    }
+                    longest
+                }
+            });
+            join_all(clients).await.into_iter().max().unwrap_or_default()
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn clients_that_wait_for_each_response_are_never_rejected() {
-        let admission = admission(|limits| limits.max_concurrent_requests = 4);
-        let clients: Vec<_> = (0..64)
-            .map(|_| {
-                let admission = Arc::clone(&admission);
-                tokio::spawn(async move {
-                    for _ in 0..100 {
-                        let permit = admission
-                            .permit(ClientId::default(), 0)
-                            .await
-                            .expect("64 clients × 10 ms / 4 permits < 1 s");
-                        tokio::time::sleep(Duration::from_millis(10)).await;
-                        drop(permit);
-                    }
-                })
-            })
-            .collect();
-        for client in clients {
-            client.await.expect("no request was rejected");
+        // 100 requests per second: the last of 74 clients waits for 700 ms.
+        let longest = Simulation::new(40 * MS, Duration::ZERO..Duration::ZERO).run_clients(74, 20).await;
+        assert!((690 * MS..=740 * MS).contains(&longest), "{longest:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stall_rejects_no_request_whose_wait_stays_within_the_permitted_one() {
+        // The clients connect during the stall, shortly before it, or long before it. They wait for 150 ms without it.
+        for begin in [0, 5, 900, 1500, 2000, 2400] {
+            let stall = begin * MS..(begin + 550) * MS;
+            let longest = Simulation::new(10 * MS, stall).run_clients(64, 400).await;
+            assert!((550 * MS..=750 * MS).contains(&longest), "{begin}: {longest:?}");
         }
     }
 
-    /// After a slow time, the first requests that wait correct the average.
+    #[tokio::test(start_paused = true)]
+    async fn burst_of_slow_requests_rejects_none_of_the_fast_ones() {
+        // 250 requests per second of 10 ms are 63 % of the capacity. Meanwhile, 50 requests of 40 ms arrive at once every three
+        // seconds, which are half a second of work.
+        let simulation = Simulation::new(10 * MS, Duration::ZERO..Duration::ZERO);
+        let bursts = async {
+            let mut outcomes = Vec::new();
+            for _ in 0..3 {
+                outcomes.extend(join_all((0..50).map(|_| simulation.serve(40 * MS))).await);
+                tokio::time::sleep(3000 * MS).await;
+            }
+            outcomes
+        };
+        let (outcomes, of_bursts) = tokio::join!(simulation.send_all(2500, 4 * MS), bursts);
+        let longest = outcomes.iter().chain(&of_bursts).map(|outcome| outcome.expect("no rejection")).max();
+        assert!(longest.is_some_and(|longest| longest > 400 * MS), "{longest:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn overload_rejects_hopeless_requests_at_once() {
+        // 500 requests per second arrive, and 100 can be served.
+        let simulation = Simulation::new(40 * MS, Duration::ZERO..Duration::ZERO);
+        let outcomes = simulation.send_all(5000, 2 * MS).await;
+        let accepted: Vec<_> = outcomes.iter().flatten().collect();
+        assert!((1000..=1110).contains(&accepted.len()), "{} in ten seconds", accepted.len());
+        // The requests of the first permitted wait may wait in vain, because overload is not certain yet.
+        let after_it = outcomes.iter().skip(520);
+        assert!(after_it.clone().all(|outcome| outcome.is_ok() || *outcome == Err(Duration::ZERO)));
+        let longest = after_it.flatten().max();
+        assert!(longest.is_some_and(|longest| *longest <= 800 * MS), "{longest:?}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn slow_time_does_not_reject_requests_of_a_fast_time() {
         let admission = admission(|_| ());
-        let held = admission.permit(ClientId::default(), 0).await.expect("free");
-        assert!(admission.permit(ClientId::default(), 0).await.is_err(), "waited a second in vain");
-        drop(held);
-        for _ in 0..100 {
-            let held = admission.permit(ClientId::default(), 0).await.expect("free");
-            let next = {
-                let admission = Arc::clone(&admission);
-                tokio::spawn(async move { admission.permit(ClientId::default(), 0).await.is_ok() })
-            };
-            tokio::task::yield_now().await;
-            drop(held);
-            assert!(next.await.expect("no panic"), "an empty queue accepts a request");
+        let request = |service_time| {
+            let admission = Arc::clone(&admission);
+            tokio::spawn(async move {
+                let permit = admission.permit(ClientId::default(), 0).await;
+                tokio::time::sleep(service_time).await;
+                permit.is_ok()
+            })
+        };
+        let slow: Vec<_> = (0..10).map(|_| request(1500 * MS)).collect();
+        tokio::time::sleep(1200 * MS).await;
+        assert!(request(MS).await.expect("no panic"), "the next one");
+        assert_eq!(
+            join_all(slow).await.into_iter().filter(|served| *served.as_ref().expect("no panic")).count(),
+            1
+        );
+        for fast in (0..100).map(|_| request(MS)).collect::<Vec<_>>() {
+            assert!(fast.await.expect("no panic"), "a permit was free meanwhile");
         }
-        assert!(f64::from_bits(admission.grants.0.load(Ordering::Relaxed)) < 0.01);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hopeless_backlog_of_a_client_rejects_no_other_one() {
+        let simulation = Simulation::new(40 * MS, Duration::ZERO..Duration::ZERO);
+        let overload = tokio::spawn({
+            let simulation = Arc::clone(&simulation);
+            async move { simulation.send_all(2000, 2 * MS).await }
+        });
+        tokio::time::sleep(3500 * MS).await;
+        assert!(simulation.admission.check_wait(ClientId::default()).is_err());
+        assert!(
+            simulation.admission.check_wait(ClientId(1)).is_ok(),
+            "it waits behind one claim of the other client"
+        );
+        overload.await.expect("no panic");
     }
 }
