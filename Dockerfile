@@ -10,26 +10,29 @@ COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/src/target,sharing=locked \
     cargo build --profile dist --locked --bin precis \
-    && cp target/dist/precis /usr/local/bin/precis
+    && scripts/image-root target/dist/precis /image \
+    && mkdir /data
 
-FROM debian:bookworm-slim
-# TLS connections to models use the certificates of the system.
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates \
-    && rm -rf /var/lib/apt/lists/* \
-    && groupadd --gid 10001 precis \
-    && useradd --uid 10001 --gid precis --no-create-home --home-dir /var/lib/precis --shell /usr/sbin/nologin precis \
-    && install --directory --owner=precis --group=precis --mode=0700 /var/lib/precis
-COPY --from=build /usr/local/bin/precis /usr/local/bin/precis
+# Only the binary, the C library and certificates: no shell and no package that needs updates.
+FROM scratch
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="precis" \
+    org.opencontainers.image.description="A memory for LLM agents that fits their context window" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$REVISION"
+COPY --from=build /image/ /
+COPY --from=build --chown=10001:10001 /data/ /var/lib/precis/
 
 # A number, so that an orchestrator can verify that it is not root.
 USER 10001:10001
 # By default the service looks here for `precis.db` (SQLite) and `precis.toml` (if mounted). The image does not set the
-# database URL, because the environment overrides the file.
+# database URL, because the environment overrides the file. It declares no volume: without one of your own, the data of SQLite
+# ends with the container, and an unnamed volume would only hide that.
 WORKDIR /var/lib/precis
-VOLUME ["/var/lib/precis"]
-# Imports are buffered in a temporary file. The volume is writable even if the rest of the container is not.
-ENV TMPDIR=/var/lib/precis
+# Imports are buffered in a temporary file, which can be larger than a file system in memory.
+ENV TMPDIR=/var/lib/precis PATH=/usr/local/bin
 
 # Loopback would be reachable only inside the container. On other addresses the service starts only if there is an API
 # key: create one with `docker run … keys create --tenant NAME` for the same database. If only trusted clients can reach

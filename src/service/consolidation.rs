@@ -5,7 +5,6 @@
 //! committed batch stays, even if a later one fails.
 
 use super::leases::keep_lease;
-use super::metrics::RunCause;
 use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::capacity;
@@ -82,6 +81,15 @@ pub enum Outcome {
     Failed,
     /// No pool is configured, or the mode is `off`.
     Disabled,
+}
+
+/// The cause of a consolidation run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunCause {
+    /// A context found that the tail exceeds the threshold.
+    Threshold,
+    /// A client asked for it.
+    Request,
 }
 
 impl Outcome {

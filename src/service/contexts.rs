@@ -1,7 +1,6 @@
 //! Building a context: the message list that an agent should send to its model now.
 
-use super::consolidation::{ConsolidationReport, Outcome, SnapshotPlan};
-use super::metrics::RunCause;
+use super::consolidation::{ConsolidationReport, Outcome, RunCause, SnapshotPlan};
 use super::{Error, MemoryService, PoolNames, invalid_message};
 use crate::blocking;
 use crate::capacity::WorkPermit;

@@ -1,6 +1,6 @@
 //! Metrics of the service. They belong to the recorder that is installed when they are created, as those of the models do.
 
-use super::consolidation::{ConsolidationReport, Outcome};
+use super::consolidation::{ConsolidationReport, Outcome, RunCause};
 use crate::storage::ConnectionCounts;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
@@ -25,15 +25,6 @@ const RERANKINGS: &str = "precis_search_rerankings_total";
 const SESSIONS_EXPIRED: &str = "precis_retention_sessions_erased_total";
 const RETENTION_ERRORS: &str = "precis_retention_errors_total";
 const RETENTION_LAST_RUN: &str = "precis_retention_last_run_timestamp_seconds";
-
-/// The cause of a consolidation run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RunCause {
-    /// A context found that the tail exceeds the threshold.
-    Threshold,
-    /// A client asked for it.
-    Request,
-}
 
 /// Runs by outcome.
 #[derive(Clone)]

@@ -8,6 +8,7 @@ mod backup;
 mod check;
 mod doctor;
 mod first_run;
+mod image;
 mod keys;
 mod logs;
 mod models;
