@@ -27,7 +27,9 @@ pub enum OmissionReason {
 /// A range of messages that are neither summarised nor sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct OmittedRange {
+    /// `seq` of the first omitted message.
     pub from_seq: i64,
+    /// `seq` of the last omitted message.
     pub to_seq: i64,
     pub reason: OmissionReason,
 }

@@ -91,6 +91,7 @@ pub(super) struct Sync {
     new_id: (),
 }
 
+/// The reaction to a list that diverges from the history
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnDivergence {
@@ -116,6 +117,7 @@ pub(super) struct Instructions {
     content: Option<Content>,
 }
 
+/// The role of instructions, which are not part of a history
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum InstructionsRole {

@@ -65,6 +65,7 @@ pub struct Context {
 pub struct SummaryInfo {
     /// 0 if there is no summary.
     pub revision: i64,
+    /// Number of words of the summary.
     pub words: i64,
 }
 
@@ -74,6 +75,7 @@ pub struct SummaryInfo {
 pub struct MemoryInfo {
     /// 0 if the document was never written.
     pub version: i64,
+    /// Number of words of the document.
     pub words: i64,
 }
 
@@ -82,8 +84,11 @@ pub struct MemoryInfo {
 pub struct ContextTokens {
     /// The sum of the parts. `max_tokens` reserves 3 more tokens, which a provider adds to each list.
     pub total: i64,
+    /// Tokens of the system message.
     pub system: i64,
+    /// Tokens of the messages of the history, and of inserted ones.
     pub history: i64,
+    /// Tokens of the new message of the request.
     pub user_message: i64,
     /// The tokenizer that counted the tokens.
     pub tokenizer: String,

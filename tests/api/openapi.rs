@@ -109,6 +109,9 @@ fn every_operation_is_complete() {
         assert_eq!(content["examples"].is_object(), takes_body, "{at}: examples");
     }
     assert_eq!(document["servers"][0]["url"], "/");
+    for (name, schema) in document["components"]["schemas"].as_object().expect("schemas") {
+        assert!(schema["description"].is_string(), "{name} has no description");
+    }
 }
 
 /// Generators name a type after its schema, or number it. A field that is always null has no type in some of them, and an

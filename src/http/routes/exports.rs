@@ -105,7 +105,7 @@ pub(crate) struct ImportResponse {
     params(SessionPath, ImportParams),
     request_body(
         content = inline(JsonLines), content_type = "application/x-ndjson",
-        description = "An export, or one message per line; at most limits.max_import_bytes",
+        description = "An export, or one message per line, such as `{\"role\": \"user\", \"content\": \"Hi\"}`; at most limits.max_import_bytes",
     ),
     responses(
         (status = 201, description = "Imported", body = ImportResponse),

@@ -34,6 +34,7 @@ impl From<ForkOrigin> for ForkOriginBody {
     }
 }
 
+/// The point at which a session is forked.
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct ForkRequest {
     /// The `seq` of the last message of the new session.

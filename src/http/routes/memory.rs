@@ -26,7 +26,9 @@ pub(crate) struct MemoryBody {
     version: i64,
     /// Markdown.
     content: String,
+    /// Number of words.
     words: i64,
+    /// Number of tokens, counted by `o200k_base`.
     tokens: i64,
     /// Time at which this version was written; null if it was never written.
     #[schema(required)]

@@ -46,8 +46,10 @@ pub(crate) struct RevisionBody {
     /// Null if no model was called.
     #[schema(required)]
     model: Option<String>,
+    /// The pool of the model.
     #[schema(required)]
     pool: Option<String>,
+    /// The version of the prompts.
     #[schema(required)]
     prompt_version: Option<String>,
     /// Words of the complete summary.
@@ -61,6 +63,7 @@ pub(crate) struct RevisionBody {
     /// The message whose redaction removed the texts of the revision, which then are empty; otherwise null.
     #[schema(required)]
     redacted_seq: Option<i64>,
+    /// Time at which the revision was stored.
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
 }

@@ -51,6 +51,7 @@ pub(crate) struct SessionBody {
     consolidation: ConsolidationBody,
     /// The session that it was copied from; null if there is none, or if that session was erased.
     forked_from: Option<ForkOriginBody>,
+    /// Time of the first exchange.
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
     /// Time of the newest exchange, fork or rewind.
@@ -64,6 +65,7 @@ pub(crate) struct SessionBody {
 struct SummaryBody {
     /// 0 if there is no summary.
     revision: i64,
+    /// Number of words.
     words: i64,
     /// Empty if there is no summary.
     text: String,
@@ -72,8 +74,11 @@ struct SummaryBody {
 /// Token counts, made by `o200k_base` when the text was written.
 #[derive(Serialize, ToSchema)]
 struct SessionTokens {
+    /// Tokens of all messages.
     history: i64,
+    /// Tokens of the messages after the cursor.
     tail: i64,
+    /// Tokens of the summary.
     summary: i64,
 }
 
