@@ -64,6 +64,18 @@ impl Block {
         self.0.get(key).and_then(|json| serde_json::from_str(json.get()).ok())
     }
 
+    /// Returns the tokens of an image or a file: all other fields of the block and of its source count as JSON.
+    fn tokens_of_attachment(&self, source: &Value) -> usize {
+        let further =
+            self.0.iter().filter(|(key, _)| !["type", "source", "title", "cache_control"].contains(&&***key));
+        let further = further.map(|(key, json)| text(&Value::from(format!("{{\"{key}\":{}}}", json.get()))));
+        let known = ["type", "media_type", "data", "url", "file_id"];
+        let of_source =
+            source.as_object().into_iter().flatten().filter(|(key, _)| !known.contains(&key.as_str()));
+        let of_source = of_source.map(|(key, json)| text(&Value::from(format!("{{\"{key}\":{json}}}"))));
+        PER_ATTACHMENT + further.sum::<usize>() + of_source.sum::<usize>()
+    }
+
     fn tokens(&self, inside: bool) -> usize {
         let kind: String = self.member("type").expect("a type");
         let source: Value = self.member("source").unwrap_or_default();
@@ -72,8 +84,7 @@ impl Block {
             "text" => &["text"],
             "tool_use" => &["id", "name", "input"],
             "tool_result" => &["tool_use_id", "content", "is_error"],
-            "image" => return PER_ATTACHMENT,
-            "document" if !is_text => return PER_ATTACHMENT,
+            "image" | "document" if kind == "image" || !is_text => return self.tokens_of_attachment(&source),
             _ => &[],
         };
         let member = |key: &str, json: &RawValue| {

@@ -179,8 +179,11 @@ fn render_recorded_blocks(
 fn tokens_of_block(block: &AnthropicBlock) -> i64 {
     let BlockSize { texts, attachments } = block.size();
     let attachments = i64::try_from(attachments).unwrap_or(i64::MAX).saturating_mul(PER_ATTACHMENT);
-    let is_attachment = texts.is_empty();
-    let per_block = if is_attachment { 0 } else { PER_MESSAGE };
+    // Parts of the chat format are counted by the caller.
+    let per_block = match block {
+        AnthropicBlock::Block { kind, .. } if attachments == 0 || kind == "tool_result" => PER_MESSAGE,
+        _ => 0,
+    };
     per_block + attachments + texts.iter().map(|text| count_text(text)).sum::<i64>()
 }
 

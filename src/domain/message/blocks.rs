@@ -311,25 +311,34 @@ fn is_text_document(block: &Members<'_>) -> bool {
     matches!(source.string("type").as_deref(), Some("text" | "content"))
 }
 
+/// The fields of the source of an image or a document, whose tokens are those of the attachment.
+const SOURCE_FIELDS: [&str; 5] = ["type", "media_type", "data", "url", "file_id"];
+
 fn add_size(kind: &str, json: &str, size: &mut BlockSize) {
     let block = Members::parse(json);
     let known: &[&str] = match kind {
         "text" => &["type", "text"],
         "tool_use" => &["type", "id", "name", "input"],
         "tool_result" => &["type", "tool_use_id", "content", "is_error"],
-        "image" => {
+        // The tokens of an attachment include its title. The text of a document counts in full.
+        "document" if is_text_document(&block) => &["type"],
+        "image" | "document" => {
             size.attachments += 1;
-            return;
-        }
-        // Texts count in full.
-        "document" if !is_text_document(&block) => {
-            size.attachments += 1;
-            return;
+            &["type", "title"]
         }
         _ => &["type"],
     };
+    let is_attachment = known.contains(&"title");
     for (key, value) in block.0.iter().filter(|(key, _)| *key != "type") {
         match &**key {
+            "title" if is_attachment => {}
+            "source" if is_attachment => {
+                for (key, value) in &Members::parse(value).0 {
+                    if !SOURCE_FIELDS.contains(&&**key) {
+                        size.texts.push(object(&[(key, value)]));
+                    }
+                }
+            }
             "content" if kind == "tool_result" && !value.starts_with('"') => {
                 for inside in elements(value) {
                     let inner_kind = Members::parse(inside).string("type").unwrap_or_default();

@@ -418,7 +418,6 @@ pub(super) fn complete(json: &str, makes_calls: bool) -> CompleteForm<'_> {
         return CompleteForm { json: json.into(), additional: String::new(), has_standard_content: true };
     }
     let message = Members::parse(json);
-    let role = message.string("role").unwrap_or_default();
     let mut converter = Converter { attachments: Attachments::OfUsers, lacks_attachments: false };
     let standard = converter.message(&message, makes_calls);
     let standard = Members::parse(&standard);
@@ -447,8 +446,9 @@ pub(super) fn complete(json: &str, makes_calls: bool) -> CompleteForm<'_> {
             _ => (*value != "null").then(|| without_nulls(value)),
         };
         let Some(value) = value else { continue };
-        let is_name = key == "name" && role != "tool";
-        if !is_name && !["role", "content", "tool_calls", "tool_call_id"].contains(&&**key) {
+        // The name counts in its standard form.
+        let is_counted = key == "name" && standard.get("name") == Some(&*value);
+        if !is_counted && !["role", "content", "tool_calls", "tool_call_id"].contains(&&**key) {
             add_text(&mut additional, key, &value);
         }
         complete.add(&escape_key(key), &value);

@@ -207,6 +207,41 @@ async fn incomplete_blocks_are_completed_or_left_out(backend: Backend) {
     assert_eq!(app.history("s").await[0], given[0]);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_fields_of_blocks_are_counted(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let long = "so it is ".repeat(1000);
+    let pdf = json!({"type": "url", "url": "https://e.org/a.pdf"});
+    let mut noted = image();
+    noted["source"]["note"] = long.clone().into();
+    let result = |content: Value| json!({"type": "tool_result", "tool_use_id": "a", "content": [content]});
+    let blocks = [
+        json!({"type": "document", "title": "Plan", "context": long, "source": pdf}),
+        noted.clone(),
+        json!({"type": "search_result", "title": "t", "source": "s", "content": [text(&long)]}),
+        result(noted),
+        result(json!({"type": "text", "text": "a", "note": long})),
+    ];
+    for (index, block) in blocks.iter().enumerate() {
+        let path = format!("/sessions/s{index}");
+        let turn = json!([{"role": "assistant", "content": [tool_use("a", &json!({}))]}, {"role": "user", "content": [block]}]);
+        app.post(&format!("{path}/exchanges"), json!({"format": "anthropic", "messages": turn}))
+            .await
+            .ok(201);
+        let response = app.post(&format!("{path}/context"), json!({"format": "anthropic"})).await;
+        let context = response.ok(200);
+        assert!(response.text.contains(&long), "{block}");
+        let total = context["tokens"]["total"].as_u64().expect("a number");
+        assert!((3000..5000).contains(&total), "{total} tokens: {block}");
+        assert_eq!(context["tokens"]["total"], tokens_of_anthropic(&response.text) - 3, "{block}");
+        let limited = json!({"format": "anthropic", "max_tokens": total + 2});
+        let limited = app.context(&format!("s{index}"), &limited).await;
+        assert_eq!(limited["coverage"]["omitted"][0]["reason"], "max_tokens", "{block}");
+    }
+}
+
 /// Imports plain lines.
 async fn import(app: &TestApp, session: &str, messages: &[Value]) -> Response {
     let lines: Vec<String> = messages.iter().map(Value::to_string).collect();

@@ -281,6 +281,7 @@ async fn all_sent_fields_are_counted(backend: Backend) {
     let long = "so it is ".repeat(1000);
     let fields = [
         json!({"role": "assistant", "content": "a", "reasoning_content": long}),
+        json!({"role": "user", "content": "a", "name": long}),
         json!({"role": "assistant", "content": "a", "provider_specific_fields": {"deep": [{"text": long}]}}),
         json!({"role": "assistant", "content": null, "audio": {"id": "a", "data": long, "transcript": "a"}}),
         json!({"role": "assistant", "content": [{"type": "reasoning", "text": long}]}),
