@@ -22,8 +22,9 @@ use tokio::net::TcpStream;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{Instant, interval, timeout};
 
-/// The maximum number of concurrent requests. Requests that arrive beyond it are not sent, but counted.
-const MAX_IN_FLIGHT: usize = 2000;
+/// The maximum number of concurrent requests. Requests that arrive beyond it are not sent, but counted. With those of the
+/// sessions that consolidate meanwhile, it is below `limits.max_requests_in_flight`.
+const MAX_IN_FLIGHT: usize = 1900;
 /// The interval at which due requests are sent.
 const TICK: Duration = Duration::from_millis(1);
 /// The longest wait for a response, more than the service permits a request to wait.

@@ -365,9 +365,9 @@ impl Problem {
         Self::overloaded(exceeded, &problem)
     }
 
-    /// Returns the error for a request that got no work permit in time.
-    pub(crate) fn no_permit(limits: &Limits) -> Self {
-        let (max, exceeded) = (limits.concurrent_requests(), &ExceededLimit::CONCURRENT);
+    /// Returns the error for a request that got none of the `max` work permits in time.
+    pub(crate) fn no_permit(max: usize, limits: &Limits) -> Self {
+        let exceeded = &ExceededLimit::CONCURRENT;
         let queue_timeout = humantime::format_duration(limits.queue_timeout);
         let problem = format!(
             "{max} requests are running, the maximum ({}), and this one could not start within {queue_timeout} \
