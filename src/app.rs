@@ -10,7 +10,7 @@ use crate::llm::check::{self, CheckReport};
 use crate::service::keys::authenticator::Authenticator;
 use crate::service::retention::RetentionConfig;
 use crate::service::search::RerankConfig;
-use crate::service::{MemoryService, PoolNames, ServiceConfig, reindex};
+use crate::service::{MemoryService, PoolNames, ServiceConfig};
 use crate::storage::{self, DefaultRetention, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
@@ -225,19 +225,13 @@ pub async fn check_models(settings: &Settings) -> Result<CheckReport, AppError> 
     Ok(check::check_models(&models, pools.collect()).await)
 }
 
-/// Marks the index as incomplete if search is disabled. Otherwise logs a warning if the index has another analyzer than the
-/// settings. An index without entries gets that of the settings.
+/// Logs a warning if the index has another analyzer than the settings. An index without entries gets that of the settings.
 pub async fn check_search_index(store: &Arc<Store>, analyzer: Option<Analyzer>) {
-    let Some(analyzer) = analyzer else {
-        if let Err(error) = store.disable_index().await {
-            tracing::warn!(error = %ErrorChain(&error), "failed to mark the search index as incomplete");
-        }
-        return;
-    };
-    match reindex::state(store, analyzer).await {
-        Ok(state) if state.lacks_messages(analyzer) || state.analyzer_version == analyzer.version() => {}
-        Ok(state) => tracing::warn!(
-            index_version = state.analyzer_version,
+    let Some(analyzer) = analyzer else { return };
+    match store.record_analyzer(analyzer, false).await {
+        Ok(version) if version == analyzer.version() => {}
+        Ok(version) => tracing::warn!(
+            index_version = version,
             expected_version = analyzer.version(),
             "the search index has another analyzer than the settings, and is searched with its own: run `precis reindex` to \
              change it"

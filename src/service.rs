@@ -44,7 +44,6 @@ mod leases;
 mod memory;
 mod metrics;
 mod redactions;
-pub mod reindex;
 pub mod retention;
 pub mod search;
 mod sessions;

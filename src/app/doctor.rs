@@ -6,7 +6,8 @@ use super::{check_models, store_options};
 use crate::config::Settings;
 use crate::domain::error_chain::ErrorChain;
 use crate::llm::http::build_http_client;
-use crate::storage::{self, StoreError};
+use crate::storage::search_index::{IndexState, analyzer_for};
+use crate::storage::{self, Store, StoreError};
 use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
@@ -149,7 +150,7 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     let any_key = match store.check_ready().await {
         Ok(()) => {
             examination.add(Severity::Good, "schema", "up to date");
-            match store.any_api_key().await {
+            match examine_search(settings, &store, examination).await.and(store.any_api_key().await) {
                 Ok(any) => Some(any),
                 Err(error) => {
                     examination.add(Severity::Problem, PART, explain(&error));
@@ -180,6 +181,49 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     };
     store.close().await;
     any_key
+}
+
+/// Examines the search index: its analyzer, and what is missing.
+async fn examine_search(
+    settings: &Settings,
+    store: &Store,
+    examination: &mut Examination,
+) -> Result<(), StoreError> {
+    /// A running service indexes messages about a second after they were stored.
+    const MAX_RECENT: i64 = 1000;
+    const PART: &str = "search";
+    let Some(own) = settings.analyzer() else {
+        examination.add(Severity::Good, PART, "search.enabled is false");
+        return Ok(());
+    };
+    let IndexState { analyzer, is_rebuilding, sessions, messages } = store.index_state().await?;
+    let version = own.version();
+    if analyzer_for(&analyzer, own).is_none() {
+        let text = format!(
+            "a newer release built the index (analyzer {analyzer}): run that release, or `precis reindex` with this one"
+        );
+        examination.add(Severity::Problem, PART, text);
+    } else if !analyzer.is_empty() && analyzer != version {
+        let text = format!(
+            "the index has the analyzer {analyzer}, and the settings say {version}: run `precis reindex`, or change \
+             search.language"
+        );
+        examination.add(Severity::Warning, PART, text);
+    } else if is_rebuilding || messages > MAX_RECENT {
+        let rebuilding = if is_rebuilding { ", and the index is being rebuilt" } else { "" };
+        let text = format!(
+            "{messages} messages of {sessions} sessions are not indexed{rebuilding}: start the service, which indexes \
+             them, or run `precis reindex`"
+        );
+        examination.add(Severity::Warning, PART, text);
+    } else {
+        examination.add(
+            Severity::Good,
+            PART,
+            format!("analyzer {version}, {messages} messages not indexed yet"),
+        );
+    }
+    Ok(())
 }
 
 fn examine_facts(facts: &storage::DatabaseFacts, examination: &mut Examination) {

@@ -3,10 +3,10 @@
 use super::export::{progress_bar, to_count};
 use super::{SessionArgs, SettingsArgs, count, error, error_with_cause, print};
 use crate::app::{check_search_index, open_store};
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::UserId;
 use crate::service::Error as ServiceError;
 use crate::service::import::{ImportLimits, Upload, write_import};
-use crate::service::indexer::index_pending;
 use clap::Args;
 use std::error::Error;
 use std::fs::File;
@@ -82,7 +82,9 @@ pub(super) async fn import(
     });
     let imported = imported.await.map_err(failed)?;
     writing.finish_and_clear();
-    index_pending(&store, true).await;
+    if let Err(error) = store.index_session(&tenant, &session).await {
+        tracing::warn!(error = %ErrorChain(&error), "failed to index the import; the service will do it");
+    }
     store.close().await;
     let imported_things =
         format!("{} and {}", count(imported.messages, "message"), count(imported.revisions, "revision"));

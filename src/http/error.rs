@@ -32,7 +32,7 @@ const MAX_ERRORS: usize = 100;
 const MAX_FIELD_CHARS: usize = 150;
 /// Longest text of an error of a field, which may contain a value of the request.
 const MAX_DETAIL_CHARS: usize = 600;
-/// `Retry-After` while the store is unavailable, has another schema, or lags with the search index.
+/// `Retry-After` while the store is unavailable or has another schema.
 const RETRY_SECONDS: u32 = 2;
 /// `Retry-After` under overload.
 const OVERLOADED_SECONDS: u32 = 1;
@@ -546,11 +546,6 @@ impl Problem {
                 let detail = "The database is unavailable or read-only. A write may or may not have been applied. Retry; \
                     send an exchange with the same Idempotency-Key.";
                 Self::unavailable("store-unavailable", "Store unavailable", detail)
-            }
-            StoreError::IndexLagging(_) => {
-                tracing::warn!(error = %causes, "the search index lags behind the history");
-                let detail = "The newest messages are still being indexed. Retry the search.";
-                Self::unavailable("search-index-lagging", "Search index lagging", detail)
             }
             _ => {
                 tracing::error!(error = %causes, "a database operation failed");

@@ -7,12 +7,13 @@
 
 use super::export::{message_page, revision_page};
 use super::{Error, MemoryService, complete_write};
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::export_format::{ExportReader, Fingerprint, ImportedSession, max_line_bytes};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::limits::SizeLimits;
 use crate::domain::session::Session;
 use crate::domain::validation::FieldError;
-use crate::storage::{ImportOutcome, Store, StoreError};
+use crate::storage::{ImportOutcome, Store};
 use staging_file::StagingFile;
 use std::sync::Arc;
 use time::OffsetDateTime;
@@ -165,19 +166,14 @@ impl MemoryService {
             let result = write_import(&this.store, &tenant, &session, users, staged, |_| {}).await;
             this.index_wakeup.notify_one();
             if result.is_ok() {
-                this.index_import(&tenant, &session).await;
+                // So that a search after the response finds all messages. If this fails, the index worker does it.
+                if let Err(error) = this.store.index_session(&tenant, &session).await {
+                    tracing::debug!(error = %ErrorChain(&error), "failed to index an import");
+                }
             }
             result
         };
         complete_write(write).await
-    }
-
-    /// Indexes an imported session, so that a search after the response finds its messages without indexing them itself. If
-    /// this fails, the index worker does it.
-    async fn index_import(&self, tenant: &TenantId, session: &SessionId) {
-        while let Err(StoreError::IndexLagging(_)) = self.store.index_pending_for(tenant, Some(session)).await
-        {
-        }
     }
 }
 

@@ -1,100 +1,112 @@
-//! Background worker that adds newly stored messages to the search index.
+//! Background worker that adds missing messages to the search index.
 
-use super::{Error, MemoryService, reindex};
+use super::MemoryService;
+use super::metrics::ServiceMetrics;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::search::analyzer::Analyzer;
+use crate::storage::search_index::IndexState;
 use crate::storage::{Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 
 /// Delay between the first new message and indexing. Indexing many messages together costs the database much less than
-/// indexing them one by one, and few enough accumulate in a second that a search can index them itself. An idle service
-/// sends no statements for the index.
+/// indexing them one by one.
 const DEBOUNCE: Duration = Duration::from_secs(1);
 const RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Interval between two checks for messages that other replicas have stored and not indexed, because they were killed.
+const CHECK_INTERVAL: Duration = Duration::from_mins(10);
 
-/// A worker that indexes the messages of newly stored exchanges.
+/// A worker that indexes messages.
 #[derive(Debug)]
 pub struct IndexWorker {
     store: Arc<Store>,
-    /// `None` if search is disabled.
-    analyzer: Option<Analyzer>,
     wakeup: Arc<Notify>,
-}
-
-impl IndexWorker {
-    /// Runs without end. Begins with the pending messages that an earlier process left, and indexes the messages that were
-    /// stored while search was disabled.
-    pub async fn run(self) {
-        self.wakeup.notify_one();
-        let mut succeeded = true;
-        loop {
-            self.wakeup.notified().await;
-            tokio::time::sleep(DEBOUNCE).await;
-            // Only the first of consecutive failures is logged as a warning.
-            succeeded = index_pending(&self.store, succeeded).await && self.index_missing(succeeded).await;
-            if !succeeded {
-                tokio::time::sleep(RETRY_DELAY).await;
-                self.wakeup.notify_one();
-            }
-        }
-    }
-
-    /// Indexes messages that no exchange has recorded as pending. Returns `false` on failure.
-    async fn index_missing(&self, warn: bool) -> bool {
-        let Some(analyzer) = self.analyzer else { return true };
-        let indexed = async {
-            if !reindex::state(&self.store, analyzer).await?.lacks_messages(analyzer) {
-                return Ok(0);
-            }
-            tracing::info!("indexing the messages that are missing from the search index, in the background");
-            reindex::reindex(&self.store, analyzer, |_| {}).await
-        };
-        match indexed.await {
-            Ok(0) => true,
-            Ok(messages) => {
-                tracing::info!(messages, "the search index is complete");
-                true
-            }
-            Err(error) => {
-                if warn && !matches!(error, Error::Store(StoreError::Unavailable(_))) {
-                    tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches miss messages");
-                } else {
-                    tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
-                }
-                false
-            }
-        }
-    }
+    metrics: ServiceMetrics,
 }
 
 impl MemoryService {
-    /// Returns the worker that indexes the messages that this service stores.
+    /// Returns the worker that indexes the messages of this and other replicas.
     #[must_use]
     pub fn index_worker(&self) -> IndexWorker {
         let (store, wakeup) = (Arc::clone(&self.store), Arc::clone(&self.index_wakeup));
-        IndexWorker { store, analyzer: self.config.search, wakeup }
+        IndexWorker { store, wakeup, metrics: self.metrics.clone() }
     }
 }
 
-/// Indexes all pending messages. Returns `false` on failure; pending messages are then indexed by the next search.
-///
-/// With `warn`, a failure is logged as a warning. An unreachable database is not, because failing requests report it.
-pub async fn index_pending(store: &Arc<Store>, warn: bool) -> bool {
-    let result = async {
-        while store.index_batch().await? {}
-        Ok(())
-    };
-    match result.await {
-        Ok(()) => true,
-        Err(error) => {
-            if warn && !matches!(error, StoreError::Unavailable(_)) {
-                tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may be slow or fail");
-            } else {
-                tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
+impl IndexWorker {
+    /// Runs without end.
+    pub async fn run(self) {
+        let (mut next_check, mut succeeded) = (Instant::now(), true);
+        loop {
+            let result = self.index(next_check <= Instant::now()).await;
+            if next_check <= Instant::now() && result.is_ok() {
+                next_check = Instant::now() + CHECK_INTERVAL;
             }
-            false
+            match result {
+                Ok(()) => _ = timeout_at(next_check, self.wakeup.notified()).await,
+                Err(error) => {
+                    // Only the first of consecutive failures is logged as a warning, and none of an unreachable database, because
+                    // failing requests report it.
+                    if succeeded && !matches!(error, StoreError::Unavailable(_)) {
+                        tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may miss messages");
+                    } else {
+                        tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
+                    }
+                    succeeded = false;
+                    tokio::time::sleep(RETRY_DELAY).await;
+                    continue;
+                }
+            }
+            succeeded = true;
+            tokio::time::sleep(DEBOUNCE).await;
         }
     }
+
+    /// Indexes the missing messages. With `check`, looks for them in all tenants before and after.
+    async fn index(&self, check: bool) -> Result<(), StoreError> {
+        let state = if check { self.store.index_state().await? } else { IndexState::default() };
+        if check {
+            self.record(&state);
+        }
+        let is_incomplete = state.messages > 0 || state.is_rebuilding;
+        if is_incomplete {
+            let IndexState { messages, is_rebuilding, .. } = state;
+            tracing::info!(
+                messages,
+                is_rebuilding,
+                "indexing the messages that are missing from the search index"
+            );
+        }
+        while self.store.index_batch().await?.is_some() {}
+        if is_incomplete {
+            self.record(&self.store.index_state().await?);
+            tracing::info!("the search index is complete");
+        }
+        Ok(())
+    }
+
+    fn record(&self, state: &IndexState) {
+        #[expect(clippy::cast_precision_loss, reason = "a metric may be rounded")]
+        self.metrics.search_missing.set(state.messages as f64);
+        self.metrics.search_rebuilding.set(f64::from(u8::from(state.is_rebuilding)));
+    }
+}
+
+/// Indexes all missing messages of all tenants. If the index has another analyzer, indexes all messages again with this one.
+/// `progress` receives the number of messages indexed so far. Returns the state of the index before, and that number.
+pub async fn reindex(
+    store: &Store,
+    analyzer: Analyzer,
+    progress: impl Fn(u64),
+) -> Result<(IndexState, u64), StoreError> {
+    let state = store.index_state().await?;
+    store.record_analyzer(analyzer, true).await?;
+    let mut indexed = 0;
+    while let Some(batch) = store.index_batch().await? {
+        indexed += u64::try_from(batch).unwrap_or(0);
+        progress(indexed);
+    }
+    Ok((state, indexed))
 }

@@ -25,6 +25,8 @@ const RERANKINGS: &str = "precis_search_rerankings_total";
 const SESSIONS_EXPIRED: &str = "precis_retention_sessions_erased_total";
 const RETENTION_ERRORS: &str = "precis_retention_errors_total";
 const RETENTION_LAST_RUN: &str = "precis_retention_last_run_timestamp_seconds";
+const SEARCH_MISSING: &str = "precis_search_missing_messages";
+const SEARCH_REBUILDING: &str = "precis_search_rebuilding";
 
 /// Runs by outcome.
 #[derive(Clone)]
@@ -70,6 +72,8 @@ pub(super) struct ServiceMetrics {
     pub(super) retention_last_run: Gauge,
     /// The size of all messages, as of the last complete run of the retention worker of this replica.
     pub(super) stored_bytes: Gauge,
+    pub(super) search_missing: Gauge,
+    pub(super) search_rebuilding: Gauge,
 }
 
 /// Counters of the cache of sessions.
@@ -138,6 +142,14 @@ impl ServiceMetrics {
             RETENTION_LAST_RUN,
             "End of the last complete search for expired sessions by this replica"
         );
+        describe_gauge!(
+            SEARCH_MISSING,
+            "Messages that were missing from the search index at the last check by this replica"
+        );
+        describe_gauge!(
+            SEARCH_REBUILDING,
+            "1 if the search index is being rebuilt with another analyzer, else 0"
+        );
         let rerankings = |outcome| counter!(RERANKINGS, "outcome" => outcome);
         Self {
             reranked: rerankings("reranked"),
@@ -166,6 +178,8 @@ impl ServiceMetrics {
             retention_errors: counter!(RETENTION_ERRORS),
             retention_last_run: gauge!(RETENTION_LAST_RUN),
             stored_bytes: gauge!(STORED_BYTES),
+            search_missing: gauge!(SEARCH_MISSING),
+            search_rebuilding: gauge!(SEARCH_REBUILDING),
         }
     }
 

@@ -14,11 +14,11 @@ use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text::{searchable_text, speaker};
 use crate::storage::Store;
-use crate::storage::search::{MessageRef, SearchFilter, StoredHit};
+use crate::storage::search::{MessageRef, MissingMessages, SearchFilter, StoredHit};
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use time::OffsetDateTime;
 
 pub use crate::domain::search::query::InvalidQuery;
@@ -34,6 +34,9 @@ pub const MAX_LIMIT: usize = 50;
 const MAX_RANKED_BYTES: i64 = 2 * 1024 * 1024;
 /// Maximum total JSON size of the neighbours in a response.
 const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
+/// Maximum number of messages that are searched without the index, and their approximate JSON size.
+const MAX_UNINDEXED_MESSAGES: i64 = 5000;
+const MAX_UNINDEXED_BYTES: i64 = 2 * 1024 * 1024;
 
 /// The memory of a search: its candidates as rows and parsed, its neighbours, and the body of the response.
 const SEARCH_MEMORY: usize = 16 * 1024 * 1024;
@@ -78,6 +81,8 @@ pub struct SearchHit {
 #[derive(Clone, Debug)]
 pub struct SearchResults {
     pub hits: Vec<SearchHit>,
+    /// Number of messages that are not indexed yet, except those that were searched without the index.
+    pub unsearched_messages: i64,
     pub ranking: SearchRanking,
 }
 
@@ -90,35 +95,39 @@ impl MemoryService {
         let own = self.config.search.ok_or(Error::SearchDisabled)?;
         let mut query = Query::parse(own, &request.text)?;
         capacity::claim(SEARCH_MEMORY).await?;
-        // A search finds everything that was stored before it. This precedes the wait for a thread, because indexing needs one,
-        // too, and searches that wait for each other's indexing would hold all of them.
-        let version = self.store.index_pending_for(tenant, request.session_id.as_ref()).await?;
-        let analyzer = analyzer_for(&version, own).ok_or(Error::UnknownAnalyzer(version))?;
-        if analyzer != own {
-            query = Query::parse(analyzer, &request.text)?;
-        }
         // The statements keep a core busy if the database is part of the process.
         let thread = match *self.store {
             Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
             Store::Postgres(_) => None,
         };
-        let filter = SearchFilter {
+        let mut filter = SearchFilter {
             session: request.session_id.clone(),
             user: request.user_id.clone(),
             role: request.role,
             since: request.since,
             until: request.until,
-            excluded_terms: query.excluded_terms(),
+            excluded_terms: Vec::new(),
         };
+        let missing =
+            self.store.missing_messages(tenant, &filter, MAX_UNINDEXED_MESSAGES, MAX_UNINDEXED_BYTES);
+        let MissingMessages { analyzer: version, newest, others: unsearched_messages } = missing.await?;
+        let analyzer = analyzer_for(&version, own).ok_or(Error::UnknownAnalyzer(version))?;
+        if analyzer != own {
+            query = Query::parse(analyzer, &request.text)?;
+        }
+        filter.excluded_terms = query.excluded_terms();
+        let read = parse(&request, newest, ReadMessages::new(analyzer, &query)).await?;
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
-        let Candidates { refs, weights } = select_candidates(&self.store, tenant, &filter, &query).await?;
+        let candidates = select_candidates(&self.store, tenant, &filter, &query, &read.candidates).await?;
         drop(thread);
-        let mut read = ReadMessages::new(analyzer, &query);
+        let (mut read, Candidates { refs, weights }) = (read, candidates);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in refs.chunks(MAX_RANKED) {
-            read = self.read(tenant, &request, chunk, read).await?;
+            let unread: Vec<MessageRef> =
+                chunk.iter().filter(|found| !read.contains(found)).cloned().collect();
+            read = self.read(tenant, &request, &unread, read).await?;
             if read.matches() >= ranked_hits {
                 break;
             }
@@ -140,7 +149,7 @@ impl MemoryService {
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
-        Ok(SearchResults { hits, ranking })
+        Ok(SearchResults { hits, unsearched_messages, ranking })
     }
 
     /// Reads messages, as far as they exist and pass the filter.
@@ -149,24 +158,10 @@ impl MemoryService {
         tenant: &TenantId,
         request: &SearchRequest,
         refs: &[MessageRef],
-        mut read: ReadMessages,
+        read: ReadMessages,
     ) -> Result<ReadMessages, Error> {
-        let user = request.user_id.as_ref();
-        let mut stored = self.store.fetch_hits(tenant, user, refs, MAX_RANKED_BYTES).await?;
-        stored.retain(|StoredHit { message_ref: MessageRef { created_at, .. }, redacted_at, .. }| {
-            redacted_at.is_none()
-                && request.since.is_none_or(|since| *created_at >= since)
-                && request.until.is_none_or(|until| *created_at < until)
-        });
-        let bytes = stored.iter().map(|hit| hit.json.len()).sum();
-        let role = request.role;
-        let parse = move || {
-            for hit in stored {
-                read.add(hit, role)?;
-            }
-            Ok(read)
-        };
-        blocking::spawn_cpu_if_large(bytes, parse).await
+        let stored = self.store.fetch_hits(tenant, request.user_id.as_ref(), refs, MAX_RANKED_BYTES).await?;
+        parse(request, stored, read).await
     }
 
     async fn add_neighbours(
@@ -206,12 +201,35 @@ impl MemoryService {
     }
 }
 
+/// Adds the messages that pass the filter.
+async fn parse(
+    request: &SearchRequest,
+    mut stored: Vec<StoredHit>,
+    mut read: ReadMessages,
+) -> Result<ReadMessages, Error> {
+    stored.retain(|StoredHit { message_ref: MessageRef { created_at, .. }, redacted_at, .. }| {
+        redacted_at.is_none()
+            && request.since.is_none_or(|since| *created_at >= since)
+            && request.until.is_none_or(|until| *created_at < until)
+    });
+    let bytes = stored.iter().map(|hit| hit.json.len()).sum();
+    let role = request.role;
+    let parse = move || {
+        for hit in stored {
+            read.add(hit, role)?;
+        }
+        Ok(read)
+    };
+    blocking::spawn_cpu_if_large(bytes, parse).await
+}
+
 /// The messages that were read for a search.
 struct ReadMessages {
     matcher: Matcher,
     /// One for each of `parsed`.
     candidates: Vec<Candidate>,
     parsed: Vec<ParsedMessage>,
+    positions: HashSet<(SessionId, i64)>,
 }
 
 struct ParsedMessage {
@@ -222,7 +240,8 @@ struct ParsedMessage {
 
 impl ReadMessages {
     fn new(analyzer: Analyzer, query: &Query) -> Self {
-        Self { matcher: Matcher::new(analyzer, query), candidates: Vec::new(), parsed: Vec::new() }
+        let matcher = Matcher::new(analyzer, query);
+        Self { matcher, candidates: Vec::new(), parsed: Vec::new(), positions: HashSet::new() }
     }
 
     /// Adds a message that has the role, if that is given.
@@ -243,8 +262,13 @@ impl ReadMessages {
             speaker: speaker(&message, &text),
             text_match: self.matcher.count(&text),
         });
+        self.positions.insert((message_ref.session.clone(), message_ref.seq));
         self.parsed.push(ParsedMessage { message_ref, text, message });
         Ok(())
+    }
+
+    fn contains(&self, message_ref: &MessageRef) -> bool {
+        self.positions.contains(&(message_ref.session.clone(), message_ref.seq))
     }
 
     /// Returns the number of messages that contain a word, and all phrases.

@@ -1,7 +1,6 @@
 //! Errors of a store.
 
 use super::{postgres, sqlite};
-use std::time::Duration;
 
 /// An error of a store. The texts are for the log; clients never see them.
 #[derive(Debug, thiserror::Error)]
@@ -9,9 +8,6 @@ pub enum StoreError {
     /// There is no connection, the database shuts down, or it accepts no writes. A retry may succeed.
     #[error("the database is not available")]
     Unavailable(#[source] sqlx::Error),
-    /// Pending messages were not indexed within the time that a search waits for them. A retry may succeed.
-    #[error("pending messages were not indexed within {0:?}")]
-    IndexLagging(Duration),
     /// A bug ended the batch that the request was part of, or the service is shutting down. The request may have run.
     #[error("the batch of the request ended without a result")]
     BatchFailed,

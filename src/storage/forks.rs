@@ -4,7 +4,6 @@
 //! A rewind copies the whole session first, and then removes the messages after its target, so that nothing is lost.
 
 use super::rows::{self, session_columns};
-use super::search_index::{MAX_BATCH_BYTES, insert_pending};
 use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
 use super::{AppendOutcome, AppendRequest, Store, StoreError};
 use crate::domain::exchange::PersistedExchange;
@@ -87,7 +86,7 @@ const LOCK_FORK_SOURCE: Sql = Sql {
 
 impl Store {
     /// Creates a session with the messages of `source` up to `through_seq`, and with the revisions whose summary covers none
-    /// of the others. Its messages are pending for the search index then.
+    /// of the others. Its messages are missing from the search index then.
     pub async fn fork_session(
         &self,
         tenant: &TenantId,
@@ -110,11 +109,12 @@ impl Store {
             }
             let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
             let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
-            if !copy.insert(&mut transaction, self.analyzer().is_some()).await? {
+            if !copy.insert(&mut transaction).await? {
                 return Ok(ForkOutcome::Exists);
             }
             let session = read_session(&mut transaction, tenant, target).await?;
             transaction.commit().await?;
+            self.note_unindexed(tenant);
             Ok(ForkOutcome::Forked(Box::new(session)))
         };
         self.within_limit(fork).await
@@ -143,13 +143,13 @@ impl Store {
             };
             let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
             let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
-            let search = self.analyzer();
-            if !copy.insert(&mut transaction, search.is_some()).await? {
+            if !copy.insert(&mut transaction).await? {
                 return Ok(ForkAppendOutcome::Exists);
             }
-            match transaction.append_exchange(search, request).await? {
+            match transaction.append_exchange(request).await? {
                 AppendOutcome::Appended(appended) => {
                     transaction.commit().await?;
+                    self.note_unindexed(tenant);
                     Ok(ForkAppendOutcome::Appended(appended))
                 }
                 AppendOutcome::UserMismatch => Ok(ForkAppendOutcome::UserMismatch),
@@ -206,7 +206,7 @@ impl Store {
             let (through_seq, kind, forked_through) = (last_seq, ForkKind::Rewind, after_seq);
             let copy =
                 Copy { tenant, source: session, target: branch, through_seq, revision, kind, forked_through };
-            if !copy.insert(&mut transaction, false).await? {
+            if !copy.insert(&mut transaction).await? {
                 return Err(StoreError::corrupt("the id of a branch")("another session has it"));
             }
             shorten(&mut transaction, tenant, session, branch, after_seq).await?;
@@ -231,12 +231,16 @@ impl Store {
         })
     }
 
-    /// Returns `true` if search is enabled.
-    pub(super) fn indexes_messages(&self) -> bool {
-        self.analyzer().is_some()
+    /// Begins a transaction of no tenant.
+    pub(super) async fn begin_global(&self) -> Result<Transaction, StoreError> {
+        Ok(match self {
+            Self::Postgres(database) => Transaction::Postgres(database.pool.begin_with("BEGIN").await?),
+            Self::Sqlite(database) => database.begin_transaction().await?,
+        })
     }
 
-    fn analyzer(&self) -> Option<Analyzer> {
+    /// Returns the analyzer of the settings.
+    pub(super) fn analyzer(&self) -> Option<Analyzer> {
         match self {
             Self::Postgres(database) => database.analyzer(),
             Self::Sqlite(database) => database.analyzer(),
@@ -338,9 +342,9 @@ const COPY_REVISIONS: &str = "\
     WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision > $5 AND revision <= $6";
 
 impl Copy<'_> {
-    /// Inserts the session with its messages and revisions. With `indexed`, the messages become pending messages of the search
-    /// index. Returns `false` if the target exists.
-    async fn insert(&self, transaction: &mut Transaction, indexed: bool) -> Result<bool, StoreError> {
+    /// Inserts the session with its messages and revisions. The messages of a fork are missing from the search index then. Returns
+    /// `false` if the target exists.
+    async fn insert(&self, transaction: &mut Transaction) -> Result<bool, StoreError> {
         /// A branch has the times of its session, as it has everything else, but its retention begins now. A fork is an
         /// activity.
         macro_rules! insert_copy {
@@ -349,10 +353,11 @@ impl Copy<'_> {
                     "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                         cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
                         fork_kind, retention_seconds, retained_from, branched_at, lineage, stored_bytes,
-                        settled_bytes, created_at, updated_at, activity_hour", $columns, ")
+                        settled_bytes, created_at, updated_at, indexed_seq, activity_hour", $columns, ")
                     SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
                         summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
-                        branched_at, lineage, stored_bytes, stored_bytes, created_at, updated_at, ", $hour, $values,
+                        branched_at, lineage, stored_bytes, stored_bytes, created_at, updated_at,
+                        CASE WHEN $3 > 0 AND $7 <> 'rewind' THEN 0 END, ", $hour, $values,
                     " FROM (", state_at!(
                         "s.tenant_id, s.user_id, s.metadata, s.lineage, s.created_at, s.retention_seconds,
                             CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
@@ -399,18 +404,17 @@ impl Copy<'_> {
         }
         let statement = transaction.statement(COPY_REVISIONS).bind(tenant).bind(source).bind(target);
         statement.bind(self.through_seq).bind(0_i64).bind(self.revision).execute().await?;
-        self.insert_messages(transaction, indexed).await?;
+        self.insert_messages(transaction).await?;
         Ok(true)
     }
 
-    /// Inserts the messages. With `indexed`, they become pending messages of the search index.
-    ///
-    /// Each statement copies about the size of a batch of the index, because SQLite keeps the rows of a statement in memory if
-    /// it reads from the table that it writes to.
-    async fn insert_messages(&self, transaction: &mut Transaction, indexed: bool) -> Result<(), StoreError> {
+    /// Inserts the messages. Each statement copies about a megabyte, because SQLite keeps the rows of a statement in memory if it
+    /// reads from the table that it writes to.
+    async fn insert_messages(&self, transaction: &mut Transaction) -> Result<(), StoreError> {
+        const MAX_COPIED_BYTES: i64 = 1024 * 1024;
         const SELECT_COPY_RANGES: &str = "\
-            SELECT min(seq) AS first_seq, max(seq) AS last_seq, sum(bytes) AS bytes FROM (
-                SELECT seq, bytes, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
+            SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
+                SELECT seq, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
                     SELECT seq, octet_length(message) AS bytes FROM messages
                     WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
                 ) AS sizes
@@ -423,15 +427,11 @@ impl Copy<'_> {
             WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
         let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
         let statement = transaction.statement(SELECT_COPY_RANGES).bind(tenant).bind(source);
-        let ranges = statement.bind(self.through_seq).bind(MAX_BATCH_BYTES).read_all().await?;
+        let ranges = statement.bind(self.through_seq).bind(MAX_COPIED_BYTES).read_all().await?;
         for range in &ranges {
             let (first_seq, last_seq): (i64, i64) = (range.field("first_seq")?, range.field("last_seq")?);
             let statement = transaction.statement(COPY_MESSAGES).bind(tenant).bind(source).bind(target);
             statement.bind(first_seq).bind(last_seq).execute().await?;
-            if indexed {
-                let bytes = range.field("bytes")?;
-                insert_pending(transaction, self.tenant, self.target, (first_seq, last_seq), bytes).await?;
-            }
         }
         Ok(())
     }
@@ -452,7 +452,6 @@ async fn shorten(
         FROM sessions AS s LEFT JOIN revisions AS r
             ON r.tenant_id = $1 AND r.session_id = $2 AND r.cursor_seq > $3
         WHERE s.tenant_id = $1 AND s.session_id = $2";
-    /// The time grows, so that the next message is newer than all removed ones: pending messages are told apart by it.
     macro_rules! shorten_session {
         ($now:literal, $greatest:literal, $step:literal, $hour:literal, $incarnation:literal) => {
             concat!(
@@ -460,7 +459,8 @@ async fn shorten(
                     cursor_tokens = n.cursor_tokens, summary = n.summary, summary_words = n.summary_words,
                     summary_tokens = n.summary_tokens, revision = $5, lease_token = NULL, lease_until = NULL,
                     failures = 0, retry_at = NULL, last_failure = NULL, incarnation = ", $incarnation,
-                    ", updated_at = n.updated_at, activity_hour = ", $hour,
+                    ", updated_at = n.updated_at, indexed_seq = CASE WHEN s.indexed_seq < $3 THEN s.indexed_seq END,
+                    activity_hour = ", $hour,
                 " FROM (", state_at!($greatest, "(", $now, ", s.updated_at + ", $step, ") AS updated_at"),
                 ") AS n WHERE s.tenant_id = $1 AND s.session_id = $2"
             )
@@ -480,17 +480,9 @@ async fn shorten(
         "DELETE FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision > $3";
     const ADVANCE_REVISION: &str =
         "UPDATE sessions SET revision = revision + $3 WHERE tenant_id = $1 AND session_id = $2";
-    /// In this order on Postgres: if messages are being indexed, the first statement waits for the end of that, and the last
-    /// one then sees their entries.
-    const REMOVE_AFTER: [&str; 7] = [
+    const REMOVE_AFTER: [&str; 3] = [
         "DELETE FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq > $3",
         "DELETE FROM idempotency_keys WHERE tenant_id = $1 AND session_id = $2 AND last_seq > $3",
-        "DELETE FROM search_pending WHERE tenant_id = $1 AND session_id = $2 AND first_seq > $3",
-        "UPDATE search_pending SET last_seq = $3
-            WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $3 AND last_seq > $3",
-        "UPDATE search_reindex SET through_seq = $3 WHERE tenant_id = $1 AND session_id = $2 AND through_seq > $3",
-        "DELETE FROM search_reindex
-            WHERE tenant_id = $1 AND session_id = $2 AND through_seq = $3 AND done_seq >= through_seq",
         "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq > $3",
     ];
     let (tenant, session) = (tenant.as_str(), session.as_str());

@@ -1,7 +1,6 @@
 //! Importing a session in one transaction.
 
 use super::rows::{json_column, tool_columns};
-use super::search_index::insert_pending;
 use super::statement::{DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};
@@ -34,8 +33,8 @@ pub enum ImportOutcome {
 
 impl Store {
     /// Creates a session with all of its rows in one transaction, or nothing. Without `user`, the session gets the user that it
-    /// is bound to, or else `default_user`. Rows without a time get the time of the store. The messages are pending for the
-    /// search index then.
+    /// is bound to, or else `default_user`. Rows without a time get the time of the store. The messages are missing
+    /// from the search index then.
     ///
     /// The caller must have all batches at hand and never wait for a client in between, because other writers wait for the
     /// transaction: on Postgres those of the same session, on SQLite all.
@@ -53,16 +52,18 @@ impl Store {
             postgres:
                 "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                     summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour,
-                    retained_from)
+                    retained_from, indexed_seq)
                 VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, least($12, now()),
-                    least($13, now()), floor(extract(epoch FROM least($13, now())) / 3600), now())
+                    least($13, now()), floor(extract(epoch FROM least($13, now())) / 3600), now(),
+                    CASE WHEN $5 > 0 THEN 0 END)
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
             sqlite:
                 "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                     summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour,
-                    retained_from, incarnation)
+                    retained_from, incarnation, indexed_seq)
                 VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, min(coalesce($12, $14), $14),
-                    min(coalesce($13, $14), $14), min(coalesce($13, $14), $14) / 3600000000, $14, randomblob(16))
+                    min(coalesce($13, $14), $14), min(coalesce($13, $14), $14) / 3600000000, $14, randomblob(16),
+                    CASE WHEN $5 > 0 THEN 0 END)
                 ON CONFLICT (tenant_id, session_id) DO NOTHING",
         };
         /// Removes the row of a session that is only bound to its user, except if rewinds have removed branches from it: these
@@ -116,13 +117,7 @@ impl Store {
             row_counts.0 += to_i64(messages.len());
             row_counts.1 += to_i64(revisions.len());
             insert_messages(&mut transaction, tenant, session, &messages).await?;
-            let bytes: i64 = messages.iter().map(|row| to_i64(row.message.json().len())).sum();
-            stored_bytes += bytes;
-            if let (Some(first), Some(last), true) =
-                (messages.first(), messages.last(), self.indexes_messages())
-            {
-                insert_pending(&mut transaction, tenant, session, (first.seq, last.seq), bytes).await?;
-            }
+            stored_bytes += messages.iter().map(|row| to_i64(row.message.json().len())).sum::<i64>();
             insert_revisions(&mut transaction, tenant, session, &revisions).await?;
         }
         if row_counts != (imported.last_seq, imported.revision) {
@@ -133,6 +128,7 @@ impl Store {
         let statement = transaction.statement(UPDATE_STORED_BYTES).bind(tenant.as_str());
         statement.bind(session.as_str()).bind(stored_bytes).execute().await?;
         transaction.commit().await?;
+        self.note_unindexed(tenant);
         Ok(ImportOutcome::Imported)
     }
 }

@@ -22,6 +22,7 @@ const POSTGRES: &[Source] = &[
     (10, "search windows", include_str!("../../migrations/postgres/0010_search_windows.sql")),
     (11, "forks of a session", include_str!("../../migrations/postgres/0011_forks_of_a_session.sql")),
     (12, "search wide windows", include_str!("../../migrations/postgres/0012_search_wide_windows.sql")),
+    (13, "session index", include_str!("../../migrations/postgres/0013_session_index.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -35,6 +36,7 @@ const SQLITE: &[Source] = &[
     (9, "stored bytes", include_str!("../../migrations/sqlite/0009_stored_bytes.sql")),
     (10, "search windows", include_str!("../../migrations/sqlite/0010_search_windows.sql")),
     (11, "forks of a session", include_str!("../../migrations/sqlite/0011_forks_of_a_session.sql")),
+    (13, "session index", include_str!("../../migrations/sqlite/0013_session_index.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

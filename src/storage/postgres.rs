@@ -9,6 +9,7 @@
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::pool::Connections;
+use super::search_index::IndexHints;
 use super::{DatabaseFacts, StoreError, StoreOptions, migrations};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
@@ -18,19 +19,22 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, SqlSaf
 use std::fmt::Write as _;
 use std::io;
 use std::str::FromStr as _;
+use std::sync::Arc;
 
 mod exchanges;
 mod heads;
 mod search;
-mod search_index;
 mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
+
+pub(super) use exchanges::append_in_transaction;
 
 #[derive(Debug)]
 pub struct Postgres {
     pub(super) pool: Connections,
     search: Option<Analyzer>,
+    pub(super) hints: Arc<IndexHints>,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,
 }
@@ -54,9 +58,10 @@ impl Postgres {
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout);
         let pool = Connections::new(pool, connect, options.statement_timeout);
-        let appends = exchanges::batcher(&pool, options.search);
+        let hints = Arc::<IndexHints>::default();
+        let appends = exchanges::batcher(&pool, &hints);
         let heads = heads::batcher(&pool);
-        Ok(Self { pool, search: options.search, appends, heads })
+        Ok(Self { pool, search: options.search, hints, appends, heads })
     }
 
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {

@@ -283,14 +283,7 @@ impl Removal<'_> {
         const EMPTY_FINGERPRINTS: &str = "\
             UPDATE idempotency_keys SET fingerprint = $4
             WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $3 AND last_seq >= $3";
-        /// On Postgres, waits until the messages are indexed if they are being indexed. On SQLite, makes the transaction fail that
-        /// adds them to the index, because the message may have been read before.
-        const STOP_INDEXING: Sql = Sql {
-            postgres: "SELECT first_seq FROM search_pending
-                WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $3 AND last_seq >= $3 FOR UPDATE",
-            sqlite: "UPDATE search_pending SET created_at = created_at - 1
-                WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $3 AND last_seq >= $3",
-        };
+        /// A worker that has read the message before cannot insert it any more, because the incarnation has changed.
         const DELETE_INDEX_ENTRY: &str =
             "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = $3";
         let statement = self.statement(transaction, session, REVERT_SESSION);
@@ -311,7 +304,6 @@ impl Removal<'_> {
         statement.bind(self.tokens).bind(json_column(Some(&self.mark))).execute().await?;
         let statement = self.statement(transaction, session, EMPTY_FINGERPRINTS);
         statement.bind(Vec::<u8>::new()).execute().await?;
-        self.statement(transaction, session, STOP_INDEXING).execute().await?;
         self.statement(transaction, session, DELETE_INDEX_ENTRY).execute().await?;
         Ok(())
     }

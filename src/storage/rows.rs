@@ -1,7 +1,6 @@
 //! Encoding and decoding of rows, the same for both databases.
 
 use super::search::MessageRef;
-use super::search_index::{PendingMessage, PendingRange, ReindexRange};
 use super::statement::DbRow;
 use super::values::user_from_column;
 use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
@@ -207,43 +206,6 @@ pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, Stor
 
 pub(super) fn message_ref(row: &impl DbRow) -> Result<MessageRef, StoreError> {
     Ok(MessageRef { created_at: row.time("created_at")?, seq: row.field("seq")?, session: session_id(row)? })
-}
-
-pub(super) fn reindex_range(row: &impl DbRow) -> Result<ReindexRange, StoreError> {
-    Ok(ReindexRange {
-        tenant: tenant_id(row)?,
-        session: session_id(row)?,
-        done_seq: row.field("done_seq")?,
-        through_seq: row.field("through_seq")?,
-    })
-}
-
-pub(super) fn pending_range(row: &impl DbRow) -> Result<PendingRange, sqlx::Error> {
-    Ok(PendingRange {
-        tenant: row.field("tenant_id")?,
-        session: row.field("session_id")?,
-        first_seq: row.field("first_seq")?,
-        last_seq: row.field("last_seq")?,
-        bytes: row.field("bytes")?,
-        created_at: row.time("created_at")?,
-    })
-}
-
-/// Decodes a pending message. The column `place` holds the position of its range in `ranges`.
-pub(super) fn pending_message(
-    row: &impl DbRow,
-    ranges: &[PendingRange],
-) -> Result<PendingMessage, sqlx::Error> {
-    let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
-    let range = ranges.get(place).ok_or(sqlx::Error::RowNotFound)?;
-    Ok(PendingMessage {
-        tenant: range.tenant.clone(),
-        session: range.session.clone(),
-        user: row.field("user_id")?,
-        seq: row.field("seq")?,
-        created_at: row.time("created_at")?,
-        json: row.field("message")?,
-    })
 }
 
 pub(super) fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {

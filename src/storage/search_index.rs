@@ -1,302 +1,497 @@
-//! Maintenance of the search index, as far as it is common to both stores.
+//! State and maintenance of the search index.
 //!
-//! Storing an exchange only records its messages as pending. They are indexed in batches, which costs much less than
-//! indexing each exchange: by the index worker, usually a second later, or by a search. Imports and forks do the same. Messages that were stored without an index, or with another analyzer, are indexed by
-//! `precis reindex`. Erasing a session removes its index entries and pending ranges.
+//! Each session records which of its messages are in the index: its column `indexed_seq` is NULL if all of them are, and otherwise
+//! the last message before the first missing one. Imports, forks, new users and stores without search set it, and the index worker
+//! adds the missing messages. On Postgres, an exchange of a complete session is indexed in its own transaction. On SQLite it is
+//! indexed later, because FTS5 writes many messages together at much lower cost.
 
-use super::StoreError;
-use super::statement::{Sql, Transaction};
-use super::values::{to_i64, user_from_column};
+use super::statement::{DbRow as _, Sql};
+use super::values::{DbTime, user_from_column};
+use super::{AppendRequest, Store, StoreError, append, rows};
 use crate::blocking;
-use crate::domain::exchange::Exchange;
-use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
-use time::OffsetDateTime;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use uuid::Uuid;
 
 /// The state of the search index.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexState {
-    /// The [`Analyzer::version`] that the index was built with.
-    pub analyzer_version: String,
-    /// Number of sessions with messages that must be reindexed.
-    pub sessions_to_reindex: i64,
+    /// The [`Analyzer::version`] that the index was built with. Empty if it has none.
+    pub analyzer: String,
+    /// `true` if sessions are still to be marked as missing, after a change of the analyzer.
+    pub is_rebuilding: bool,
+    /// Number of sessions with missing messages.
+    pub sessions: i64,
+    /// Number of missing messages.
+    pub messages: i64,
 }
 
-/// Messages of a session that must be reindexed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReindexRange {
-    pub tenant: TenantId,
-    pub session: SessionId,
-    /// Messages up to this one are done.
-    pub done_seq: i64,
-    /// The last message of the range.
-    pub through_seq: i64,
+/// The lexemes of the messages of an exchange, without that of the user.
+#[derive(Clone, Debug)]
+pub struct ExchangeLexemes {
+    pub(super) analyzer: Analyzer,
+    pub(super) of_messages: Vec<String>,
 }
 
-pub(super) const SELECT_ANALYZER_VERSION: &str =
-    "SELECT coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version";
-
-/// Variants of a statement on pending ranges: for all tenants; for ranges of a tenant (`$1`) stored up to a time (`$2`); and
-/// for one session (`$3`) of the tenant.
-pub(super) struct PendingStatements {
-    pub(super) all: &'static str,
-    pub(super) tenant: &'static str,
-    pub(super) session: &'static str,
+/// A part of the index state that a replica on Postgres remembers.
+#[derive(Debug, Default)]
+pub(super) struct IndexHints {
+    /// The analyzer of the index, if this release knows it. An exchange with another one is indexed later.
+    analyzer: Mutex<Option<Analyzer>>,
+    /// Tenants that may have missing messages, because row-level security hides the sessions of other tenants.
+    tenants: Mutex<BTreeSet<TenantId>>,
 }
 
-macro_rules! pending_statements {
-    ($select:literal, $rest:expr) => {
-        $crate::storage::search_index::PendingStatements {
-            all: concat!($select, " FROM search_pending", $rest),
-            tenant: concat!($select, " FROM search_pending WHERE tenant_id = $1 AND created_at <= $2", $rest),
-            session: concat!(
-                $select,
-                " FROM search_pending WHERE tenant_id = $1 AND created_at <= $2 AND session_id = $3",
-                $rest
-            ),
+impl IndexHints {
+    pub(super) fn note_unindexed(&self, tenant: &TenantId) {
+        lock(&self.tenants).insert(tenant.clone());
+    }
+
+    /// Returns the exchange with its lexemes, except if it is so large that others would wait for it.
+    pub(super) async fn analyzed(&self, mut request: AppendRequest) -> AppendRequest {
+        let analyzer = *lock(&self.analyzer);
+        if let Some(analyzer) = analyzer.filter(|_| !append::is_large(&request)) {
+            let (tenant, session) = (request.tenant.clone(), request.session.clone());
+            let exchange = Arc::clone(&request.exchange);
+            let analyze = move || {
+                let of_message = |(message, _): &(Message, i64)| {
+                    let lexemes = || lexemes::message_lexemes(analyzer, &tenant, &session, message);
+                    catch_unwind(AssertUnwindSafe(lexemes)).ok()
+                };
+                exchange.messages.iter().map(of_message).collect::<Option<Vec<String>>>()
+            };
+            let bytes = append::message_bytes(&request);
+            let of_messages = blocking::spawn_cpu_if_large(bytes, analyze).await;
+            request.lexemes = of_messages.map(|of_messages| ExchangeLexemes { analyzer, of_messages });
         }
-    };
-}
-
-/// Selects up to [`MAX_BATCH_RANGES`] pending ranges and the analyzer version of the index, with a locking clause.
-macro_rules! claim_pending {
-    ($locks:literal) => {
-        $crate::storage::search_index::pending_statements!(
-            "SELECT tenant_id, session_id, first_seq, last_seq, bytes, created_at,
-                coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version",
-            concat!(" ORDER BY created_at, tenant_id, session_id, first_seq LIMIT 250", $locks)
-        )
-    };
-}
-
-pub(super) use {claim_pending, pending_statements};
-
-/// Returns the time of the newest pending range, and the analyzer version of the index.
-pub(super) const SELECT_NEWEST_PENDING: PendingStatements = pending_statements!(
-    "SELECT max(created_at) AS until, coalesce((SELECT version FROM search_analyzer), '') AS analyzer_version",
-    ""
-);
-
-pub(super) const INSERT_ANALYZER_VERSION: &str =
-    "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
-
-/// An index without entries can have any analyzer.
-pub(super) const UPDATE_ANALYZER_OF_EMPTY_INDEX: &str = "UPDATE search_analyzer SET version = $1 WHERE version NOT IN ($1, 'off') AND NOT EXISTS (SELECT 1 FROM search)";
-
-pub(super) const MAX_BATCH_RANGES: i64 = 250;
-/// Approximate JSON size of a batch, and of one range. A single message may be larger.
-pub(super) const MAX_BATCH_BYTES: i64 = 1024 * 1024;
-/// Maximum time that a search waits for pending messages to be indexed. A batch takes about 50 ms.
-const INDEXING_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Returns an error if a search has waited too long.
-pub(super) fn check_deadline(since: Instant) -> Result<(), StoreError> {
-    if since.elapsed() < INDEXING_TIMEOUT { Ok(()) } else { Err(StoreError::IndexLagging(INDEXING_TIMEOUT)) }
-}
-
-/// Consecutive messages of an exchange that become one pending range: indexes of the first and last message, and their JSON
-/// size. Usually the whole exchange, except if it is too large for one batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ExchangeSpan {
-    pub(super) first: i64,
-    pub(super) last: i64,
-    pub(super) bytes: i64,
-}
-
-/// Splits an exchange into pending ranges. Returns none if search is disabled.
-pub(super) fn pending_spans(analyzer: Option<Analyzer>, exchange: &Exchange) -> Vec<ExchangeSpan> {
-    let mut spans: Vec<ExchangeSpan> = Vec::new();
-    for (index, (message, _)) in (0..).zip(&exchange.messages).take_while(|_| analyzer.is_some()) {
-        let bytes = to_i64(message.json().len());
-        match spans.last_mut().filter(|span| span.bytes < MAX_BATCH_BYTES) {
-            Some(span) => (span.last, span.bytes) = (index, span.bytes + bytes),
-            None => spans.push(ExchangeSpan { first: index, last: index, bytes }),
-        }
-    }
-    spans
-}
-
-/// Consecutive messages of a session that are not in the index yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PendingRange {
-    pub(super) tenant: String,
-    pub(super) session: String,
-    pub(super) first_seq: i64,
-    pub(super) last_seq: i64,
-    pub(super) bytes: i64,
-    pub(super) created_at: OffsetDateTime,
-}
-
-/// Truncates up to [`MAX_BATCH_RANGES`] pending ranges to a batch. Returns the batch, and `true` if there may be more.
-pub(super) fn next_batch(mut pending: Vec<PendingRange>) -> (Vec<PendingRange>, bool) {
-    let is_full = to_i64(pending.len()) >= MAX_BATCH_RANGES;
-    let mut bytes = 0;
-    let fitting = pending.iter().take_while(|range| {
-        let before = bytes;
-        bytes += range.bytes;
-        before < MAX_BATCH_BYTES
-    });
-    let (fitting, all) = (fitting.count(), pending.len());
-    pending.truncate(fitting);
-    (pending, is_full || fitting < all)
-}
-
-/// A message that is not in the index yet.
-pub(super) struct PendingMessage {
-    pub(super) tenant: String,
-    pub(super) session: String,
-    /// Empty if the session has no user.
-    pub(super) user: String,
-    pub(super) seq: i64,
-    pub(super) created_at: OffsetDateTime,
-    pub(super) json: String,
-}
-
-/// A row of the index.
-pub(super) struct IndexEntry {
-    pub(super) tenant: String,
-    pub(super) session: String,
-    pub(super) seq: i64,
-    pub(super) created_at: OffsetDateTime,
-    /// Separated by spaces.
-    pub(super) lexemes: String,
-}
-
-impl IndexState {
-    /// Returns `true` if messages must be reindexed for this analyzer, without a change of the settings.
-    #[must_use]
-    pub fn lacks_messages(&self, analyzer: Analyzer) -> bool {
-        self.analyzer_version == INCOMPLETE_INDEX
-            || self.sessions_to_reindex > 0 && self.analyzer_version == analyzer.version()
+        request
     }
 }
 
-impl IndexEntry {
-    /// Appends the lexeme of the user, if there is one, to those of the message.
-    fn new(
-        tenant: &TenantId,
-        session: &SessionId,
-        user: Option<&str>,
-        (seq, created_at): (i64, OffsetDateTime),
-        lexemes: &str,
-    ) -> Self {
-        let (tenant, session) = (tenant.as_str().to_owned(), session.as_str().to_owned());
-        let lexemes = user.map_or_else(|| lexemes.to_owned(), |user| format!("{lexemes} {user}"));
-        Self { tenant, session, seq, created_at, lexemes }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// Returns the entries of messages of one session.
-pub(super) fn index_entries(
-    tenant: &TenantId,
-    session: &SessionId,
-    user: Option<&UserId>,
-    positions: impl Iterator<Item = (i64, OffsetDateTime)>,
-    lexemes: &[String],
-) -> Vec<IndexEntry> {
-    let user = user.map(|user| lexemes::user_lexeme(&lexemes::tenant_prefix(tenant), user));
-    let entry = |(position, lexemes): (_, &String)| {
-        IndexEntry::new(tenant, session, user.as_deref(), position, lexemes)
-    };
-    positions.zip(lexemes).map(entry).collect()
-}
-
-/// The version of an index in which messages are missing that were stored while search was disabled.
-const INCOMPLETE_INDEX: &str = "off";
 
 /// Returns the analyzer for messages and queries. All replicas must use the analyzer recorded in the index, not their own
 /// settings. Returns `None` if this release does not know the recorded analyzer; then a replica of another release indexes.
 #[must_use]
 pub fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
-    // An incomplete index is rebuilt in any case.
-    if matches!(version, "" | INCOMPLETE_INDEX) { Some(own) } else { Analyzer::parse_version(version) }
+    if version.is_empty() { Some(own) } else { Analyzer::parse_version(version) }
 }
 
-/// Makes a range of messages pending for the index. The range is at most one batch of the index.
-pub(super) async fn insert_pending(
-    transaction: &mut Transaction,
-    tenant: &TenantId,
-    session: &SessionId,
-    (first_seq, last_seq): (i64, i64),
-    bytes: i64,
-) -> Result<(), StoreError> {
-    const INSERT_PENDING: Sql = Sql {
-        postgres: "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-            VALUES ($1, $2, $3, $4, $5, now())",
-        sqlite: "INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-            VALUES ($1, $2, $3, $4, $5, $6)",
+/// Largest number of messages of a batch, and their approximate JSON size. A single message may be larger.
+const MAX_BATCH_MESSAGES: i64 = 1000;
+const MAX_BATCH_BYTES: i64 = 1024 * 1024;
+/// Number of sessions that are marked as missing at once.
+const MAX_MARKED_SESSIONS: i64 = 250;
+/// Delay before another attempt if others have changed all sessions of a batch.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// Missing messages of a session that are added in one batch.
+struct MissingRange {
+    tenant: String,
+    session: String,
+    incarnation: Uuid,
+    indexed_seq: i64,
+    through_seq: i64,
+}
+
+struct MissingMessage {
+    /// Index of the range.
+    range: usize,
+    seq: i64,
+    created_at: DbTime,
+    user: String,
+    json: String,
+}
+
+/// An entry of the index.
+struct Entry {
+    range: usize,
+    seq: i64,
+    created_at: DbTime,
+    /// Separated by spaces.
+    lexemes: String,
+}
+
+/// Selects the missing messages of the sessions with the most recent activity. `through_seq` is a column of its own, because
+/// row-level security prevents index conditions on computed values.
+macro_rules! select_missing {
+    ($sessions:literal, $lateral:literal, $fence:literal) => {
+        concat!(
+            "WITH missing AS MATERIALIZED (
+                SELECT place, tenant_id, session_id, user_id, incarnation, indexed_seq, CAST(CASE
+                    WHEN last_seq - indexed_seq > $2 - before THEN indexed_seq + $2 - before ELSE last_seq END AS bigint)
+                    AS through_seq
+                FROM (
+                    SELECT s.*, row_number() OVER recent AS place,
+                        sum(last_seq - indexed_seq) OVER recent - (last_seq - indexed_seq) AS before
+                    FROM (
+                        SELECT tenant_id, session_id, user_id, incarnation, indexed_seq, last_seq, activity_hour
+                        FROM sessions
+                        WHERE ", $sessions, " AND indexed_seq IS NOT NULL
+                        ORDER BY tenant_id, activity_hour DESC LIMIT $2
+                    ) AS s
+                    WINDOW recent AS (ORDER BY tenant_id, activity_hour DESC, session_id ROWS UNBOUNDED PRECEDING)
+                ) AS counted
+                WHERE before < $2
+            )
+            SELECT place, tenant_id, session_id, user_id, incarnation, indexed_seq, seq, created_at, redaction, message
+            FROM (
+                SELECT w.*, m.seq, m.created_at, m.redaction, m.message,
+                    sum(octet_length(m.message)) OVER (ORDER BY place, m.seq ROWS UNBOUNDED PRECEDING)
+                        - octet_length(m.message) AS bytes_before
+                FROM missing AS w CROSS JOIN ",
+            $lateral,
+            " messages AS m
+                WHERE m.tenant_id = w.tenant_id AND m.session_id = w.session_id AND m.seq > w.indexed_seq
+                    AND m.seq <= w.through_seq ",
+            $fence,
+            "
+            ) AS sized WHERE bytes_before < $3 ORDER BY place, seq"
+        )
     };
-    let statement = transaction.statement(INSERT_PENDING).bind(tenant.as_str()).bind(session.as_str());
-    let statement = statement.bind(first_seq).bind(last_seq).bind(bytes);
-    statement.bind_now().execute().await?;
-    Ok(())
 }
 
-/// Returns the entries of pending messages. Omits unreadable messages, so that they do not block the others.
-pub(super) async fn entries_of_pending(analyzer: Analyzer, messages: Vec<PendingMessage>) -> Vec<IndexEntry> {
-    let entry = move |message: PendingMessage| {
-        let PendingMessage { tenant, session, user, seq, created_at, json } = message;
-        let user = user_from_column(user);
-        let ids = (TenantId::new(&*tenant), SessionId::new(&*session), user);
-        let ((Ok(tenant), Ok(session), Ok(user)), Ok(message)) = (ids, Message::from_stored(json)) else {
-            tracing::error!(
-                tenant,
-                session,
-                seq,
-                "failed to parse a stored message; search will not find it"
-            );
-            return None;
+/// `OFFSET 0` makes Postgres look up the messages of each session.
+macro_rules! select_missing_on_postgres {
+    ($sessions:literal) => {
+        select_missing!(
+            $sessions,
+            "LATERAL (SELECT seq, created_at, redaction, message FROM",
+            "OFFSET 0) AS m"
+        )
+    };
+}
+
+/// The missing messages of a tenant, or of all tenants on SQLite.
+const SELECT_MISSING: Sql =
+    Sql { postgres: select_missing_on_postgres!("tenant_id = $1"), sqlite: select_missing!("true", "", "") };
+const SELECT_MISSING_OF_SESSION: Sql = Sql {
+    postgres: select_missing_on_postgres!("tenant_id = $1 AND session_id = $4"),
+    sqlite: select_missing!("tenant_id = $1 AND session_id = $4", "", ""),
+};
+
+/// Condition of sessions that were not changed since their messages were read.
+macro_rules! unchanged_session {
+    () => {
+        "s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1 AND hex(s.incarnation) = upper(w.value ->> 2)
+            AND s.indexed_seq = w.value ->> 3"
+    };
+}
+
+/// Records the progress of unchanged sessions, and deletes earlier entries of these messages: by another analyzer, or without the
+/// user. Ranges are one JSON text: lists of tenant, session, incarnation, `indexed_seq` and the last message.
+const ADVANCE_SESSIONS: Sql = Sql {
+    postgres: "SELECT $1 AS tenant_id, session_id FROM advance_index($1, CAST($2 AS json)) AS session_id",
+    sqlite: concat!(
+        "DELETE FROM search WHERE id IN (
+            SELECT e.id FROM json_each($2) AS w CROSS JOIN sessions AS s ON ",
+        unchanged_session!(),
+        " CROSS JOIN search AS e ON e.tenant_id = s.tenant_id AND e.session_id = s.session_id
+                AND e.seq > w.value ->> 3 AND e.seq <= w.value ->> 4
+        );
+        UPDATE sessions AS s SET indexed_seq = nullif(w.value ->> 4, s.last_seq) FROM json_each($2) AS w WHERE ",
+        unchanged_session!(),
+        " RETURNING tenant_id, session_id"
+    ),
+};
+
+/// Entries are one JSON text: lists of tenant, session, `seq`, time and lexemes. They are inserted in the given order, because a
+/// higher id means a later message.
+const INSERT_ENTRIES: Sql = Sql {
+    postgres: "\
+        INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+        SELECT $1, w ->> 1, CAST(w ->> 2 AS bigint), timestamptz 'epoch'
+                + CAST(w ->> 3 AS bigint) / 1000000 * interval '1 second'
+                + CAST(w ->> 3 AS bigint) % 1000000 * interval '1 microsecond',
+            array_to_tsvector(string_to_array(w ->> 4, ' '))
+        FROM json_array_elements(CAST($2 AS json)) WITH ORDINALITY AS e (w, place) ORDER BY place",
+    sqlite: "\
+        INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each($2) ORDER BY key",
+};
+
+const SELECT_ANALYZER: &str = "\
+    SELECT version, rebuild_tenant, rebuild_session FROM search_analyzer";
+
+impl Store {
+    /// Returns the state of the index.
+    pub async fn index_state(&self) -> Result<IndexState, StoreError> {
+        const SELECT_UNINDEXED: Sql = Sql {
+            postgres: "SELECT tenant_id, sessions, messages FROM unindexed_tenants()",
+            sqlite:
+                "SELECT tenant_id, count(*) AS sessions, sum(last_seq - indexed_seq) AS messages FROM sessions
+                WHERE indexed_seq IS NOT NULL GROUP BY tenant_id",
         };
-        let lexemes = || lexemes::message_lexemes(analyzer, &tenant, &session, &message);
-        let Ok(lexemes) = catch_unwind(AssertUnwindSafe(lexemes)) else {
-            let (tenant, session) = (tenant.as_str(), session.as_str());
-            tracing::error!(tenant, session, seq, "failed to index a message; search will not find it");
-            return None;
+        let recorded = self.global_statement(SELECT_ANALYZER).read().await?;
+        let mut state = IndexState::default();
+        if let Some(row) = recorded {
+            state.analyzer = row.field("version")?;
+            state.is_rebuilding = row.field::<Option<&str>>("rebuild_tenant")?.is_some();
+        }
+        for row in &self.global_statement(SELECT_UNINDEXED).read_all().await? {
+            state.sessions += row.field::<i64>("sessions")?;
+            state.messages += row.field::<i64>("messages")?;
+            self.note_unindexed(&rows::tenant_id(row)?);
+        }
+        Ok(state)
+    }
+
+    /// Records the analyzer of the index if it has none or no entries. If it has another one, `rebuild` replaces it; all messages
+    /// are then indexed again. Returns the version of the analyzer of the index.
+    pub async fn record_analyzer(&self, analyzer: Analyzer, rebuild: bool) -> Result<String, StoreError> {
+        /// Waits for the exchanges that are being indexed by another analyzer.
+        const LOCK_ANALYZER: Sql =
+            Sql { postgres: "LOCK TABLE search_analyzer IN ACCESS EXCLUSIVE MODE", sqlite: "SELECT 1" };
+        const INSERT_ANALYZER: &str =
+            "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
+        const UPDATE_ANALYZER: &str = "\
+            UPDATE search_analyzer SET version = $1, rebuild_tenant = CASE WHEN EXISTS (SELECT 1 FROM search) THEN '' END,
+                rebuild_session = CASE WHEN EXISTS (SELECT 1 FROM search) THEN '' END
+            WHERE version <> $1 AND ($2 OR NOT EXISTS (SELECT 1 FROM search))";
+        let version = analyzer.version();
+        let recorded = self.global_statement(SELECT_ANALYZER).read().await?;
+        if recorded.is_none_or(|row| row.field::<&str>("version").is_ok_and(|recorded| recorded != version)) {
+            let mut transaction = self.begin_global().await?;
+            transaction.statement(LOCK_ANALYZER).execute().await?;
+            transaction.statement(INSERT_ANALYZER).bind(&*version).execute().await?;
+            transaction.statement(UPDATE_ANALYZER).bind(&*version).bind(rebuild).execute().await?;
+            transaction.commit().await?;
+        }
+        let row = self.global_statement(SELECT_ANALYZER).read().await?.ok_or(sqlx::Error::RowNotFound)?;
+        Ok(row.field("version")?)
+    }
+
+    /// Returns the analyzer of the index, if this release knows it and search is enabled.
+    async fn analyzer_of_index(&self) -> Result<Option<Analyzer>, StoreError> {
+        let Some(own) = self.analyzer() else { return Ok(None) };
+        let version = match self.global_statement(SELECT_ANALYZER).read().await? {
+            Some(row) => row.field("version")?,
+            None => self.record_analyzer(own, false).await?,
         };
-        let user = user.map(|user| lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user));
-        Some(IndexEntry::new(&tenant, &session, user.as_deref(), (seq, created_at), &lexemes))
-    };
-    blocking::spawn_cpu(move || messages.into_iter().filter_map(entry).collect()).await
+        let analyzer = Analyzer::parse_version(&version);
+        if let Self::Postgres(database) = self {
+            *lock(&database.hints.analyzer) = analyzer;
+        }
+        Ok(analyzer)
+    }
+
+    /// Adds a batch of missing messages to the index. Returns their number, or `None` if no messages are missing. Then, Postgres also
+    /// flushes the pending list of its full-text index.
+    ///
+    /// On Postgres, the tenants are those in which this store has seen missing messages; [`Store::index_state`] finds all of them.
+    pub async fn index_batch(&self) -> Result<Option<usize>, StoreError> {
+        let Some(analyzer) = self.analyzer_of_index().await? else { return Ok(None) };
+        let tenant = match self {
+            Self::Postgres(database) => lock(&database.hints.tenants).pop_first(),
+            Self::Sqlite(_) => None,
+        };
+        if tenant.is_some() || matches!(self, Self::Sqlite(_)) {
+            let indexed = self.index_missing(analyzer, tenant.as_ref(), None).await;
+            if let (Some(tenant), true) = (&tenant, !matches!(indexed, Ok(None))) {
+                self.note_unindexed(tenant);
+            }
+            if let Some(indexed) = indexed?.or(tenant.map(|_| 0)) {
+                return Ok(Some(indexed));
+            }
+        }
+        if self.mark_sessions().await? {
+            return Ok(Some(0));
+        }
+        if let Self::Postgres(database) = self {
+            database.flush_search_index().await?;
+        }
+        Ok(None)
+    }
+
+    /// Adds all missing messages of a session to the index.
+    pub async fn index_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), StoreError> {
+        let Some(analyzer) = self.analyzer_of_index().await? else { return Ok(()) };
+        while self.index_missing(analyzer, Some(tenant), Some(session)).await?.is_some() {}
+        Ok(())
+    }
+
+    /// Remembers that messages of a tenant may be missing.
+    pub(super) fn note_unindexed(&self, tenant: &TenantId) {
+        if let Self::Postgres(database) = self {
+            database.hints.note_unindexed(tenant);
+        }
+    }
+
+    /// Adds a batch of missing messages of a tenant to the index; on SQLite, of all tenants if none is given. Returns their number,
+    /// or `None` if no messages are missing.
+    async fn index_missing(
+        &self,
+        analyzer: Analyzer,
+        tenant: Option<&TenantId>,
+        session: Option<&SessionId>,
+    ) -> Result<Option<usize>, StoreError> {
+        let sql = if session.is_some() { SELECT_MISSING_OF_SESSION } else { SELECT_MISSING };
+        let statement = match tenant {
+            Some(tenant) => self.statement(tenant, sql),
+            None => self.global_statement(sql).bind(None::<&str>),
+        };
+        let mut statement = statement.bind(MAX_BATCH_MESSAGES).bind(MAX_BATCH_BYTES);
+        if let Some(session) = session {
+            statement = statement.bind(session.as_str());
+        }
+        let rows = statement.read_all().await?;
+        let (mut ranges, mut messages, mut last_place) = (Vec::<MissingRange>::new(), Vec::new(), 0);
+        for row in &rows {
+            let (place, seq): (i64, i64) = (row.field("place")?, row.field("seq")?);
+            match ranges.last_mut().filter(|_| place == last_place) {
+                Some(range) => range.through_seq = seq,
+                None => ranges.push(MissingRange {
+                    tenant: row.field("tenant_id")?,
+                    session: row.field("session_id")?,
+                    incarnation: row.field("incarnation")?,
+                    indexed_seq: row.field("indexed_seq")?,
+                    through_seq: seq,
+                }),
+            }
+            last_place = place;
+            if row.field::<Option<&str>>("redaction")?.is_none() {
+                messages.push(MissingMessage {
+                    range: ranges.len() - 1,
+                    seq,
+                    created_at: row.field("created_at")?,
+                    user: row.field("user_id")?,
+                    json: row.field("message")?,
+                });
+            }
+        }
+        let Some(first) = ranges.first() else { return Ok(None) };
+        let tenant = TenantId::new(&*first.tenant).map_err(StoreError::corrupt("a tenant id"))?;
+        let analyze = move || {
+            let entries =
+                messages.into_iter().filter_map(|message| entry(analyzer, &ranges, message)).collect();
+            (ranges, entries)
+        };
+        let (ranges, entries): (_, Vec<Entry>) = blocking::spawn_cpu(analyze).await;
+        let inserted = self.insert_entries(analyzer, &tenant, &ranges, entries).await?;
+        if inserted.is_none() {
+            tokio::time::sleep(RETRY_DELAY).await;
+        }
+        Ok(Some(inserted.unwrap_or(0)))
+    }
+
+    /// Inserts the entries of the ranges whose sessions are unchanged. Returns their number, or `None` if all have changed.
+    async fn insert_entries(
+        &self,
+        analyzer: Analyzer,
+        tenant: &TenantId,
+        ranges: &[MissingRange],
+        mut entries: Vec<Entry>,
+    ) -> Result<Option<usize>, StoreError> {
+        let mut transaction = self.begin(tenant).await?;
+        let row = transaction.statement(SELECT_ANALYZER).read().await?;
+        if row.is_none_or(|row| {
+            row.field::<String>("version").is_ok_and(|version| version != analyzer.version())
+        }) {
+            return Ok(None);
+        }
+        let statement = transaction.statement(ADVANCE_SESSIONS).bind(tenant.as_str());
+        let advanced = statement.bind(ranges_json(ranges)).read_all().await?;
+        let advanced = advanced.iter().map(|row| Ok((row.field("tenant_id")?, row.field("session_id")?)));
+        let advanced: BTreeSet<(String, String)> = advanced.collect::<Result<_, sqlx::Error>>()?;
+        let is_advanced =
+            |range: &MissingRange| advanced.contains(&(range.tenant.clone(), range.session.clone()));
+        let kept: Vec<bool> = ranges.iter().map(is_advanced).collect();
+        let entry = |Entry { range, seq, created_at, lexemes }: Entry| {
+            let MissingRange { tenant, session, .. } = ranges.get(range)?;
+            kept.get(range)?.then(|| json!([tenant, session, seq, created_at.micros(), lexemes]))
+        };
+        // Sessions follow each other, but a higher id means a later message.
+        entries.sort_by_key(|entry| entry.created_at.micros());
+        let entries: Vec<Value> = entries.into_iter().filter_map(entry).collect();
+        let count = entries.len();
+        let statement = transaction.statement(INSERT_ENTRIES).bind(tenant.as_str());
+        statement.bind(Value::from(entries).to_string()).execute().await?;
+        transaction.commit().await?;
+        Ok((!advanced.is_empty()).then_some(count))
+    }
+
+    /// Marks the next sessions as missing if the index is being rebuilt. Returns `false` if it is not.
+    async fn mark_sessions(&self) -> Result<bool, StoreError> {
+        /// Branches of rewinds are not indexed, except for later messages.
+        const MARK_SESSIONS: Sql = Sql {
+            postgres: "SELECT $1 AS tenant_id, session_id FROM mark_sessions($1, $2, $3) AS session_id
+                WHERE session_id IS NOT NULL",
+            sqlite: "UPDATE sessions
+                SET indexed_seq = iif(last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind', 0, indexed_seq)
+                WHERE rowid IN (SELECT rowid FROM sessions WHERE (tenant_id, session_id) > ($1, $2)
+                    ORDER BY tenant_id, session_id LIMIT $3)
+                RETURNING tenant_id, session_id",
+        };
+        const SELECT_NEXT_TENANT: &str =
+            "SELECT min(tenant_id) AS tenant_id FROM tenants WHERE tenant_id > $1";
+        const ADVANCE_REBUILD: &str = "\
+            UPDATE search_analyzer SET rebuild_tenant = $3, rebuild_session = $4
+            WHERE rebuild_tenant = $1 AND rebuild_session = $2";
+        let Some(row) = self.global_statement(SELECT_ANALYZER).read().await? else { return Ok(false) };
+        let position = row.field::<Option<String>>("rebuild_tenant")?.zip(row.field("rebuild_session")?);
+        let Some((of_tenant, after)): Option<(String, String)> = position else { return Ok(false) };
+        let tenant = TenantId::new(&*of_tenant).ok();
+        let mut transaction = match &tenant {
+            Some(tenant) => self.begin(tenant).await?,
+            None => self.begin_global().await?,
+        };
+        let statement = transaction.statement(MARK_SESSIONS).bind(&*of_tenant).bind(&*after);
+        let marked = statement.bind(MAX_MARKED_SESSIONS).read_all().await?;
+        let marked = marked.iter().map(|row| Ok((row.field("tenant_id")?, row.field("session_id")?)));
+        let mut next: Option<(String, String)> =
+            marked.collect::<Result<BTreeSet<_>, sqlx::Error>>()?.pop_last();
+        if next.is_none() {
+            let row = transaction.statement(SELECT_NEXT_TENANT).bind(&*of_tenant).read().await?;
+            let tenant = row.map(|row| row.field::<Option<String>>("tenant_id")).transpose()?.flatten();
+            next = tenant.map(|tenant| (tenant, String::new()));
+        }
+        let (next_tenant, next_session) = next.unzip();
+        let statement = transaction.statement(ADVANCE_REBUILD).bind(&*of_tenant).bind(&*after);
+        // Another replica may have marked the same sessions.
+        if statement.bind(next_tenant).bind(next_session).execute().await? > 0 {
+            transaction.commit().await?;
+        }
+        if let Some(tenant) = &tenant {
+            self.note_unindexed(tenant);
+        }
+        Ok(true)
+    }
 }
 
-/// Returns the lexemes of each message, without the lexeme of the user. Empty if search is disabled.
-pub(super) async fn lexemes_of_messages(
-    analyzer: Option<Analyzer>,
-    tenant: &TenantId,
-    session: &SessionId,
-    messages: impl ExactSizeIterator<Item = &Message> + Clone + Send,
-) -> Vec<String> {
-    let Some(analyzer) = analyzer else { return Vec::new() };
-    // Small batches are processed in place: moving them to another thread requires a copy.
-    if !blocking::is_large(messages.clone().map(|message| message.json().len()).sum()) {
-        return messages
-            .map(|message| lexemes::message_lexemes(analyzer, tenant, session, message))
-            .collect();
-    }
-    let (tenant, session) = (tenant.clone(), session.clone());
-    let messages: Vec<Message> = messages.cloned().collect();
-    let work = move || {
-        messages
-            .iter()
-            .map(|message| lexemes::message_lexemes(analyzer, &tenant, &session, message))
-            .collect()
+/// Returns the entry of a message. An unreadable message gets none, so that it does not block the others.
+fn entry(analyzer: Analyzer, ranges: &[MissingRange], message: MissingMessage) -> Option<Entry> {
+    let MissingMessage { range, seq, created_at, user, json } = message;
+    let MissingRange { tenant, session, .. } = ranges.get(range)?;
+    let lexemes = || {
+        let (tenant, session) = (TenantId::new(&**tenant).ok()?, SessionId::new(&**session).ok()?);
+        let user = user_from_column(user).ok()?;
+        let mut lexemes =
+            lexemes::message_lexemes(analyzer, &tenant, &session, &Message::from_stored(json).ok()?);
+        if let Some(user) = user {
+            lexemes.push(' ');
+            lexemes += &lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user);
+        }
+        Some(lexemes)
     };
-    blocking::spawn_cpu(work).await
+    let lexemes = catch_unwind(AssertUnwindSafe(lexemes)).ok().flatten();
+    if lexemes.is_none() {
+        tracing::error!(tenant, session, seq, "failed to index a stored message; search will not find it");
+    }
+    Some(Entry { range, seq, created_at, lexemes: lexemes? })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn search_waits_for_the_index_until_the_timeout() {
-        let now = Instant::now();
-        assert!(check_deadline(now).is_ok());
-        let before = now.checked_sub(INDEXING_TIMEOUT).expect("the machine runs for longer");
-        assert!(matches!(check_deadline(before), Err(StoreError::IndexLagging(INDEXING_TIMEOUT))));
-    }
+fn ranges_json(ranges: &[MissingRange]) -> String {
+    let range = |MissingRange { tenant, session, incarnation, indexed_seq, through_seq }: &MissingRange| {
+        json!([tenant, session, incarnation.simple().to_string(), indexed_seq, through_seq])
+    };
+    ranges.iter().map(range).collect::<Value>().to_string()
 }

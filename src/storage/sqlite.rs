@@ -23,16 +23,16 @@ use std::str::FromStr as _;
 use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
-use tokio::sync::Mutex;
 
 mod disk_reserve;
 mod exchanges;
 mod heads;
 mod search;
-mod search_index;
 mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
+
+pub(super) use exchanges::append_in_transaction;
 
 /// The page cache of a connection that reads, in KiB (SQLite counts them as negative). The system caches the file, too, and ten
 /// caches of the default size of 2 MiB take more memory than the sessions that precis caches.
@@ -67,7 +67,6 @@ pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
     search: Option<Analyzer>,
-    indexing: Mutex<()>,
     disk_reserve: DiskReserve,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,
@@ -116,13 +115,12 @@ impl Sqlite {
         let writer = pool(1).connect_with(connect.clone()).await?;
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
         let readers = pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect);
-        let appends = exchanges::batcher(&writer, options.search);
+        let appends = exchanges::batcher(&writer);
         let heads = heads::batcher(&readers);
         Ok(Self {
             writer,
             readers,
             search: options.search,
-            indexing: Mutex::default(),
             disk_reserve: DiskReserve::of(&file),
             appends,
             heads,

@@ -5,7 +5,6 @@ use super::sqlite::{self, Sqlite};
 use super::values::DbTime;
 use super::{AppendOutcome, AppendRequest, StoreError};
 use crate::domain::id::TenantId;
-use crate::domain::search::analyzer::Analyzer;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Decode, Encode, Row as _, Type};
@@ -205,12 +204,11 @@ impl Transaction {
     /// Appends an exchange to a session that the transaction has created or locked.
     pub(super) async fn append_exchange(
         &mut self,
-        search: Option<Analyzer>,
         request: &AppendRequest,
     ) -> Result<AppendOutcome, StoreError> {
         match self {
-            Self::Postgres(on) => Postgres::append_exchange(on, search, request).await,
-            Self::Sqlite(on, _) => Sqlite::append_exchange(on, search, request).await,
+            Self::Postgres(on) => postgres::append_in_transaction(on, request).await,
+            Self::Sqlite(on, _) => sqlite::append_in_transaction(on, request).await,
         }
     }
 

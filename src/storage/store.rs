@@ -2,7 +2,7 @@
 //! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`] implement the
 //! methods whose statements differ. The conformance suite tests every method on both databases.
 //!
-//! A method is one intention and one transaction, except that [`Store::revisions`] and [`Store::index_state`] may run
+//! A method is one intention and one transaction, except that [`Store::revisions`] and the methods of the search index may run
 //! several statements, which are transactions of their own. Absence is `Ok(None)`. Times come from the clock of the store (the
 //! database server's, if there is one), so the clocks of replicas need not agree.
 
@@ -11,7 +11,7 @@ use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
 use super::search::{MessageRef, SearchFilter, StoredHit, TermMatches};
-use super::search_index::{IndexState, ReindexRange};
+use super::search_index::ExchangeLexemes;
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
@@ -20,7 +20,6 @@ use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
-use crate::domain::message::Message;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::lexemes::TermQuery;
 use crate::domain::session::{ConsolidationState, Session};
@@ -295,7 +294,7 @@ impl Store {
         let bytes = request.exchange.messages.iter().map(|(message, _)| message.json().len()).sum();
         self.record_statement(bytes);
         match self {
-            Self::Postgres(database) => database.appends.append(request).await,
+            Self::Postgres(database) => database.appends.append(database.hints.analyzed(request).await).await,
             Self::Sqlite(database) => database.appends.append(request).await,
         }
     }
@@ -559,6 +558,7 @@ impl Store {
         };
         let statement = self.statement(tenant, BIND_SESSION).bind(session.as_str()).bind(user.as_str());
         let row = statement.bind_now().write_returning().await?.ok_or(sqlx::Error::RowNotFound)?;
+        self.note_unindexed(tenant);
         Ok(user_from_column(row.field("user_id")?)?.unwrap_or_else(|| user.clone()))
     }
 
@@ -899,64 +899,6 @@ impl Store {
     ) -> Result<Vec<StoredHit>, StoreError> {
         dispatch!(self, fetch_neighbours(tenant, refs, distance, max_bytes))
     }
-
-    /// Returns the state of the index. An index without entries records `version` as its analyzer version.
-    pub async fn index_state(&self, version: &str) -> Result<IndexState, StoreError> {
-        dispatch!(self, index_state(version))
-    }
-
-    /// Indexes a batch of pending messages, oldest first, except those that another replica is indexing. Returns `true` if
-    /// there may be more. After the last batch, Postgres also flushes the pending list of its full-text index.
-    pub async fn index_batch(&self) -> Result<bool, StoreError> {
-        dispatch!(self, index_batch())
-    }
-
-    /// Indexes all pending messages of a tenant, or of one of its sessions, so that a search finds everything that was
-    /// stored before this call. Waits a limited time for messages that another replica is indexing. Returns the analyzer version
-    /// of the index, or an empty text if it has none.
-    pub async fn index_pending_for(
-        &self,
-        tenant: &TenantId,
-        session: Option<&SessionId>,
-    ) -> Result<String, StoreError> {
-        dispatch!(self, index_pending_for(tenant, session))
-    }
-
-    /// Records that new messages are not indexed any more. A later `start_reindex` then rebuilds the index.
-    pub async fn disable_index(&self) -> Result<(), StoreError> {
-        dispatch!(self, disable_index())
-    }
-
-    /// Records the analyzer version. If it differs from the recorded one, all messages must be reindexed.
-    pub async fn start_reindex(&self, version: &str) -> Result<(), StoreError> {
-        dispatch!(self, start_reindex(version))
-    }
-
-    /// Returns messages of a session of any tenant that must be reindexed, or `None` if there are none. Sessions before that of
-    /// `from` in the order of tenants and sessions are omitted.
-    pub async fn next_reindex_range(
-        &self,
-        from: Option<&ReindexRange>,
-    ) -> Result<Option<ReindexRange>, StoreError> {
-        /// The bound keeps Postgres from reading the deleted rows of the sessions that are done again and again.
-        const SELECT_REINDEX_RANGE: &str = "\
-            SELECT tenant_id, session_id, done_seq, through_seq FROM search_reindex
-            WHERE (tenant_id, session_id) >= ($1, $2) ORDER BY tenant_id, session_id LIMIT 1";
-        let (tenant, session) = from.map_or(("", ""), |from| (from.tenant.as_str(), from.session.as_str()));
-        let statement = self.global_statement(SELECT_REINDEX_RANGE).bind(tenant).bind(session);
-        decode(statement.read().await?, rows::reindex_range)
-    }
-
-    /// Replaces the index entries of these messages, and records `done_seq` as the progress of the range. Does nothing if
-    /// the session was erased or another process has advanced the range.
-    pub async fn reindex_messages(
-        &self,
-        range: &ReindexRange,
-        messages: &[(MessageRef, Message)],
-        done_seq: i64,
-    ) -> Result<(), StoreError> {
-        dispatch!(self, reindex_messages(range, messages, done_seq))
-    }
 }
 
 /// An exchange to append to a session.
@@ -971,6 +913,8 @@ pub struct AppendRequest {
     pub expected_incarnation: Option<Uuid>,
     /// The user of the session if it has none and the exchange names none.
     pub default_user: Option<UserId>,
+    /// The store sets it if the messages are indexed in the same transaction.
+    pub lexemes: Option<ExchangeLexemes>,
 }
 
 impl AppendRequest {
@@ -982,7 +926,7 @@ impl AppendRequest {
         key: Option<IdempotencyKey>,
     ) -> Self {
         let (tenant, session, exchange) = (tenant.clone(), session.clone(), Arc::new(exchange));
-        Self { tenant, session, exchange, key, expected_incarnation: None, default_user: None }
+        Self { tenant, session, exchange, key, expected_incarnation: None, default_user: None, lexemes: None }
     }
 }
 

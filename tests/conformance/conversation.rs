@@ -68,12 +68,17 @@ impl Conversation {
 
     /// Indexes the pending messages of the session.
     pub(crate) async fn index_session(&self) {
-        self.store.index_pending_for(&self.tenant, Some(&self.session)).await.unwrap();
+        self.store.index_session(&self.tenant, &self.session).await.unwrap();
     }
 
-    /// Indexes the pending messages of the tenant.
-    pub(crate) async fn index_tenant(&self) {
-        self.store.index_pending_for(&self.tenant, None).await.unwrap();
+    /// Indexes all missing messages. Returns their number.
+    pub(crate) async fn index_all(&self) -> usize {
+        self.store.index_state().await.unwrap();
+        let mut indexed = 0;
+        while let Some(batch) = self.store.index_batch().await.unwrap() {
+            indexed += batch;
+        }
+        indexed
     }
 
     pub(crate) async fn find(&self) -> Option<Session> {

@@ -206,10 +206,7 @@ async fn lease_holder_cannot_write_to_erased_session(backend: Backend) {
             marked_session.release(token).await;
             assert_eq!(marked_session.restore(1).await, None);
             assert_eq!(sql.rows().await, rows);
-            assert!(
-                rows.iter()
-                    .all(|row| ["sessions", "messages", "search_pending"].contains(&row.table.as_str()))
-            );
+            assert!(rows.iter().all(|row| ["sessions", "messages", "search"].contains(&row.table.as_str())));
         }
         assert!(marked_session.erase().await);
         assert_eq!(sql.rows().await, []);

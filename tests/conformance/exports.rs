@@ -139,12 +139,10 @@ async fn imported_messages_are_indexed_after_the_transaction_of_the_import(backe
     let (imported, batches) = imported();
     assert_eq!(import(&demo, &imported, batches).await.unwrap(), ImportOutcome::Imported);
     assert_eq!(sql.number("SELECT count(*) FROM search").await, 0);
-    let ranges =
-        sql.texts("SELECT first_seq || '-' || last_seq FROM search_pending ORDER BY first_seq").await;
-    assert_eq!(ranges, ["1-1", "2-3"]);
-    demo.store.index_pending_for(&demo.tenant, Some(&demo.session)).await.unwrap();
+    assert_eq!(sql.unindexed().await, ["default demo 0 3"]);
+    demo.index_session().await;
     assert_eq!(sql.number("SELECT count(*) FROM search").await, 3);
-    assert_eq!(sql.number("SELECT count(*) FROM search_pending").await, 0);
+    assert_eq!(sql.unindexed().await, [""; 0]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -103,12 +103,10 @@ async fn erasure_blocked_by_indexing_removes_the_entries() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT tenant_id, session_id, first_seq, created_at, ''::tsvector FROM search_pending;
-        DELETE FROM search_pending";
+            SELECT tenant_id, session_id, last_seq + 1, created_at, ''::tsvector FROM sessions;
+        UPDATE sessions SET indexed_seq = NULL";
     assert!(scene.meet(index, demo.erase()).await);
-    for table in ["search", "search_pending"] {
-        assert_eq!(scene.other.number(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
-    }
+    assert_eq!(scene.other.number("SELECT count(*) FROM search").await, 0);
 }
 
 #[tokio::test]
@@ -225,14 +223,14 @@ async fn rewind_blocked_by_indexing_removes_the_entries() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
     let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT tenant_id, session_id, seq, now(), ''::tsvector FROM messages;
-        DELETE FROM search_pending";
+            SELECT tenant_id, session_id, seq, now(), ''::tsvector FROM messages ON CONFLICT DO NOTHING;
+        UPDATE sessions SET indexed_seq = NULL";
     let branch = session_id("branch");
     let rewind = demo.store.rewind_session(&demo.tenant, &demo.session, &branch, 4, 100);
     assert!(matches!(scene.meet(index, rewind).await.unwrap(), RewindOutcome::Rewound(_)));
     let seqs = "SELECT seq::text FROM search ORDER BY seq";
     assert_eq!(scene.other.texts(seqs).await, ["1", "2", "3", "4"]);
-    assert_eq!(scene.other.number("SELECT count(*) FROM search_pending").await, 0);
+    assert_eq!(scene.other.unindexed().await, [""; 0]);
 }
 
 #[tokio::test]

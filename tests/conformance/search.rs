@@ -29,7 +29,7 @@ impl Conversation {
         probe: &TermQuery,
         most: i64,
     ) -> Vec<MessageRef> {
-        self.index_tenant().await;
+        self.index_all().await;
         self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0).refs
     }
 }
@@ -121,8 +121,8 @@ async fn lookup_reads_backwards_until_it_has_found_enough(backend: Backend) {
         texts[799] = if part < 4 { "plum" } else { "plumber" };
         demo.say(&texts).await;
         other.say(&["pear plum"; 800]).await;
-        demo.index_tenant().await;
-        other.index_tenant().await;
+        demo.index_all().await;
+        other.index_all().await;
     }
     let plums: Vec<i64> = (0..8).flat_map(|part| [part * 800 + 1, part * 800 + 800]).rev().collect();
     let exact: Vec<i64> = plums.iter().copied().filter(|seq| seq % 800 == 1 || *seq <= 3200).collect();

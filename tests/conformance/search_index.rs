@@ -1,22 +1,25 @@
-//! Maintenance of the search index: it contains exactly the stored messages.
+//! The search index: it contains exactly the messages of the sessions, whatever happens in which order.
 
-use crate::conversation::{Conversation, LONG, exchange_of, message, session_id, user_id};
+use crate::conversation::{Conversation, LONG, exchange_of, session_id, user_id};
 use crate::search::{probe, seqs};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use precis::domain::exchange::Exchange;
+use precis::domain::export_format::{ImportedMessage, ImportedSession};
+use precis::domain::id::{SessionId, TenantId};
+use precis::domain::message::{Message, Role};
 use precis::domain::search::analyzer::{Analyzer, Language};
-use precis::service::reindex::{reindex, state};
+use precis::domain::search::lexemes;
 use precis::storage::search::SearchFilter;
-use precis::storage::search_index::ReindexRange;
-use precis::storage::{self, Store, StoreOptions};
+use precis::storage::{self, ForkOutcome, RowBatch, Store, StoreOptions};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 use sqlx::{Connection as _, Executor as _, PgConnection};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use test_case::test_case;
 use tokio::runtime::Handle;
-use tokio::task;
-use tokio::time::timeout;
 
 /// Opens a store with an analyzer.
 async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<Store> {
@@ -33,54 +36,289 @@ async fn index(sql: &mut Sql) -> Vec<String> {
     .await
 }
 
-/// Returns all pending ranges.
-async fn pending(sql: &mut Sql) -> Vec<String> {
-    sql.texts(
-        "SELECT tenant_id || ' ' || session_id || ' ' || first_seq || ' ' || last_seq FROM search_pending
-        ORDER BY tenant_id, session_id, first_seq",
-    )
-    .await
+/// Indexes all messages again if the index has another analyzer. Returns the number of messages that were indexed.
+async fn reindex(demo: &Conversation, analyzer: Analyzer) -> usize {
+    demo.store.record_analyzer(analyzer, true).await.unwrap();
+    demo.index_all().await
 }
 
-async fn index_all(demo: &Conversation) {
-    while demo.store.index_batch().await.unwrap() {}
+#[derive(Clone, Debug)]
+enum Operation {
+    /// Stores messages, by one of the replicas.
+    Exchange {
+        by: usize,
+        session: usize,
+        messages: usize,
+        user: bool,
+    },
+    Import {
+        session: usize,
+        messages: usize,
+    },
+    Fork {
+        session: usize,
+        through: usize,
+    },
+    Rewind {
+        session: usize,
+        after: usize,
+    },
+    Redact {
+        session: usize,
+        seq: usize,
+    },
+    Bind {
+        session: usize,
+    },
+    Erase {
+        session: usize,
+    },
+    /// Indexes a batch, by one of the replicas.
+    Index {
+        by: usize,
+    },
+    /// Looks for missing messages in all tenants.
+    Check {
+        by: usize,
+    },
+    /// Changes the analyzer to that of the replica.
+    Reindex {
+        by: usize,
+    },
 }
 
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    let operation = prop_oneof![
+        6 => (0..3_usize, 0..4_usize, 1..4_usize, any::<bool>())
+            .prop_map(|(by, session, messages, user)| Operation::Exchange { by, session, messages, user }),
+        1 => (0..4_usize, 1..5_usize).prop_map(|(session, messages)| Operation::Import { session, messages }),
+        2 => (0..4_usize, 1..6_usize).prop_map(|(session, through)| Operation::Fork { session, through }),
+        2 => (0..4_usize, 0..6_usize).prop_map(|(session, after)| Operation::Rewind { session, after }),
+        2 => (0..4_usize, 1..6_usize).prop_map(|(session, seq)| Operation::Redact { session, seq }),
+        1 => (0..4_usize).prop_map(|session| Operation::Bind { session }),
+        1 => (0..4_usize).prop_map(|session| Operation::Erase { session }),
+        5 => (0..3_usize).prop_map(|by| Operation::Index { by }),
+        1 => (0..3_usize).prop_map(|by| Operation::Check { by }),
+        1 => (0..2_usize).prop_map(|by| Operation::Reindex { by }),
+    ];
+    vec(operation, 1..40)
+}
+
+/// Three replicas with different settings, and the sessions of a case.
+struct Scene {
+    replicas: [Arc<Store>; 3],
+    analyzers: [Option<Analyzer>; 3],
+    tenants: [TenantId; 2],
+    /// Sessions that have ever existed, except branches.
+    sessions: BTreeSet<(usize, SessionId)>,
+    /// Number of names that were used.
+    used: usize,
+}
+
+/// A visible message: its position, content and user.
+type Visible = (TenantId, SessionId, i64, Message, Option<precis::domain::id::UserId>);
+
+impl Scene {
+    /// Returns a word that no other message contains. Both analyzers return it unchanged.
+    fn word(&mut self) -> String {
+        self.used += 1;
+        format!("plums Hauses w{}x", self.used)
+    }
+
+    fn session(&mut self, number: usize) -> Conversation {
+        let (tenant, id) = (number % 2, session_id(&format!("s{number}")));
+        self.sessions.insert((tenant, id.clone()));
+        Conversation {
+            store: Arc::clone(&self.replicas[0]),
+            tenant: self.tenants[tenant].clone(),
+            session: id,
+        }
+    }
+
+    async fn apply(&mut self, operation: Operation) {
+        match operation {
+            Operation::Exchange { by, session, messages, user } => {
+                let texts: Vec<String> = (0..messages).map(|_| self.word()).collect();
+                let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                let demo = Conversation { store: Arc::clone(&self.replicas[by]), ..self.session(session) };
+                let owner = demo.store.session_owner(&demo.tenant, &demo.session).await.unwrap();
+                if user || owner.user.is_some() {
+                    demo.record(&exchange_of("ada", &texts)).await;
+                } else {
+                    demo.say(&texts).await;
+                }
+            }
+            Operation::Import { session, messages } => {
+                let demo = self.session(session);
+                let messages: Vec<ImportedMessage> = (1..)
+                    .zip((0..messages).map(|_| self.word()).collect::<Vec<_>>())
+                    .map(|(seq, text)| ImportedMessage {
+                        seq,
+                        created_at: None,
+                        redacted_at: None,
+                        message: Message::text(Role::User, &text),
+                        tokens: 1,
+                    })
+                    .collect();
+                let last_seq = i64::try_from(messages.len()).unwrap();
+                let imported = ImportedSession { last_seq, tokens: last_seq, ..ImportedSession::default() };
+                let (sender, batches) = tokio::sync::mpsc::channel(1);
+                sender.send(RowBatch { messages, revisions: Vec::new() }).await.unwrap();
+                drop(sender);
+                let users = (None, None);
+                demo.store
+                    .import_session(&demo.tenant, &demo.session, users, &imported, batches)
+                    .await
+                    .unwrap();
+            }
+            Operation::Fork { session, through } => {
+                let demo = self.session(session);
+                self.used += 1;
+                let target = session_id(&format!("f{}", self.used));
+                let through = i64::try_from(through).unwrap();
+                let forked = demo.store.fork_session(&demo.tenant, &demo.session, &target, through);
+                if let ForkOutcome::Forked(_) = forked.await.unwrap() {
+                    self.sessions.insert((session % 2, target));
+                }
+            }
+            Operation::Rewind { session, after } => {
+                let demo = self.session(session);
+                self.used += 1;
+                let branch = session_id(&format!("b{}", self.used));
+                let after = i64::try_from(after).unwrap();
+                demo.store.rewind_session(&demo.tenant, &demo.session, &branch, after, 1000).await.unwrap();
+            }
+            Operation::Redact { session, seq } => {
+                let demo = self.session(session);
+                let seq = i64::try_from(seq).unwrap();
+                demo.store.redact_message(&demo.tenant, &demo.session, seq, None).await.unwrap();
+            }
+            Operation::Bind { session } => {
+                let demo = self.session(session);
+                demo.store.bind_session(&demo.tenant, &demo.session, &user_id("ada")).await.unwrap();
+            }
+            Operation::Erase { session } => _ = self.session(session).erase().await,
+            Operation::Index { by } => _ = self.replicas[by].index_batch().await.unwrap(),
+            Operation::Check { by } => _ = self.replicas[by].index_state().await.unwrap(),
+            Operation::Reindex { by } => {
+                let analyzer = self.analyzers[by].unwrap();
+                self.replicas[by].record_analyzer(analyzer, true).await.unwrap();
+            }
+        }
+    }
+
+    async fn visible(&self) -> Vec<Visible> {
+        let mut visible = Vec::new();
+        for (tenant, session) in &self.sessions {
+            let store = Arc::clone(&self.replicas[0]);
+            let demo =
+                Conversation { store, tenant: self.tenants[*tenant].clone(), session: session.clone() };
+            let Some(state) = demo.find().await else { continue };
+            for message in demo.history().await.into_iter().filter(|message| message.redacted_at.is_none()) {
+                let parsed = Message::from_stored(message.json).unwrap();
+                visible.push((
+                    demo.tenant.clone(),
+                    session.clone(),
+                    message.seq,
+                    parsed,
+                    state.user_id.clone(),
+                ));
+            }
+        }
+        visible
+    }
+
+    /// Checks that each visible message is found by the index, or by reading the missing messages.
+    async fn check_found(&self) {
+        let (store, all) = (&self.replicas[0], SearchFilter::default());
+        let visible = self.visible().await;
+        for tenant in &self.tenants {
+            let missing = store.missing_messages(tenant, &all, 1000, i64::MAX).await.unwrap();
+            assert_eq!(missing.others, 0);
+            let missing = missing.newest.into_iter().filter(|message| message.redacted_at.is_none());
+            let missing: Vec<_> =
+                missing.map(|m| (m.message_ref.session, m.message_ref.seq, m.json)).collect();
+            for (_, session, seq, message, user) in visible.iter().filter(|(of, ..)| of == tenant) {
+                if missing.iter().any(|(of, at, json)| (of, at, &**json) == (session, seq, message.json())) {
+                    continue;
+                }
+                let word = message.content().split(' ').next_back().unwrap();
+                let query = [probe(&[&[word]])];
+                for filter in [all.clone(), SearchFilter { user: user.clone(), ..all.clone() }] {
+                    let found = store.lookup_terms(tenant, &filter, &query, 99).await.unwrap();
+                    let is_found =
+                        found[0].refs.iter().any(|found| (&found.session, found.seq) == (session, *seq));
+                    assert!(is_found, "{session} {seq} {word}");
+                }
+            }
+        }
+    }
+
+    /// Checks that the index contains one entry for each visible message, by the recorded analyzer.
+    async fn check_complete(&self, sql: &mut Sql) {
+        let version = sql.texts("SELECT version FROM search_analyzer").await.remove(0);
+        let analyzer = Analyzer::parse_version(&version).unwrap();
+        let entry = |(tenant, session, seq, message, user): Visible| {
+            let mut terms = lexemes::message_lexemes(analyzer, &tenant, &session, &message);
+            if let Some(user) = user {
+                terms = format!("{terms} {}", lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user));
+            }
+            let terms: BTreeSet<&str> = terms.split(' ').collect();
+            format!("{tenant} {session} {seq} {}", terms.into_iter().collect::<Vec<_>>().join(" "))
+        };
+        let expected: BTreeSet<String> = self.visible().await.into_iter().map(entry).collect();
+        let stored = index(sql).await.into_iter().filter_map(|row| {
+            let mut parts: Vec<String> =
+                row.split(' ').map(|part| part.trim_matches('\'').to_owned()).collect();
+            let is_of_case = self.tenants.iter().any(|tenant| tenant.as_str() == parts[0]);
+            parts[3..].sort();
+            (is_of_case && !parts[1].starts_with('b')).then(|| parts.join(" "))
+        });
+        let stored: Vec<String> = stored.collect();
+        assert_eq!(stored.len(), expected.len());
+        assert_eq!(stored.into_iter().collect::<BTreeSet<_>>(), expected);
+        assert_eq!(sql.unindexed().await, [""; 0]);
+    }
+}
+
+/// Replicas with other settings, without search, or next to each other, lead to the same index in any order.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reindex_adds_messages_stored_without_an_index(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
-    let call =
-        r#"{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"find","arguments":"{}"}}]}"#;
-    let messages = [r#"{"role":"user","content":"plums"}"#, call].map(|json| (message(json), 1));
-    let exchange =
-        Exchange { messages: messages.to_vec(), user_id: Some(user_id("ada")), ..Exchange::default() };
-    for _ in 0..600 {
-        demo.record(&exchange).await;
+async fn index_is_complete_after_any_operations_and_search_never_misses(backend: Backend) {
+    let analyzers = [Some(Analyzer::default()), Some(Analyzer::new(Language::German)), None];
+    let mut replicas = Vec::new();
+    for analyzer in analyzers {
+        replicas.push(store_with(&backend, analyzer).await);
     }
-    demo.tenant("acme").say(&["a", "b"]).await;
-    let analyzer = Analyzer::default();
-    assert_eq!(state(&demo.store, analyzer).await.unwrap().sessions_to_reindex, 0);
-    index_all(&demo).await;
-    let indexed = index(&mut sql).await;
-    assert_eq!(indexed.len(), 1202);
-    sql.run("DELETE FROM search").await;
-    sql.delay_indexing("1 = 1").await;
-    // Messages stored in the meantime are indexed once.
-    demo.say(&["new"]).await;
-    assert_eq!(state(&demo.store, analyzer).await.unwrap().sessions_to_reindex, 2);
-    // Two concurrent runs index each message once.
-    let (one, two) =
-        tokio::join!(reindex(&demo.store, analyzer, |_| {}), reindex(&demo.store, analyzer, |_| {}));
-    assert!(one.unwrap() + two.unwrap() >= 1202);
-    assert_eq!(state(&demo.store, analyzer).await.unwrap().sessions_to_reindex, 0);
-    let again: Vec<String> =
-        index(&mut sql).await.into_iter().filter(|row| !row.starts_with("default demo 1201")).collect();
-    assert_eq!(again, indexed);
-    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9999).await.len(), 600);
-    assert_eq!(reindex(&demo.store, analyzer, |_| {}).await.unwrap(), 0);
+    let replicas: [Arc<Store>; 3] = replicas.try_into().unwrap();
+    let cases = std::env::var("PRECIS_MODEL_CASES").map_or(20, |cases| cases.parse().expect("a number"));
+    let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
+    let (handle, number) = (Handle::current(), Cell::new(0));
+    let result = tokio::task::block_in_place(|| {
+        TestRunner::new(config).run(&operations(), |operations| {
+            number.set(number.get() + 1);
+            handle.block_on(async {
+                let tenants =
+                    ["one", "two"].map(|name| TenantId::new(format!("{name}{}", number.get())).unwrap());
+                let replicas = replicas.clone();
+                let mut scene = Scene { replicas, analyzers, tenants, sessions: BTreeSet::new(), used: 0 };
+                for operation in operations {
+                    scene.apply(operation).await;
+                    scene.check_found().await;
+                }
+                let mut sql = Sql::on(&backend).await;
+                for replica in &scene.replicas[..2] {
+                    replica.index_state().await.unwrap();
+                    while replica.index_batch().await.unwrap().is_some() {}
+                }
+                scene.check_complete(&mut sql).await;
+                scene.check_found().await;
+            });
+            Ok(())
+        })
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -90,18 +328,17 @@ async fn reindex_with_another_analyzer_replaces_all_entries(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["plums"]).await;
     demo.tenant("acme").say(&["plums"]).await;
-    let english = Analyzer::default();
-    assert_eq!(state(&demo.store, english).await.unwrap().analyzer_version, "english-2");
-    assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 0);
-    let none = Analyzer::new(Language::None);
+    let (english, none) = (Analyzer::default(), Analyzer::new(Language::None));
     // An index without entries has the analyzer of the settings, whichever process was first.
-    assert_eq!(state(&demo.store, none).await.unwrap().analyzer_version, "none-1");
-    assert_eq!(state(&demo.store, english).await.unwrap().analyzer_version, "english-2");
-    index_all(&demo).await;
-    assert_eq!(state(&demo.store, none).await.unwrap().analyzer_version, "english-2");
     let store = store_with(&backend, Some(none)).await;
-    assert_eq!(reindex(&store, none, |_| {}).await.unwrap(), 2);
-    assert_eq!(state(&store, none).await.unwrap().analyzer_version, "none-1");
+    assert_eq!(demo.store.record_analyzer(english, false).await.unwrap(), "english-2");
+    assert_eq!(store.record_analyzer(none, false).await.unwrap(), "none-1");
+    assert_eq!(demo.store.record_analyzer(english, false).await.unwrap(), "english-2");
+    assert_eq!(demo.index_all().await, 2);
+    assert_eq!(store.record_analyzer(none, false).await.unwrap(), "english-2");
+    assert_eq!(reindex(&Conversation { store, ..demo.clone() }, none).await, 2);
+    let state = demo.store.index_state().await.unwrap();
+    assert_eq!((&*state.analyzer, state.is_rebuilding, state.messages), ("none-1", false, 0));
     let all = SearchFilter::default();
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, []);
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plums"]]), 9).await.len(), 1);
@@ -109,69 +346,48 @@ async fn reindex_with_another_analyzer_replaces_all_entries(backend: Backend) {
     demo.say(&["plums"]).await;
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, []);
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plums"]]), 9).await.len(), 2);
-    // Messages stored without an index are missing, whichever analyzer was used before.
+    // Only the messages stored without an index are missing.
     let store = store_with(&backend, None).await;
-    store.disable_index().await.unwrap();
     Conversation { store, ..demo.session("other") }.say(&["plums", "pears"]).await;
-    assert_ne!(state(&demo.store, english).await.unwrap().analyzer_version, "english-2");
-    assert_eq!(reindex(&demo.store, english, |_| {}).await.unwrap(), 5);
+    assert_eq!(demo.store.index_state().await.unwrap().messages, 2);
+    assert_eq!(demo.index_all().await, 2);
+    assert_eq!(reindex(&demo, english).await, 5);
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
-    // An unknown analyzer version is left to another release.
-    index_all(&demo).await;
+    // An unknown analyzer is left to another release.
     let mut sql = Sql::on(&backend).await;
     sql.run("UPDATE search_analyzer SET version = 'english-99'").await;
     demo.say(&["plums"]).await;
-    assert!(!demo.store.index_batch().await.unwrap());
+    assert_eq!(demo.store.index_batch().await.unwrap(), None);
     assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
-    assert_eq!(pending(&mut sql).await.len(), 1);
+    assert_eq!(sql.unindexed().await, ["default demo 2 3"]);
 }
 
+/// An interrupted rebuild is continued by any replica, in parts.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn erased_session_is_not_reindexed(backend: Backend) {
+async fn rebuild_continues_where_it_was_interrupted(backend: Backend) {
+    const SESSIONS: usize = 600;
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    demo.say(&["plums"]).await;
-    demo.session("other").say(&["plums"]).await;
-    sql.delay_indexing("session_id = 'demo'").await;
-    let piece = demo.store.next_reindex_range(None).await.unwrap().unwrap();
-    let places = demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await;
-    let messages = [(places[1].clone(), message(r#"{"role":"user","content":"plums"}"#))];
-    assert!(demo.erase().await);
-    demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
-    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
-    assert_eq!(demo.store.next_reindex_range(None).await.unwrap(), None);
-    // The same if the session was created again.
-    demo.say(&["pears"]).await;
-    demo.store.reindex_messages(&piece, &messages, 1).await.unwrap();
-    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, places[..1]);
-}
-
-/// A reindex reads the sessions in order, and then again from the beginning.
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reindex_includes_sessions_added_behind_its_position(backend: Backend) {
-    let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
-    for session in ["a", "b", "c"] {
-        demo.session(session).say(&["plums"]).await;
+    for number in 0..SESSIONS {
+        demo.session(&format!("s{number}")).say(&["plums"]).await;
     }
-    sql.delay_indexing("session_id <> 'a'").await;
-    let first = demo.store.next_reindex_range(None).await.unwrap().unwrap();
-    let last = ReindexRange { session: session_id("c"), ..first.clone() };
-    assert_eq!(first.session, session_id("b"));
-    assert_eq!(demo.store.next_reindex_range(Some(&first)).await.unwrap(), Some(first));
-    assert_eq!(demo.store.next_reindex_range(Some(&last)).await.unwrap(), Some(last));
-    let (sql, runtime) = (Mutex::new(sql), Handle::current());
-    let add_first_session = |indexed| {
-        if indexed == 1 {
-            let mut sql = sql.lock().unwrap();
-            task::block_in_place(|| runtime.block_on(sql.delay_indexing("session_id = 'a'")));
-        }
-    };
-    assert_eq!(reindex(&demo.store, Analyzer::default(), add_first_session).await.unwrap(), 3);
+    demo.tenant("acme").say(&["plums"]).await;
+    demo.index_all().await;
+    demo.store.record_analyzer(Analyzer::new(Language::None), true).await.unwrap();
+    assert!(sql.unindexed().await.is_empty(), "the change itself marks nothing");
+    let of_index = "SELECT count(*) FROM search WHERE CAST(lexemes AS text) LIKE '%plums%'";
+    for _ in 0..4 {
+        assert!(demo.store.index_batch().await.unwrap().is_some());
+    }
+    let other = store_with(&backend, Some(Analyzer::default())).await;
+    assert!(other.index_state().await.unwrap().is_rebuilding);
+    let done = sql.number(of_index).await;
+    assert!(done < 601, "{done}");
+    while other.index_batch().await.unwrap().is_some() {}
+    assert_eq!(sql.number(of_index).await, 601);
+    assert!(!other.index_state().await.unwrap().is_rebuilding);
 }
 
 /// SQLite reuses row ids after the highest one is deleted. New rows with such ids must not count as indexed.
@@ -201,85 +417,84 @@ async fn messages_stored_after_an_erasure_are_found(backend: Backend) {
     }
 }
 
+/// A batch has about a thousand messages and a megabyte, even within one session.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stored_messages_are_pending_until_indexed(backend: Backend) {
+async fn missing_messages_are_indexed_in_batches(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    let (other, acme) = (demo.session("other"), demo.tenant("acme"));
-    demo.say(&["plums", "pears"]).await;
-    other.record(&exchange_of("ada", &["plums"])).await;
-    acme.say(&["plums"]).await;
-    demo.say(&["apples"]).await;
-    assert_eq!(index(&mut sql).await, [""; 0]);
-    assert_eq!(
-        pending(&mut sql).await,
-        ["acme demo 1 1", "default demo 1 2", "default demo 3 3", "default other 1 1"]
-    );
-    demo.index_session().await;
-    assert_eq!(pending(&mut sql).await, ["acme demo 1 1", "default other 1 1"]);
-    demo.index_tenant().await;
-    assert_eq!(pending(&mut sql).await, ["acme demo 1 1"]);
-    assert!(!demo.store.index_batch().await.unwrap());
-    assert_eq!(pending(&mut sql).await, [""; 0]);
-    let indexed = index(&mut sql).await;
-    assert_eq!(indexed.len(), 5);
-    // The entries are equal to those of a reindex, for every tenant.
+    demo.say(&vec!["plums"; 1500]).await;
+    for number in 0..3 {
+        demo.session(&format!("s{number}")).say(&["plums"; 300]).await;
+    }
     sql.delay_indexing("1 = 1").await;
-    assert_eq!(reindex(&demo.store, Analyzer::default(), |_| {}).await.unwrap(), 5);
-    assert_eq!(index(&mut sql).await, indexed);
-    // Without search, messages are not added to the pending ones.
-    let store = store_with(&backend, None).await;
-    Conversation { store, ..other }.say(&["plums"]).await;
-    assert_eq!(pending(&mut sql).await, [""; 0]);
+    demo.store.index_state().await.unwrap();
+    let mut batches = Vec::new();
+    while let Some(batch) = demo.store.index_batch().await.unwrap() {
+        batches.push(batch);
+    }
+    batches.retain(|batch| *batch > 0);
+    assert_eq!(batches, [1000, 1000, 400]);
+    let large = "plums ".repeat(120_000);
+    demo.session("large").say(&[&large, &large, &large, "plums"]).await;
+    demo.store.index_state().await.unwrap();
+    assert_eq!(demo.store.index_batch().await.unwrap(), Some(2));
+    assert_eq!(sql.unindexed().await, ["default large 2 4"]);
+    assert_eq!(demo.store.index_batch().await.unwrap(), Some(2));
+    assert_eq!(sql.unindexed().await, [""; 0]);
 }
 
+/// The newest messages are searched without the index, up to a number and a size; the others are counted.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pending_messages_are_indexed_in_batches_oldest_first(backend: Backend) {
+async fn newest_missing_messages_are_returned_and_the_others_counted(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    let mut stored = Vec::new();
-    for at in 0..260 {
-        let session = demo.tenant(&format!("t{}", at % 7)).session(&format!("s{}", at % 3));
-        let seq = session.say(&["plums"]).await.last_seq;
-        stored.push(format!("{} {} {seq}", session.tenant, session.session));
-    }
-    assert!(demo.store.index_batch().await.unwrap());
-    let by_id = "SELECT tenant_id || ' ' || session_id || ' ' || seq FROM search ORDER BY id";
-    assert_eq!(sql.texts(by_id).await, stored[..250]);
-    assert!(!demo.store.index_batch().await.unwrap());
-    assert_eq!(sql.texts(by_id).await, stored);
-    // A batch has about a megabyte, even within one exchange.
-    let large = "plums ".repeat(120_000);
-    for texts in [&[large.as_str(), &large, &large][..], &["plums"], &["plums"]] {
-        demo.say(texts).await;
-    }
-    assert_eq!(
-        pending(&mut sql).await,
-        ["default demo 1 2", "default demo 3 3", "default demo 4 4", "default demo 5 5"]
-    );
-    assert!(demo.store.index_batch().await.unwrap());
-    assert_eq!(pending(&mut sql).await, ["default demo 3 3", "default demo 4 4", "default demo 5 5"]);
-    assert!(!demo.store.index_batch().await.unwrap());
-    assert_eq!(pending(&mut sql).await, [""; 0]);
-    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 5);
+    let other = demo.session("other");
+    demo.say(&["a", "b", "c"]).await;
+    other.record(&exchange_of("ada", &["d", "e", "f"])).await;
+    demo.tenant("acme").say(&["g"]).await;
+    demo.index_all().await;
+    sql.delay_indexing("1 = 1").await;
+    let (store, tenant) = (&demo.store, &demo.tenant);
+    let read = async |filter: SearchFilter, most, bytes| {
+        let missing = store.missing_messages(tenant, &filter, most, bytes).await.unwrap();
+        let found = missing.newest.iter().map(|m| format!("{} {}", m.message_ref.session, m.message_ref.seq));
+        let mut found: Vec<String> = found.collect();
+        found.sort();
+        (found.join(", "), missing.others)
+    };
+    let all = SearchFilter::default;
+    let six = "demo 1, demo 2, demo 3, other 1, other 2, other 3";
+    assert_eq!(read(all(), 99, 9999).await, (six.to_owned(), 0));
+    assert_eq!(read(all(), 4, 9999).await, ("demo 3, other 1, other 2, other 3".to_owned(), 2));
+    assert_eq!(read(all(), 2, 9999).await, ("other 2, other 3".to_owned(), 4));
+    assert_eq!(read(all(), 99, 40).await, ("other 2, other 3".to_owned(), 4));
+    let of_session = SearchFilter { session: Some(demo.session.clone()), ..all() };
+    assert_eq!(read(of_session, 2, 9999).await, ("demo 2, demo 3".to_owned(), 1));
+    let of_user = SearchFilter { user: Some(user_id("ada")), ..all() };
+    assert_eq!(read(of_user, 99, 9999).await, ("other 1, other 2, other 3".to_owned(), 0));
+    demo.index_all().await;
+    assert_eq!(read(all(), 99, 9999).await, (String::new(), 0));
 }
 
-/// A row of the Postgres index holds at most a megabyte. A rejected row would block all pending messages.
+/// A row of the Postgres index holds at most a megabyte. A rejected row would block all missing messages.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn message_with_too_many_terms_is_indexed_partially(backend: Backend) {
     let demo = Conversation::on(&backend).await;
+    demo.index_all().await;
     let characters = ('\u{4e00}'..).take(3000).map(|base| format!("{base}{}", "\u{f77}".repeat(13)));
-    demo.say(&[&format!("plums {}", characters.collect::<String>()), "plums"]).await;
-    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
+    let text = format!("plums {}", characters.collect::<String>());
+    demo.say(&[&text, "plums"]).await;
+    demo.session("other").say(&[&text[..text.floor_char_boundary(40_000)], "plums"]).await;
+    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 4);
 }
 
-/// Every replica finds its messages, whichever replica indexed them.
+/// Every replica finds its messages, whichever replica indexes them.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -287,62 +502,65 @@ async fn concurrent_indexing_creates_each_entry_once(backend: Backend) {
     const EXCHANGES: usize = 40;
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    let plum = probe(&[&["plum"]]);
-    let searching = (0..4).map(|who| {
+    let plum = [probe(&[&["plum"]])];
+    let storing = (0..4).map(|who| {
         let (demo, plum) = (demo.session(&format!("s{who}")), plum.clone());
         tokio::spawn(async move {
             let scope = SearchFilter { session: Some(demo.session.clone()), ..SearchFilter::default() };
             for stored in 1..=EXCHANGES {
                 demo.say(&["plums"]).await;
-                assert_eq!(demo.lookup_terms(&scope, &plum, 9999).await.len(), stored);
+                // A message is indexed before it stops to be missing.
+                let missing = demo.store.missing_messages(&demo.tenant, &scope, 999, 9999).await.unwrap();
+                let found = demo.store.lookup_terms(&demo.tenant, &scope, &plum, 9999).await.unwrap();
+                let missing = missing.newest.into_iter().map(|message| message.message_ref.seq);
+                let found: BTreeSet<i64> = missing.chain(seqs(&found[0].refs)).collect();
+                assert_eq!(found.len(), stored);
             }
         })
     });
-    let settling = (0..2).map(|_| {
+    let indexing = (0..2).map(|_| {
         let demo = demo.clone();
         tokio::spawn(async move {
             loop {
-                demo.store.index_batch().await.unwrap();
+                demo.index_all().await;
                 tokio::task::yield_now().await;
             }
         })
     });
-    let (searching, settling): (Vec<_>, Vec<_>) = (searching.collect(), settling.collect());
-    for task in searching {
+    let (storing, indexing): (Vec<_>, Vec<_>) = (storing.collect(), indexing.collect());
+    for task in storing {
         task.await.unwrap();
     }
-    for task in settling {
+    for task in indexing {
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
     }
-    assert_eq!(pending(&mut sql).await, [""; 0]);
+    demo.index_all().await;
+    assert_eq!(sql.unindexed().await, [""; 0]);
     assert_eq!(index(&mut sql).await.len(), 4 * EXCHANGES);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pending_messages_of_erased_session_are_not_indexed(backend: Backend) {
+async fn missing_messages_of_erased_session_are_not_indexed(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
-    demo.say(&["plums"]).await;
-    assert!(demo.erase().await);
-    assert_eq!(pending(&mut sql).await, [""; 0]);
-    demo.say(&["pears"]).await;
-    index_all(&demo).await;
-    assert_eq!(index(&mut sql).await.len(), 1);
-    assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await, []);
-    assert!(demo.erase().await);
-    // In either order.
     for _ in 0..20 {
         for text in ["plums", "pears", "apples"] {
             demo.say(&[text, text]).await;
         }
+        sql.delay_indexing("1 = 1").await;
+        demo.store.index_state().await.unwrap();
         let (indexed, erased) = tokio::join!(demo.store.index_batch(), demo.erase());
         indexed.unwrap();
         assert!(erased);
         assert_eq!(index(&mut sql).await, [""; 0]);
-        assert_eq!(pending(&mut sql).await, [""; 0]);
+        // Nor those of a session with the same id.
+        demo.say(&["pears"]).await;
+        demo.index_all().await;
+        assert_eq!(index(&mut sql).await.len(), 1);
+        assert!(demo.erase().await);
     }
 }
 
@@ -358,40 +576,12 @@ async fn unreadable_message_does_not_block_indexing_of_others(backend: Backend) 
     sql.run(
         "INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
             SELECT tenant_id, session_id, 2, role, tokens, 'no message', created_at FROM messages WHERE session_id = 'demo';
-        UPDATE search_pending SET last_seq = 2 WHERE session_id = 'demo'",
+        UPDATE sessions SET last_seq = 2 WHERE session_id = 'demo'",
     )
     .await;
+    sql.delay_indexing("1 = 1").await;
     assert_eq!(demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await.len(), 2);
-    assert_eq!(pending(&mut sql).await, [""; 0]);
-}
-
-/// A search must find all messages stored before it, while background indexing must not wait.
-#[tokio::test]
-async fn search_on_postgres_waits_for_a_concurrent_indexer() {
-    const AWHILE: Duration = Duration::from_millis(50);
-    let backend = Backend::postgres().await;
-    let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
-    let mut other = PgConnection::connect(&backend.url()).await.unwrap();
-    demo.say(&["plums"]).await;
-    // If the other transaction rolls back, this store indexes the messages; otherwise they are indexed already.
-    for end in ["ROLLBACK", "DELETE FROM search_pending; COMMIT"] {
-        other.execute("BEGIN; SELECT FROM search_pending FOR UPDATE").await.unwrap();
-        assert!(!demo.store.index_batch().await.unwrap());
-        assert_eq!(pending(&mut sql).await.len(), 1);
-        let indexing = demo.index_tenant();
-        tokio::pin!(indexing);
-        assert!(timeout(AWHILE, &mut indexing).await.is_err());
-        // The search does not wait for messages that are stored later.
-        demo.session("later").say(&["pears"]).await;
-        other.execute(end).await.unwrap();
-        indexing.await;
-        assert!(pending(&mut sql).await.iter().all(|run| run.contains("later")));
-        let of_demo = index(&mut sql).await.into_iter().filter(|row| row.contains("demo"));
-        assert_eq!(of_demo.count(), 1);
-        demo.index_tenant().await;
-        demo.say(&["plums"]).await;
-    }
+    assert_eq!(sql.unindexed().await, [""; 0]);
 }
 
 /// A role that does not own the index may flush it, too.
@@ -406,12 +596,13 @@ async fn index_batch_on_postgres_flushes_the_gin_pending_list() {
     let pages = async |connection: &mut PgConnection| -> i64 {
         sqlx::query_scalar("SELECT flush_search_index()").fetch_one(connection).await.unwrap()
     };
+    demo.index_all().await;
+    // These are indexed with the exchange.
     demo.say(&["plums", "pears"]).await;
-    assert_eq!(found().await, [1]);
     assert!(pages(&mut nobody).await > 0);
     assert_eq!(found().await, [1]);
     demo.say(&["plums"]).await;
-    assert!(!demo.store.index_batch().await.unwrap());
+    assert_eq!(demo.store.index_batch().await.unwrap(), None);
     assert_eq!(pages(&mut owner).await, 0);
     assert_eq!(found().await, [3, 1]);
 }

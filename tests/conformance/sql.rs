@@ -101,11 +101,18 @@ impl Sql {
         }
     }
 
-    /// Queues the sessions that match the condition for reindexing.
+    /// Marks the messages of the sessions that match the condition as missing from the index.
     pub(crate) async fn delay_indexing(&mut self, condition: &str) {
-        let columns = "tenant_id, session_id, through_seq";
-        let of_sessions = format!("SELECT tenant_id, session_id, last_seq FROM sessions WHERE {condition}");
-        self.run(&format!("INSERT INTO search_reindex ({columns}) {of_sessions}")).await;
+        self.run(&format!("UPDATE sessions SET indexed_seq = 0 WHERE last_seq > 0 AND {condition}")).await;
+    }
+
+    /// Returns the sessions with missing messages.
+    pub(crate) async fn unindexed(&mut self) -> Vec<String> {
+        self.texts(
+            "SELECT tenant_id || ' ' || session_id || ' ' || indexed_seq || ' ' || last_seq FROM sessions
+            WHERE indexed_seq IS NOT NULL ORDER BY tenant_id, session_id",
+        )
+        .await
     }
 
     pub(crate) async fn number(&mut self, query: &str) -> i64 {

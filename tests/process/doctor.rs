@@ -75,6 +75,28 @@ async fn broken_settings_and_machines_are_found() {
 }
 
 #[tokio::test]
+async fn incomplete_index_is_found() {
+    for backend in [Backend::sqlite().await, Backend::postgres().await] {
+        let service = Precis::on(&backend).start().await;
+        service.record("s", &[serde_json::json!({"role": "user", "content": "a ferry"})]).await;
+        drop(service);
+        let reindexed = Precis::on(&backend).args(["reindex"]).run().await;
+        assert_eq!(reindexed.code, Some(0), "{reindexed:?}");
+        assert_eq!(found(healthy(&backend)).await, [""; 0]);
+        let german = healthy(&backend).set("search.language", "german");
+        assert_finds(german, ["warning", "search"], "the analyzer english-2, and the settings say german-1")
+            .await;
+        let many = "UPDATE sessions SET last_seq = 5000, indexed_seq = 1";
+        backend.execute(many, many).await;
+        let missing = "4999 messages of 1 sessions are not indexed: start the service";
+        assert_finds(healthy(&backend), ["warning", "search"], missing).await;
+        let newer = "UPDATE search_analyzer SET version = 'english-99'";
+        backend.execute(newer, newer).await;
+        assert_finds(healthy(&backend), ["PROBLEM", "search"], "english-99").await;
+    }
+}
+
+#[tokio::test]
 async fn broken_models_are_found() {
     let backend = Backend::sqlite().await;
     let model = ModelServer::start().await;

@@ -39,12 +39,12 @@ async fn until_left(process: &Process, count: usize) {
 /// Returns the number of rows of all sessions without the row of a session.
 async fn orphans(backend: &Backend) -> u64 {
     let mut rows = 0;
-    for table in ["messages", "idempotency_keys", "search", "search_pending"] {
+    for table in ["messages", "idempotency_keys", "search"] {
         let update = format!(
             "UPDATE {table} SET seq = seq WHERE NOT EXISTS (SELECT 1 FROM sessions AS s
                 WHERE s.tenant_id = {table}.tenant_id AND s.session_id = {table}.session_id)"
         );
-        let update = if matches!(table, "idempotency_keys" | "search_pending") {
+        let update = if table == "idempotency_keys" {
             update.replace("seq = seq", "last_seq = last_seq")
         } else {
             update

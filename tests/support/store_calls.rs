@@ -96,15 +96,14 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("fetch_hits", 20),
     ("fetch_hits of a user", 20),
     ("fetch_neighbours", 40),
-    ("index_pending_for", 1),
-    ("index_pending_for a session", 1),
+    ("missing_messages", 1),
+    ("missing_messages of a session", 1),
+    ("index_session", 1),
     ("index_batch", 1),
-    ("next_reindex_range", 1),
-    ("reindex_messages", 1),
 ];
 
 /// Methods without a call, and the reason.
-const NOT_CALLED: [(&str, &str); 10] = [
+const NOT_CALLED: [(&str, &str); 9] = [
     ("migrate", "runs once, before there is data, or as long as a migration needs"),
     ("check_ready", "reads no table of data"),
     ("close", "runs no statement"),
@@ -112,9 +111,8 @@ const NOT_CALLED: [(&str, &str); 10] = [
     ("time", "reads no table"),
     ("tenants", "lists all tenants, for the worker that searches for expired sessions in each of them"),
     ("remove_redacted_traces", "rebuilds the file of SQLite"),
-    ("disable_index", "writes one row of a table with one row"),
-    ("start_reindex", "lists all sessions, for `precis reindex`"),
-    ("index_state", "counts the sessions that `precis reindex` has to index, when a process starts"),
+    ("record_analyzer", "writes one row of a table with one row"),
+    ("index_state", "counts the missing messages of all tenants, every few minutes"),
 ];
 
 #[test]
@@ -170,10 +168,8 @@ const FILL: &str = "\
     INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
     SELECT 'default', 'demo', n, TIME[NOW]TIME, LEXEMES['TAGcommon TAGfew' || (n / 20) || ' OF_SESSION OF_USER']LEXEMES
     FROM n;
-    INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-    SELECT 't' || n, 'demo', 1, 1, 40, TIME[NOW - n * 1000]TIME FROM n WHERE n <= SIZE;
-    INSERT INTO search_reindex (tenant_id, session_id, through_seq)
-    SELECT 'default', 's' || n, 1 FROM n WHERE n <= SIZE;
+    INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2') ON CONFLICT DO NOTHING;
+    UPDATE sessions SET indexed_seq = 0 WHERE tenant_id <> 'default' AND last_seq > 0;
     INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
         created_at)
     SELECT 'default', 'demo', n, 'consolidation', CASE WHEN n < 40 THEN 0 ELSE 9 * n - 300 END, 'x', 1, 1, 'x', TIME[NOW]TIME
@@ -321,9 +317,7 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "fork_and_append" | "rewind_session" => calls.fork(what).await,
         "redact_message" | "redactions" => calls.redact(what).await,
-        "index_pending_for" | "index_batch" | "next_reindex_range" | "reindex_messages" => {
-            calls.index(what).await
-        }
+        "missing_messages" | "index_session" | "index_batch" => calls.index(what).await,
         _ => calls.search(method, what).await,
     }
 }
@@ -459,7 +453,7 @@ impl Calls<'_> {
             (session(&format!("erased{}", unused_number())), user(&format!("erased{}", unused_number())));
         let exchange = || Exchange { user_id: Some(user.clone()), ..exchange(2) };
         self.say(tenant, &session, exchange(), Some("k")).await;
-        store.index_pending_for(tenant, Some(&session)).await.unwrap();
+        store.index_session(tenant, &session).await.unwrap();
         self.say(tenant, &session, exchange(), None).await;
         let document = NewMemoryDocument { content: "x", words: 1, tokens: 1 };
         store.write_memory_document(tenant, &user, document, None).await.unwrap();
@@ -619,7 +613,7 @@ impl Calls<'_> {
             "erase_expired_session" => {
                 let expired = session(&format!("expired{}", unused_number()));
                 self.say(&aged, &expired, exchange(2), Some("k")).await;
-                store.index_pending_for(&aged, Some(&expired)).await.unwrap();
+                store.index_session(&aged, &expired).await.unwrap();
                 let later = now + time::Duration::hours(2);
                 let erased = store.erase_expired_session(&aged, &expired, default, later).await.unwrap();
                 assert!(store.session_retention(&aged, &idle).await.unwrap().is_none(), "it has no exchange");
@@ -714,27 +708,23 @@ impl Calls<'_> {
 
     async fn index(&self, what: &str) -> usize {
         let (store, tenant) = (self.store, &self.tenant);
+        // A fork is missing from the index on both stores.
+        let missing = session(&format!("missing{}", unused_number()));
+        store.fork_session(tenant, &session("s3"), &missing, 1).await.unwrap();
+        let filter = |session| SearchFilter { session, ..SearchFilter::default() };
         match what {
-            "index_pending_for" | "index_pending_for a session" => {
-                self.say(tenant, &self.session, exchange(2), None).await;
-                let session = what.ends_with("session").then_some(&self.session);
-                store.index_pending_for(tenant, session).await.unwrap();
+            "missing_messages" => {
+                store.missing_messages(tenant, &filter(None), 1, i64::MAX).await.unwrap().newest.len()
+            }
+            "missing_messages of a session" => {
+                let of_session = filter(Some(missing));
+                store.missing_messages(tenant, &of_session, 9, i64::MAX).await.unwrap().newest.len()
+            }
+            "index_session" => {
+                store.index_session(tenant, &missing).await.unwrap();
                 1
             }
-            "index_batch" => usize::from(store.index_batch().await.unwrap()),
-            _ => {
-                let Some(range) = store.next_reindex_range(None).await.unwrap() else { return 0 };
-                if what == "reindex_messages" {
-                    let message_ref = MessageRef {
-                        created_at: OffsetDateTime::now_utc(),
-                        seq: range.through_seq,
-                        session: range.session.clone(),
-                    };
-                    let messages = [(message_ref, Message::text(Role::User, "hello"))];
-                    store.reindex_messages(&range, &messages, range.through_seq).await.unwrap();
-                }
-                1
-            }
+            _ => usize::from(store.index_batch().await.unwrap().is_some()),
         }
     }
 }

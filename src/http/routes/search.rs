@@ -115,6 +115,9 @@ pub(crate) struct SearchBody {
     /// Always null.
     #[schema(required)]
     next: Option<String>,
+    /// Number of messages that were not searched, because they are not indexed yet: many are missing after a large import or a change
+    /// of the analyzer. The newest ones are always searched.
+    unsearched_messages: i64,
     ranking: SearchRanking,
 }
 
@@ -135,11 +138,11 @@ pub(crate) async fn search(
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<SearchParams>,
 ) -> Result<Json<SearchBody>, Problem> {
-    let SearchResults { hits, ranking } = service.search(&tenant, params.into()).await?;
+    let SearchResults { hits, unsearched_messages, ranking } = service.search(&tenant, params.into()).await?;
     let bytes = hits.iter().map(json_bytes).sum();
     let bodies = move || hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>();
     let items = blocking::spawn_cpu_if_large(bytes, bodies).await?;
-    Ok(Json(SearchBody { items, next: None, ranking }))
+    Ok(Json(SearchBody { items, next: None, unsearched_messages, ranking }))
 }
 
 fn json_bytes(hit: &SearchHit) -> usize {

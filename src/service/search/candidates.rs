@@ -2,8 +2,9 @@
 
 use crate::domain::id::TenantId;
 use crate::domain::search::lexemes::TermQuery;
+use crate::domain::search::matcher::TextMatch;
 use crate::domain::search::query::{Clause, Query};
-use crate::domain::search::rank;
+use crate::domain::search::rank::{self, Candidate};
 use crate::service::to_i64;
 use crate::storage::search::{MessageRef, SearchFilter, TermMatches};
 use crate::storage::{Store, StoreError};
@@ -23,12 +24,14 @@ pub(super) struct Candidates {
     pub(super) weights: Vec<f64>,
 }
 
-/// Selects candidates. If the query has phrases, they are the messages with all words of the phrases.
+/// Selects candidates. If the query has phrases, they are the messages with all words of the phrases. `unindexed` are messages
+/// that count for the frequencies of words, besides those of the index.
 pub(super) async fn select_candidates(
     store: &Arc<Store>,
     tenant: &TenantId,
     filter: &SearchFilter,
     query: &Query,
+    unindexed: &[Candidate],
 ) -> Result<Candidates, StoreError> {
     let required: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.term_query().0).collect();
     let mut queries: Vec<TermQuery> = query.words.iter().map(Clause::term_query).collect();
@@ -39,9 +42,18 @@ pub(super) async fn select_candidates(
     let mut by_word = store.lookup_terms(tenant, filter, &queries, to_i64(MAX_CANDIDATES)).await?;
     let mut others = by_word.split_off(query.words.len()).into_iter();
     let all = others.next().unwrap_or_default();
-    let total = estimate_frequency(filter, &all, &all);
-    let weight = |found| rank::weight(estimate_frequency(filter, &all, found), total);
-    let weights: Vec<f64> = by_word.iter().map(weight).collect();
+    // Excluded messages have no words and are not allowed; nor are others, if the query has phrases.
+    let unindexed = || unindexed.iter().map(|message| &message.text_match);
+    let total = estimate_frequency(filter, &all, &all)
+        + to_i64(unindexed().filter(|found| found.is_allowed || found.has_word()).count());
+    let weight = |(word, found): (usize, &TermMatches)| {
+        let has_word = |found: &&TextMatch| found.frequencies.get(word).is_some_and(|count| *count > 0);
+        rank::weight(
+            estimate_frequency(filter, &all, found) + to_i64(unindexed().filter(has_word).count()),
+            total,
+        )
+    };
+    let weights: Vec<f64> = by_word.iter().enumerate().map(weight).collect();
     let mut candidates: HashMap<MessageRef, f64> = HashMap::new();
     let required = others.next().map(|required| required.refs);
     candidates.extend(required.iter().flatten().map(|message_ref| (message_ref.clone(), 0.0)));

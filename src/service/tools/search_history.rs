@@ -55,7 +55,7 @@ impl MemoryService {
             neighbours: NEIGHBOURS,
         };
         match self.search(tenant, request).await {
-            Ok(SearchResults { hits, ranking }) => {
+            Ok(SearchResults { hits, ranking, .. }) => {
                 let neighbours = hits.iter().flat_map(|hit| hit.before.iter().chain(&hit.after));
                 let bytes = neighbours.map(|message| message.json.len()).sum();
                 let session = session.cloned();

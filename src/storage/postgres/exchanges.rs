@@ -1,6 +1,6 @@
 //! Appending exchanges on Postgres.
 //!
-//! The function `append_exchanges` (migration 9) appends a batch in one statement, which is one round trip and one commit.
+//! The function `append_exchanges` (migration 13) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
 use super::Connections;
@@ -10,7 +10,7 @@ use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::{BatchResults, Batcher};
 use crate::storage::pool::retry_on_disconnect;
 use crate::storage::rows::tool_columns;
-use crate::storage::search_index::pending_spans;
+use crate::storage::search_index::IndexHints;
 use crate::storage::values::{to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
@@ -21,9 +21,9 @@ use time::OffsetDateTime;
 use tokio::sync::Semaphore;
 
 const APPEND_EXCHANGES: &str = "\
-    SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation, user_id
+    SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation, user_id, is_indexed
     FROM append_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-        $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)";
+        $22, $23, $24, $25, $26, $27, $28)";
 
 /// Longest wait for the lock of a session. A batch that waits longer is rolled back, and its exchanges are appended one by
 /// one, so that a long transaction on one session, such as its erasure, does not hold up the others.
@@ -41,19 +41,19 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 #[derive(Clone)]
 struct Single {
     pool: Connections,
-    search: Option<Analyzer>,
+    hints: Arc<IndexHints>,
     lock_waits: Arc<Semaphore>,
     large: Arc<Semaphore>,
 }
 
 /// Returns the batcher of a pool.
-pub(super) fn batcher(pool: &Connections, search: Option<Analyzer>) -> AppendBatcher {
-    let batch_pool = pool.clone();
+pub(super) fn batcher(pool: &Connections, hints: &Arc<IndexHints>) -> AppendBatcher {
+    let (batch_pool, batch_hints) = (pool.clone(), Arc::clone(hints));
     let [lock_waits, large] = [MAX_LOCK_WAITS, MAX_LARGE].map(|slots| Arc::new(Semaphore::new(slots)));
-    let single = Single { pool: pool.clone(), search, lock_waits, large };
+    let single = Single { pool: pool.clone(), hints: Arc::clone(hints), lock_waits, large };
     Batcher::new(
         append::MAX_BATCH,
-        move |requests| append_batch(batch_pool.clone(), search, requests),
+        move |requests| append_batch(batch_pool.clone(), Arc::clone(&batch_hints), requests),
         move |request| append_alone(single.clone(), request),
     )
 }
@@ -82,9 +82,9 @@ async fn append_one(
         let mut outcomes = [None];
         let requests = std::slice::from_ref(request);
         if append::expects_history(request) {
-            append_expected(&single.pool, single.search, lock_timeout, requests, &mut outcomes).await?;
+            append_expected(&single.pool, &single.hints, lock_timeout, requests, &mut outcomes).await?;
         } else {
-            append(&single.pool, single.search, lock_timeout, requests, &mut outcomes).await?;
+            append(&single.pool, &single.hints, lock_timeout, requests, &mut outcomes).await?;
         }
         let [outcome] = outcomes;
         outcome.ok_or(StoreError::BatchFailed)
@@ -104,11 +104,11 @@ async fn append_one(
 
 async fn append_batch(
     pool: Connections,
-    search: Option<Analyzer>,
+    hints: Arc<IndexHints>,
     requests: Vec<AppendRequest>,
 ) -> BatchResults<AppendRequest, AppendOutcome> {
     let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
-    let error = append(&pool, search, LOCK_TIMEOUT, &requests, &mut outcomes).await.err();
+    let error = append(&pool, &hints, LOCK_TIMEOUT, &requests, &mut outcomes).await.err();
     let results = requests.into_iter().zip(outcomes).map(|(request, outcome)| {
         let result = match (outcome, &error) {
             (Some(outcome), _) => Some(Ok(outcome)),
@@ -144,7 +144,7 @@ fn is_rolled_back(error: &StoreError) -> bool {
 /// if the connection failed.
 async fn append(
     pool: &Connections,
-    search: Option<Analyzer>,
+    hints: &IndexHints,
     lock_timeout: &str,
     requests: &[AppendRequest],
     outcomes: &mut [Option<AppendOutcome>],
@@ -157,14 +157,14 @@ async fn append(
         if groups.is_empty() {
             return Ok(());
         }
-        append_groups(pool, search, lock_timeout, requests, &groups, outcomes).await?;
+        append_groups(pool, hints, lock_timeout, requests, &groups, outcomes).await?;
     }
 }
 
 /// Appends one exchange in a transaction that is rolled back if the exchange does not follow the message that it expects.
 async fn append_expected(
     pool: &Connections,
-    search: Option<Analyzer>,
+    hints: &IndexHints,
     lock_timeout: &str,
     requests: &[AppendRequest],
     outcomes: &mut [Option<AppendOutcome>],
@@ -172,7 +172,7 @@ async fn append_expected(
     let groups = group(requests.iter().enumerate());
     let appended = pool.with_connection(async |connection| {
         let mut transaction = connection.begin_with("BEGIN").await?;
-        append_groups(&mut *transaction, search, lock_timeout, requests, &groups, outcomes).await?;
+        append_groups(&mut *transaction, hints, lock_timeout, requests, &groups, outcomes).await?;
         let mut checked = requests.iter().zip(outcomes.iter_mut());
         if checked.any(|(request, outcome)| append::reject_unexpected(request, outcome)) {
             transaction.rollback().await
@@ -184,14 +184,14 @@ async fn append_expected(
 }
 
 /// Appends an exchange in a transaction that has created or locked the session.
-pub(super) async fn append_in_transaction(
+pub(in crate::storage) async fn append_in_transaction(
     connection: &mut PgConnection,
-    search: Option<Analyzer>,
     request: &AppendRequest,
 ) -> Result<AppendOutcome, StoreError> {
     let (requests, mut outcomes) = (std::slice::from_ref(request), [None]);
     let groups = group(requests.iter().enumerate());
-    append_groups(connection, search, NO_LOCK_TIMEOUT, requests, &groups, &mut outcomes).await?;
+    append_groups(connection, &IndexHints::default(), NO_LOCK_TIMEOUT, requests, &groups, &mut outcomes)
+        .await?;
     let [outcome] = outcomes;
     outcome.ok_or(StoreError::BatchFailed)
 }
@@ -203,7 +203,6 @@ struct Arguments<'r> {
     tenant_groups: Vec<i64>,
     tenant_messages: Vec<i64>,
     tenant_keys: Vec<i64>,
-    tenant_spans: Vec<i64>,
     sessions: Vec<&'r str>,
     users: Vec<Option<&'r str>>,
     default_users: Vec<Option<&'r str>>,
@@ -220,6 +219,9 @@ struct Arguments<'r> {
     message_json: Vec<&'r str>,
     /// Empty if no client gave a time.
     message_times: Vec<Option<OffsetDateTime>>,
+    /// Empty if an exchange has none, or another analyzer.
+    message_lexemes: Vec<&'r str>,
+    analyzer: Option<Analyzer>,
     key_groups: Vec<i64>,
     key_sessions: Vec<&'r str>,
     keys: Vec<&'r str>,
@@ -228,14 +230,10 @@ struct Arguments<'r> {
     key_lasts: Vec<i64>,
     /// Indexes of the requests with these keys.
     key_requests: Vec<usize>,
-    span_groups: Vec<i64>,
-    span_firsts: Vec<i64>,
-    span_lasts: Vec<i64>,
-    span_bytes: Vec<i64>,
 }
 
 impl<'r> Arguments<'r> {
-    fn new(search: Option<Analyzer>, requests: &'r [AppendRequest], groups: &[SessionGroup<'r>]) -> Self {
+    fn new(requests: &'r [AppendRequest], groups: &[SessionGroup<'r>]) -> Self {
         let mut arguments = Self::default();
         for (place, group) in (1..).zip(groups) {
             if arguments.tenants.last() != Some(&group.tenant) {
@@ -250,21 +248,20 @@ impl<'r> Arguments<'r> {
             arguments.tokens.push(group.tokens);
             arguments.bytes.push(group.bytes);
             for (index, request, offset) in group.exchanges(requests) {
-                arguments.push_exchange(search, place, index, request, offset);
+                arguments.push_exchange(place, index, request, offset);
             }
         }
         arguments.end_tenant();
+        let exchanges = groups.iter().flat_map(|group| group.exchanges(requests));
+        let lexemes: Option<Vec<_>> = exchanges.map(|(_, request, _)| request.lexemes.as_ref()).collect();
+        arguments.analyzer = lexemes.iter().flatten().next().map(|first| first.analyzer);
+        let lexemes = lexemes.filter(|all| all.iter().all(|one| Some(one.analyzer) == arguments.analyzer));
+        let of_messages = lexemes.into_iter().flatten().flat_map(|lexemes| &lexemes.of_messages);
+        arguments.message_lexemes = of_messages.map(String::as_str).collect();
         arguments
     }
 
-    fn push_exchange(
-        &mut self,
-        search: Option<Analyzer>,
-        group: i64,
-        index: usize,
-        request: &'r AppendRequest,
-        offset: i64,
-    ) {
+    fn push_exchange(&mut self, group: i64, index: usize, request: &'r AppendRequest, offset: i64) {
         if request.exchange.has_given_times() {
             self.message_times.resize(self.message_json.len(), None);
             self.message_times.extend(request.exchange.given_times());
@@ -288,12 +285,6 @@ impl<'r> Arguments<'r> {
             self.key_lasts.push(offset + to_i64(request.exchange.messages.len()));
             self.key_requests.push(index);
         }
-        for span in pending_spans(search, &request.exchange) {
-            self.span_groups.push(group);
-            self.span_firsts.push(offset + 1 + span.first);
-            self.span_lasts.push(offset + 1 + span.last);
-            self.span_bytes.push(span.bytes);
-        }
     }
 
     fn end_tenant(&mut self) {
@@ -301,7 +292,6 @@ impl<'r> Arguments<'r> {
             self.tenant_groups.push(to_i64(self.sessions.len()));
             self.tenant_messages.push(to_i64(self.message_json.len()));
             self.tenant_keys.push(to_i64(self.keys.len()));
-            self.tenant_spans.push(to_i64(self.span_groups.len()));
         }
     }
 }
@@ -310,19 +300,18 @@ impl<'r> Arguments<'r> {
 /// exchanges only.
 async fn append_groups(
     executor: impl PgExecutor<'_>,
-    search: Option<Analyzer>,
+    hints: &IndexHints,
     lock_timeout: &str,
     requests: &[AppendRequest],
     groups: &[SessionGroup<'_>],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<(), sqlx::Error> {
-    let arguments = Arguments::new(search, requests, groups);
+    let arguments = Arguments::new(requests, groups);
     let query = sqlx::query(APPEND_EXCHANGES)
         .bind(&arguments.tenants)
         .bind(&arguments.tenant_groups)
         .bind(&arguments.tenant_messages)
         .bind(&arguments.tenant_keys)
-        .bind(&arguments.tenant_spans)
         .bind(&arguments.sessions)
         .bind(&arguments.users)
         .bind(&arguments.metadata)
@@ -338,16 +327,14 @@ async fn append_groups(
         .bind(&arguments.message_tokens)
         .bind(&arguments.message_json)
         .bind(&arguments.message_times)
+        .bind(&arguments.message_lexemes)
         .bind(&arguments.key_groups)
         .bind(&arguments.key_sessions)
         .bind(&arguments.keys)
         .bind(&arguments.key_fingerprints)
         .bind(&arguments.key_firsts)
         .bind(&arguments.key_lasts)
-        .bind(&arguments.span_groups)
-        .bind(&arguments.span_firsts)
-        .bind(&arguments.span_lasts)
-        .bind(&arguments.span_bytes)
+        .bind(arguments.analyzer.map(Analyzer::version))
         .bind(lock_timeout);
     let rows = query.fetch_all(executor).await?;
     let mut appended = vec![None; groups.len()];
@@ -366,6 +353,7 @@ async fn append_groups(
             replayed: false,
         };
         let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
+        let is_indexed: bool = row.try_get("is_indexed")?;
         if let Some(fingerprint) = fingerprint {
             found_known_key = true;
             let index = arguments.key_requests.get(place).copied().unwrap_or(usize::MAX);
@@ -381,8 +369,12 @@ async fn append_groups(
             if let Some(slot) = outcomes.get_mut(index) {
                 *slot = Some(outcome);
             }
-        } else if let Some(slot) = appended.get_mut(place) {
+        } else if let Some((slot, group)) = appended.get_mut(place).zip(groups.get(place)) {
             *slot = Some(exchange);
+            let request = group.exchanges(requests).next().filter(|_| !is_indexed);
+            if let Some((_, request, _)) = request {
+                hints.note_unindexed(&request.tenant);
+            }
         }
     }
     if found_known_key {

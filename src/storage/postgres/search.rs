@@ -58,7 +58,22 @@ const FETCH_NEIGHBOURS: &str = "\
     ) AS sized
     WHERE before < $6";
 
+/// Moves the pending list of the GIN index into its main structure.
+const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index()";
+/// SQLSTATE of a lock timeout.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 impl Postgres {
+    /// Flushes the pending list of the index, except if another connection is doing so.
+    pub(in crate::storage) async fn flush_search_index(&self) -> Result<(), sqlx::Error> {
+        match sqlx::query(FLUSH_GIN_PENDING_LIST).fetch_one(&self.pool).await {
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => {
+                Ok(())
+            }
+            flushed => flushed.map(drop),
+        }
+    }
+
     pub(in crate::storage) async fn lookup_terms(
         &self,
         tenant: &TenantId,

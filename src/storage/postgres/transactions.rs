@@ -1,12 +1,10 @@
 //! Transactions of several statements on Postgres.
 
-use super::exchanges;
 use super::{Postgres, begin, timed_out};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
+use crate::storage::StoreError;
 use crate::storage::statement::Transaction;
-use crate::storage::{AppendOutcome, AppendRequest, StoreError};
-use sqlx::PgConnection;
 
 impl Postgres {
     pub(in crate::storage) async fn begin_transaction(
@@ -23,14 +21,6 @@ impl Postgres {
     ) -> Result<T, StoreError> {
         let limit = self.pool.statement_timeout();
         tokio::time::timeout(limit, transaction).await.unwrap_or_else(|_| Err(timed_out(limit).into()))
-    }
-
-    pub(in crate::storage) async fn append_exchange(
-        connection: &mut PgConnection,
-        search: Option<Analyzer>,
-        request: &AppendRequest,
-    ) -> Result<AppendOutcome, StoreError> {
-        exchanges::append_in_transaction(connection, search, request).await
     }
 
     /// Returns the analyzer of the settings.

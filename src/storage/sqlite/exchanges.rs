@@ -5,11 +5,9 @@
 
 use super::{micros, now};
 use crate::domain::exchange::PersistedExchange;
-use crate::domain::search::analyzer::Analyzer;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
 use crate::storage::rows::tool_columns;
-use crate::storage::search_index::{ExchangeSpan, pending_spans};
 use crate::storage::statement::DbRow as _;
 use crate::storage::values::{to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
@@ -43,12 +41,12 @@ macro_rules! from_groups {
 /// incarnation, so that copies of the session without the user become invalid.
 const APPEND_GROUPS: &str = concat!(
     "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, created_at,
-        updated_at, activity_hour, incarnation)
+        updated_at, activity_hour, incarnation, indexed_seq)
     SELECT g.value ->> 'tenant', g.value ->> 'session', 
         coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
         coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens',
         g.value ->> 'bytes', $2, $2,
-        $2 / 3600000000, randomblob(16)
+        $2 / 3600000000, randomblob(16), 0
     FROM jsonb_each($1) AS g
         LEFT JOIN sessions AS old
             ON old.tenant_id = g.value ->> 'tenant' AND old.session_id = g.value ->> 'session'
@@ -59,7 +57,8 @@ const APPEND_GROUPS: &str = concat!(
         stored_bytes = s.stored_bytes + excluded.stored_bytes,
         metadata = excluded.metadata,
         created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
-        updated_at = max(excluded.updated_at, s.updated_at)
+        updated_at = max(excluded.updated_at, s.updated_at),
+        indexed_seq = coalesce(s.indexed_seq, s.last_seq)
     WHERE s.user_id IN ('', excluded.user_id);
 
     UPDATE sessions SET activity_hour = updated_at / 3600000000,
@@ -79,12 +78,6 @@ const APPEND_GROUPS: &str = concat!(
         coalesce(m.value ->> 'created_at', s.updated_at) ",
     from_groups!(),
     " CROSS JOIN jsonb_each(g.value, '$.messages') AS m WHERE m.value ->> 'json' IS NOT NULL;
-
-    INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
-    SELECT s.tenant_id, s.session_id, s.last_seq - (g.value ->> 'count') + 1 + (p.value ->> 'first'),
-        s.last_seq - (g.value ->> 'count') + 1 + (p.value ->> 'last'), p.value ->> 'bytes', s.updated_at ",
-    from_groups!(),
-    " CROSS JOIN jsonb_each(g.value, '$.spans') AS p;
 
     SELECT g.key AS place, s.last_seq, s.updated_at, s.incarnation, s.user_id ",
     from_groups!()
@@ -133,8 +126,6 @@ struct Group<'r> {
     tokens: i64,
     bytes: i64,
     messages: Vec<GroupMessage<'r>>,
-    /// Messages that become pending for the search index; empty if search is disabled.
-    spans: Vec<GroupSpan>,
     keys: Vec<GroupKey<'r>>,
 }
 
@@ -152,13 +143,6 @@ struct GroupMessage<'r> {
 }
 
 #[derive(Serialize)]
-struct GroupSpan {
-    first: i64,
-    last: i64,
-    bytes: i64,
-}
-
-#[derive(Serialize)]
 struct GroupKey<'r> {
     /// The index of the exchange.
     request: usize,
@@ -169,7 +153,7 @@ struct GroupKey<'r> {
 }
 
 impl<'r> Group<'r> {
-    fn new(search: Option<Analyzer>, requests: &'r [AppendRequest], group: &SessionGroup<'r>) -> Self {
+    fn new(requests: &'r [AppendRequest], group: &SessionGroup<'r>) -> Self {
         let mut row = Self {
             tenant: group.tenant,
             session: group.session,
@@ -180,7 +164,6 @@ impl<'r> Group<'r> {
             tokens: group.tokens,
             bytes: group.bytes,
             messages: Vec::new(),
-            spans: Vec::new(),
             keys: Vec::new(),
         };
         for (index, request, offset) in group.exchanges(requests) {
@@ -191,12 +174,6 @@ impl<'r> Group<'r> {
                 let created_at = times.next().flatten().map(micros);
                 let json = (json.len() <= LARGE_MESSAGE_BYTES).then_some(json);
                 GroupMessage { role, tool_call_ids, tool_result_of, tokens: *tokens, json, created_at }
-            }));
-            let spans = pending_spans(search, &request.exchange).into_iter();
-            row.spans.extend(spans.map(|ExchangeSpan { first, last, bytes }| GroupSpan {
-                first: offset + first,
-                last: offset + last,
-                bytes,
             }));
             row.keys.extend(request.key.iter().map(|key| GroupKey {
                 request: index,
@@ -211,12 +188,12 @@ impl<'r> Group<'r> {
 }
 
 /// Returns the batcher of the connection that writes.
-pub(super) fn batcher(writer: &SqlitePool, search: Option<Analyzer>) -> AppendBatcher {
+pub(super) fn batcher(writer: &SqlitePool) -> AppendBatcher {
     let (batch_writer, single_writer) = (writer.clone(), writer.clone());
     let append_batch = move |requests: Vec<AppendRequest>| {
         let writer = batch_writer.clone();
         async move {
-            let results: Vec<_> = match append_all(&writer, search, &requests).await {
+            let results: Vec<_> = match append_all(&writer, &requests).await {
                 Ok(outcomes) => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
                 // The writer is busy or the file is not writable: another attempt would only wait once more.
                 Err(error @ StoreError::Unavailable(_)) => {
@@ -230,24 +207,19 @@ pub(super) fn batcher(writer: &SqlitePool, search: Option<Analyzer>) -> AppendBa
     };
     let append_alone = move |request: AppendRequest| {
         let writer = single_writer.clone();
-        async move { append_one(&writer, search, &request).await }
+        async move { append_one(&writer, &request).await }
     };
     Batcher::new(append::MAX_BATCH, append_batch, append_alone)
 }
 
-async fn append_one(
-    writer: &SqlitePool,
-    search: Option<Analyzer>,
-    request: &AppendRequest,
-) -> Result<AppendOutcome, StoreError> {
-    let outcomes = append_all(writer, search, std::slice::from_ref(request)).await?;
+async fn append_one(writer: &SqlitePool, request: &AppendRequest) -> Result<AppendOutcome, StoreError> {
+    let outcomes = append_all(writer, std::slice::from_ref(request)).await?;
     outcomes.into_iter().next().flatten().ok_or(StoreError::BatchFailed)
 }
 
 /// Appends the exchanges in one transaction, which is one write to the disk. Each of them has an outcome then.
 async fn append_all(
     writer: &SqlitePool,
-    search: Option<Analyzer>,
     requests: &[AppendRequest],
 ) -> Result<Vec<Option<AppendOutcome>>, StoreError> {
     let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
@@ -272,19 +244,18 @@ async fn append_all(
             }
             return Ok(outcomes);
         }
-        append_groups(&mut transaction, search, requests, &groups, &mut outcomes).await?;
+        append_groups(&mut transaction, requests, &groups, &mut outcomes).await?;
     }
 }
 
 /// Appends an exchange in a transaction that has created the session.
-pub(super) async fn append_in_transaction(
+pub(in crate::storage) async fn append_in_transaction(
     connection: &mut SqliteConnection,
-    search: Option<Analyzer>,
     request: &AppendRequest,
 ) -> Result<AppendOutcome, StoreError> {
     let (requests, mut outcomes) = (std::slice::from_ref(request), [None]);
     let groups = group(requests.iter().enumerate());
-    append_groups(connection, search, requests, &groups, &mut outcomes).await?;
+    append_groups(connection, requests, &groups, &mut outcomes).await?;
     let [outcome] = outcomes;
     outcome.ok_or(StoreError::BatchFailed)
 }
@@ -292,12 +263,11 @@ pub(super) async fn append_in_transaction(
 /// Appends groups of exchanges. If an idempotency key is known, fills in the outcomes of the known exchanges only.
 async fn append_groups(
     transaction: &mut SqliteConnection,
-    search: Option<Analyzer>,
     requests: &[AppendRequest],
     groups: &[SessionGroup<'_>],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<(), StoreError> {
-    let rows: Vec<_> = groups.iter().map(|group| Group::new(search, requests, group)).collect();
+    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
     let has_keys = rows.iter().any(|row| !row.keys.is_empty());
     let encoded =
         serde_json::to_string(&rows).unwrap_or_else(|_| unreachable!("strings and numbers can be JSON"));

@@ -1,12 +1,11 @@
 //! Transactions of several statements on SQLite, and the removal of erased data.
 
-use super::exchanges;
 use super::{Query, Sqlite, now};
 use crate::domain::search::analyzer::Analyzer;
+use crate::storage::StoreError;
 use crate::storage::statement::Transaction;
-use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::sqlite::SqliteRow;
 
 /// A larger file is not rebuilt, because all writes wait for that.
 const MAX_REBUILT_BYTES: i64 = 256 * 1024 * 1024;
@@ -25,14 +24,6 @@ impl Sqlite {
 
     pub(in crate::storage) async fn begin_transaction(&self) -> Result<Transaction, sqlx::Error> {
         Ok(Transaction::Sqlite(self.begin_write().await?, now()))
-    }
-
-    pub(in crate::storage) async fn append_exchange(
-        connection: &mut SqliteConnection,
-        search: Option<Analyzer>,
-        request: &AppendRequest,
-    ) -> Result<AppendOutcome, StoreError> {
-        exchanges::append_in_transaction(connection, search, request).await
     }
 
     /// Returns the analyzer of the settings.
