@@ -145,6 +145,7 @@ $$;
 -- The function of migration 9, except that it adds the messages to the index: those of sessions that are completely indexed, if
 -- `message_lexemes` has the lexemes of all messages, by the analyzer of the index. The lexeme of the user is added as
 -- `domain::search::lexemes` makes it.
+-- Without JIT: the planner expects many rows, and would compile each call, which takes ten times as long as the call.
 CREATE FUNCTION append_exchanges(
     tenant_ids text[], tenant_groups bigint[], tenant_messages bigint[], tenant_keys bigint[],
     group_sessions text[], group_users text[], group_metadata text[], group_counts bigint[], group_tokens bigint[],
@@ -157,7 +158,7 @@ CREATE FUNCTION append_exchanges(
     analyzer text, lock_wait text)
     RETURNS TABLE (place bigint, fingerprint bytea, first_seq bigint, last_seq bigint, created_at timestamptz,
         incarnation uuid, user_id text, is_indexed boolean)
-    LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     of_tenant text;
