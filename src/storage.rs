@@ -17,6 +17,7 @@ mod error;
 mod forks;
 mod heads;
 mod import;
+mod index_hints;
 mod memory;
 mod migrations;
 mod pool;

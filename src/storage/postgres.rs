@@ -8,8 +8,8 @@
 
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
+use super::index_hints::IndexHints;
 use super::pool::Connections;
-use super::search_index::IndexHints;
 use super::{DatabaseFacts, StoreError, StoreOptions, migrations};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;

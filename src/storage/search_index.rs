@@ -5,18 +5,18 @@
 //! adds the missing messages. On Postgres, an exchange of a complete session is indexed in its own transaction. On SQLite it is
 //! indexed later, because FTS5 writes many messages together at much lower cost.
 
+use super::search::{MissingMessages, SearchFilter, StoredHit};
 use super::statement::{DbRow as _, Sql};
-use super::values::{DbTime, user_from_column};
-use super::{AppendRequest, Store, StoreError, append, rows};
+use super::values::{DbTime, to_i64, user_from_column};
+use super::{Store, StoreError, rows};
 use crate::blocking;
-use crate::domain::id::{SessionId, TenantId};
+use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -33,52 +33,6 @@ pub struct IndexState {
     pub messages: i64,
 }
 
-/// The lexemes of the messages of an exchange, without that of the user.
-#[derive(Clone, Debug)]
-pub struct ExchangeLexemes {
-    pub(super) analyzer: Analyzer,
-    pub(super) of_messages: Vec<String>,
-}
-
-/// A part of the index state that a replica on Postgres remembers.
-#[derive(Debug, Default)]
-pub(super) struct IndexHints {
-    /// The analyzer of the index, if this release knows it. An exchange with another one is indexed later.
-    analyzer: Mutex<Option<Analyzer>>,
-    /// Tenants that may have missing messages, because row-level security hides the sessions of other tenants.
-    tenants: Mutex<BTreeSet<TenantId>>,
-}
-
-impl IndexHints {
-    pub(super) fn note_unindexed(&self, tenant: &TenantId) {
-        lock(&self.tenants).insert(tenant.clone());
-    }
-
-    /// Returns the exchange with its lexemes, except if it is so large that others would wait for it.
-    pub(super) async fn analyzed(&self, mut request: AppendRequest) -> AppendRequest {
-        let analyzer = *lock(&self.analyzer);
-        if let Some(analyzer) = analyzer.filter(|_| !append::is_large(&request)) {
-            let (tenant, session) = (request.tenant.clone(), request.session.clone());
-            let exchange = Arc::clone(&request.exchange);
-            let analyze = move || {
-                let of_message = |(message, _): &(Message, i64)| {
-                    let lexemes = || lexemes::message_lexemes(analyzer, &tenant, &session, message);
-                    catch_unwind(AssertUnwindSafe(lexemes)).ok()
-                };
-                exchange.messages.iter().map(of_message).collect::<Option<Vec<String>>>()
-            };
-            let bytes = append::message_bytes(&request);
-            let of_messages = blocking::spawn_cpu_if_large(bytes, analyze).await;
-            request.lexemes = of_messages.map(|of_messages| ExchangeLexemes { analyzer, of_messages });
-        }
-        request
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Returns the analyzer for messages and queries. All replicas must use the analyzer recorded in the index, not their own
 /// settings. Returns `None` if this release does not know the recorded analyzer; then a replica of another release indexes.
 #[must_use]
@@ -91,6 +45,8 @@ const MAX_BATCH_MESSAGES: i64 = 1000;
 const MAX_BATCH_BYTES: i64 = 1024 * 1024;
 /// Number of sessions that are marked as missing at once.
 const MAX_MARKED_SESSIONS: i64 = 250;
+/// Largest number of sessions whose missing messages are read and counted.
+const MAX_MISSING_SESSIONS: i64 = 1000;
 /// Delay before another attempt if others have changed all sessions of a batch.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
@@ -223,6 +179,73 @@ const SELECT_ANALYZER: &str = "\
     SELECT version, rebuild_tenant, rebuild_session FROM search_analyzer";
 
 impl Store {
+    /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
+    /// `max_messages`, until their JSON exceeds `max_bytes`. Considers only session and user of the filter.
+    pub async fn missing_messages(
+        &self,
+        tenant: &TenantId,
+        filter: &SearchFilter,
+        max_messages: i64,
+        max_bytes: i64,
+    ) -> Result<MissingMessages, StoreError> {
+        /// The bounds of a range are columns of their own, because row-level security prevents index conditions on computed
+        /// values.
+        macro_rules! select_missing {
+            ($lateral:literal, $fence:literal) => {
+                concat!("WITH due AS MATERIALIZED (
+                SELECT s.*, row_number() OVER recent AS place,
+                    sum(last_seq - indexed_seq) OVER recent - (last_seq - indexed_seq) AS before
+                FROM (
+                    SELECT session_id, indexed_seq, last_seq, activity_hour, updated_at FROM sessions
+                    WHERE tenant_id = $1 AND indexed_seq IS NOT NULL AND ($2 IS NULL OR session_id = $2)
+                        AND ($3 IS NULL OR user_id = $3)
+                    ORDER BY activity_hour DESC LIMIT $6
+                ) AS s
+                WINDOW recent AS (ORDER BY activity_hour DESC, updated_at DESC, session_id ROWS UNBOUNDED PRECEDING)
+            ), ranges AS MATERIALIZED (
+                SELECT session_id, place, last_seq, CAST(CASE
+                    WHEN last_seq - indexed_seq > $4 - before THEN last_seq - ($4 - before) ELSE indexed_seq END
+                    AS bigint) AS after_seq
+                FROM due WHERE before < $4
+            )
+            SELECT (SELECT version FROM search_analyzer) AS analyzer,
+                (SELECT CAST(coalesce(sum(last_seq - indexed_seq), 0) AS bigint) FROM due) AS missing,
+                found.session_id, found.seq, found.created_at, found.redaction, found.message
+            FROM (SELECT 1) AS always LEFT JOIN (
+                SELECT session_id, seq, created_at, redaction, message FROM (
+                    SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message,
+                        sum(octet_length(m.message)) OVER (ORDER BY place, m.seq DESC ROWS UNBOUNDED PRECEDING)
+                            - octet_length(m.message) AS before
+                    FROM ranges AS r CROSS JOIN ", $lateral, " messages AS m
+                    WHERE m.tenant_id = $1 AND m.session_id = r.session_id AND m.seq > r.after_seq
+                        AND m.seq <= r.last_seq ", $fence, "
+                ) AS sized WHERE before < $5
+            ) AS found ON true")
+            };
+        }
+        const SELECT_MISSING: Sql = Sql {
+            postgres: select_missing!(
+                "LATERAL (SELECT session_id, seq, created_at, redaction, message FROM",
+                "OFFSET 0) AS m"
+            ),
+            sqlite: select_missing!("", ""),
+        };
+        let statement = self.statement(tenant, SELECT_MISSING);
+        let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
+        let statement = statement.bind(filter.user.as_ref().map(UserId::as_str)).bind(max_messages);
+        let mut missing = MissingMessages::default();
+        for row in &statement.bind(max_bytes).bind(MAX_MISSING_SESSIONS).read_all().await? {
+            missing.analyzer = row.field::<Option<_>>("analyzer")?.unwrap_or_default();
+            missing.others = row.field("missing")?;
+            if let Some(json) = row.field("message")? {
+                let (message_ref, redacted_at) = (rows::message_ref(row)?, rows::redacted_at(row)?);
+                missing.newest.push(StoredHit { message_ref, redacted_at, json });
+            }
+        }
+        missing.others -= to_i64(missing.newest.len());
+        Ok(missing)
+    }
+
     /// Returns the state of the index.
     pub async fn index_state(&self) -> Result<IndexState, StoreError> {
         const SELECT_UNINDEXED: Sql = Sql {
@@ -279,7 +302,7 @@ impl Store {
         };
         let analyzer = Analyzer::parse_version(&version);
         if let Self::Postgres(database) = self {
-            *lock(&database.hints.analyzer) = analyzer;
+            database.hints.set_analyzer(analyzer);
         }
         Ok(analyzer)
     }
@@ -291,7 +314,7 @@ impl Store {
     pub async fn index_batch(&self) -> Result<Option<usize>, StoreError> {
         let Some(analyzer) = self.analyzer_of_index().await? else { return Ok(None) };
         let tenant = match self {
-            Self::Postgres(database) => lock(&database.hints.tenants).pop_first(),
+            Self::Postgres(database) => database.hints.take_unindexed(),
             Self::Sqlite(_) => None,
         };
         if tenant.is_some() || matches!(self, Self::Sqlite(_)) {

@@ -7,11 +7,11 @@
 //! database server's, if there is one), so the clocks of replicas need not agree.
 
 use super::heads::HeadRequest;
+use super::index_hints::ExchangeLexemes;
 use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
 use super::search::{MessageRef, SearchFilter, StoredHit, TermMatches};
-use super::search_index::ExchangeLexemes;
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64, user_column, user_from_column};

@@ -75,8 +75,10 @@ impl Store {
         let position = |row: &AnyRow| -> Result<_, StoreError> {
             Ok((rows::session_id(row)?, row.field::<i64>("activity_hour")?))
         };
-        let unsettled = unsettled.iter().map(position).collect::<Result<Vec<_>, _>>()?;
+        let mut unsettled = unsettled.iter().map(position).collect::<Result<Vec<_>, _>>()?;
         let last = unsettled.last().map(|(_, hour)| *hour);
+        // All transactions lock sessions in this order, so that they cannot deadlock.
+        unsettled.sort_unstable();
         let mut transaction = self.begin(tenant).await?;
         for (session, _) in &unsettled {
             let statement = transaction.statement(SETTLE_SESSION).bind(tenant.as_str());
