@@ -140,6 +140,9 @@ impl App {
         drop(tokio::task::spawn_blocking(tokens::warm_up));
         let stopping = CancellationToken::new();
         let upkeep = AbortOnDropHandle::new(tokio::spawn(telemetry::run_upkeep(self.metrics)));
+        let service = self.service.clone();
+        let imports = tokio::spawn(async move { service.remove_abandoned_imports().await });
+        let imports = AbortOnDropHandle::new(imports);
         let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));
         let retention_stop = stopping.clone().drop_guard();
         let retention_worker = tokio::spawn(self.service.retention_worker().run(stopping.clone()));
@@ -175,7 +178,7 @@ impl App {
                 Ok(())
             }
         };
-        drop(index_worker);
+        drop((index_worker, imports));
         drop(retention_stop);
         if retention_worker.await.is_err() {
             tracing::error!("the retention worker has failed");

@@ -72,7 +72,7 @@ enum Command {
     Backup(backup::BackupArgs),
     /// Write a session with its messages and revisions as JSON lines to a file or to standard output
     Export(export::ExportArgs),
-    /// Create a session from an export, or from JSON lines with role and content, in one transaction
+    /// Create a session from an export, or from JSON lines with role and content, completely or not at all
     Import(import::ImportArgs),
     /// Index the messages that are not in the search index, or all messages after a change of search.language
     Reindex,

@@ -9,10 +9,13 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The variable of mimalloc for the time after which it returns free memory to the system, in milliseconds.
-const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
-/// The memory of a small request is used again by the next one long before this time.
-const PURGE_DELAY_MILLIS: &str = "10";
+/// Variables of the allocators, which make them return free memory to the system soon.
+///
+/// mimalloc otherwise keeps it for a second, in which large requests leave so much free memory behind that the process becomes
+/// twice as large. The allocator of the C library, which SQLite uses, raises the size from which it returns memory to 32 MiB
+/// when it has freed a large value once. Both keep memory for small values in any case.
+const ALLOCATOR_SETTINGS: [(&str, &str); 2] =
+    [("MIMALLOC_PURGE_DELAY", "10"), ("MALLOC_MMAP_THRESHOLD_", "131072")];
 
 #[derive(Args)]
 pub(super) struct ServeArgs {
@@ -21,13 +24,14 @@ pub(super) struct ServeArgs {
     pub(super) no_migrate: bool,
 }
 
-/// Makes the allocator return free memory soon. Its default is a second, in which large requests leave so much free memory
-/// behind that the process becomes twice as large.
+/// Makes the allocators return free memory soon: see [`ALLOCATOR_SETTINGS`].
 ///
-/// The allocator reads the variable when the process starts, and an option can't be set later without unsafe code. So the
-/// process replaces itself once, with the same process ID, arguments and files.
+/// They read the variables when the process starts, and their options can't be set later without unsafe code. So the process
+/// replaces itself once, with the same process ID, arguments and files.
 pub(super) fn return_memory_soon() {
-    if env::var_os(PURGE_DELAY).is_some() {
+    let is_missing = |(name, _): &(&str, &str)| env::var_os(name).is_none();
+    let missing: Vec<_> = ALLOCATOR_SETTINGS.into_iter().filter(is_missing).collect();
+    if missing.is_empty() {
         return;
     }
     let mut arguments = env::args_os();
@@ -36,12 +40,12 @@ pub(super) fn return_memory_soon() {
         if let Some(name) = arguments.next() {
             command.arg0(name);
         }
-        command.args(arguments).env(PURGE_DELAY, PURGE_DELAY_MILLIS).exec()
+        command.args(arguments).envs(missing).exec()
     });
     let (Ok(error) | Err(error)) = replaced;
     eprintln!(
-        "precis: can't restart itself with {PURGE_DELAY}={PURGE_DELAY_MILLIS} ({error}); set the variable, or the process \
-         will keep free memory for longer"
+        "precis: can't restart itself with the settings of its allocators ({error}), and needs more memory; set the \
+         environment variables {ALLOCATOR_SETTINGS:?}"
     );
 }
 

@@ -547,6 +547,11 @@ impl Problem {
                     send an exchange with the same Idempotency-Key.";
                 Self::unavailable("store-unavailable", "Store unavailable", detail)
             }
+            StoreError::SessionImporting => {
+                let detail =
+                    "The session is being imported. Send the request again when the import has ended.";
+                Self::new(StatusCode::CONFLICT, "session-importing", "The session is being imported", detail)
+            }
             _ => {
                 tracing::error!(error = %causes, "a database operation failed");
                 Self::internal()

@@ -1,12 +1,12 @@
 //! Imports a session, completely or not at all.
 //!
-//! Arriving lines are validated and written to a temporary file. After the last line, one transaction creates the session
-//! from that file. So a slow or vanished client never holds a connection, a lock or the only writer of SQLite, the
-//! database never contains a part of an import, and a crash leaves nothing to clean up. A staging table would write
-//! everything twice and would not shorten the transaction.
+//! Arriving lines are validated and written to a temporary file. After the last line, the session is created from that file.
+//! So a slow or vanished client never holds a connection, a lock or the only writer of SQLite. The store shows the complete
+//! session, or nothing; after a crash, it removes what SQLite has of an incomplete import.
 
 use super::export::{message_page, revision_page};
 use super::{Error, MemoryService, complete_write};
+use crate::capacity;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::export_format::{ExportReader, Fingerprint, ImportedSession, max_line_bytes};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -16,9 +16,16 @@ use crate::domain::validation::FieldError;
 use crate::storage::{ImportOutcome, Store};
 use staging_file::StagingFile;
 use std::sync::Arc;
+use std::time::Duration;
 use time::OffsetDateTime;
 
 mod staging_file;
+
+/// Memory of an import that is being written: a batch as rows and as the parameter of its statement, and the batches that were
+/// read ahead. A batch has 1 MiB, or one row.
+const WRITE_MEMORY: usize = 8 * 1024 * 1024;
+/// Pause between two searches for reservations that have expired.
+const ABANDONED_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Size limits of an import.
 #[derive(Clone, Copy, Debug)]
@@ -161,7 +168,10 @@ impl MemoryService {
         staged: StagedImport,
     ) -> Result<ImportResult, Error> {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
+        // The upload is complete: waiting for memory is better than another upload.
+        let permit = capacity::inherited();
         let write = async move {
+            capacity::claim(WRITE_MEMORY).await?;
             let users = (user.as_ref(), default_user.as_ref());
             let result = write_import(&this.store, &tenant, &session, users, staged, |_| {}).await;
             this.index_wakeup.notify_one();
@@ -173,7 +183,22 @@ impl MemoryService {
             }
             result
         };
-        complete_write(write).await
+        capacity::scope(permit, complete_write(write)).await
+    }
+
+    /// Removes what processes have left in the database that died during an import. Returns when no import is left whose
+    /// process may have died.
+    pub async fn remove_abandoned_imports(&self) {
+        loop {
+            match self.store.remove_stale_imports().await {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(error = %ErrorChain(&error), "failed to remove incomplete imports");
+                }
+            }
+            tokio::time::sleep(ABANDONED_CHECK_INTERVAL).await;
+        }
     }
 }
 
@@ -197,7 +222,7 @@ pub async fn write_import(
         let truncated = || std::io::Error::other("the staging file of an import was truncated");
         return Err(Error::StagingFile(result.err().unwrap_or_else(truncated)));
     }
-    let created = outcome == ImportOutcome::Imported;
+    let created = outcome != ImportOutcome::Exists;
     let missing = if created { Error::SessionNotFound } else { Error::SessionExists };
     let stored = store.session(tenant, session).await?.ok_or(missing)?;
     if !created {

@@ -8,6 +8,9 @@ pub enum StoreError {
     /// There is no connection, the database shuts down, or it accepts no writes. A retry may succeed.
     #[error("the database is not available")]
     Unavailable(#[source] sqlx::Error),
+    /// The session is being imported. It exists for others when the import is complete.
+    #[error("the session is being imported")]
+    SessionImporting,
     /// A bug ended the batch that the request was part of, or the service is shutting down. The request may have run.
     #[error("the batch of the request ended without a result")]
     BatchFailed,
@@ -65,6 +68,7 @@ impl From<sqlx::Error> for StoreError {
             {
                 Self::SchemaIncomplete(error)
             }
+            E::Database(database) if sqlite::is_session_importing(&**database) => Self::SessionImporting,
             _ => Self::Statement(error),
         }
     }

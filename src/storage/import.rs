@@ -1,7 +1,7 @@
-//! Importing a session in one transaction.
+//! Importing a session.
 
-use super::rows::{json_column, tool_columns};
-use super::statement::{DbRow as _, Sql, Transaction};
+use super::rows::{self, json_column, tool_columns};
+use super::statement::{DbRow as _, Sql, Statement, Transaction};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};
 use crate::domain::export_format::{ImportedMessage, ImportedSession};
@@ -9,7 +9,15 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::redaction::RedactionMark;
 use crate::domain::revision::Revision;
 use serde_json::{Value, json};
+use std::time::Duration;
 use tokio::sync::mpsc;
+use uuid::Uuid;
+
+/// Time after which the reservation of an import is stale if the import has not renewed it, in microseconds. A batch takes a
+/// small part of it.
+const RESERVATION_MICROS: i64 = 5_000_000;
+/// An import waits for another one of the same session.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A part of the rows of an import, in order.
 #[derive(Clone, Debug, Default)]
@@ -29,59 +37,59 @@ pub enum ImportOutcome {
     Exists,
     /// The number of rows differs from that in the header of the export. Nothing was written.
     Incomplete,
+    /// The session was erased while its rows were written.
+    Erased,
+}
+
+/// The reservation of a session that is being imported.
+struct Reservation<'i> {
+    tenant: &'i TenantId,
+    session: &'i SessionId,
+    token: Uuid,
 }
 
 impl Store {
-    /// Creates a session with all of its rows in one transaction, or nothing. Without `user`, the session gets the user that it
-    /// is bound to, or else `default_user`. Rows without a time get the time of the store. The messages are missing
-    /// from the search index then.
+    /// Creates a session with all of its rows, or nothing. Without `user`, the session gets the user that it is bound to, or
+    /// else `default_user`. Rows without a time get the time of the store. The messages are missing from the search index then.
     ///
-    /// The caller must have all batches at hand and never wait for a client in between, because other writers wait for the
-    /// transaction: on Postgres those of the same session, on SQLite all.
+    /// On Postgres this is one transaction, for which only writers of the same session wait. SQLite has one writer, so there
+    /// every batch is a transaction of its own, between which others write. The first one reserves the session, and the last
+    /// one publishes it; requests that write to a reserved session fail with [`StoreError::SessionImporting`]. The caller must
+    /// have all batches at hand and never wait for a client in between.
     pub async fn import_session(
         &self,
         tenant: &TenantId,
         session: &SessionId,
+        users: (Option<&UserId>, Option<&UserId>),
+        imported: &ImportedSession,
+        batches: RowBatches,
+    ) -> Result<ImportOutcome, StoreError> {
+        let reservation = Reservation { tenant, session, token: Uuid::new_v4() };
+        let outcome = self.write_import(&reservation, users, imported, batches).await;
+        if let (Self::Sqlite(_), Err(_) | Ok(ImportOutcome::Incomplete)) = (self, &outcome) {
+            // On failure, the reservation expires, and is removed later.
+            let removed = self.remove_reservation(&reservation).await;
+            removed.inspect_err(|error| tracing::warn!(%error, "failed to remove an incomplete import")).ok();
+        }
+        outcome
+    }
+
+    async fn write_import(
+        &self,
+        reservation: &Reservation<'_>,
         (user, default_user): (Option<&UserId>, Option<&UserId>),
         imported: &ImportedSession,
         mut batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
-        /// The time of the last exchange can't be in the future: the session would be the first of the list, and would not
-        /// expire, until then.
-        const INSERT_SESSION: Sql = Sql {
-            postgres:
-                "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
-                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour,
-                    retained_from, indexed_seq)
-                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, least($12, now()),
-                    least($13, now()), floor(extract(epoch FROM least($13, now())) / 3600), now(),
-                    CASE WHEN $5 > 0 THEN 0 END)
-                ON CONFLICT (tenant_id, session_id) DO NOTHING",
-            sqlite:
-                "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
-                    summary, summary_words, summary_tokens, revision, created_at, updated_at, activity_hour,
-                    retained_from, incarnation, indexed_seq)
-                VALUES ($1, $2, $3, coalesce($4, '{}'), $5, $6, $7, $8, $9, $10, $11, min(coalesce($12, $14), $14),
-                    min(coalesce($13, $14), $14), min(coalesce($13, $14), $14) / 3600000000, $14, randomblob(16),
-                    CASE WHEN $5 > 0 THEN 0 END)
-                ON CONFLICT (tenant_id, session_id) DO NOTHING",
-        };
-        /// Removes the row of a session that is only bound to its user, except if rewinds have removed branches from it: these
-        /// would be erased with the row.
-        const DELETE_BINDING: &str = "\
-            DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq = 0
-                AND NOT EXISTS (SELECT 1 FROM sessions AS b
-                    WHERE b.tenant_id = $1 AND b.forked_from = $2 AND b.fork_kind = 'rewind')
-            RETURNING user_id";
-        /// Sets the token count of the messages up to the cursor, which an export does not contain.
-        const UPDATE_CURSOR_TOKENS: &str = "\
-            UPDATE sessions SET cursor_tokens = (SELECT coalesce(sum(tokens), 0) FROM messages
-                WHERE tenant_id = $1 AND session_id = $2 AND seq <= sessions.cursor_seq)
-            WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq > 0";
-        /// The session may be old, so the bytes are settled.
-        const UPDATE_STORED_BYTES: &str = "\
-            UPDATE sessions SET stored_bytes = $3, settled_bytes = $3 WHERE tenant_id = $1 AND session_id = $2";
+        let Reservation { tenant, session, .. } = *reservation;
         let mut transaction = self.begin(tenant).await?;
+        while is_importing(&mut transaction, tenant, session).await? {
+            drop(transaction);
+            if !self.remove_stale_import(tenant, session).await? {
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+            transaction = self.begin(tenant).await?;
+        }
         let statement = transaction.statement(DELETE_BINDING).bind(tenant.as_str()).bind(session.as_str());
         let bound = match statement.read().await? {
             Some(row) => user_from_column(row.field("user_id")?)?,
@@ -91,45 +99,210 @@ impl Store {
             return Ok(ImportOutcome::Exists);
         }
         let user = user.or(bound.as_ref()).or(default_user);
-        let inserted = transaction
-            .statement(INSERT_SESSION)
-            .bind(tenant.as_str())
-            .bind(session.as_str())
-            .bind(user_column(user))
-            .bind(imported.metadata.as_deref())
-            .bind(imported.last_seq)
-            .bind(imported.tokens)
-            .bind(imported.cursor)
-            .bind(imported.summary.text.as_str())
-            .bind(imported.summary.words)
-            .bind(imported.summary.tokens)
-            .bind(imported.revision)
-            .bind(imported.times.map(|(created_at, _)| DbTime(created_at)))
-            .bind(imported.times.map(|(_, updated_at)| DbTime(updated_at)))
-            .bind_now()
-            .execute()
-            .await?;
-        if inserted == 0 {
+        if !reservation.insert(&mut transaction, user, bound.is_some()).await? {
             return Ok(ImportOutcome::Exists);
         }
-        let (mut row_counts, mut stored_bytes) = ((0, 0), 0);
+        let (mut row_counts, mut stored_bytes, mut cursor_tokens) = ((0, 0), 0, 0);
         while let Some(RowBatch { messages, revisions }) = batches.recv().await {
+            transaction = self.let_others_write(transaction, tenant).await?;
+            if !reservation.renew(&mut transaction).await? {
+                return Ok(ImportOutcome::Erased);
+            }
             row_counts.0 += to_i64(messages.len());
             row_counts.1 += to_i64(revisions.len());
             insert_messages(&mut transaction, tenant, session, &messages).await?;
-            stored_bytes += messages.iter().map(|row| to_i64(row.message.json().len())).sum::<i64>();
             insert_revisions(&mut transaction, tenant, session, &revisions).await?;
+            let bytes: i64 = messages.iter().map(|row| to_i64(row.message.json().len())).sum();
+            stored_bytes += bytes;
+            let covered = messages.iter().filter(|row| row.seq <= imported.cursor);
+            cursor_tokens += covered.map(|row| row.tokens).sum::<i64>();
         }
         if row_counts != (imported.last_seq, imported.revision) {
             return Ok(ImportOutcome::Incomplete);
         }
-        let statement = transaction.statement(UPDATE_CURSOR_TOKENS).bind(tenant.as_str());
-        statement.bind(session.as_str()).execute().await?;
-        let statement = transaction.statement(UPDATE_STORED_BYTES).bind(tenant.as_str());
-        statement.bind(session.as_str()).bind(stored_bytes).execute().await?;
+        transaction = self.let_others_write(transaction, tenant).await?;
+        if !reservation.publish(&mut transaction, imported, cursor_tokens, stored_bytes).await? {
+            return Ok(ImportOutcome::Erased);
+        }
         transaction.commit().await?;
         self.note_unindexed(tenant);
         Ok(ImportOutcome::Imported)
+    }
+
+    /// Commits and begins another transaction on SQLite, where all writers wait for this one.
+    async fn let_others_write(
+        &self,
+        transaction: Transaction,
+        tenant: &TenantId,
+    ) -> Result<Transaction, StoreError> {
+        match transaction {
+            Transaction::Postgres(_) => Ok(transaction),
+            Transaction::Sqlite(..) => {
+                transaction.commit().await?;
+                self.begin(tenant).await
+            }
+        }
+    }
+
+    /// Removes the reservation of a session if the process that imported it has died. Returns `true` if it was removed.
+    pub async fn remove_stale_import(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<bool, StoreError> {
+        const SELECT_STALE_IMPORT: &str = "SELECT import_token FROM sessions
+            WHERE tenant_id = $1 AND session_id = $2 AND import_until < $3";
+        let Self::Sqlite(_) = self else { return Ok(false) };
+        let statement = self.statement(tenant, SELECT_STALE_IMPORT).bind(session.as_str());
+        let Some(row) = statement.bind_now().read().await? else { return Ok(false) };
+        let token = row.field("import_token")?;
+        self.remove_reservation(&Reservation { tenant, session, token }).await
+    }
+
+    /// Removes the reservations that processes have left that died during an import. Returns the number of reservations that
+    /// remain, because their imports run or were running a moment ago.
+    pub async fn remove_stale_imports(&self) -> Result<usize, StoreError> {
+        const SELECT_IMPORTS: &str =
+            "SELECT tenant_id, session_id FROM sessions WHERE import_until IS NOT NULL";
+        let Self::Sqlite(_) = self else { return Ok(0) };
+        let mut remaining = 0;
+        for row in self.global_statement(SELECT_IMPORTS).read_all().await? {
+            let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
+            remaining += usize::from(!self.remove_stale_import(&tenant, &session).await?);
+        }
+        Ok(remaining)
+    }
+
+    /// Removes a reservation with the rows written so far, and restores the binding of the session to its user. Returns
+    /// `false` if there is no such reservation.
+    async fn remove_reservation(&self, reservation: &Reservation<'_>) -> Result<bool, StoreError> {
+        const DELETE_RESERVATION: &str = "DELETE FROM sessions
+            WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3 RETURNING user_id, import_bound";
+        let Reservation { tenant, session, token } = *reservation;
+        let mut transaction = self.begin(tenant).await?;
+        let statement = transaction.statement(DELETE_RESERVATION).bind(tenant.as_str());
+        let Some(row) = statement.bind(session.as_str()).bind(token).read().await? else { return Ok(false) };
+        let user = user_from_column(row.field("user_id")?)?;
+        let is_bound = row.field::<Option<i64>>("import_bound")? == Some(1);
+        transaction.commit().await?;
+        if let (Some(user), true) = (user, is_bound) {
+            self.bind(tenant, session, &user).await?;
+        }
+        Ok(true)
+    }
+}
+
+/// Removes the row of a session that is only bound to its user, except if rewinds have removed branches from it: these would be
+/// erased with the row.
+const DELETE_BINDING: &str = "\
+    DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq = 0
+        AND NOT EXISTS (SELECT 1 FROM sessions AS b
+            WHERE b.tenant_id = $1 AND b.forked_from = $2 AND b.fork_kind = 'rewind')
+    RETURNING user_id";
+
+/// Returns `true` if the session is reserved for another import. On Postgres, no transaction sees a reservation.
+async fn is_importing(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+) -> Result<bool, StoreError> {
+    const SELECT_IMPORT: &str = "SELECT 1 AS found FROM sessions
+        WHERE tenant_id = $1 AND session_id = $2 AND import_token IS NOT NULL";
+    if matches!(transaction, Transaction::Postgres(_)) {
+        return Ok(false);
+    }
+    let statement = transaction.statement(SELECT_IMPORT).bind(tenant.as_str()).bind(session.as_str());
+    Ok(statement.read().await?.is_some())
+}
+
+impl Reservation<'_> {
+    /// Inserts the row of the session. Returns `false` if it exists.
+    async fn insert(
+        &self,
+        transaction: &mut Transaction,
+        user: Option<&UserId>,
+        is_bound: bool,
+    ) -> Result<bool, StoreError> {
+        const INSERT_RESERVATION: Sql = Sql {
+            postgres:
+                "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+                    activity_hour, retained_from)
+                VALUES ($1, $2, $3, '{}', 0, 0, now(), now(), floor(extract(epoch FROM now()) / 3600), now())
+                ON CONFLICT (tenant_id, session_id) DO NOTHING",
+            sqlite:
+                "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+                    activity_hour, retained_from, incarnation, import_token, import_bound, import_until)
+                VALUES ($1, $2, $3, '{}', 0, 0, $7, $7, $7 / 3600000000, $7, randomblob(16), $4, $5, $7 + $6)
+                ON CONFLICT (tenant_id, session_id) DO NOTHING",
+        };
+        let statement = transaction.statement(INSERT_RESERVATION).bind(self.tenant.as_str());
+        let mut statement = statement.bind(self.session.as_str()).bind(user_column(user));
+        if let Statement::Sqlite { .. } = statement {
+            statement = statement.bind(self.token).bind(i64::from(is_bound)).bind(RESERVATION_MICROS);
+        }
+        Ok(statement.bind_now().execute().await? > 0)
+    }
+
+    /// Renews the reservation. Returns `false` if the session was erased.
+    async fn renew(&self, transaction: &mut Transaction) -> Result<bool, StoreError> {
+        const RENEW_RESERVATION: &str = "UPDATE sessions SET import_until = $5 + $4
+            WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3";
+        if matches!(transaction, Transaction::Postgres(_)) {
+            return Ok(true);
+        }
+        let statement = transaction.statement(RENEW_RESERVATION).bind(self.tenant.as_str());
+        let statement = statement.bind(self.session.as_str()).bind(self.token).bind(RESERVATION_MICROS);
+        Ok(statement.bind_now().execute().await? > 0)
+    }
+
+    /// Makes the session visible. Returns `false` if it was erased. The time of the last exchange can't be in the future: the
+    /// session would be the first of the list, and would not expire, until then. The session may be old, so its bytes are
+    /// settled.
+    async fn publish(
+        &self,
+        transaction: &mut Transaction,
+        imported: &ImportedSession,
+        cursor_tokens: i64,
+        stored_bytes: i64,
+    ) -> Result<bool, StoreError> {
+        const PUBLISH_SESSION: Sql = Sql {
+            postgres:
+                "UPDATE sessions SET metadata = coalesce($3, '{}'), last_seq = $4, tokens = $5, cursor_seq = $6,
+                    cursor_tokens = $7, summary = $8, summary_words = $9, summary_tokens = $10, revision = $11,
+                    stored_bytes = $12, settled_bytes = $12, created_at = least($13, now()),
+                    updated_at = least($14, now()),
+                    activity_hour = floor(extract(epoch FROM least($14, now())) / 3600), retained_from = now(),
+                    indexed_seq = CASE WHEN $4 > 0 THEN 0 END
+                WHERE tenant_id = $1 AND session_id = $2",
+            sqlite:
+                "UPDATE sessions SET metadata = coalesce($3, '{}'), last_seq = $4, tokens = $5, cursor_seq = $6,
+                    cursor_tokens = $7, summary = $8, summary_words = $9, summary_tokens = $10, revision = $11,
+                    stored_bytes = $12, settled_bytes = $12, created_at = min(coalesce($13, $16), $16),
+                    updated_at = min(coalesce($14, $16), $16),
+                    activity_hour = min(coalesce($14, $16), $16) / 3600000000, retained_from = $16,
+                    incarnation = randomblob(16), indexed_seq = CASE WHEN $4 > 0 THEN 0 END, import_token = NULL, import_bound = NULL, import_until = NULL
+                WHERE tenant_id = $1 AND session_id = $2 AND import_token = $15",
+        };
+        let mut statement = transaction
+            .statement(PUBLISH_SESSION)
+            .bind(self.tenant.as_str())
+            .bind(self.session.as_str())
+            .bind(imported.metadata.as_deref())
+            .bind(imported.last_seq)
+            .bind(imported.tokens)
+            .bind(imported.cursor)
+            .bind(cursor_tokens)
+            .bind(imported.summary.text.as_str())
+            .bind(imported.summary.words)
+            .bind(imported.summary.tokens)
+            .bind(imported.revision)
+            .bind(stored_bytes)
+            .bind(imported.times.map(|(created_at, _)| DbTime(created_at)))
+            .bind(imported.times.map(|(_, updated_at)| DbTime(updated_at)));
+        if let Statement::Sqlite { .. } = statement {
+            statement = statement.bind(self.token);
+        }
+        Ok(statement.bind_now().execute().await? > 0)
     }
 }
 
@@ -139,6 +312,16 @@ async fn insert_messages(
     session: &SessionId,
     rows: &[ImportedMessage],
 ) -> Result<(), StoreError> {
+    /// Larger messages are inserted by themselves: SQLite copies the parameter of a batch about twenty times.
+    const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
+    const INSERT_LARGE_MESSAGE: Sql = Sql {
+        postgres: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                redaction, created_at)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce($10, now()))",
+        sqlite: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                redaction, created_at)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce($10, $11))",
+    };
     /// All rows are one JSON parameter: a statement per row would take three times as long, while other writers wait. Seconds
     /// and microseconds are added separately, because Postgres multiplies an interval in floating point.
     const INSERT_MESSAGES: Sql = Sql {
@@ -155,7 +338,20 @@ async fn insert_messages(
                 value ->> 'tokens', value ->> 'message', value ->> 'redaction', coalesce(value ->> 'micros', $4)
             FROM json_each($3)",
     };
-    let rows = rows.iter().map(|ImportedMessage { seq, created_at, redacted_at, message, tokens }| {
+    let (large, small): (Vec<_>, Vec<_>) =
+        rows.iter().partition(|row| row.message.json().len() > LARGE_MESSAGE_BYTES);
+    for ImportedMessage { seq, created_at, redacted_at, message, tokens } in large {
+        let (tool_call_ids, tool_result_of) = tool_columns(message);
+        let statement = transaction.statement(INSERT_LARGE_MESSAGE).bind(tenant.as_str());
+        let statement = statement.bind(session.as_str()).bind(*seq).bind(message.role().as_str());
+        let statement = statement.bind(tool_call_ids).bind(tool_result_of).bind(*tokens).bind(message.json());
+        let redaction = json_column(redacted_at.map(RedactionMark::imported).as_ref());
+        statement.bind(redaction).bind(created_at.map(DbTime)).bind_now().execute().await?;
+    }
+    if small.is_empty() {
+        return Ok(());
+    }
+    let rows = small.into_iter().map(|ImportedMessage { seq, created_at, redacted_at, message, tokens }| {
         let (tool_call_ids, tool_result_of) = tool_columns(message);
         let micros = created_at.map(|time| DbTime(time).micros());
         let redaction = json_column(redacted_at.map(RedactionMark::imported).as_ref());

@@ -37,6 +37,7 @@ const SQLITE: &[Source] = &[
     (10, "search windows", include_str!("../../migrations/sqlite/0010_search_windows.sql")),
     (11, "forks of a session", include_str!("../../migrations/sqlite/0011_forks_of_a_session.sql")),
     (13, "session index", include_str!("../../migrations/sqlite/0013_session_index.sql")),
+    (14, "import reservations", include_str!("../../migrations/sqlite/0014_import_reservations.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

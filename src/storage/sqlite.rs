@@ -207,6 +207,12 @@ pub(super) fn is_disk_full(error: &dyn DatabaseError) -> bool {
     primary_code(error) == Some(FULL)
 }
 
+/// Returns `true` if a trigger has rejected a change of a session that is being imported.
+pub(super) fn is_session_importing(error: &dyn DatabaseError) -> bool {
+    let message = error.try_downcast_ref::<SqliteError>().map(DatabaseError::message);
+    message.is_some_and(|message| message == "session-importing")
+}
+
 /// Returns the error code of SQLite without its extension.
 pub(super) fn primary_code(error: &dyn DatabaseError) -> Option<u32> {
     let code: u32 = error.try_downcast_ref::<SqliteError>()?.code()?.parse().ok()?;

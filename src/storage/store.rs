@@ -145,7 +145,9 @@ macro_rules! select_context_on_sqlite {
             ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message), m.redaction IS NOT NULL
             FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
                 AND m.seq > ",
-            $after
+            $after,
+            // A session that is being imported has messages after its last one.
+            " AND m.seq <= (SELECT last_seq FROM session)"
         )
     };
 }
@@ -295,7 +297,18 @@ impl Store {
         self.record_statement(bytes);
         match self {
             Self::Postgres(database) => database.appends.append(database.hints.analyzed(request).await).await,
-            Self::Sqlite(database) => database.appends.append(request).await,
+            Self::Sqlite(database) => {
+                let (tenant, session) = (&request.tenant, &request.session);
+                match database.appends.append(request.clone()).await {
+                    // The process that imported the session has died.
+                    Err(StoreError::SessionImporting)
+                        if self.remove_stale_import(tenant, session).await? =>
+                    {
+                        database.appends.append(request).await
+                    }
+                    outcome => outcome,
+                }
+            }
         }
     }
 
@@ -521,6 +534,22 @@ impl Store {
     /// Binds a session to a user, unless it is bound already, and returns its user. A session without exchanges does not exist
     /// afterwards either: it only has a user. Of concurrent calls, one binds the session.
     pub async fn bind_session(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        user: &UserId,
+    ) -> Result<UserId, StoreError> {
+        match self.bind(tenant, session, user).await {
+            // The process that imported the session has died.
+            Err(StoreError::SessionImporting) if self.remove_stale_import(tenant, session).await? => {
+                self.bind(tenant, session, user).await
+            }
+            owner => owner,
+        }
+    }
+
+    /// Does the same, except for a session whose import was interrupted.
+    pub(super) async fn bind(
         &self,
         tenant: &TenantId,
         session: &SessionId,

@@ -10,6 +10,7 @@ mod doctor;
 mod first_run;
 mod image;
 mod keys;
+mod large_imports;
 mod logs;
 mod models;
 mod replicas;

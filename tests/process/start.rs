@@ -197,18 +197,21 @@ async fn problems_of_postgres_are_explained() {
 }
 
 #[tokio::test]
-async fn allocator_returns_free_memory_soon_unless_the_environment_says_otherwise() {
-    let delay = |service: &Process| {
+async fn allocators_return_free_memory_soon_unless_the_environment_says_otherwise() {
+    let settings = |service: &Process| {
         let environment =
             std::fs::read(format!("/proc/{}/environ", service.id())).expect("running, on Linux");
         let environment = String::from_utf8(environment).expect("UTF-8");
-        let delay = environment.split('\0').find_map(|entry| entry.strip_prefix("MIMALLOC_PURGE_DELAY="));
-        delay.map(str::to_owned)
+        ["MIMALLOC_PURGE_DELAY=", "MALLOC_MMAP_THRESHOLD_="].map(|name| {
+            let value = environment.split('\0').find_map(|entry| entry.strip_prefix(name));
+            value.map(str::to_owned)
+        })
     };
+    let expected = |values: [&str; 2]| values.map(|value| Some(value.to_owned()));
     // The process that the test has started is the service: it was replaced, and did not start another one.
     let service = Precis::new().args(["serve", "--log-filter", "info"]).start().await;
-    assert_eq!(delay(&service).as_deref(), Some("10"));
+    assert_eq!(settings(&service), expected(["10", "131072"]));
     service.get("/readyz").await.ok(200);
     let service = Precis::new().env("MIMALLOC_PURGE_DELAY", "500").start().await;
-    assert_eq!(delay(&service).as_deref(), Some("500"));
+    assert_eq!(settings(&service), expected(["500", "131072"]));
 }

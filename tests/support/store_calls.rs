@@ -103,7 +103,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
 ];
 
 /// Methods without a call, and the reason.
-const NOT_CALLED: [(&str, &str); 9] = [
+const NOT_CALLED: [(&str, &str); 11] = [
     ("migrate", "runs once, before there is data, or as long as a migration needs"),
     ("check_ready", "reads no table of data"),
     ("close", "runs no statement"),
@@ -111,6 +111,8 @@ const NOT_CALLED: [(&str, &str); 9] = [
     ("time", "reads no table"),
     ("tenants", "lists all tenants, for the worker that searches for expired sessions in each of them"),
     ("remove_redacted_traces", "rebuilds the file of SQLite"),
+    ("remove_stale_import", "reads one row of SQLite by its key, and erases it after a crash"),
+    ("remove_stale_imports", "reads a partial index of SQLite, which has an entry for each running import"),
     ("record_analyzer", "writes one row of a table with one row"),
     ("index_state", "counts the missing messages of all tenants, every few minutes"),
 ];

@@ -98,8 +98,9 @@ async fn steps_on_sqlite_do_not_grow_with_the_tables() {
 /// The measurement notices if an index is missing.
 #[tokio::test]
 async fn steps_on_sqlite_grow_without_an_index() {
-    const INDEXES: &str =
-        "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL ORDER BY name";
+    /// Without the index of running imports, which is read when a process starts.
+    const INDEXES: &str = "SELECT name FROM sqlite_schema
+        WHERE type = 'index' AND sql IS NOT NULL AND name <> 'sessions_by_import' ORDER BY name";
     let calls = [
         ("api_keys_by_tenant", "api_keys of a tenant"),
         ("idempotency_keys_by_time", "append_exchange, new key"),
