@@ -43,6 +43,8 @@ pub fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
 /// Largest number of messages of a batch, and their approximate JSON size. A single message may be larger.
 const MAX_BATCH_MESSAGES: i64 = 1000;
 const MAX_BATCH_BYTES: i64 = 1024 * 1024;
+/// Size of the lexemes that a statement inserts; those of a single message may be larger. SQLite copies a parameter several times.
+const MAX_STATEMENT_BYTES: usize = 256 * 1024;
 /// Number of sessions that are marked as missing at once.
 const MAX_MARKED_SESSIONS: i64 = 250;
 /// Largest number of sessions whose missing messages are read and counted.
@@ -436,8 +438,19 @@ impl Store {
         entries.sort_by_key(|entry| entry.created_at.micros());
         let entries: Vec<Value> = entries.into_iter().filter_map(entry).collect();
         let count = entries.len();
-        let statement = transaction.statement(INSERT_ENTRIES).bind(tenant.as_str());
-        statement.bind(Value::from(entries).to_string()).execute().await?;
+        let mut rest = entries.as_slice();
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |entry: &&Value| {
+                let before = bytes;
+                bytes += entry.get(4).and_then(Value::as_str).map_or(0, str::len);
+                before < MAX_STATEMENT_BYTES
+            };
+            let (part, others) = rest.split_at(rest.iter().take_while(fits).count());
+            let statement = transaction.statement(INSERT_ENTRIES).bind(tenant.as_str());
+            statement.bind(Value::from(part).to_string()).execute().await?;
+            rest = others;
+        }
         transaction.commit().await?;
         Ok((!advanced.is_empty()).then_some(count))
     }

@@ -308,6 +308,7 @@ async fn statements_of_a_tenant_on_postgres_are_neither_compiled_nor_parallel() 
             RETURN current_setting('precis.tenant', true);
         END
         $$";
+    const PARALLEL: &str = " OR current_setting('max_parallel_workers_per_gather') <> '0'";
     let mut measured = Measured::filled(FEW).await;
     measured.run_aside(&[REJECT_SETTINGS], 0).await;
     assert_eq!(measured.sql.texts("SHOW jit").await, ["on"]);
@@ -317,6 +318,9 @@ async fn statements_of_a_tenant_on_postgres_are_neither_compiled_nor_parallel() 
         let expected = CALLS.iter().find(|(name, _)| *name == what).unwrap().1;
         assert_eq!(store_calls::call(&store, FEW, what).await, expected, "{what}");
     }
+    // Statements that write never run in parallel.
+    measured.run_aside(&[&REJECT_SETTINGS.replace(PARALLEL, "")], 1).await;
+    assert_eq!(store_calls::call(&store, FEW, "append_exchange").await, 2);
 }
 
 /// Updates that change no indexed column leave no dead index entries. An index on the time itself would have some.
