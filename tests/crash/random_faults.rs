@@ -18,10 +18,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Kills of a run on SQLite until a loss of power has had an effect.
 const MAX_MORE_KILLS: usize = 40;
+/// Longest wait until a client has rewound a session.
+const MAX_WAIT_FOR_REWIND: Duration = Duration::from_secs(60);
 
 /// A run over one database.
 struct Run {
@@ -132,8 +134,20 @@ impl Run {
         load.set_paused(false);
     }
 
+    /// Lets the clients work until one has rewound a session: on a slow disk they send few requests between the faults.
+    async fn await_rewind(&self) {
+        let rewinds = &self.service.rewinds;
+        let rewound = async {
+            while rewinds.load(Ordering::Relaxed) == 0 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(MAX_WAIT_FOR_REWIND, rewound).await.expect("one of a few hundred requests is a rewind");
+    }
+
     /// Stops the load and checks every session once more.
     async fn finish(mut self) {
+        self.await_rewind().await;
         self.check().await;
         self.load.take().expect("running").stop().await;
         let (mut exchanges, mut messages, mut forks) = (0, 0, 0);
