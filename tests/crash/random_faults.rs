@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 /// Kills of a run on SQLite until a loss of power has had an effect.
 const MAX_MORE_KILLS: usize = 40;
 /// Longest wait until a client has rewound a session.
-const MAX_WAIT_FOR_REWIND: Duration = Duration::from_secs(60);
+const MAX_WAIT_FOR_REWIND: Duration = Duration::from_mins(1);
 
 /// A run over one database.
 struct Run {
