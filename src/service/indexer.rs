@@ -40,8 +40,9 @@ impl IndexWorker {
     pub async fn run(self) {
         let (mut next_check, mut succeeded) = (Instant::now(), true);
         loop {
-            let result = self.index(next_check <= Instant::now()).await;
-            if next_check <= Instant::now() && result.is_ok() {
+            let is_check_due = next_check <= Instant::now();
+            let result = self.index(is_check_due).await;
+            if is_check_due && result.is_ok() {
                 next_check = Instant::now() + CHECK_INTERVAL;
             }
             match result {

@@ -81,7 +81,7 @@ pub struct SearchHit {
 #[derive(Clone, Debug)]
 pub struct SearchResults {
     pub hits: Vec<SearchHit>,
-    /// Number of messages that are not indexed yet, except those that were searched without the index.
+    /// Number of messages missing from the index that this search did not read. It reads the newest ones.
     pub unsearched_messages: i64,
     pub ranking: SearchRanking,
 }

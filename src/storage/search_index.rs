@@ -192,7 +192,7 @@ impl Store {
     ) -> Result<MissingMessages, StoreError> {
         /// The bounds of a range are columns of their own, because row-level security prevents index conditions on computed
         /// values.
-        macro_rules! select_missing {
+        macro_rules! select_newest_missing {
             ($lateral:literal, $fence:literal) => {
                 concat!("WITH due AS MATERIALIZED (
                 SELECT s.*, row_number() OVER recent AS place,
@@ -225,14 +225,14 @@ impl Store {
             ) AS found ON true")
             };
         }
-        const SELECT_MISSING: Sql = Sql {
-            postgres: select_missing!(
+        const SELECT_NEWEST_MISSING: Sql = Sql {
+            postgres: select_newest_missing!(
                 "LATERAL (SELECT session_id, seq, created_at, redaction, message FROM",
                 "OFFSET 0) AS m"
             ),
-            sqlite: select_missing!("", ""),
+            sqlite: select_newest_missing!("", ""),
         };
-        let statement = self.statement(tenant, SELECT_MISSING);
+        let statement = self.statement(tenant, SELECT_NEWEST_MISSING);
         let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
         let statement = statement.bind(filter.user.as_ref().map(UserId::as_str)).bind(max_messages);
         let mut missing = MissingMessages::default();

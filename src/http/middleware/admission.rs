@@ -72,7 +72,7 @@ pub(crate) struct Admission {
 /// The load of the service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServiceLoad {
-    /// Requests in the service, including those that wait.
+    /// Requests in the service, running and queued.
     pub(crate) in_flight: usize,
     /// The memory of bodies.
     pub(crate) bodies: Load,

@@ -62,7 +62,7 @@ impl HttpMetrics {
                 "Time from the head of a request to the head of its response"
             );
             describe_counter!(REJECTED, "Rejected requests by the limit that they exceeded");
-            describe_gauge!(IN_FLIGHT, "Requests in the service, including those that wait");
+            describe_gauge!(IN_FLIGHT, "Requests in the service, running and queued");
             describe_gauge!(RUNNING, "Requests that hold a work permit");
             describe_gauge!(WAITING, "Requests that wait for a work permit or for memory");
             describe_gauge!(
