@@ -50,6 +50,7 @@ mod readable;
 mod response_body;
 mod routes;
 pub mod server;
+mod ui;
 
 pub use middleware::metrics::{HttpMetrics, REQUEST_DURATION};
 
@@ -153,8 +154,9 @@ pub fn router(
         .fallback(route_not_found)
         .method_not_allowed_fallback(method_not_allowed.clone())
         .layer(from_fn_with_state(Arc::new(guard), layers::guard))
-        // The page with the documentation needs no key: it is static and the same for all tenants.
+        // The documentation and the inspector need no key: their files are static and the same for all tenants.
         .merge(openapi::page())
+        .merge(ui::pages())
         .method_not_allowed_fallback(method_not_allowed);
     security_headers::with_cors(router, &server.cors_origins)
         .layer(from_fn_with_state(http_metrics, layers::observe))

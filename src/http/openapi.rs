@@ -107,7 +107,7 @@ pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
 async fn index() -> impl IntoResponse {
     Json(json!({
         "service": "precis", "version": env!("CARGO_PKG_VERSION"),
-        "docs": "/docs", "openapi": "/openapi.json", "ready": "/readyz",
+        "inspector": "/ui/", "docs": "/docs", "openapi": "/openapi.json", "ready": "/readyz",
     }))
 }
 

@@ -34,6 +34,7 @@ mod skills;
 mod sync;
 mod terminal;
 mod tools;
+mod ui;
 mod users;
 
 #[path = "../support"]

@@ -1,0 +1,167 @@
+// Tasks with the history of a session.
+
+import assert from "node:assert/strict";
+import { Tab } from "./browser.mjs";
+import { conversation, HOSTILE } from "./service.mjs";
+
+/** The longest time until a large session is painted. */
+const FIRST_PAINT_MILLISECONDS = 1000;
+
+/** Measures the paint of the ranges, too: the header of the page would be painted without the session. */
+async function paintsLargeSessionInASecond({ browser, service }) {
+  const tab = await Tab.open(browser, service.url);
+  await tab.page.addInitScript(() => {
+    const observer = new MutationObserver(() => {
+      if (!document.querySelector(".ribbon .range")) return;
+      observer.disconnect();
+      requestAnimationFrame(() => (window.ribbonPaintedAt = performance.now()));
+    });
+    observer.observe(document, { childList: true, subtree: true });
+  });
+  await tab.goto("/sessions/large/history");
+  await tab.until(() => window.ribbonPaintedAt !== undefined);
+  const { first, ribbon } = await tab.page.evaluate(() => ({
+    first: performance.getEntriesByName("first-contentful-paint")[0].startTime,
+    ribbon: window.ribbonPaintedAt,
+  }));
+  console.log(`first contentful paint after ${Math.round(first)} ms, ribbon after ${Math.round(ribbon)} ms`);
+  assert.ok(first < FIRST_PAINT_MILLISECONDS && ribbon < FIRST_PAINT_MILLISECONDS, `${first} ms, ${ribbon} ms`);
+  await tab.close();
+}
+
+async function readsHistoryByItsRanges({ browser, service }) {
+  const tab = await Tab.open(browser, service.url);
+  const { cursor } = await service.get("/sessions/large");
+  await tab.goto("/sessions/large/history");
+  const ribbon = tab.page.getByRole("group", { name: "Ranges of the history" });
+  await ribbon.getByRole("button", { name: "Message 5,000: pending tool call" }).waitFor();
+  const ranges = await ribbon.getByRole("button").evaluateAll((buttons) => buttons.map((button) => button.getAttribute("aria-label")));
+  const number = (value) => value.toLocaleString("en");
+  assert.deepEqual(ranges, [
+    "Messages 1 to 149: summarised", "Message 150: redacted", `Messages 151 to ${number(cursor)}: summarised`,
+    `Messages ${number(cursor + 1)} to 4,999: verbatim`, "Message 5,000: pending tool call",
+  ]);
+  await tab.see("Messages 4,951 to 5,000 of 5,000");
+  assert.equal(await tab.page.locator(".message").count(), 50);
+  // A click in the middle of a range shows the messages of that place.
+  const range = ribbon.getByRole("button", { name: ranges[2] });
+  const { width, height } = await range.boundingBox();
+  await range.click({ position: { x: width / 2, y: height / 2 } });
+  await tab.until(() => /^Messages 2,[0-9]{3} to/.test(document.querySelector("[role=status].muted").textContent));
+  // By keyboard: the range, then the number of a message, then the buttons.
+  await ribbon.getByRole("button", { name: ranges[1] }).focus();
+  await tab.page.keyboard.press("Enter");
+  await tab.see("Messages 150 to 199 of 5,000");
+  assert.match(await tab.page.locator("#message-150").innerText(), /redacted/);
+  await tab.fill("Message", "2500");
+  await tab.page.keyboard.press("Enter");
+  await tab.until(() => document.activeElement?.id === "message-2500");
+  assert.equal(new URL(tab.page.url()).hash, "#/sessions/large/history?seq=2500");
+  await tab.click("Later");
+  await tab.see("Messages 2,550 to 2,599 of 5,000");
+  await tab.click("Earlier");
+  await tab.see("Messages 2,500 to 2,549 of 5,000");
+  await tab.close();
+}
+
+async function seesOmittedMessages({ browser, service }) {
+  // More than the 200 messages of consolidation.max_history_messages.
+  for (const first of [1, 101, 201]) await service.append("omitted", conversation(first, 100));
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/omitted");
+  await tab.page.getByRole("button", { name: /^Messages 1 to 100: omitted, because more than consolidation.max_history_messages/ }).waitFor();
+  await tab.close();
+}
+
+async function redactsMessage({ browser, service }) {
+  await service.append("secrets", conversation(1, 2));
+  await service.append("secrets", [{ role: "user", content: "My password is swordfish." }, { role: "assistant", content: "Noted." }]);
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/secrets/history");
+  await tab.click("Redact message 3…");
+  await tab.page.getByRole("dialog", { name: "Redact message 3" }).waitFor();
+  await tab.click("Cancel");
+  assert.match(JSON.stringify(await service.get("/sessions/secrets/messages")), /swordfish/);
+  await tab.click("Redact message 3…");
+  await tab.click("Redact");
+  await tab.page.getByRole("button", { name: "Message 3: redacted" }).waitFor();
+  await tab.page.locator("#message-3").filter({ hasText: "[redacted]" }).waitFor();
+  assert.equal(await tab.page.getByText("swordfish").count(), 0);
+  assert.doesNotMatch(JSON.stringify(await service.get("/sessions/secrets/messages")), /swordfish/);
+  await tab.close();
+}
+
+async function consolidatesSession({ browser, service }) {
+  await service.append("ready", conversation(1, 60));
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/ready/history");
+  await tab.click("Consolidate now");
+  await tab.page.getByRole("button", { name: "Messages 1 to 40: summarised" }).waitFor();
+  assert.equal((await service.get("/sessions/ready")).cursor, 40);
+  await tab.click("Consolidate now");
+  await tab.see("There is nothing to summarise.");
+  await tab.close();
+}
+
+async function seesWhyConsolidationFailed({ browser, keyed }) {
+  await keyed.append("failing", conversation(1, 60));
+  const tab = await Tab.open(browser, keyed.url, { expected: ["status of 401", "status of 502", "status of 503"] });
+  await tab.goto("/sessions/failing");
+  await tab.fill("API key", keyed.key);
+  await tab.click("Use this key");
+  await tab.heading("failing");
+  await tab.click("Consolidate now");
+  await tab.page.getByRole("alert").filter({ hasText: "small" }).waitFor();
+  await tab.see("Consolidation failed once");
+  await tab.close();
+}
+
+async function erasesSession({ browser, service }) {
+  await service.append("obsolete", conversation(1, 2));
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/obsolete");
+  await tab.click("Erase session…");
+  const erase = tab.page.getByRole("button", { name: "Erase", exact: true });
+  assert.ok(await erase.isDisabled());
+  await tab.fill("Type obsolete to confirm", "obsolet");
+  assert.ok(await erase.isDisabled());
+  await tab.fill("Type obsolete to confirm", "obsolete");
+  await erase.click();
+  await tab.heading("Sessions");
+  await assert.rejects(service.get("/sessions/obsolete"), /404/);
+  await tab.close();
+}
+
+async function showsHtmlAsText({ browser, service }) {
+  const tab = await Tab.open(browser, service.url, { expected: ["status of 404"] });
+  await tab.goto("/sessions");
+  await tab.click(HOSTILE.id, "link");
+  await tab.heading(HOSTILE.id);
+  await tab.see("<script>alert(3)</script>");
+  const shown = await tab.page.locator("#message-48 .text").first().textContent();
+  assert.equal(shown, `Answer 11: ${HOSTILE.text}`);
+  await tab.page.locator("#message-48").getByText("JSON").click();
+  await tab.page.locator("#message-48 pre").waitFor();
+  await tab.click("Next context", "link");
+  await tab.heading("Messages (openai)", 3);
+  await tab.see("<script>alert(3)</script>");
+  // No element of the page comes from a message.
+  const forged = await tab.page.evaluate(() =>
+    document.querySelectorAll("main script, main img, main iframe, main style, main svg[onload], main b").length);
+  assert.equal(forged, 0);
+  await tab.goto("/sessions?q=iframe");
+  await tab.heading("Messages (20)", 2);
+  assert.equal(await tab.page.locator("main script, main img, main iframe").count(), 0);
+  await tab.close();
+}
+
+export const tasks = [
+  ["paint a large session within a second", paintsLargeSessionInASecond],
+  ["read the history by its ranges", readsHistoryByItsRanges],
+  ["see omitted messages", seesOmittedMessages],
+  ["redact a message", redactsMessage],
+  ["consolidate a session", consolidatesSession],
+  ["see why consolidation failed", seesWhyConsolidationFailed],
+  ["erase a session", erasesSession],
+  ["show HTML as text", showsHtmlAsText],
+];
