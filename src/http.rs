@@ -77,6 +77,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(redactions::list))
         .route(WRITE, routes!(consolidations::consolidate))
         .route(READ, routes!(revisions::list))
+        .route(ADMIN, routes!(revisions::edit))
         .route(READ, routes!(revisions::get))
         .route(ADMIN, routes!(revisions::restore))
         .route(ADMIN, routes!(users::erase))

@@ -132,6 +132,12 @@ pub enum Error {
     /// A restore leads to a revision without its summary.
     #[error("the texts of the revision were removed, because message {redacted_seq} was redacted")]
     RevisionRedacted { redacted_seq: i64 },
+    /// An edit is based on another revision than the present one.
+    #[error("the session is at revision {revision}, and the edit is based on {based_on}")]
+    RevisionMismatch { based_on: i64, revision: i64 },
+    /// There is no summary to edit.
+    #[error("the session has no summary")]
+    SummaryMissing,
     #[error("no such user")]
     UserNotFound,
     /// The session is bound to another user.

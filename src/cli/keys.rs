@@ -25,7 +25,7 @@ pub(super) enum KeysCommand {
         /// Name of the key in the list
         #[arg(long, value_parser = |text: &str| KeyName::new(text))]
         name: Option<KeyName>,
-        /// read: all GET requests; write: also everything an agent does; admin: also erasure, restore and metrics
+        /// read: all GET requests; write: also everything an agent does; admin: also erasure, restore, edits of summaries and metrics
         #[arg(long, default_value = "write", value_parser = scopes())]
         scope: Scope,
     },

@@ -134,7 +134,7 @@ pub enum Scope {
     Read,
     /// The operations of an agent: exchanges, contexts, memory, metadata, consolidations, imports.
     Write,
-    /// Erasure, restore, and metrics.
+    /// Erasure, restores and edits of summaries, and metrics.
     Admin,
 }
 

@@ -15,9 +15,16 @@ pub enum RevisionKind {
     Restore,
     /// A message was redacted. Summary and cursor are those of the last revision that does not cover it.
     Redaction,
+    /// A client replaced the summary. The cursor is that of the revision before.
+    Edit,
 }
 
-named_variants!(RevisionKind { Consolidation = "consolidation", Restore = "restore", Redaction = "redaction" });
+named_variants!(RevisionKind {
+    Consolidation = "consolidation",
+    Restore = "restore",
+    Redaction = "redaction",
+    Edit = "edit"
+});
 
 /// Summary and cursor after one change, and their provenance. This is also the line of a revision in an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,13 +33,13 @@ pub struct Revision {
     /// 1, 2, 3 … per session.
     pub revision: i64,
     pub kind: RevisionKind,
-    /// First message that was added to the summary; `None` for a restore. For a redaction, the redacted message.
+    /// First message that was added to the summary; `None` for a restore and an edit. For a redaction, the redacted message.
     pub from_seq: Option<i64>,
-    /// Last message that was added to the summary; `None` for a restore. For a redaction, the redacted message.
+    /// Last message that was added to the summary; `None` for a restore and an edit. For a redaction, the redacted message.
     pub to_seq: Option<i64>,
     pub cursor: i64,
     pub summary: Summary,
-    /// Text that was written for the messages; empty if they contain no text, and for a restore.
+    /// Text that was written for the messages; empty if they contain no text, and for a restore and an edit.
     pub added: String,
     /// The meta-consolidation that followed because the summary had become too long.
     pub meta: Option<MetaConsolidation>,
@@ -84,7 +91,7 @@ pub struct ModelUsage {
 }
 
 impl Revision {
-    /// Returns the fields `from_seq` and `to_seq`; `None` for a restore.
+    /// Returns the fields `from_seq` and `to_seq`; `None` for a restore and an edit.
     pub fn range(&self) -> Option<(i64, i64)> {
         self.from_seq.zip(self.to_seq)
     }

@@ -56,6 +56,9 @@ pub(crate) struct Problem {
     /// `seq` of the last message of the session, 0 = none; of `last-seq-mismatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_seq: Option<i64>,
+    /// The present revision of the session, 0 = none; of `revision-mismatch`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<i64>,
     /// `seq` of the first message that is not the stored one; of `history-diverged`.
     #[serde(skip_serializing_if = "Option::is_none")]
     diverged_at: Option<i64>,
@@ -103,6 +106,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             last_seq: None,
+            revision: None,
             diverged_at: None,
             stored_role: None,
             given_role: None,
@@ -171,6 +175,16 @@ impl Problem {
              revision, or consolidate the session."
         );
         Self::new(StatusCode::CONFLICT, "revision-redacted", "Revision redacted", detail)
+    }
+
+    fn revision_mismatch(based_on: i64, revision: i64) -> Self {
+        let detail = format!(
+            "The session is at revision {revision}, and based_on is {based_on}: its summary has changed. Nothing was written. \
+             GET revision {revision}, and send the summary again if it still applies."
+        );
+        let title = "The summary has changed";
+        let revision = Some(revision);
+        Self { revision, ..Self::new(StatusCode::CONFLICT, "revision-mismatch", title, detail) }
     }
 
     /// Returns the error for a message that the session does not have.
@@ -439,6 +453,11 @@ impl From<Error> for Problem {
             }
             Error::MessageNotFound { seq, last_seq } => Self::message_not_found(seq, last_seq),
             Error::RevisionRedacted { redacted_seq } => Self::revision_redacted(redacted_seq),
+            Error::RevisionMismatch { based_on, revision } => Self::revision_mismatch(based_on, revision),
+            Error::SummaryMissing => {
+                let detail = "The session has no summary that could be edited. Consolidate it first.";
+                Self::new(S::CONFLICT, "summary-missing", "No summary", detail)
+            }
             Error::UserNotFound => {
                 let detail = "The user has no memory document and no session.";
                 Self::new(S::NOT_FOUND, "user-not-found", "User not found", detail)

@@ -71,6 +71,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
 /// The bodies whose unknown fields are rejected, and the objects in them.
 const REQUESTS: &[&str] = &[
     "ContextRequest",
+    "EditRequest",
     "ForkRequest",
     "MemoryRequest",
     "MessagesExchange",

@@ -1,10 +1,11 @@
 //! Sessions, their history and their revisions.
 
 use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY};
+use crate::blocking;
 use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
-use crate::domain::session::Session;
+use crate::domain::session::{Session, Summary};
 use crate::storage::{MessagePage, MessageQuery, Page, SessionFilter, SessionOwner, SessionPosition};
 
 impl MemoryService {
@@ -112,6 +113,30 @@ impl MemoryService {
     ) -> Result<Revision, Error> {
         let found = self.revisions(tenant, session, revision.saturating_add(1), 1).await?.items.pop();
         found.filter(|found| found.revision == revision).ok_or(Error::RevisionNotFound)
+    }
+
+    /// Replaces the summary by `text`, which covers the same messages, as a new revision. `based_on` must be the present revision.
+    pub async fn edit_summary(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        based_on: i64,
+        text: String,
+    ) -> Result<Revision, Error> {
+        let summary = blocking::spawn_cpu_if_large(text.len(), move || Summary::new(text)).await;
+        loop {
+            if let Some(edited) = self.store.edit_summary(tenant, session, based_on, &summary).await? {
+                return Ok(edited);
+            }
+            let Session { revision, cursor, .. } = self.session(tenant, session).await?;
+            if revision != based_on {
+                return Err(Error::RevisionMismatch { based_on, revision });
+            }
+            if cursor == 0 {
+                return Err(Error::SummaryMissing);
+            }
+            // Another request has changed the session in the meantime.
+        }
     }
 
     /// Sets summary and cursor back to a revision, as a new revision. Revision 0 removes the summary.

@@ -212,6 +212,61 @@ impl Store {
         decode(statement.write_returning().await?, |row| Ok(row.time("retry_at")?))
     }
 
+    /// Appends a revision with another summary of the messages that the present one covers. Returns `None`, and writes nothing, if
+    /// the session is not at `base_revision`, has no summary, or does not exist. A running consolidation loses its result.
+    pub async fn edit_summary(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        base_revision: i64,
+        summary: &Summary,
+    ) -> Result<Option<Revision>, StoreError> {
+        macro_rules! replace_summary {
+            () => {
+                "UPDATE sessions SET summary = $5, summary_words = $6, summary_tokens = $7, revision = revision + 1,
+                    failures = 0, retry_at = NULL, last_failure = NULL
+                WHERE tenant_id = $1 AND session_id = $2 AND revision = $3 AND cursor_seq > 0"
+            };
+        }
+        macro_rules! insert_edited_revision {
+            ($number:literal, $now:literal, $from:literal) => {
+                concat!(
+                    "INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words,
+                        summary_tokens, added, created_at)
+                    SELECT $1, $2, ", $number, ", $4, cursor_seq, $5, $6, $7, '', ", $now, $from,
+                    " RETURNING ", revision_columns!()
+                )
+            };
+        }
+        const EDIT_SUMMARY: Sql = Sql {
+            postgres: concat!(
+                "WITH session AS (",
+                replace_summary!(),
+                " RETURNING revision AS new_revision, cursor_seq) ",
+                insert_edited_revision!("new_revision", "now()", " FROM session")
+            ),
+            sqlite: concat!(
+                replace_summary!(),
+                ";",
+                insert_edited_revision!(
+                    "revision",
+                    "$8",
+                    " FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND changes() > 0"
+                )
+            ),
+        };
+        let statement = self
+            .statement(tenant, EDIT_SUMMARY)
+            .bind(session.as_str())
+            .bind(base_revision)
+            .bind(RevisionKind::Edit.as_str())
+            .bind(summary.text.as_str())
+            .bind(summary.words)
+            .bind(summary.tokens)
+            .bind_now();
+        decode(statement.write_together().await?, rows::revision)
+    }
+
     /// Adds to the tokens that the tenant used today (UTC, by the clock of the store). The sum stops at `i64::MAX`.
     pub async fn add_token_usage(&self, tenant: &TenantId, tokens: u64) -> Result<(), StoreError> {
         const ADD_TOKEN_USAGE: Sql = Sql {

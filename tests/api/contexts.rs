@@ -216,6 +216,8 @@ async fn copy_of_a_session_equals_its_stored_state_after_each_change(backend: Ba
     check("a memory document").await;
     other.post("/sessions/s/consolidations", "").await.ok(201);
     check("a consolidation").await;
+    other.post("/sessions/s/revisions", json!({"summary": "edited", "based_on": 1})).await.ok(201);
+    check("an edit").await;
     other.post("/sessions/s/revisions/0/restore", "").await.ok(201);
     check("a restore").await;
     other.patch("/sessions/s", json!({"metadata": {"a": 1}})).await.ok(200);

@@ -40,7 +40,7 @@ async fn import(app: &TestClient, session: &str, lines: impl Into<Body>) -> Resp
     request.header("content-type", "application/x-ndjson").body(lines.into()).await
 }
 
-/// A session with messages of all kinds, consolidations, meta-consolidations and a restore.
+/// A session with messages of all kinds, consolidations, meta-consolidations, a restore and an edit.
 async fn fill(app: &TestClient, session: &str) {
     let odd = r#"{"messages":[
         {"x-n":1.0,"role":"user","content":"a \u0022question\u0022 \u0000 <é>\u2028","big":12345678901234567890123},
@@ -54,6 +54,9 @@ async fn fill(app: &TestClient, session: &str) {
         assert_eq!(context["consolidation"]["outcome"], "consolidated");
     }
     app.post(&format!("/sessions/{session}/revisions/1/restore"), "").await.ok(201);
+    let summary = app.get(&format!("/sessions/{session}")).await["summary"].clone();
+    let edit = json!({"summary": " An edited summary.\n", "based_on": summary["revision"]});
+    app.post(&format!("/sessions/{session}/revisions"), edit).await.ok(201);
     app.post(&format!("/sessions/{session}/consolidations"), "").await.ok(201);
     app.record_turns(session, 24..26).await;
     let revisions = app.get(&format!("/sessions/{session}/revisions")).await;

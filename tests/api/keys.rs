@@ -50,6 +50,7 @@ fn each_route_requires_the_scope_of_the_contract() {
             ("DELETE", path) if path.ends_with("/messages") => Some(Scope::Write),
             (_, "/metrics") | ("DELETE", _) => Some(Scope::Admin),
             (_, path) if path.ends_with("/restore") => Some(Scope::Admin),
+            ("POST", path) if path.ends_with("/revisions") => Some(Scope::Admin),
             ("PUT", path) if path.ends_with("/retention") => Some(Scope::Admin),
             ("GET", _) => Some(Scope::Read),
             // The tool that writes needs a larger scope; the modules `tools` and `mcp` test it.

@@ -97,7 +97,7 @@ fn every_operation_is_complete() {
         }
         let takes_body = matches!(method, "put" | "patch")
             || (method == "post"
-                && ["/exchanges", "/sync", "/context", "/fork", "/tools/{name}"]
+                && ["/exchanges", "/sync", "/context", "/fork", "/revisions", "/tools/{name}"]
                     .iter()
                     .any(|end| path.ends_with(end)));
         assert_eq!(

@@ -78,6 +78,8 @@ async fn first_request_that_names_a_user_binds_the_session(backend: Backend) {
             app.get(&at("export")).await.problem(404, "session-not-found");
             app.post(&at("consolidations"), "").await.problem(404, "session-not-found");
             app.post(&at("revisions/0/restore"), "").await.problem(404, "session-not-found");
+            let edit = json!({"summary": "a", "based_on": 0});
+            app.post(&at("revisions"), edit).await.problem(404, "session-not-found");
         }
         assert_eq!(app.get("/sessions").await["items"].as_array().map(Vec::len), Some(usize::from(exists)));
         for (path, body) in [

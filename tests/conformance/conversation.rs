@@ -151,6 +151,11 @@ impl Conversation {
         self.store.restore_revision(&self.tenant, &self.session, revision).await.unwrap()
     }
 
+    pub(crate) async fn edit(&self, base_revision: i64, text: &str) -> Option<Revision> {
+        let Self { store, tenant, session } = self;
+        store.edit_summary(tenant, session, base_revision, &summary(text)).await.unwrap()
+    }
+
     /// Reads a context, as the service does.
     pub(crate) async fn context(&self, user: Option<&UserId>, limit: TailLimit) -> ContextSnapshot {
         let Self { store, tenant, session } = self;

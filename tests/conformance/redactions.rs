@@ -78,7 +78,7 @@ impl Conversation {
     }
 
     /// Checks that the counters of the session are those of its messages.
-    async fn assert_counts(&self) {
+    pub(crate) async fn assert_counts(&self) {
         let (state, history) = (self.state().await, self.history().await);
         let all = self.store.message_metadata(&self.tenant, &self.session, 0, i64::MAX).await.unwrap();
         let sum = |count: i64| -> i64 {

@@ -155,6 +155,9 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(other.commit(token, &step).await, None);
         assert_eq!(store.record_failure(tenant, session, token, LONG, "why").await.unwrap(), None);
         assert_eq!((other.restore(0).await, other.restore(1).await), (None, None));
+        for base_revision in 0..3 {
+            assert_eq!(other.edit(base_revision, "mine").await, None);
+        }
         let new = session_id("new");
         let forked = store.fork_session(tenant, session, &new, 0).await.unwrap();
         assert_eq!(forked, ForkOutcome::NotFound);

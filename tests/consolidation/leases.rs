@@ -184,6 +184,38 @@ async fn restore_during_consolidation_discards_its_result(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn edit_during_consolidation_discards_its_result(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = Arc::new(start(&backend, &model, &[]).await);
+    let given = Arc::new(turns(1..=184));
+    record(&app, "s", &given[..102]).await;
+    plain(&app, "s", &given[..102]).await;
+    record(&app, "s", &given[102..]).await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "Too late.".to_owned()));
+    let (other, all) = (Arc::clone(&app), Arc::clone(&given));
+    let request = tokio::spawn(async move { plain(&other, "s", &all).await });
+    model.until_calls(2).await;
+    let state = app.get("/sessions/s").await.ok(200);
+    let text = format!("Edited: {}", state["summary"]["text"].as_str().unwrap());
+    app.post("/sessions/s/revisions", json!({"summary": text, "based_on": 1})).await.ok(201);
+    release.add_permits(1);
+    let answer = ended(request).await.unwrap();
+    let cursor = state["cursor"].as_u64().unwrap();
+    assert_eq!(answer.coverage.summary_through as u64, cursor);
+    let now = until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
+    assert_eq!((&now["cursor"], &now["summary"]["text"]), (&json!(cursor), &json!(text)));
+    assert_eq!(now["consolidation"]["failures"], 0, "nothing has failed");
+    assert_eq!(revisions(&app, "s").await.len(), 2);
+    // The messages are summarised again, after the edited text.
+    assert_eq!(plain(&app, "s", &given).await.outcome(), "consolidated");
+    assert!(app.get("/sessions/s").await["summary"]["text"].as_str().unwrap().starts_with(&text));
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exchange_during_consolidation_is_kept(backend: Backend) {
     let (model, release) = held().await;
     let app = Arc::new(start(&backend, &model, &[]).await);

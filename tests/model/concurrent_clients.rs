@@ -34,6 +34,8 @@ enum Action {
     BuildContext(u8),
     Consolidate(u8),
     Restore(u8),
+    /// Edits the summary, unless another client changes it at the same time.
+    Edit(u8),
 }
 
 struct AcknowledgedExchange {
@@ -58,6 +60,7 @@ pub(super) fn clients() -> impl Strategy<Value = [Actions; 3]> {
             4 => Just(Action::BuildContext(session)),
             1 => Just(Action::Consolidate(session)),
             1 => Just(Action::Restore(session)),
+            1 => Just(Action::Edit(session)),
         ]
     });
     let actions = vec(action, 0..=10).prop_map(Actions);
@@ -123,11 +126,23 @@ async fn run_client(app: &TestClient, number: usize, actions: &Actions) -> Vec<A
             }
             Action::Consolidate(session) => {
                 let response = app.request(Method::POST, &path(session, "consolidations")).await;
-                // 409: another consolidation is running. 502: a restore discarded the result.
+                // 409: another consolidation is running. 502: a restore or an edit discarded the result.
                 assert!([200, 201, 409, 502].contains(&response.status), "{response:?}");
             }
             Action::Restore(session) => {
                 app.request(Method::POST, &path(session, "revisions/0/restore")).await.ok(201);
+            }
+            Action::Edit(session) => {
+                let summary = app.get(&format!("/sessions/s{session}")).await["summary"].clone();
+                let text = format!("{} Edited as {mark}.", summary["text"].as_str().expect("a text"));
+                let body = json!({"summary": text, "based_on": summary["revision"]});
+                let response = app.post(&path(session, "revisions"), body).await;
+                if response.status == 201 {
+                    assert_eq!(response["text"], text);
+                } else {
+                    // Another client has changed the summary, or there is none.
+                    assert_eq!(response.status, 409, "{response:?}");
+                }
             }
         }
     }
@@ -211,8 +226,8 @@ async fn verify(app: &TestClient, session: u8, context: &Answer) {
     context.verify(&history.map(|(_, json, ..)| json).collect::<Vec<_>>());
 }
 
-/// Checks that each consolidation begins after the cursor, that each restore resets the cursor, and that the session
-/// has the state of the last revision.
+/// Checks that each consolidation begins after the cursor, that each restore resets the cursor, that edits keep it, and that the
+/// session has the state of the last revision.
 async fn check_revisions(app: &TestClient, session: u8, last_seq: usize) {
     let list = app.get(&format!("/sessions/s{session}/revisions?limit=1000")).await;
     let list = list["items"].as_array().expect("items");
@@ -221,6 +236,8 @@ async fn check_revisions(app: &TestClient, session: u8, last_seq: usize) {
         assert_eq!(as_usize(&revision["revision"]), number);
         if revision["kind"] == "restore" {
             cursor = 0;
+        } else if revision["kind"] == "edit" {
+            assert!(cursor > 0, "an edit replaces a summary");
         } else {
             assert_eq!(as_usize(&revision["from_seq"]), cursor + 1, "{revision}");
             cursor = as_usize(&revision["to_seq"]);

@@ -67,6 +67,9 @@ impl Executor {
                 with_key(request, key).await.problem(422, "invalid-input");
             }
             Operation::Restore { session, revision } => restore(app, tenant, session, revision).await,
+            Operation::EditSummary { session, based_on } => {
+                edit_summary(app, tenant, session, based_on, self.step).await;
+            }
             Operation::ListMessages { session, descending, limit, after } => {
                 tenant.check_messages(app, &format!("s{session}"), descending, limit, after).await;
             }
@@ -543,6 +546,28 @@ async fn restore(app: &TestClient, tenant: &mut Tenant, id: u8, revision: usize)
     let Some(mut revision) = session.predict_restore(target) else {
         return drop(response.problem(404, "revision-not-found"));
     };
+    revision.json = response.ok(201);
+    revision.assert_matches(known + 1, &revision.json);
+    session.revisions.push(revision);
+    session.failures = 0;
+}
+
+async fn edit_summary(app: &TestClient, tenant: &mut Tenant, id: u8, based_on: Option<usize>, step: usize) {
+    let session = tenant.sessions.get(&id);
+    let (known, summary) = session.map_or((0, ""), |session| (session.revisions.len(), session.summary()));
+    let based_on = based_on.map_or(known, |revision| revision % (known + 2));
+    let summary = format!("{summary} Edited in step {step}.\n");
+    let body = json!({"summary": summary, "based_on": based_on});
+    let response = app.post(&format!("/sessions/s{id}/revisions"), body).await;
+    let Some(session) = known_session(tenant, id, &response) else { return };
+    if based_on != known {
+        response.problem(409, "revision-mismatch");
+        return assert_eq!(response.json()["revision"], json!(known));
+    }
+    if session.cursor() == 0 {
+        return drop(response.problem(409, "summary-missing"));
+    }
+    let mut revision = session.predict_edit(summary);
     revision.json = response.ok(201);
     revision.assert_matches(known + 1, &revision.json);
     session.revisions.push(revision);

@@ -70,6 +70,11 @@ pub(super) enum Operation {
         session: u8,
         revision: usize,
     },
+    /// The revision on which the edit is based: the present one, or one that is taken as for a restore.
+    EditSummary {
+        session: u8,
+        based_on: Option<usize>,
+    },
     ListMessages {
         session: u8,
         descending: bool,
@@ -359,6 +364,8 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(session, mode, user, fault)| Operation::BuildContext { session, mode, user, fault }),
         5 => (session(), fault()).prop_map(|(session, fault)| Operation::Consolidate { session, fault }),
         3 => (session(), 0..20_usize).prop_map(|(session, revision)| Operation::Restore { session, revision }),
+        3 => (session(), weighted(0.3, 0..20_usize))
+            .prop_map(|(session, based_on)| Operation::EditSummary { session, based_on }),
         2 => (session(), any::<bool>(), limit(), 0..6_usize).prop_map(|(session, descending, limit, after)| {
             Operation::ListMessages { session, descending, limit, after }
         }),

@@ -80,10 +80,11 @@ pub(super) struct Recorded {
 
 #[derive(Clone)]
 pub(super) struct Revision {
-    /// The range that a consolidation added; `None` for a restore and a redaction.
+    /// The range that a consolidation added; `None` for other kinds.
     range: Option<(usize, usize)>,
     /// The message of a redaction.
     redaction_of: Option<usize>,
+    is_edit: bool,
     /// The message whose redaction has removed the texts.
     redacted_seq: Option<usize>,
     cursor: usize,
@@ -724,6 +725,7 @@ impl Revision {
         let kind = match (self.range, self.redaction_of) {
             (Some(_), _) => "consolidation",
             (None, Some(_)) => "redaction",
+            (None, None) if self.is_edit => "edit",
             (None, None) => "restore",
         };
         let (from, to) = self.range.or(self.redaction_of.map(|seq| (seq, seq))).unzip();
@@ -795,6 +797,7 @@ impl Session {
         Revision {
             range: None,
             redaction_of: Some(seq),
+            is_edit: false,
             redacted_seq: None,
             cursor,
             text,
@@ -950,6 +953,7 @@ impl Session {
             run.revisions.push(Revision {
                 range: Some((cursor + 1, end)),
                 redaction_of: None,
+                is_edit: false,
                 redacted_seq: None,
                 cursor: end,
                 text: text.clone(),
@@ -1008,6 +1012,7 @@ impl Session {
         Some(Revision {
             range: None,
             redaction_of: None,
+            is_edit: false,
             redacted_seq: None,
             cursor,
             text,
@@ -1016,5 +1021,21 @@ impl Session {
             abandoned_calls,
             json,
         })
+    }
+
+    /// Predicts the revision that an edit creates.
+    pub(super) fn predict_edit(&self, text: String) -> Revision {
+        Revision {
+            range: None,
+            redaction_of: None,
+            is_edit: true,
+            redacted_seq: None,
+            cursor: self.cursor(),
+            text,
+            added: String::new(),
+            text_before_compression: None,
+            abandoned_calls: self.abandoned_calls(),
+            json: Value::Null,
+        }
     }
 }

@@ -58,6 +58,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("take_lease, commit_revision", 1),
     ("take_lease, record_failure", 1),
     ("restore_revision", 1),
+    ("edit_summary", 1),
     ("revisions", 20),
     ("add_token_usage", 0),
     ("tokens_used_today", 1),
@@ -300,7 +301,7 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
             calls.sessions(what).await
         }
         "erase_session" | "erase_user" => calls.erase(what).await,
-        "take_lease" | "restore_revision" | "revisions" => calls.consolidation(what).await,
+        "take_lease" | "restore_revision" | "edit_summary" | "revisions" => calls.consolidation(what).await,
         "add_token_usage" | "tokens_used_today" => calls.token_usage(what).await,
         "memory_document" | "write_memory_document" | "memory_revisions" => calls.memory(what).await,
         "create_api_key" | "api_key" | "api_keys" | "revoke_api_key" | "any_api_key" => {
@@ -488,6 +489,11 @@ impl Calls<'_> {
                 let revision =
                     store.session(tenant, session).await.unwrap().map_or(0, |session| session.revision);
                 usize::from(store.restore_revision(tenant, session, revision - 1).await.unwrap().is_some())
+            }
+            "edit_summary" => {
+                let state = store.session(tenant, session).await.unwrap().unwrap();
+                let edited = store.edit_summary(tenant, session, state.revision, &state.summary).await;
+                usize::from(edited.unwrap().is_some())
             }
             "revisions" => store
                 .revisions(tenant, session, self.size / 2, 20, 1 << 20)

@@ -9,8 +9,8 @@ use super::super::limits::SizeLimits;
 use super::super::message::Message;
 use super::super::revision::{Revision, RevisionKind};
 use super::super::session::Summary;
-use super::super::tokens;
 use super::super::validation::FieldError;
+use super::super::{summary, tokens};
 use super::{EndLine, Fingerprint, HeaderLine, LineError, MessageLine, VERSION, parse_line, parse_revision};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -102,10 +102,6 @@ pub struct ExportReader {
     hash: Sha256,
     fingerprint: Fingerprint,
 }
-
-/// Largest summary of an import: twice the largest response of a model that a consolidation accepts. Every context of the
-/// session contains its summary.
-pub(super) const MAX_SUMMARY_BYTES: usize = 1024 * 1024;
 
 fn invalid<T>(field: &str, detail: impl Into<String>) -> Result<T, Vec<FieldError>> {
     Err(vec![FieldError::new(field, detail)])
@@ -378,13 +374,7 @@ impl ExportReader {
             ("added", &*revision.added),
             ("meta.text_before", before),
         ] {
-            if text.len() > MAX_SUMMARY_BYTES {
-                let detail = format!(
-                    "has {} bytes, at most {MAX_SUMMARY_BYTES} are allowed in a summary: shorten it",
-                    text.len()
-                );
-                return invalid(field, detail);
-            }
+            summary::check_length(field, text).map_err(|error| vec![error])?;
         }
         let is_redacted = self.check_redacted(&revision)?;
         let state = hash_state(revision.cursor, &revision.summary.text);
@@ -433,6 +423,23 @@ impl ExportReader {
                     );
                 }
                 self.redactions.insert(seq);
+            }
+            RevisionKind::Edit => {
+                let has_no_range = revision.from_seq.is_none() && revision.to_seq.is_none();
+                if !has_no_range || !has_no_text {
+                    return invalid("kind", "an edit has no range, provenance, meta or added text");
+                }
+                let cursor = self.session.cursor;
+                if revision.cursor != cursor || cursor == 0 {
+                    return invalid(
+                        "cursor",
+                        format!("an edit has the previous cursor, which is {cursor}, and not 0"),
+                    );
+                }
+                if !is_redacted {
+                    summary::check_written("summary.text", &revision.summary.text)
+                        .map_err(|error| vec![error])?;
+                }
             }
         }
         revision.created_at = to_stored_time(revision.created_at, "created_at")?;

@@ -1,10 +1,10 @@
 //! Tests of the export format: the exact lines, and all reasons for which an import is rejected.
 
-use super::reader::MAX_SUMMARY_BYTES;
 use super::*;
 use crate::domain::id::{SessionId, UserId};
 use crate::domain::revision::{MetaConsolidation, ModelUsage, RevisionKind};
 use crate::domain::session::ConsolidationState;
+use crate::domain::summary::MAX_BYTES;
 use test_case::test_case;
 use time::macros::datetime;
 
@@ -49,6 +49,7 @@ fn revisions() -> Vec<Revision> {
         revision(3, RevisionKind::Restore, None, 1, "one"),
         revision(4, RevisionKind::Restore, None, 0, ""),
         revision(5, RevisionKind::Consolidation, Some((1, 2)), 2, "anew"),
+        revision(6, RevisionKind::Edit, None, 2, "edited"),
     ]
 }
 
@@ -62,8 +63,8 @@ fn session() -> Session {
         cursor: 2,
         stored_bytes: 0,
         cursor_tokens: 0,
-        summary: Summary::new("anew".to_owned()),
-        revision: 5,
+        summary: Summary::new("edited".to_owned()),
+        revision: 6,
         consolidation: ConsolidationState::default(),
         forked_from: None,
         incarnation: uuid::Uuid::nil(),
@@ -106,13 +107,13 @@ fn check<T: AsRef<[u8]>>(
 #[test]
 fn written_export_is_read_back_unchanged() {
     let lines = lines();
-    let header = r#"{"precis_export":1,"session":{"session_id":"s","user_id":"ada","metadata":{"z":1.0},"created_at":"2026-02-03T10:15:00.000001Z","updated_at":"2026-02-03T11:15:00.000001Z"},"messages":3,"revisions":5}"#;
+    let header = r#"{"precis_export":1,"session":{"session_id":"s","user_id":"ada","metadata":{"z":1.0},"created_at":"2026-02-03T10:15:00.000001Z","updated_at":"2026-02-03T11:15:00.000001Z"},"messages":3,"revisions":6}"#;
     assert_eq!(lines[0], header);
     let first = r#"{"seq":1,"created_at":"2026-02-03T10:15:00.000001Z","message":{"x":1.0,"role":"user","content":"\u0000 \" é"}}"#;
     assert_eq!(lines[1], first);
     let (session, rows) = check(&lines).expect("valid");
-    assert_eq!((session.last_seq, session.revision, session.cursor), (3, 5, 2));
-    assert_eq!((session.summary, session.messages_only), (Summary::new("anew".to_owned()), false));
+    assert_eq!((session.last_seq, session.revision, session.cursor), (3, 6, 2));
+    assert_eq!((session.summary, session.messages_only), (Summary::new("edited".to_owned()), false));
     assert_eq!(session.metadata.as_deref(), Some(r#"{"z":1.0}"#));
     assert_eq!(session.times, Some((BEGAN, BEGAN + time::Duration::HOUR)));
     let (mut messages, mut read) = (Vec::new(), Vec::new());
@@ -177,8 +178,12 @@ fn invalid_line_is_reported_with_line_number_and_field() {
         (5, r#""from_seq":2"#, r#""from_seq":1"#, "from_seq"),
         (6, r#""text":"one""#, r#""text":"never""#, "cursor"),
         (6, r#""added":"""#, r#""added":"x""#, "kind"),
-        (9, r#""messages":3"#, r#""messages":2"#, "end.messages"),
-        (9, r#""sha256":""#, r#""sha256":"0"#, "end.sha256"),
+        (9, r#""text":"edited""#, r#""text":" ""#, "summary.text"),
+        (9, r#""cursor":2"#, r#""cursor":1"#, "cursor"),
+        (9, r#""added":"""#, r#""added":"x""#, "kind"),
+        (9, r#""to_seq":null"#, r#""to_seq":2"#, "kind"),
+        (10, r#""messages":3"#, r#""messages":2"#, "end.messages"),
+        (10, r#""sha256":""#, r#""sha256":"0"#, "end.sha256"),
     ];
     for (line, from, to, field) in cases {
         let mut changed = lines.clone();
@@ -192,12 +197,12 @@ fn invalid_line_is_reported_with_line_number_and_field() {
     {
         let mut changed = lines.clone();
         let text = |text: &str| format!(":\"{text}\"");
-        changed[line] = changed[line].replacen(&text(from), &text(&"x".repeat(MAX_SUMMARY_BYTES + 1)), 1);
+        changed[line] = changed[line].replacen(&text(from), &text(&"x".repeat(MAX_BYTES + 1)), 1);
         let error = check(&changed).expect_err("too long");
         assert_eq!(error.errors[0].field, field, "{error}");
     }
     let after_end = lines.iter().map(String::as_str).chain([MESSAGES[0]]);
-    assert_eq!(check(after_end).expect_err("line after the end").line, 11);
+    assert_eq!(check(after_end).expect_err("line after the end").line, 12);
     let mut changed = lines.clone();
     changed[1] = changed[1].replace("é", "e");
     assert_eq!(check(&changed).expect_err("changed").errors[0].field, "end.sha256");

@@ -1,13 +1,16 @@
 //! `/sessions/{session_id}/revisions`: the history of the summary.
 
+use crate::domain::json::as_integer;
 use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision, RevisionKind};
+use crate::domain::summary;
+use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
 use crate::http::extract::{
-    Bounded, EmptyBody, NoQuery, PathParams, QueryParams, RevisionPath, SessionPath, TenantFromKey,
+    Bounded, EmptyBody, JsonBody, NoQuery, PathParams, QueryParams, RevisionPath, SessionPath, TenantFromKey,
 };
 use crate::http::headers::preferred_text;
 use crate::http::openapi::responses::{
-    RevisionNotFound, RevisionRedacted, SessionNotFound, UnsupportedMediaType,
+    EditConflict, RevisionNotFound, RevisionRedacted, SessionNotFound, UnsupportedMediaType,
 };
 use crate::http::pagination::{Page, PageParams};
 use crate::http::readable;
@@ -16,7 +19,8 @@ use crate::service::MemoryService;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Number;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 
@@ -28,10 +32,10 @@ pub(crate) struct RevisionBody {
     /// 1, 2, 3 … per session.
     revision: i64,
     kind: RevisionKind,
-    /// First message that was added to the summary; null for a restore. Of a redaction, the redacted message.
+    /// First message that was added to the summary; null for a restore and an edit. Of a redaction, the redacted message.
     #[schema(required)]
     from_seq: Option<i64>,
-    /// Last message that was added to the summary; null for a restore. Of a redaction, the redacted message.
+    /// Last message that was added to the summary; null for a restore and an edit. Of a redaction, the redacted message.
     #[schema(required)]
     to_seq: Option<i64>,
     /// The last message that the summary covers.
@@ -159,6 +163,68 @@ pub(crate) async fn get(
         Some(content_type) => readable::summary(content_type, &revision.summary.text),
         None => Json(RevisionBody::from(revision)).into_response(),
     })
+}
+
+/// A new summary of the messages that the present one covers.
+#[derive(Deserialize, ToSchema)]
+pub(crate) struct EditRequest {
+    /// The complete summary; at most 1 MiB.
+    #[schema(
+        required,
+        value_type = String,
+        min_length = 1,
+        max_length = 1_048_576,
+        pattern = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+    )]
+    summary: Option<String>,
+    /// The revision that the edit is based on: the present one, or the request fails.
+    #[schema(required, value_type = i64, minimum = 0)]
+    based_on: Option<Number>,
+}
+
+impl EditRequest {
+    /// Returns the text and its base. Reports all invalid fields together.
+    fn read(self) -> Result<(String, i64), Problem> {
+        let missing = |field: &str| FieldError::new(field, "missing");
+        let text = self.summary.ok_or_else(|| missing("summary"));
+        let text = text.and_then(|text| summary::check_written("summary", &text).map(|()| text));
+        let based_on = self.based_on.ok_or_else(|| missing("based_on")).and_then(|number| {
+            let number = as_integer(&number).filter(|revision| *revision >= 0);
+            let detail = "must be a whole number from 0 on: the revision of the summary that was edited";
+            number.ok_or_else(|| FieldError::new("based_on", detail))
+        });
+        match (text, based_on) {
+            (Ok(text), Ok(based_on)) => Ok((text, based_on)),
+            (text, based_on) => Err(Problem::invalid(text.err().into_iter().chain(based_on.err()).collect())),
+        }
+    }
+}
+
+/// Replaces the summary by an edited one, as a new revision.
+///
+/// The cursor stays, so the new summary takes the place of the same messages. Later consolidations append to it, and compress it
+/// if it has become too long. The edit fails if another revision was stored since `based_on`; a running consolidation discards its
+/// result.
+#[utoipa::path(
+    post, path = "/sessions/{session_id}/revisions", operation_id = "edit_summary", tag = "summaries",
+    params(SessionPath),
+    request_body(content = EditRequest, examples(
+        ("edit" = (summary = "A corrected summary", value = json!({"summary": "Ada prefers tea.", "based_on": 1}))),
+    )),
+    responses(
+        (status = 201, description = "The new revision", body = RevisionBody),
+        SessionNotFound, EditConflict,
+    )
+)]
+pub(crate) async fn edit(
+    State(service): State<MemoryService>,
+    TenantFromKey(tenant): TenantFromKey,
+    PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
+    JsonBody(request): JsonBody<EditRequest>,
+) -> Result<(StatusCode, Json<RevisionBody>), Problem> {
+    let (text, based_on) = request.read()?;
+    let edited = service.edit_summary(&tenant, &session, based_on, text).await?;
+    Ok((StatusCode::CREATED, Json(edited.into())))
 }
 
 /// Sets summary and cursor back to a revision, as a new revision.
