@@ -25,7 +25,7 @@ use middleware::security_headers;
 use openapi::responses::RouteKind;
 use routes::health::MetricsExporter;
 use routes::{
-    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, redactions,
+    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, models, redactions,
     retention, revisions, search, sessions, skills, sync, tools, usage, users,
 };
 use std::future::ready;
@@ -76,12 +76,14 @@ fn buffered_routes() -> ApiRoutes {
         .route(ADMIN, routes!(redactions::redact))
         .route(READ, routes!(redactions::list))
         .route(WRITE, routes!(consolidations::consolidate))
+        .route(READ, routes!(consolidations::preview))
         .route(READ, routes!(revisions::list))
         .route(ADMIN, routes!(revisions::edit))
         .route(READ, routes!(revisions::get))
         .route(ADMIN, routes!(revisions::restore))
         .route(ADMIN, routes!(users::erase))
         .route(READ, routes!(usage::get))
+        .route(ADMIN, routes!(models::list))
         .route(READ, routes!(retention::get_tenant))
         .route(ADMIN, routes!(retention::put_tenant))
         .route(READ, routes!(retention::get_user))

@@ -5,7 +5,8 @@
 //! summary or an [`order`] of search results, its [`reasoning`] is removed and the [`response_check`] must accept it. A model is
 //! called through a [`provider`]: the built-in
 //! [`extractive`] summariser, or an [`http`] server in a wire format such as [`http::openai`] or [`http::anthropic`].
-//! [`prompt`] contains the prompts, [`error`] defines the consequence of each kind of failure.
+//! [`prompt`] contains the prompts, [`error`] defines the consequence of each kind of failure, and [`status`] is the state of the
+//! models for operators.
 
 use crate::domain::transcript::TranscriptLine;
 use async_trait::async_trait;
@@ -27,10 +28,14 @@ pub mod prompt;
 pub mod provider;
 mod reasoning;
 pub mod response_check;
+pub mod status;
 pub mod usage;
 
 pub use call_memory::CallMemory;
+pub use circuit_breaker::CircuitState;
 pub use error::{Attempt, LlmError, ModelError, Rejection};
+pub use prompt::Prompt;
+pub use status::LlmStatus;
 pub use usage::{Cost, Usage};
 
 /// A task for a model.
@@ -84,4 +89,11 @@ pub trait Llm: Send + Sync + fmt::Debug {
     /// pool. The value decreases when a model turns out to accept less than its settings say, so smaller batches may
     /// succeed after [`LlmError::is_prompt_too_long`].
     fn capacity(&self, pool: &str) -> usize;
+
+    /// Returns the prompt with which the models of a pool execute a task; `None` if none of them needs a prompt. Takes
+    /// milliseconds for a long conversation.
+    fn prompt(&self, pool: &str, task: Task<'_>) -> Option<Prompt>;
+
+    /// Returns the present state of all pools and models.
+    fn status(&self) -> LlmStatus;
 }

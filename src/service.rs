@@ -43,6 +43,7 @@ pub mod keys;
 mod leases;
 mod memory;
 mod metrics;
+pub mod models;
 mod redactions;
 pub mod retention;
 pub mod search;

@@ -17,6 +17,8 @@ pub(super) enum Kind {
     Number,
     Bool,
     List,
+    /// A number with decimals.
+    Price,
     /// Also durations, addresses and enums.
     Text,
     /// Text, or a table with `env` or `file`.
@@ -35,6 +37,7 @@ static SETTINGS: LazyLock<BTreeMap<SettingPath, Kind>> = LazyLock::new(|| {
         let kind = match (pattern.parts().as_slice(), value) {
             (["llm", "providers", _, "api_key" | "headers", ..], _) => Kind::Secret,
             (["llm", "providers", _, "body", ..], _) => Kind::Any,
+            (["llm", "models", _, "input_price" | "output_price"], _) => Kind::Price,
             (_, Json::Number(_)) => Kind::Number,
             (_, Json::Bool(_)) => Kind::Bool,
             (_, Json::Array(_)) => Kind::List,
@@ -118,11 +121,16 @@ pub(super) fn convert(path: &SettingPath, value: Json) -> Result<Option<Json>, S
 }
 
 fn convert_to(kind: Kind, value: Json) -> Result<Json, String> {
+    let is_price = |price: &f64| price.is_finite() && *price >= 0.0;
     let number = |text: &str| text.trim().parse::<u64>().ok().filter(|number| i64::try_from(*number).is_ok());
     match (kind, value) {
         (Kind::Number, Json::Number(number)) if number.is_u64() => Ok(Json::Number(number)),
         (Kind::Number, Json::String(text)) if number(&text).is_some() => Ok(Json::from(number(&text))),
         (Kind::Number, _) => Err("must be a whole number, not negative".to_owned()),
+        (Kind::Price, value) => {
+            let price = value.as_f64().or_else(|| value.as_str()?.trim().parse().ok());
+            price.filter(is_price).map(Json::from).ok_or_else(|| "must be a number, not negative".to_owned())
+        }
         (Kind::Bool, Json::Bool(flag)) => Ok(Json::Bool(flag)),
         (Kind::Bool, Json::String(text)) if text == "true" => Ok(Json::Bool(true)),
         (Kind::Bool, Json::String(text)) if text == "false" => Ok(Json::Bool(false)),

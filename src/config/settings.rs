@@ -313,6 +313,12 @@ section! {
         output_limit: usize = 4096,
         /// In tokens.
         input_limit: usize = 100_000,
+        /// Of a million tokens of prompts, in any currency.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        input_price: Option<f64> = None,
+        /// Of a million tokens of responses.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        output_price: Option<f64> = None,
         retries: usize = 2,
         #[serde(with = "duration")]
         retry_initial: Duration = Duration::from_millis(500),

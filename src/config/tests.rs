@@ -408,6 +408,9 @@ llm.models.extractive.first_token_timeout |  | \"\" is not a duration
 llm.models.extractive.idle_timeout | 0s | must be longer than 0
 llm.models.extractive.idle_timeout | 2years | must be at most 365days
 llm.models.extractive.retries | -1 | must be a whole number, not negative
+llm.models.extractive.input_price | -0.1 | must be a number, not negative
+llm.models.extractive.output_price | NaN | must be a number, not negative
+llm.models.extractive.output_price | 2 EUR | must be a number, not negative
 llm.models.extractive.retry_initial | 0s | must be longer than 0
 llm.models.extractive.retry_initial | 11s | llm.models.extractive.retry_initial must not be longer than llm.models.extr
 llm.models.extractive.retry_max | 400ms | llm.models.extractive.retry_initial must not be longer than llm.models.extr
@@ -439,11 +442,14 @@ fn largest_and_smallest_values_are_accepted() {
         ("PRECIS__CONSOLIDATION__DAILY_TOKEN_LIMIT", "5000000000"),
         // The service checks at start if this address needs a key, because the keys are in the database.
         ("PRECIS__SERVER__BIND", "0.0.0.0:80"),
+        ("PRECIS__LLM__MODELS__EXTRACTIVE__INPUT_PRICE", "0"),
+        ("PRECIS__LLM__MODELS__EXTRACTIVE__OUTPUT_PRICE", "0.25"),
     ]);
     let settings = settings.load().settings;
     let model = &settings.llm.models["extractive"];
     assert_eq!((settings.limits.requests_per_second, model.retries, model.max_queued_calls), (0, 0, 0));
     assert_eq!(model.first_token_timeout, Some(Duration::from_mins(9)));
+    assert_eq!((model.input_price, model.output_price), (Some(0.0), Some(0.25)));
     assert_eq!(settings.consolidation.daily_token_limit, Some(5_000_000_000));
 }
 

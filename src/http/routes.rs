@@ -9,6 +9,7 @@ pub(super) mod health;
 pub(super) mod mcp;
 pub(super) mod memory;
 pub(super) mod messages;
+pub(super) mod models;
 pub(super) mod redactions;
 pub(super) mod retention;
 pub(super) mod revisions;

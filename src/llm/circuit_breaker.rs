@@ -23,11 +23,14 @@ pub(super) struct CircuitBreakerPolicy {
     pub(super) open_for: Duration,
 }
 
+/// The state of a circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CircuitState {
+pub enum CircuitState {
+    /// All calls are admitted.
     Closed,
     /// A probe is running, or the next call will be one.
     HalfOpen,
+    /// No call is admitted until the probe.
     Open,
 }
 
@@ -87,11 +90,16 @@ impl CircuitBreaker {
     }
 
     pub(super) fn state(&self) -> CircuitState {
-        match self.lock().probe_at {
-            None => CircuitState::Closed,
-            Some(probe_at) if probe_at <= Instant::now() => CircuitState::HalfOpen,
-            Some(_) => CircuitState::Open,
-        }
+        self.state_and_wait().0
+    }
+
+    /// Returns the state, and the time until the probe.
+    pub(super) fn state_and_wait(&self) -> (CircuitState, Duration) {
+        let Some(probe_at) = self.lock().probe_at else {
+            return (CircuitState::Closed, Duration::ZERO);
+        };
+        let wait = probe_at.saturating_duration_since(Instant::now());
+        (if wait.is_zero() { CircuitState::HalfOpen } else { CircuitState::Open }, wait)
     }
 
     /// Ignores poisoning: no code that holds the lock can panic, and the state would be consistent if it did.

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 #[derive(Debug)]
 pub(super) struct ConcurrencyLimit {
     calls: Semaphore,
+    max_calls: usize,
     /// One permit for each call that may wait in the queue.
     queue: Semaphore,
     max_queued: usize,
@@ -18,7 +19,15 @@ pub(super) struct ConcurrencyLimit {
 impl ConcurrencyLimit {
     pub(super) fn new(max_calls: usize, max_queued: usize) -> Self {
         let semaphore = |permits: usize| Semaphore::new(permits.min(Semaphore::MAX_PERMITS));
-        Self { calls: semaphore(max_calls), queue: semaphore(max_queued), max_queued }
+        Self { calls: semaphore(max_calls), max_calls, queue: semaphore(max_queued), max_queued }
+    }
+
+    /// Returns the number of calls that have a slot, and of those that wait for one.
+    pub(super) fn in_use(&self) -> (usize, usize) {
+        let used = |semaphore: &Semaphore, max: usize| {
+            max.min(Semaphore::MAX_PERMITS).saturating_sub(semaphore.available_permits())
+        };
+        (used(&self.calls, self.max_calls), used(&self.queue, self.max_queued))
     }
 
     /// Returns a permit for one call; the call slot is free again when the permit is dropped. Waits in the queue for at

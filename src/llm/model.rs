@@ -10,6 +10,7 @@ use super::error::TimeoutPhase;
 use super::metrics::{GaugeGuard, ModelMetrics};
 use super::prompt::Prompts;
 use super::provider::{Completion, Provider, Request};
+use super::status::{FailureStatus, ModelStatus};
 use super::{Attempt, CallMemory, Cost, ModelError, Task};
 use super::{reasoning, response_check};
 use crate::config;
@@ -17,6 +18,7 @@ use backon::{BackoffBuilder as _, ExponentialBuilder};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use time::OffsetDateTime;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -69,6 +71,8 @@ pub(super) struct Model {
     metrics: ModelMetrics,
     /// End of the last `Retry-After`.
     retry_not_before: Mutex<Option<Instant>>,
+    last_success_at: Mutex<Option<OffsetDateTime>>,
+    last_failure: Mutex<Option<FailureStatus>>,
     /// `true` after the provider rejected the API key, until a call succeeds.
     is_refused: AtomicBool,
     /// The input limit that the provider's errors imply, and the time of the last such error.
@@ -89,6 +93,8 @@ impl Model {
             concurrency: ConcurrencyLimit::new(settings.max_concurrent_calls, settings.max_queued_calls),
             metrics: ModelMetrics::new(&spec.name),
             retry_not_before: Mutex::new(None),
+            last_success_at: Mutex::new(None),
+            last_failure: Mutex::new(None),
             is_refused: AtomicBool::new(false),
             observed_input_limit: Mutex::new(None),
             spec,
@@ -110,6 +116,35 @@ impl Model {
         limit.saturating_mul(factor).min(configured)
     }
 
+    /// Returns the present state.
+    pub(super) fn status(&self, prompts: &Prompts) -> ModelStatus {
+        let now = OffsetDateTime::now_utc();
+        let after = |wait: Duration| Some(wait).filter(|wait| !wait.is_zero()).map(|wait| now + wait);
+        let ((circuit, probe_in), (calls, queued)) =
+            (self.breaker.state_and_wait(), self.concurrency.in_use());
+        let ModelSpec { name, provider, settings } = &self.spec;
+        ModelStatus {
+            name: name.clone(),
+            provider: settings.provider.clone(),
+            model: settings.model.clone(),
+            is_prompted: provider.is_prompted(),
+            prompt_version: provider.prompt_version(prompts).to_owned(),
+            circuit,
+            probe_at: after(probe_in),
+            retry_not_before: after(self.retry_after_remaining()),
+            calls,
+            max_calls: settings.max_concurrent_calls,
+            queued,
+            max_queued: settings.max_queued_calls,
+            input_limit: self.input_limit(),
+            output_limit: settings.output_limit,
+            input_price: settings.input_price,
+            output_price: settings.output_price,
+            last_success_at: *self.last_success_at.lock().unwrap_or_else(PoisonError::into_inner),
+            last_failure: self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
     /// Calls the model until the response check accepts a completion or a further call is pointless. Records failed
     /// attempts in the request.
     pub(super) async fn complete(&self, request: &mut PoolRequest<'_>) -> Option<Completion> {
@@ -122,7 +157,11 @@ impl Model {
             .build();
         loop {
             let (error, duration) = match self.attempt(request).await {
-                Ok(completion) => return Some(completion),
+                Ok(completion) => {
+                    *self.last_success_at.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(OffsetDateTime::now_utc());
+                    return Some(completion);
+                }
                 Err(failure) => failure,
             };
             let delay = if error.is_retryable() { backoff.next() } else { None };
@@ -141,6 +180,14 @@ impl Model {
     ) {
         tracing::debug!(%error, "attempt failed");
         self.metrics.record_failure(&error);
+        // The errors of skipped attempts would hide the one that led to them.
+        if !matches!(
+            error,
+            ModelError::CircuitOpen(_) | ModelError::RetryLater(_) | ModelError::InputLimitTooSmall(_)
+        ) {
+            let failure = FailureStatus { at: OffsetDateTime::now_utc(), reason: error.to_string() };
+            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        }
         request.cost.failures += u32::from(error.was_sent());
         request.attempts.push(Attempt { model: self.spec.name.clone(), error, duration });
     }

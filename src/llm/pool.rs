@@ -5,8 +5,9 @@
 
 use super::call_memory::CallMemoryLimit;
 use super::model::{Model, ModelSpec, PoolRequest};
-use super::prompt::Prompts;
-use super::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task};
+use super::prompt::{Prompt, Prompts};
+use super::status::PoolStatus;
+use super::{Attempt, Cost, Llm, LlmError, LlmStatus, ModelError, PoolResponse, Task};
 use crate::config::{self, Strategy};
 use async_trait::async_trait;
 use std::collections::{BTreeMap, HashMap};
@@ -137,5 +138,27 @@ impl Llm for ModelPools {
         let margin = input_limit.div_ceil(100).saturating_mul(INPUT_MARGIN_PERCENT);
         // At least one token: batches of one token are slow, but the work ends.
         input_limit.saturating_sub(margin).saturating_sub(self.prompts.overhead()).max(1)
+    }
+
+    fn prompt(&self, pool: &str, task: Task<'_>) -> Option<Prompt> {
+        let models = self.pools.get(pool).map_or(&[][..], |pool| &pool.models);
+        let is_prompted = models.iter().any(|model| model.spec.provider.is_prompted());
+        is_prompted.then(|| self.prompts.render(&task))
+    }
+
+    fn status(&self) -> LlmStatus {
+        let mut models = BTreeMap::new();
+        let mut pools: Vec<PoolStatus> = Vec::new();
+        for (name, pool) in &self.pools {
+            models.extend(pool.models.iter().map(|model| (&model.spec.name, model)));
+            pools.push(PoolStatus {
+                name: name.clone(),
+                models: pool.models.iter().map(|model| model.spec.name.clone()).collect(),
+                strategy: pool.strategy,
+                deadline: pool.deadline,
+            });
+        }
+        pools.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        LlmStatus { pools, models: models.values().map(|model| model.status(&self.prompts)).collect() }
     }
 }

@@ -64,6 +64,11 @@ pub trait Provider: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Returns `true` if the provider reads a prompt.
+    fn is_prompted(&self) -> bool {
+        true
+    }
+
     /// Returns the prompt version that revisions record for the summaries of this provider.
     fn prompt_version<'a>(&self, prompts: &'a Prompts) -> &'a str {
         prompts.version()
@@ -99,6 +104,10 @@ impl Provider for Extractive {
             tokens: 0,
             first_token: None,
         })
+    }
+
+    fn is_prompted(&self) -> bool {
+        false
     }
 
     /// Returns the version of the algorithm, because there is no prompt.

@@ -31,6 +31,10 @@ use tracing::Instrument as _;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+mod preview;
+
+pub use preview::{ConsolidationPreview, PoolStrategy};
+
 /// Number of messages that are planned at once. A longer tail is planned again after the first plan.
 const MAX_PLANNED_MESSAGES: i64 = 10_000;
 
@@ -170,6 +174,34 @@ struct Batch {
     message_tokens: i64,
     /// Tokens that one model call may contain.
     capacity: usize,
+}
+
+/// The part of a batch that one call summarises: usually all of it.
+struct Part {
+    /// Not empty, and without messages that have no text.
+    lines: Vec<TranscriptLine>,
+    /// Requested length of the summary.
+    sentences: usize,
+}
+
+impl Batch {
+    /// Divides the batch into parts for one call each. A batch without text has none.
+    fn into_parts(self) -> Vec<Part> {
+        let messages = self.lines.len();
+        let lines: Vec<TranscriptLine> =
+            self.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
+        if lines.is_empty() {
+            return Vec::new();
+        }
+        let line_count = lines.len();
+        let parts = batching::split_to_fit(lines, self.capacity).into_iter();
+        let part = |lines: Vec<TranscriptLine>| {
+            // The length of the summary depends on all messages of the batch, including those without text.
+            let summarised = if lines.len() == line_count { messages } else { lines.len() };
+            Part { sentences: requested_sentences(summarised), lines }
+        };
+        parts.map(part).collect()
+    }
 }
 
 impl MemoryService {
@@ -461,26 +493,18 @@ impl ConsolidationRun {
 
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.
     async fn summarize(&self, batch: Batch) -> Result<NewRevision, RunError> {
-        let messages = batch.lines.len();
-        let lines: Vec<TranscriptLine> =
-            batch.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
+        let (messages, message_tokens) = (batch.lines.len(), batch.message_tokens);
         let mut added = String::new();
         let mut provenance: Option<Provenance> = None;
-        if !lines.is_empty() {
-            let pool = &self.pools.consolidation;
-            let line_count = lines.len();
-            for group in batching::split_to_fit(lines, batch.capacity) {
-                // The length of the summary depends on all messages of the batch, including those without text.
-                let summarised = if group.len() == line_count { messages } else { group.len() };
-                let task = Task::Consolidate { lines: &group, sentences: requested_sentences(summarised) };
-                let response = self.complete(pool, task).await?;
-                added = summary::append(&added, &without_nul(&response.text));
-                let latest = provenance_of(pool, &response);
-                provenance = Some(match &provenance {
-                    Some(earlier) => latest.after(earlier),
-                    None => latest,
-                });
-            }
+        let pool = &self.pools.consolidation;
+        for Part { lines, sentences } in batch.into_parts() {
+            let response = self.complete(pool, Task::Consolidate { lines: &lines, sentences }).await?;
+            added = summary::append(&added, &without_nul(&response.text));
+            let latest = provenance_of(pool, &response);
+            provenance = Some(match &provenance {
+                Some(earlier) => latest.after(earlier),
+                None => latest,
+            });
         }
         let (mut summary, mut meta) = (self.session.summary.clone(), None);
         if !added.is_empty() {
@@ -497,7 +521,7 @@ impl ConsolidationRun {
             base_revision: self.session.revision,
             base_cursor: self.session.cursor,
             cursor: self.session.cursor + i64::try_from(messages).unwrap_or(0),
-            range_tokens: batch.message_tokens,
+            range_tokens: message_tokens,
             summary,
             added,
             provenance,

@@ -48,7 +48,7 @@ fn each_route_requires_the_scope_of_the_contract() {
             (_, "/livez" | "/readyz") => None,
             // Nothing is lost: the messages remain in the branch.
             ("DELETE", path) if path.ends_with("/messages") => Some(Scope::Write),
-            (_, "/metrics") | ("DELETE", _) => Some(Scope::Admin),
+            (_, "/metrics" | "/models") | ("DELETE", _) => Some(Scope::Admin),
             (_, path) if path.ends_with("/restore") => Some(Scope::Admin),
             ("POST", path) if path.ends_with("/revisions") => Some(Scope::Admin),
             ("PUT", path) if path.ends_with("/retention") => Some(Scope::Admin),

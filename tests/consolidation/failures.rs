@@ -10,7 +10,7 @@ use crate::support::model_server::{Behaviour, Call, ModelServer};
 use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
-use precis::llm::{self, Llm, LlmError, Task};
+use precis::llm::{self, Llm, LlmError, LlmStatus, Prompt, Task};
 use precis::service::consolidation::Outcome;
 use precis::service::contexts::ContextOptions;
 use precis::service::{Error, MemoryService};
@@ -256,6 +256,14 @@ impl Llm for Bug {
 
     fn capacity(&self, _: &str) -> usize {
         10_000
+    }
+
+    fn prompt(&self, _: &str, _: Task<'_>) -> Option<Prompt> {
+        None
+    }
+
+    fn status(&self) -> LlmStatus {
+        LlmStatus::default()
     }
 }
 

@@ -5,7 +5,6 @@
 
 #[path = "../support"]
 mod support {
-    #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod app;
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -32,6 +31,7 @@ mod leases;
 mod memory_usage;
 mod metrics;
 mod modes;
+mod preview;
 mod queue;
 mod shutdown;
 mod tail_growth;

@@ -4,9 +4,11 @@ use crate::harness::{covering, plain, record, turns};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer, USAGE};
+use serde_json::json;
 use std::fmt::Debug;
 use std::str::FromStr;
 use std::sync::Arc;
+use test_case::test_case;
 use tokio::sync::Semaphore;
 
 const KEY: &str = "sk-hunter2-key-0123456789";
@@ -165,4 +167,71 @@ async fn metrics_show_running_calls_per_service() {
     let (busy, idle) = (Metrics::of(&busy).await, Metrics::of(&idle).await);
     assert_eq!((busy.count(in_flight), busy.count(calls)), (0, 1));
     assert_eq!((idle.count(in_flight), idle.count(calls)), (0, 0));
+}
+
+/// The same service as seen by `GET /models`: breakers, last results and the tokens of the tenant.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_report_breakers_queues_and_last_results(backend: Backend) {
+    let (first, second) = (ModelServer::start().await, ModelServer::start().await);
+    second.default(Behaviour::reply(covering));
+    let app = service(&backend, &first, &second).await;
+    let models = async || {
+        let response = app.get("/models").await;
+        for secret in [KEY, "127.0.0.1", "http", "question"] {
+            assert!(!response.text.contains(secret), "{secret}: {}", response.text);
+        }
+        response.ok(200)
+    };
+    let fresh = models().await;
+    let pool = json!({
+        "name": "default", "models": ["first", "second"], "strategy": "fallback", "deadline_ms": 60_000,
+        "tasks": ["consolidation", "meta_consolidation"],
+    });
+    assert_eq!(fresh["pools"], json!([pool]));
+    assert_eq!(fresh["tokens"], json!({"used_today": 0, "daily_limit": null}));
+    let expected = json!({
+        "name": "first", "provider": "here", "model": "scripted-1",
+        "circuit_breaker": {"state": "closed", "until": null},
+        "calls_in_progress": 0, "max_concurrent_calls": 8, "queued_calls": 0, "max_queued_calls": 100,
+        "retry_not_before": null, "input_limit": 100_000, "output_limit": 4096,
+        "last_success_at": null, "last_failure": null,
+    });
+    assert_eq!(fresh["models"][0], expected);
+    assert_eq!(fresh["models"][1]["name"], "second");
+
+    first.push(Behaviour::reply(covering));
+    consolidated(&app, "a").await;
+    let after = models().await;
+    assert!(after["models"][0]["last_success_at"].is_string(), "{after}");
+    assert_eq!(after["models"][1], fresh["models"][1], "not called");
+    assert_eq!(after["tokens"]["used_today"], USAGE.0 + USAGE.1);
+
+    // Two failures open the circuit breaker, which hides neither of them.
+    first.default(Behaviour::fail(500, &format!("no summary with {KEY} of m1 a question")));
+    consolidated(&app, "b").await;
+    consolidated(&app, "c").await;
+    let failing = models().await["models"][0].clone();
+    assert_eq!(failing["circuit_breaker"]["state"], "open");
+    assert!(
+        failing["circuit_breaker"]["until"].as_str() > failing["last_failure"]["at"].as_str(),
+        "{failing}"
+    );
+    let reason = failing["last_failure"]["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("status 500"), "{reason}");
+    assert_eq!(failing["last_success_at"], after["models"][0]["last_success_at"]);
+
+    // A running call has a slot.
+    let release = Arc::new(Semaphore::new(0));
+    second.push(Behaviour::Held(Arc::clone(&release), "Tea.".to_owned()));
+    record(&app, "d", &turns(1..=102)).await;
+    let calls = second.calls().len();
+    let request = app.post("/sessions/d/context", json!({}));
+    let request = tokio::spawn(async move { request.await.ok(200) });
+    second.until_calls(calls + 1).await;
+    assert_eq!(models().await["models"][1]["calls_in_progress"], 1);
+    release.add_permits(1);
+    request.await.expect("a context");
+    assert_eq!(models().await["models"][1]["calls_in_progress"], 0);
 }

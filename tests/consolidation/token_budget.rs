@@ -7,7 +7,7 @@ use precis::domain::exchange::Exchange;
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
 use precis::domain::transcript::MAX_TIME_TOKENS;
-use precis::llm::{Attempt, Cost, Llm, LlmError, ModelError, PoolResponse, Task, Usage};
+use precis::llm::{Attempt, Cost, Llm, LlmError, LlmStatus, ModelError, PoolResponse, Prompt, Task, Usage};
 use precis::service::consolidation::Outcome;
 use precis::service::contexts::{Context, ContextOptions};
 use precis::service::{Error, MemoryService, ServiceConfig};
@@ -74,6 +74,14 @@ impl Llm for Models {
 
     fn capacity(&self, _: &str) -> usize {
         CAPACITY
+    }
+
+    fn prompt(&self, _: &str, _: Task<'_>) -> Option<Prompt> {
+        None
+    }
+
+    fn status(&self) -> LlmStatus {
+        LlmStatus::default()
     }
 }
 

@@ -73,6 +73,7 @@ problem_responses! {
     RevisionRedacted CONFLICT "The texts of the revision were removed, because a message that it covers was redacted"
     EditConflict CONFLICT "The session is at another revision than `based_on`, which `revision` names, or it has no summary"
     ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, or no pool of models is configured"
+    ConsolidationDisabled CONFLICT "No pool of models is configured"
     SearchDisabled CONFLICT "Messages are not indexed (`search.enabled`)"
     VersionMismatch PRECONDITION_FAILED "The memory document has changed since the version in `If-Match`"
     ConsolidationFailed BAD_GATEWAY "No model produced a summary; the existing summary is unchanged"
