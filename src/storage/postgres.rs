@@ -23,7 +23,6 @@ use std::sync::Arc;
 
 mod exchanges;
 mod heads;
-mod search;
 mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;

@@ -1,6 +1,5 @@
 //! Encoding and decoding of rows, the same for both databases.
 
-use super::search::MessageRef;
 use super::statement::DbRow;
 use super::values::user_from_column;
 use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
@@ -202,10 +201,6 @@ pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, Stor
             .map_err(StoreError::corrupt("the tool call that a message answers"))?,
         is_redacted: row.field("is_redacted")?,
     })
-}
-
-pub(super) fn message_ref(row: &impl DbRow) -> Result<MessageRef, StoreError> {
-    Ok(MessageRef { created_at: row.time("created_at")?, seq: row.field("seq")?, session: session_id(row)? })
 }
 
 pub(super) fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {

@@ -5,8 +5,8 @@
 //! adds the missing messages. On Postgres, an exchange of a complete session is indexed in its own transaction. On SQLite it is
 //! indexed later, because FTS5 writes many messages together at much lower cost.
 
-use super::search::{MissingMessages, SearchFilter, StoredHit};
-use super::statement::{DbRow as _, Sql};
+use super::search::{MessageRef, MissingMessages, SearchFilter, Span, StoredHit};
+use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::{DbTime, to_i64, user_from_column};
 use super::{Store, StoreError, rows};
 use crate::blocking;
@@ -15,7 +15,7 @@ use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use uuid::Uuid;
@@ -52,90 +52,39 @@ const MAX_MISSING_SESSIONS: i64 = 1000;
 /// Delay before another attempt if others have changed all sessions of a batch.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Missing messages of a session that are added in one batch.
-struct MissingRange {
-    tenant: String,
-    session: String,
+/// A session with missing messages.
+struct UnindexedSession {
+    tenant: TenantId,
+    session: SessionId,
+    user: Option<UserId>,
     incarnation: Uuid,
     indexed_seq: i64,
+    last_seq: i64,
+}
+
+/// Entries of the index for consecutive missing messages.
+struct Part {
+    session: UnindexedSession,
     through_seq: i64,
+    /// `seq`, time and lexemes of the messages, which are separated by spaces. Redacted messages have no entry.
+    entries: Vec<(i64, i64, String)>,
 }
 
-struct MissingMessage {
-    /// Index of the range.
-    range: usize,
-    seq: i64,
-    created_at: DbTime,
-    user: String,
-    json: String,
-}
-
-/// An entry of the index.
-struct Entry {
-    range: usize,
-    seq: i64,
-    created_at: DbTime,
-    /// Separated by spaces.
-    lexemes: String,
-}
-
-/// Selects the missing messages of the sessions with the most recent activity. `through_seq` is a column of its own, because
-/// row-level security prevents index conditions on computed values.
-macro_rules! select_missing {
-    ($sessions:literal, $lateral:literal, $fence:literal) => {
+/// Selects the version of the analyzer, and the sessions with missing messages: those with the most recent activity first.
+macro_rules! select_unindexed {
+    ($tenant:literal) => {
         concat!(
-            "WITH missing AS MATERIALIZED (
-                SELECT place, tenant_id, session_id, user_id, incarnation, indexed_seq, CAST(CASE
-                    WHEN last_seq - indexed_seq > $2 - before THEN indexed_seq + $2 - before ELSE last_seq END AS bigint)
-                    AS through_seq
-                FROM (
-                    SELECT s.*, row_number() OVER recent AS place,
-                        sum(last_seq - indexed_seq) OVER recent - (last_seq - indexed_seq) AS before
-                    FROM (
-                        SELECT tenant_id, session_id, user_id, incarnation, indexed_seq, last_seq, activity_hour
-                        FROM sessions
-                        WHERE ", $sessions, " AND indexed_seq IS NOT NULL
-                        ORDER BY tenant_id, activity_hour DESC LIMIT $2
-                    ) AS s
-                    WINDOW recent AS (ORDER BY tenant_id, activity_hour DESC, session_id ROWS UNBOUNDED PRECEDING)
-                ) AS counted
-                WHERE before < $2
-            )
-            SELECT place, tenant_id, session_id, user_id, incarnation, indexed_seq, seq, created_at, redaction, message
-            FROM (
-                SELECT w.*, m.seq, m.created_at, m.redaction, m.message,
-                    sum(octet_length(m.message)) OVER (ORDER BY place, m.seq ROWS UNBOUNDED PRECEDING)
-                        - octet_length(m.message) AS bytes_before
-                FROM missing AS w CROSS JOIN ",
-            $lateral,
-            " messages AS m
-                WHERE m.tenant_id = w.tenant_id AND m.session_id = w.session_id AND m.seq > w.indexed_seq
-                    AND m.seq <= w.through_seq ",
-            $fence,
-            "
-            ) AS sized WHERE bytes_before < $3 ORDER BY place, seq"
+            "SELECT a.version, s.* FROM (SELECT 1) AS always LEFT JOIN search_analyzer AS a ON true LEFT JOIN (
+                SELECT tenant_id, session_id, user_id, incarnation, indexed_seq, last_seq, activity_hour, updated_at
+                FROM sessions
+                WHERE ", $tenant, " AND indexed_seq IS NOT NULL AND ($2 IS NULL OR session_id = $2)
+                    AND ($3 IS NULL OR user_id = $3)
+                ORDER BY tenant_id, activity_hour DESC LIMIT $4
+            ) AS s ON true
+            ORDER BY tenant_id, activity_hour DESC, updated_at DESC, session_id"
         )
     };
 }
-
-/// `OFFSET 0` makes Postgres look up the messages of each session.
-macro_rules! select_missing_on_postgres {
-    ($sessions:literal) => {
-        select_missing!(
-            $sessions,
-            "LATERAL (SELECT seq, created_at, redaction, message FROM",
-            "OFFSET 0) AS m"
-        )
-    };
-}
-
-/// The missing messages of a tenant, or of all tenants on SQLite.
-const SELECT_MISSING: Sql =
-    Sql { postgres: select_missing_on_postgres!("tenant_id = $1"), sqlite: select_missing!("true", "", "") };
-const SELECT_MISSING_OF_SESSION: Sql = Sql {
-    postgres: select_missing_on_postgres!("tenant_id = $1 AND session_id = $4"),
-    sqlite: select_missing!("tenant_id = $1 AND session_id = $4", "", ""),
-};
 
 /// Condition of sessions that were not changed since their messages were read.
 macro_rules! unchanged_session {
@@ -180,6 +129,11 @@ const INSERT_ENTRIES: Sql = Sql {
 const SELECT_ANALYZER: &str = "\
     SELECT version, rebuild_tenant, rebuild_session FROM search_analyzer";
 
+/// SQLSTATE of a lock timeout.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// Moves the pending list of the GIN index into its main structure.
+const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index()";
+
 impl Store {
     /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
     /// `max_messages`, until their JSON exceeds `max_bytes`. Considers only session and user of the filter.
@@ -190,62 +144,58 @@ impl Store {
         max_messages: i64,
         max_bytes: i64,
     ) -> Result<MissingMessages, StoreError> {
-        /// The bounds of a range are columns of their own, because row-level security prevents index conditions on computed
-        /// values.
-        macro_rules! select_newest_missing {
-            ($lateral:literal, $fence:literal) => {
-                concat!("WITH due AS MATERIALIZED (
-                SELECT s.*, row_number() OVER recent AS place,
-                    sum(last_seq - indexed_seq) OVER recent - (last_seq - indexed_seq) AS before
-                FROM (
-                    SELECT session_id, indexed_seq, last_seq, activity_hour, updated_at FROM sessions
-                    WHERE tenant_id = $1 AND indexed_seq IS NOT NULL AND ($2 IS NULL OR session_id = $2)
-                        AND ($3 IS NULL OR user_id = $3)
-                    ORDER BY activity_hour DESC LIMIT $6
-                ) AS s
-                WINDOW recent AS (ORDER BY activity_hour DESC, updated_at DESC, session_id ROWS UNBOUNDED PRECEDING)
-            ), ranges AS MATERIALIZED (
-                SELECT session_id, place, last_seq, CAST(CASE
-                    WHEN last_seq - indexed_seq > $4 - before THEN last_seq - ($4 - before) ELSE indexed_seq END
-                    AS bigint) AS after_seq
-                FROM due WHERE before < $4
-            )
-            SELECT (SELECT version FROM search_analyzer) AS analyzer,
-                (SELECT CAST(coalesce(sum(last_seq - indexed_seq), 0) AS bigint) FROM due) AS missing,
-                found.session_id, found.seq, found.created_at, found.redaction, found.message
-            FROM (SELECT 1) AS always LEFT JOIN (
-                SELECT session_id, seq, created_at, redaction, message FROM (
-                    SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message,
-                        sum(octet_length(m.message)) OVER (ORDER BY place, m.seq DESC ROWS UNBOUNDED PRECEDING)
-                            - octet_length(m.message) AS before
-                    FROM ranges AS r CROSS JOIN ", $lateral, " messages AS m
-                    WHERE m.tenant_id = $1 AND m.session_id = r.session_id AND m.seq > r.after_seq
-                        AND m.seq <= r.last_seq ", $fence, "
-                ) AS sized WHERE before < $5
-            ) AS found ON true")
-            };
-        }
-        const SELECT_NEWEST_MISSING: Sql = Sql {
-            postgres: select_newest_missing!(
-                "LATERAL (SELECT session_id, seq, created_at, redaction, message FROM",
-                "OFFSET 0) AS m"
-            ),
-            sqlite: select_newest_missing!("", ""),
+        let (session, user) = (filter.session.as_ref(), filter.user.as_ref());
+        let (analyzer, sessions) =
+            self.unindexed_sessions(Some(tenant), session, user, MAX_MISSING_SESSIONS).await?;
+        let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
+        let newest = self.read_missing(Some(tenant), &sessions, true, max_messages, max_bytes).await?;
+        let newest: Vec<_> = newest.into_iter().map(|(_, message)| message).collect();
+        Ok(MissingMessages { analyzer, others: missing - to_i64(newest.len()), newest })
+    }
+
+    /// Returns the version of the analyzer, and the sessions with missing messages, of all tenants if none is given.
+    async fn unindexed_sessions(
+        &self,
+        tenant: Option<&TenantId>,
+        session: Option<&SessionId>,
+        user: Option<&UserId>,
+        limit: i64,
+    ) -> Result<(String, Vec<UnindexedSession>), StoreError> {
+        let statement = match tenant {
+            Some(tenant) => self.statement(tenant, select_unindexed!("tenant_id = $1")),
+            None => self.global_statement(select_unindexed!("$1 IS NULL")).bind(None::<&str>),
         };
-        let statement = self.statement(tenant, SELECT_NEWEST_MISSING);
-        let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
-        let statement = statement.bind(filter.user.as_ref().map(UserId::as_str)).bind(max_messages);
-        let mut missing = MissingMessages::default();
-        for row in &statement.bind(max_bytes).bind(MAX_MISSING_SESSIONS).read_all().await? {
-            missing.analyzer = row.field::<Option<_>>("analyzer")?.unwrap_or_default();
-            missing.others = row.field("missing")?;
-            if let Some(json) = row.field("message")? {
-                let (message_ref, redacted_at) = (rows::message_ref(row)?, rows::redacted_at(row)?);
-                missing.newest.push(StoredHit { message_ref, redacted_at, json });
+        let statement = statement.bind(session.map(SessionId::as_str)).bind(user.map(UserId::as_str));
+        let rows = statement.bind(limit).read_all().await?;
+        let version = rows.first().map(|row| row.field::<Option<String>>("version")).transpose()?.flatten();
+        let sessions = rows.iter().filter_map(|row| unindexed_session(row).transpose());
+        Ok((version.unwrap_or_default(), sessions.collect::<Result<_, _>>()?))
+    }
+
+    /// Reads missing messages with the position of their session in `sessions`: `max_messages`, or as many as have `max_bytes`.
+    async fn read_missing(
+        &self,
+        tenant: Option<&TenantId>,
+        sessions: &[UnindexedSession],
+        newest: bool,
+        mut max_messages: i64,
+        max_bytes: i64,
+    ) -> Result<Vec<(usize, StoredHit)>, StoreError> {
+        let mut spans = Vec::new();
+        for (place, unindexed) in sessions.iter().enumerate() {
+            let count = unindexed.missing().min(max_messages);
+            max_messages -= count;
+            let UnindexedSession { tenant, session, indexed_seq, last_seq, .. } = unindexed;
+            let (origin, first) =
+                if newest { (*last_seq, last_seq - count + 1) } else { (0, indexed_seq + 1) };
+            if count > 0 {
+                spans.push((place, Span { tenant, session, origin, first, last: first + count - 1 }));
             }
         }
-        missing.others -= to_i64(missing.newest.len());
-        Ok(missing)
+        if spans.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.read_spans(tenant, None, spans.into_iter(), max_bytes, i64::MAX).await
     }
 
     /// Returns the state of the index.
@@ -331,8 +281,13 @@ impl Store {
         if self.mark_sessions().await? {
             return Ok(Some(0));
         }
-        if let Self::Postgres(database) = self {
-            database.flush_search_index().await?;
+        if let Self::Postgres(_) = self {
+            match self.global_statement(FLUSH_GIN_PENDING_LIST).read().await {
+                // Another connection is doing so.
+                Err(StoreError::Statement(sqlx::Error::Database(error)))
+                    if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => {}
+                flushed => drop(flushed?),
+            }
         }
         Ok(None)
     }
@@ -359,100 +314,71 @@ impl Store {
         tenant: Option<&TenantId>,
         session: Option<&SessionId>,
     ) -> Result<Option<usize>, StoreError> {
-        let sql = if session.is_some() { SELECT_MISSING_OF_SESSION } else { SELECT_MISSING };
-        let statement = match tenant {
-            Some(tenant) => self.statement(tenant, sql),
-            None => self.global_statement(sql).bind(None::<&str>),
-        };
-        let mut statement = statement.bind(MAX_BATCH_MESSAGES).bind(MAX_BATCH_BYTES);
-        if let Some(session) = session {
-            statement = statement.bind(session.as_str());
-        }
-        let rows = statement.read_all().await?;
-        let (mut ranges, mut messages, mut last_place) = (Vec::<MissingRange>::new(), Vec::new(), 0);
-        for row in &rows {
-            let (place, seq): (i64, i64) = (row.field("place")?, row.field("seq")?);
-            match ranges.last_mut().filter(|_| place == last_place) {
-                Some(range) => range.through_seq = seq,
-                None => ranges.push(MissingRange {
-                    tenant: row.field("tenant_id")?,
-                    session: row.field("session_id")?,
-                    incarnation: row.field("incarnation")?,
-                    indexed_seq: row.field("indexed_seq")?,
-                    through_seq: seq,
-                }),
-            }
-            last_place = place;
-            if row.field::<Option<&str>>("redaction")?.is_none() {
-                messages.push(MissingMessage {
-                    range: ranges.len() - 1,
-                    seq,
-                    created_at: row.field("created_at")?,
-                    user: row.field("user_id")?,
-                    json: row.field("message")?,
-                });
-            }
-        }
-        let Some(first) = ranges.first() else { return Ok(None) };
-        let tenant = TenantId::new(&*first.tenant).map_err(StoreError::corrupt("a tenant id"))?;
-        let analyze = move || {
-            let entries =
-                messages.into_iter().filter_map(|message| entry(analyzer, &ranges, message)).collect();
-            (ranges, entries)
-        };
-        let (ranges, entries): (_, Vec<Entry>) = blocking::spawn_cpu(analyze).await;
-        let inserted = self.insert_entries(analyzer, &tenant, &ranges, entries).await?;
+        let (_, sessions) = self.unindexed_sessions(tenant, session, None, MAX_BATCH_MESSAGES).await?;
+        let messages =
+            self.read_missing(tenant, &sessions, false, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES).await?;
+        let parts = blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
+        let Some(first) = parts.first() else { return Ok(None) };
+        let inserted = self.insert_entries(analyzer, &first.session.tenant, &parts).await?;
         if inserted.is_none() {
             tokio::time::sleep(RETRY_DELAY).await;
         }
         Ok(Some(inserted.unwrap_or(0)))
     }
 
-    /// Inserts the entries of the ranges whose sessions are unchanged. Returns their number, or `None` if all have changed.
+    /// Inserts the entries of the parts whose sessions are unchanged. Returns their number, or `None` if all have changed.
     async fn insert_entries(
         &self,
         analyzer: Analyzer,
         tenant: &TenantId,
-        ranges: &[MissingRange],
-        mut entries: Vec<Entry>,
+        parts: &[Part],
     ) -> Result<Option<usize>, StoreError> {
         let mut transaction = self.begin(tenant).await?;
         let row = transaction.statement(SELECT_ANALYZER).read().await?;
-        if row.is_none_or(|row| {
-            row.field::<String>("version").is_ok_and(|version| version != analyzer.version())
-        }) {
+        let version = row.map(|row| row.field::<String>("version")).transpose()?;
+        if version != Some(analyzer.version()) {
             return Ok(None);
         }
-        let statement = transaction.statement(ADVANCE_SESSIONS).bind(tenant.as_str());
-        let advanced = statement.bind(ranges_json(ranges)).read_all().await?;
-        let advanced = advanced.iter().map(|row| Ok((row.field("tenant_id")?, row.field("session_id")?)));
-        let advanced: BTreeSet<(String, String)> = advanced.collect::<Result<_, sqlx::Error>>()?;
-        let is_advanced =
-            |range: &MissingRange| advanced.contains(&(range.tenant.clone(), range.session.clone()));
-        let kept: Vec<bool> = ranges.iter().map(is_advanced).collect();
-        let entry = |Entry { range, seq, created_at, lexemes }: Entry| {
-            let MissingRange { tenant, session, .. } = ranges.get(range)?;
-            kept.get(range)?.then(|| json!([tenant, session, seq, created_at.micros(), lexemes]))
+        let range = |Part { session, through_seq, .. }: &Part| {
+            let UnindexedSession { tenant, session, incarnation, indexed_seq, .. } = session;
+            json!([
+                tenant.as_str(),
+                session.as_str(),
+                incarnation.simple().to_string(),
+                indexed_seq,
+                through_seq
+            ])
         };
+        let ranges = parts.iter().map(range).collect::<Value>().to_string();
+        let statement = transaction.statement(ADVANCE_SESSIONS).bind(tenant.as_str());
+        let advanced = statement.bind(ranges).read_all().await?;
+        let advanced = advanced.iter().map(|row| Ok((rows::tenant_id(row)?, rows::session_id(row)?)));
+        let advanced: HashSet<(TenantId, SessionId)> = advanced.collect::<Result<_, StoreError>>()?;
+        let mut entries = Vec::new();
+        for Part { session: UnindexedSession { tenant, session, .. }, entries: of_session, .. } in parts {
+            if advanced.contains(&(tenant.clone(), session.clone())) {
+                for (seq, micros, lexemes) in of_session {
+                    entries.push((tenant.as_str(), session.as_str(), *seq, *micros, lexemes.as_str()));
+                }
+            }
+        }
         // Sessions follow each other, but a higher id means a later message.
-        entries.sort_by_key(|entry| entry.created_at.micros());
-        let entries: Vec<Value> = entries.into_iter().filter_map(entry).collect();
-        let count = entries.len();
+        entries.sort_by_key(|(_, _, _, micros, _)| *micros);
         let mut rest = entries.as_slice();
         while !rest.is_empty() {
             let mut bytes = 0;
-            let fits = |entry: &&Value| {
+            let fits = |(_, _, _, _, lexemes): &&(_, _, _, _, &str)| {
                 let before = bytes;
-                bytes += entry.get(4).and_then(Value::as_str).map_or(0, str::len);
+                bytes += lexemes.len();
                 before < MAX_STATEMENT_BYTES
             };
             let (part, others) = rest.split_at(rest.iter().take_while(fits).count());
             let statement = transaction.statement(INSERT_ENTRIES).bind(tenant.as_str());
-            statement.bind(Value::from(part).to_string()).execute().await?;
+            statement.bind(json!(part).to_string()).execute().await?;
             rest = others;
         }
         transaction.commit().await?;
-        Ok((!advanced.is_empty()).then_some(count))
+        Ok((!advanced.is_empty()).then_some(entries.len()))
     }
 
     /// Marks the next sessions as missing if the index is being rebuilt. Returns `false` if it is not.
@@ -503,31 +429,65 @@ impl Store {
     }
 }
 
-/// Returns the entry of a message. An unreadable message gets none, so that it does not block the others.
-fn entry(analyzer: Analyzer, ranges: &[MissingRange], message: MissingMessage) -> Option<Entry> {
-    let MissingMessage { range, seq, created_at, user, json } = message;
-    let MissingRange { tenant, session, .. } = ranges.get(range)?;
-    let lexemes = || {
-        let (tenant, session) = (TenantId::new(&**tenant).ok()?, SessionId::new(&**session).ok()?);
-        let user = user_from_column(user).ok()?;
-        let mut lexemes =
-            lexemes::message_lexemes(analyzer, &tenant, &session, &Message::from_stored(json).ok()?);
-        if let Some(user) = user {
-            lexemes.push(' ');
-            lexemes += &lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user);
-        }
-        Some(lexemes)
-    };
-    let lexemes = catch_unwind(AssertUnwindSafe(lexemes)).ok().flatten();
-    if lexemes.is_none() {
-        tracing::error!(tenant, session, seq, "failed to index a stored message; search will not find it");
+impl UnindexedSession {
+    fn missing(&self) -> i64 {
+        self.last_seq - self.indexed_seq
     }
-    Some(Entry { range, seq, created_at, lexemes: lexemes? })
+
+    /// Returns the lexemes of a message, or `None` if it is unreadable.
+    fn lexemes(&self, analyzer: Analyzer, json: String) -> Option<String> {
+        let message = Message::from_stored(json).ok()?;
+        let mut all = lexemes::message_lexemes(analyzer, &self.tenant, &self.session, &message);
+        if let Some(user) = &self.user {
+            all.push(' ');
+            all += &lexemes::user_lexeme(&lexemes::tenant_prefix(&self.tenant), user);
+        }
+        Some(all)
+    }
 }
 
-fn ranges_json(ranges: &[MissingRange]) -> String {
-    let range = |MissingRange { tenant, session, incarnation, indexed_seq, through_seq }: &MissingRange| {
-        json!([tenant, session, incarnation.simple().to_string(), indexed_seq, through_seq])
-    };
-    ranges.iter().map(range).collect::<Value>().to_string()
+fn unindexed_session(row: &AnyRow) -> Result<Option<UnindexedSession>, StoreError> {
+    let Some(user) = row.field::<Option<String>>("user_id")? else { return Ok(None) };
+    Ok(Some(UnindexedSession {
+        tenant: rows::tenant_id(row)?,
+        session: rows::session_id(row)?,
+        user: user_from_column(user)?,
+        incarnation: row.field("incarnation")?,
+        indexed_seq: row.field("indexed_seq")?,
+        last_seq: row.field("last_seq")?,
+    }))
+}
+
+/// Returns the entries of messages, each with the position of its session. An unreadable message gets none, so that it does not
+/// block the others.
+fn analyze(
+    analyzer: Analyzer,
+    sessions: Vec<UnindexedSession>,
+    messages: Vec<(usize, StoredHit)>,
+) -> Vec<Part> {
+    let part =
+        |session: UnindexedSession| Part { through_seq: session.indexed_seq, session, entries: Vec::new() };
+    let mut parts: Vec<Part> = sessions.into_iter().map(part).collect();
+    for (place, StoredHit { message_ref: MessageRef { created_at, seq, .. }, redacted_at, json }) in messages
+    {
+        let Some(Part { session, through_seq, entries }) = parts.get_mut(place) else { continue };
+        *through_seq = seq;
+        if redacted_at.is_some() {
+            continue;
+        }
+        let lexemes = catch_unwind(AssertUnwindSafe(|| session.lexemes(analyzer, json))).ok().flatten();
+        if let Some(lexemes) = lexemes {
+            entries.push((seq, DbTime(created_at).micros(), lexemes));
+        } else {
+            let (tenant, session) = (session.tenant.as_str(), session.session.as_str());
+            tracing::error!(
+                tenant,
+                session,
+                seq,
+                "failed to index a stored message; search will not find it"
+            );
+        }
+    }
+    parts.retain(|part| part.through_seq > part.session.indexed_seq);
+    parts
 }

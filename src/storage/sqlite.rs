@@ -27,7 +27,6 @@ use time::OffsetDateTime;
 mod disk_reserve;
 mod exchanges;
 mod heads;
-mod search;
 mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;

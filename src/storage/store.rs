@@ -1,4 +1,4 @@
-//! The store, with its methods for sessions, messages and search. Statements that are the same on both databases, or differ
+//! The store, with its methods for sessions and messages. Statements that are the same on both databases, or differ
 //! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`] implement the
 //! methods whose statements differ. The conformance suite tests every method on both databases.
 //!
@@ -11,7 +11,6 @@ use super::index_hints::ExchangeLexemes;
 use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
-use super::search::{MessageRef, SearchFilter, StoredHit, TermMatches};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
@@ -21,7 +20,6 @@ use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
-use crate::domain::search::lexemes::TermQuery;
 use crate::domain::session::{ConsolidationState, Session};
 use crate::domain::tail::{Tail, TailLimit};
 use std::sync::Arc;
@@ -891,42 +889,6 @@ impl Store {
         let rows = rows.await?;
         // Finds the form in which each message is sent, which takes milliseconds per megabyte.
         blocking::spawn_cpu(move || context_snapshot(rows)).await
-    }
-
-    /// Returns for each query the `limit` newest matching messages, however many there are.
-    pub async fn lookup_terms(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        queries: &[TermQuery],
-        limit: i64,
-    ) -> Result<Vec<TermMatches>, StoreError> {
-        dispatch!(self, lookup_terms(tenant, filter, queries, limit))
-    }
-
-    /// Returns the messages in the order of `refs`, until their JSON exceeds `max_bytes`. Messages larger than
-    /// [`LARGE_MESSAGE_BYTES`](super::search::LARGE_MESSAGE_BYTES) are considered last. With a user, only messages in
-    /// sessions of the user.
-    pub async fn fetch_hits(
-        &self,
-        tenant: &TenantId,
-        user: Option<&UserId>,
-        refs: &[MessageRef],
-        max_bytes: i64,
-    ) -> Result<Vec<StoredHit>, StoreError> {
-        dispatch!(self, fetch_hits(tenant, user, refs, max_bytes))
-    }
-
-    /// Returns the messages up to `distance` before and after each of `refs`, without duplicates and unordered, until their
-    /// JSON exceeds `max_bytes`. Neighbours of the first references come first, and the nearest before others.
-    pub async fn fetch_neighbours(
-        &self,
-        tenant: &TenantId,
-        refs: &[MessageRef],
-        distance: i64,
-        max_bytes: i64,
-    ) -> Result<Vec<StoredHit>, StoreError> {
-        dispatch!(self, fetch_neighbours(tenant, refs, distance, max_bytes))
     }
 }
 
