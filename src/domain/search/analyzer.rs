@@ -1,13 +1,15 @@
 //! Text analyzer: turns a text into terms, so that `cafe` finds `Cafés`, and Chinese can be searched.
 //!
 //! Words are normalized (lower case, no accents, no compatibility forms) and reduced to their stem by the Snowball rules
-//! of one language. Irregular forms of English words, such as `went`, get the stem of their base form. Scripts without spaces between words, and Hangul, where spaces separate phrases, produce a bigram for
-//! each pair of adjacent characters, as is usual in search engines, and a unigram for queries of one character.
+//! of one language. Irregular forms of English words, such as `went`, get the stem of their base form. Scripts without spaces
+//! between words, and Hangul, where spaces separate phrases, produce a bigram for each pair of adjacent characters, as is usual in
+//! search engines, and a unigram for queries of one character.
 
 use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error, StrDeserializer};
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -24,56 +26,34 @@ const IRREGULAR_ENGLISH: &str = include_str!("irregular_english.txt");
 /// Apostrophes inside words.
 const APOSTROPHES: [char; 2] = ['\'', '’'];
 
-/// The language whose stemming rules apply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Language {
-    /// No stemming: a query finds only the exact form of a word.
-    None,
-    Arabic,
-    Danish,
-    Dutch,
-    #[default]
-    English,
-    Finnish,
-    French,
-    German,
-    Greek,
-    Hungarian,
-    Italian,
-    Norwegian,
-    Portuguese,
-    Romanian,
-    Russian,
-    Spanish,
-    Swedish,
-    Turkish,
+/// Defines [`Language`], with the two-letter codes of ISO 639-1.
+macro_rules! languages {
+    ($($(#[$default:meta])? $language:ident $code:literal,)*) => {
+        /// The language whose stemming rules apply.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum Language {
+            /// No stemming: a query finds only the exact form of a word.
+            None,
+            $($(#[$default])? $language,)*
+        }
+
+        impl Language {
+            /// Returns the code and the stemming rules.
+            fn rules(self) -> Option<(&'static str, Algorithm)> {
+                match self {
+                    Self::None => None,
+                    $(Self::$language => Some(($code, Algorithm::$language)),)*
+                }
+            }
+        }
+    };
 }
 
-impl Language {
-    /// Returns the two-letter code of ISO 639-1 and the stemming rules.
-    fn rules(self) -> Option<(&'static str, Algorithm)> {
-        Some(match self {
-            Self::None => return None,
-            Self::Arabic => ("ar", Algorithm::Arabic),
-            Self::Danish => ("da", Algorithm::Danish),
-            Self::Dutch => ("nl", Algorithm::Dutch),
-            Self::English => ("en", Algorithm::English),
-            Self::Finnish => ("fi", Algorithm::Finnish),
-            Self::French => ("fr", Algorithm::French),
-            Self::German => ("de", Algorithm::German),
-            Self::Greek => ("el", Algorithm::Greek),
-            Self::Hungarian => ("hu", Algorithm::Hungarian),
-            Self::Italian => ("it", Algorithm::Italian),
-            Self::Norwegian => ("no", Algorithm::Norwegian),
-            Self::Portuguese => ("pt", Algorithm::Portuguese),
-            Self::Romanian => ("ro", Algorithm::Romanian),
-            Self::Russian => ("ru", Algorithm::Russian),
-            Self::Spanish => ("es", Algorithm::Spanish),
-            Self::Swedish => ("sv", Algorithm::Swedish),
-            Self::Turkish => ("tr", Algorithm::Turkish),
-        })
-    }
+languages! {
+    Arabic "ar", Danish "da", Dutch "nl", #[default] English "en", Finnish "fi", French "fr", German "de", Greek "el",
+    Hungarian "hu", Italian "it", Norwegian "no", Portuguese "pt", Romanian "ro", Russian "ru", Spanish "es",
+    Swedish "sv", Turkish "tr",
 }
 
 /// The analyzer of one language in one of its versions. Texts and queries must be analyzed alike.
@@ -112,6 +92,30 @@ pub struct Token {
     pub position: usize,
     /// `true` for a single character of a longer segment. Such a character is part of a bigram, too.
     pub is_unigram: bool,
+}
+
+/// Words that a thread has analyzed: to stem a word takes ten times as long as to find it here.
+#[derive(Default)]
+struct RecentWords {
+    analyzer: Option<Analyzer>,
+    /// Positions in `terms`, by the word as it is written.
+    indexes: HashMap<String, usize>,
+    terms: Vec<Vec<String>>,
+}
+
+const MAX_RECENT_WORDS: usize = 8192;
+
+impl RecentWords {
+    /// Returns the position of the terms of a word.
+    fn index(&mut self, raw: &str) -> usize {
+        if let Some(index) = self.indexes.get(raw) {
+            return *index;
+        }
+        let terms = self.analyzer.into_iter().flat_map(|analyzer| analyzer.word_terms(raw));
+        self.terms.push(terms.map(|(term, _)| term).collect());
+        self.indexes.insert(raw.to_owned(), self.terms.len() - 1);
+        self.terms.len() - 1
+    }
 }
 
 impl Analyzer {
@@ -189,25 +193,30 @@ impl Analyzer {
         tokens
     }
 
-    /// Returns the distinct terms of a text, sorted. Called for every stored message: repeated words are analyzed once, and
-    /// sorting is faster than a set.
-    #[must_use]
-    pub fn terms(self, text: &str) -> Vec<String> {
-        let mut words = Vec::with_capacity(text.len() / 5);
-        words.extend(segments(text).map(|run| (text.get(run.range).unwrap_or_default(), run.is_word)));
-        words.sort_unstable();
-        words.dedup();
-        let mut terms = Vec::with_capacity(words.len());
-        for (raw, is_word) in words {
-            if is_word {
-                terms.extend(word_parts(raw).filter_map(|part| self.stem(normalize(part))));
-            } else {
-                terms.extend(self.tokens(raw).into_iter().map(|token| token.term));
-            }
+    /// Calls `then` with the distinct terms of a text, sorted. Called for every stored message.
+    pub fn with_terms<T>(self, text: &str, then: impl FnOnce(&[&str]) -> T) -> T {
+        thread_local! {
+            static RECENT_WORDS: RefCell<RecentWords> = RefCell::default();
         }
-        terms.sort_unstable();
-        terms.dedup();
-        terms
+        RECENT_WORDS.with_borrow_mut(|recent| {
+            if recent.analyzer != Some(self) || recent.terms.len() > MAX_RECENT_WORDS {
+                *recent = RecentWords { analyzer: Some(self), ..RecentWords::default() };
+            }
+            let (mut words, mut unspaced) = (Vec::with_capacity(text.len() / 5), Vec::new());
+            for Segment { range, is_word } in segments(text) {
+                let raw = text.get(range).unwrap_or_default();
+                if is_word {
+                    words.push(recent.index(raw));
+                } else {
+                    unspaced.extend(self.tokens(raw).into_iter().map(|token| token.term));
+                }
+            }
+            let of_words = words.iter().filter_map(|index| recent.terms.get(*index)).flatten();
+            let mut terms: Vec<&str> = of_words.chain(&unspaced).map(String::as_str).collect();
+            terms.sort_unstable();
+            terms.dedup();
+            then(&terms)
+        })
     }
 
     /// Returns the terms of a word, each with its unstemmed form. Most words have one term. A word that consists of
@@ -370,6 +379,10 @@ mod tests {
         tokens.into_iter().filter(|token| !token.is_unigram).map(|token| token.term).collect()
     }
 
+    fn distinct(analyzer: Analyzer, text: &str) -> Vec<String> {
+        analyzer.with_terms(text, |terms| terms.iter().copied().map(String::from).collect())
+    }
+
     #[test]
     fn forms_of_one_word_have_the_same_term() {
         for (one, other) in [
@@ -402,7 +415,7 @@ mod tests {
         {
             let tokens = Analyzer::default().tokens(text).into_iter();
             let expected: BTreeSet<String> = tokens.map(|token| token.term).collect();
-            assert_eq!(Analyzer::default().terms(text), Vec::from_iter(expected), "{text}");
+            assert_eq!(distinct(Analyzer::default(), text), Vec::from_iter(expected), "{text}");
         }
     }
 
@@ -455,7 +468,9 @@ mod tests {
         assert_eq!(Analyzer::new(Language::None).version(), "none-1");
         let first = Analyzer::parse_version("english-1").expect("a version that indexes use");
         assert_eq!(first.version(), "english-1");
-        assert_eq!(first.terms("went children ferries"), ["children", "ferri", "went"]);
+        // Words of the other version are not reused.
+        assert_eq!(distinct(Analyzer::default(), "went children"), ["child", "go"]);
+        assert_eq!(distinct(first, "went children ferries"), ["children", "ferri", "went"]);
         for label in ["", "off", "english", "english-0", "english-3", "german-2", "klingon-1", "English-1"] {
             assert_eq!(Analyzer::parse_version(label), None, "{label}");
         }

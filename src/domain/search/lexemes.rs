@@ -48,14 +48,16 @@ pub fn message_lexemes(
     let mut out = session_lexeme(&prefix, session);
     out.push(' ');
     out.push_str(&role_lexeme(&prefix, message.role()));
-    for term in analyzer.terms(&text::searchable_text(message)) {
-        if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
-            break;
+    analyzer.with_terms(&text::searchable_text(message), |terms| {
+        for term in terms {
+            if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
+                break;
+            }
+            out.push(' ');
+            out.push_str(&prefix);
+            out.push_str(term);
         }
-        out.push(' ');
-        out.push_str(&prefix);
-        out.push_str(&term);
-    }
+    });
     out
 }
 
