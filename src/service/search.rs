@@ -5,16 +5,14 @@
 use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
 use crate::capacity;
-use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::{Message, Role};
-use crate::domain::search::analyzer::Analyzer;
+use crate::domain::id::{SessionId, TenantId};
+use crate::domain::message::Role;
 use crate::domain::search::matcher::Matcher;
 use crate::domain::search::query::Query;
 use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
-use crate::domain::search::text::{searchable_text, speaker};
 use crate::storage::Store;
-use crate::storage::search::{MessageRef, MissingMessages, SearchFilter, StoredHit};
+use crate::storage::search::{MessageRef, MissingMessages, StoredHit};
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
@@ -22,6 +20,7 @@ use std::collections::{HashMap, HashSet};
 use time::OffsetDateTime;
 
 pub use crate::domain::search::query::InvalidQuery;
+pub use crate::storage::search::SearchFilter;
 pub use rerank::{RerankConfig, SearchOrder, SearchRanking};
 
 mod candidates;
@@ -46,13 +45,8 @@ const SEARCH_MEMORY: usize = 16 * 1024 * 1024;
 pub struct SearchRequest {
     /// Words, "phrases", -exclusions, prefix*.
     pub text: String,
-    pub session_id: Option<SessionId>,
-    pub user_id: Option<UserId>,
-    pub role: Option<Role>,
-    /// Inclusive.
-    pub since: Option<OffsetDateTime>,
-    /// Exclusive.
-    pub until: Option<OffsetDateTime>,
+    /// The excluded terms are those of the text.
+    pub filter: SearchFilter,
     /// Maximum number of hits. Values above [`MAX_LIMIT`] are reduced to it.
     pub limit: usize,
     /// Number of messages to return before and after each hit.
@@ -100,14 +94,7 @@ impl MemoryService {
             Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
             Store::Postgres(_) => None,
         };
-        let mut filter = SearchFilter {
-            session: request.session_id.clone(),
-            user: request.user_id.clone(),
-            role: request.role,
-            since: request.since,
-            until: request.until,
-            excluded_terms: Vec::new(),
-        };
+        let mut filter = request.filter;
         let missing =
             self.store.missing_messages(tenant, &filter, MAX_UNINDEXED_MESSAGES, MAX_UNINDEXED_BYTES);
         let MissingMessages { analyzer: version, newest, others: unsearched_messages } = missing.await?;
@@ -116,18 +103,17 @@ impl MemoryService {
             query = Query::parse(analyzer, &request.text)?;
         }
         filter.excluded_terms = query.excluded_terms();
-        let read = parse(&request, newest, ReadMessages::new(analyzer, &query)).await?;
+        let matcher = Matcher::new(analyzer, &query);
+        let mut read = ReadMessages { matcher, candidates: Vec::new() }.add(&filter, newest).await?;
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
-        let candidates = select_candidates(&self.store, tenant, &filter, &query, &read.candidates).await?;
+        let Candidates { refs, weights } =
+            select_candidates(&self.store, tenant, &filter, &query, &read.candidates).await?;
         drop(thread);
-        let (mut read, Candidates { refs, weights }) = (read, candidates);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in refs.chunks(MAX_RANKED) {
-            let unread: Vec<MessageRef> =
-                chunk.iter().filter(|found| !read.contains(found)).cloned().collect();
-            read = self.read(tenant, &request, &unread, read).await?;
+            read = self.read(tenant, &filter, chunk, read).await?;
             if read.matches() >= ranked_hits {
                 break;
             }
@@ -135,14 +121,31 @@ impl MemoryService {
         let ranking = Ranking::new(analyzer, &query, &weights, &read.candidates);
         let mut ranked = ranking.hits();
         // Messages around those of the index can be better hits than these.
-        let neighbours = read.positions(ranking.promising_neighbours(&ranked, ranked_hits));
+        let neighbours = ranking.promising_neighbours(&ranked, ranked_hits);
         if !neighbours.is_empty() {
-            read = self.read(tenant, &request, &neighbours, read).await?;
+            // Their times are unknown, and not needed to read them.
+            let message_ref = |(session, seq): (&SessionId, i64)| MessageRef {
+                created_at: OffsetDateTime::UNIX_EPOCH,
+                seq,
+                session: session.clone(),
+            };
+            let neighbours: Vec<MessageRef> = neighbours.into_iter().map(message_ref).collect();
+            read = self.read(tenant, &filter, &neighbours, read).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
         ranked.truncate(ranked_hits);
-        let mut hits = read.hits(analyzer, &query, &ranked);
-        let texts = if self.config.rerank.is_some() { read.short_texts(&ranked, &hits) } else { Vec::new() };
+        let found =
+            || ranked.iter().filter_map(|(index, score)| Some((read.candidates.get(*index)?, *score)));
+        let mut hits: Vec<SearchHit> = found()
+            .map(|(candidate, score)| {
+                SearchHit::new(candidate, score, snippet(analyzer, &query, &candidate.text))
+            })
+            .collect();
+        let texts = if self.config.rerank.is_some() {
+            found().zip(&hits).map(|((candidate, _), hit)| hit.short_text(&candidate.text)).collect()
+        } else {
+            Vec::new()
+        };
         drop(read);
         let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
         hits.truncate(limit);
@@ -152,16 +155,19 @@ impl MemoryService {
         Ok(SearchResults { hits, unsearched_messages, ranking })
     }
 
-    /// Reads messages, as far as they exist and pass the filter.
+    /// Reads messages that were not read, as far as they exist and pass the filter.
     async fn read(
         &self,
         tenant: &TenantId,
-        request: &SearchRequest,
+        filter: &SearchFilter,
         refs: &[MessageRef],
         read: ReadMessages,
     ) -> Result<ReadMessages, Error> {
-        let stored = self.store.fetch_hits(tenant, request.user_id.as_ref(), refs, MAX_RANKED_BYTES).await?;
-        parse(request, stored, read).await
+        let known: HashSet<_> = read.candidates.iter().map(|known| (&known.session, known.seq)).collect();
+        let unread = refs.iter().filter(|found| !known.contains(&(&found.session, found.seq)));
+        let unread: Vec<MessageRef> = unread.cloned().collect();
+        let stored = self.store.fetch_hits(tenant, filter.user.as_ref(), &unread, MAX_RANKED_BYTES).await?;
+        read.add(filter, stored).await
     }
 
     async fn add_neighbours(
@@ -201,74 +207,38 @@ impl MemoryService {
     }
 }
 
-/// Adds the messages that pass the filter.
-async fn parse(
-    request: &SearchRequest,
-    mut stored: Vec<StoredHit>,
-    mut read: ReadMessages,
-) -> Result<ReadMessages, Error> {
-    stored.retain(|StoredHit { message_ref: MessageRef { created_at, .. }, redacted_at, .. }| {
-        redacted_at.is_none()
-            && request.since.is_none_or(|since| *created_at >= since)
-            && request.until.is_none_or(|until| *created_at < until)
-    });
-    let bytes = stored.iter().map(|hit| hit.json.len()).sum();
-    let role = request.role;
-    let parse = move || {
-        for hit in stored {
-            read.add(hit, role)?;
-        }
-        Ok(read)
-    };
-    blocking::spawn_cpu_if_large(bytes, parse).await
-}
-
 /// The messages that were read for a search.
 struct ReadMessages {
     matcher: Matcher,
-    /// One for each of `parsed`.
     candidates: Vec<Candidate>,
-    parsed: Vec<ParsedMessage>,
-    positions: HashSet<(SessionId, i64)>,
-}
-
-struct ParsedMessage {
-    message_ref: MessageRef,
-    text: String,
-    message: Message,
 }
 
 impl ReadMessages {
-    fn new(analyzer: Analyzer, query: &Query) -> Self {
-        let matcher = Matcher::new(analyzer, query);
-        Self { matcher, candidates: Vec::new(), parsed: Vec::new(), positions: HashSet::new() }
-    }
-
-    /// Adds a message that has the role, if that is given.
-    fn add(
-        &mut self,
-        StoredHit { message_ref, json, .. }: StoredHit,
-        role: Option<Role>,
-    ) -> Result<(), Error> {
-        let message = decode_message(json)?;
-        if role.is_some_and(|role| message.role() != role) {
-            return Ok(());
-        }
-        let text = searchable_text(&message);
-        self.candidates.push(Candidate {
-            session: message_ref.session.as_str().to_owned(),
-            seq: message_ref.seq,
-            created_at: message_ref.created_at,
-            speaker: speaker(&message, &text),
-            text_match: self.matcher.count(&text),
+    /// Adds the messages that pass the filter.
+    async fn add(mut self, filter: &SearchFilter, mut stored: Vec<StoredHit>) -> Result<Self, Error> {
+        let SearchFilter { role, since, until, .. } = *filter;
+        stored.retain(|StoredHit { message_ref: MessageRef { created_at, .. }, redacted_at, .. }| {
+            redacted_at.is_none()
+                && since.is_none_or(|since| *created_at >= since)
+                && until.is_none_or(|until| *created_at < until)
         });
-        self.positions.insert((message_ref.session.clone(), message_ref.seq));
-        self.parsed.push(ParsedMessage { message_ref, text, message });
-        Ok(())
-    }
-
-    fn contains(&self, message_ref: &MessageRef) -> bool {
-        self.positions.contains(&(message_ref.session.clone(), message_ref.seq))
+        let bytes = stored.iter().map(|hit| hit.json.len()).sum();
+        let parse = move || {
+            for StoredHit { message_ref: MessageRef { created_at, seq, session }, json, .. } in stored {
+                let message = decode_message(json)?;
+                if role.is_none_or(|role| message.role() == role) {
+                    self.candidates.push(Candidate::new(
+                        session,
+                        seq,
+                        created_at,
+                        message,
+                        &mut self.matcher,
+                    ));
+                }
+            }
+            Ok(self)
+        };
+        blocking::spawn_cpu_if_large(bytes, parse).await
     }
 
     /// Returns the number of messages that contain a word, and all phrases.
@@ -276,40 +246,29 @@ impl ReadMessages {
         let text_matches = self.candidates.iter().map(|candidate| &candidate.text_match);
         text_matches.filter(|text_match| text_match.is_allowed && text_match.has_word()).count()
     }
+}
 
-    /// Returns messages in the sessions of candidates. Their times are unknown.
-    fn positions(&self, positions: Vec<(usize, i64)>) -> Vec<MessageRef> {
-        let message_ref = |(index, seq): (usize, i64)| {
-            let session = self.parsed.get(index)?.message_ref.session.clone();
-            Some(MessageRef { created_at: OffsetDateTime::UNIX_EPOCH, seq, session })
-        };
-        positions.into_iter().filter_map(message_ref).collect()
-    }
-
-    /// Returns the hits for indexes and scores.
-    fn hits(&self, analyzer: Analyzer, query: &Query, ranked: &[(usize, f64)]) -> Vec<SearchHit> {
-        let hit = |(ParsedMessage { message_ref, text, message }, score): (&ParsedMessage, f64)| SearchHit {
-            session_id: message_ref.session.clone(),
-            seq: message_ref.seq,
-            created_at: message_ref.created_at,
+impl SearchHit {
+    fn new(candidate: &Candidate, score: f64, snippet: Snippet) -> Self {
+        let Candidate { session, seq, created_at, message, .. } = candidate;
+        Self {
+            session_id: session.clone(),
+            seq: *seq,
+            created_at: *created_at,
             score,
             message: message.json().to_owned(),
             role: message.role(),
-            snippet: snippet(analyzer, query, text),
+            snippet,
             before: Vec::new(),
             after: Vec::new(),
-        };
-        ranked.iter().filter_map(|(index, score)| Some((self.parsed.get(*index)?, *score))).map(hit).collect()
+        }
     }
 
-    /// Returns the texts of the hits, or the snippets of long ones.
-    fn short_texts(&self, ranked: &[(usize, f64)], hits: &[SearchHit]) -> Vec<String> {
-        let text = |((index, _), hit): (&(usize, f64), &SearchHit)| {
-            let text = self.parsed.get(*index).map(|message| message.text.as_str());
-            let is_short = |text: &&str| text.char_indices().nth(MAX_TEXT_CHARS).is_none();
-            let snippet = || hit.snippet.pieces().map(|(piece, _)| piece).collect();
-            text.filter(is_short).map_or_else(snippet, str::to_owned)
-        };
-        ranked.iter().zip(hits).map(text).collect()
+    /// Returns the text, or the snippet of a long one.
+    fn short_text(&self, text: &str) -> String {
+        if text.char_indices().nth(MAX_TEXT_CHARS).is_none() {
+            return text.to_owned();
+        }
+        self.snippet.pieces().map(|(piece, _)| piece).collect()
     }
 }

@@ -7,13 +7,14 @@
 //!   term, but raises the scores of these messages.
 //!
 //! A hit contains a word of the query, or its neighbours contain at least two of them; one of them if the query contains stop
-//! words, as questions do. Messages that the query excludes
-//! contribute nothing to their neighbours.
+//! words, as questions do. Messages that the query excludes contribute nothing to their neighbours.
 
 use super::analyzer::Analyzer;
-use super::matcher::TextMatch;
+use super::matcher::{Matcher, TextMatch};
 use super::query::{Clause, Query};
-use super::text::Speaker;
+use super::text::{Speaker, searchable_text, speaker};
+use crate::domain::id::SessionId;
+use crate::domain::message::Message;
 use std::collections::{HashMap, HashSet};
 use time::OffsetDateTime;
 
@@ -33,11 +34,29 @@ const MAX_NEIGHBOURS: usize = 50;
 /// A message to be ranked.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    pub session: String,
+    pub session: SessionId,
     pub seq: i64,
     pub created_at: OffsetDateTime,
-    pub speaker: Option<Speaker>,
+    pub message: Message,
+    /// The searchable text of the message.
+    pub text: String,
     pub text_match: TextMatch,
+    speaker: Option<Speaker>,
+}
+
+impl Candidate {
+    /// Counts the words of a query in a message.
+    pub fn new(
+        session: SessionId,
+        seq: i64,
+        created_at: OffsetDateTime,
+        message: Message,
+        matcher: &mut Matcher,
+    ) -> Self {
+        let text = searchable_text(&message);
+        let (speaker, text_match) = (speaker(&message, &text), matcher.count(&text));
+        Self { session, seq, created_at, message, text, text_match, speaker }
+    }
 }
 
 /// Returns the weight of a word that occurs in `matching` of `all` messages: BM25's inverse document frequency.
@@ -52,7 +71,7 @@ pub fn weight(matching: i64, all: i64) -> f64 {
 pub struct Ranking<'a> {
     query: &'a Query,
     candidates: &'a [Candidate],
-    by_position: HashMap<&'a str, HashMap<i64, &'a Candidate>>,
+    by_position: HashMap<&'a SessionId, HashMap<i64, &'a Candidate>>,
     /// The weight of each word of the query. Zero for names of speakers.
     weights: Vec<f64>,
     /// The speakers that the query names.
@@ -63,7 +82,7 @@ impl<'a> Ranking<'a> {
     /// Prepares the ranking of candidates. `weights` are those of the words of the query, in their order.
     #[must_use]
     pub fn new(analyzer: Analyzer, query: &'a Query, weights: &[f64], candidates: &'a [Candidate]) -> Self {
-        let mut by_position: HashMap<&str, HashMap<i64, &Candidate>> = HashMap::new();
+        let mut by_position: HashMap<&SessionId, HashMap<i64, &Candidate>> = HashMap::new();
         for candidate in candidates {
             by_position.entry(&candidate.session).or_default().insert(candidate.seq, candidate);
         }
@@ -104,37 +123,36 @@ impl<'a> Ranking<'a> {
     }
 
     /// Returns the positions of other messages that may be among the first `limit` of these hits because of their neighbours,
-    /// the most promising first. A position is the index of a candidate of the same session, and a `seq` from 1.
+    /// the most promising first.
     #[must_use]
-    pub fn promising_neighbours(&self, hits: &[(usize, f64)], limit: usize) -> Vec<(usize, i64)> {
+    pub fn promising_neighbours(&self, hits: &[(usize, f64)], limit: usize) -> Vec<(&'a SessionId, i64)> {
         // A phrase must be in the message itself.
         if !self.query.phrases.is_empty() {
             return Vec::new();
         }
         let last_score = hits.get(limit.saturating_sub(1)).map_or(0.0, |(_, score)| *score);
-        let mut positions: HashMap<(&str, i64), usize> = HashMap::new();
-        for (index, candidate) in self.candidates.iter().enumerate() {
-            if candidate.text_match.has_word() {
-                let around = neighbours(candidate.seq).map(|(seq, _)| seq).filter(|seq| *seq > 0);
-                let others = around.filter(|seq| self.candidate(&candidate.session, *seq).is_none());
-                positions.extend(others.map(|seq| ((candidate.session.as_str(), seq), index)));
-            }
+        let mut positions = HashSet::new();
+        for candidate in self.candidates.iter().filter(|candidate| candidate.text_match.has_word()) {
+            let around = neighbours(candidate.seq).map(|(seq, _)| (&candidate.session, seq));
+            let is_other =
+                |(session, seq): &(&SessionId, i64)| *seq > 0 && self.candidate(session, *seq).is_none();
+            positions.extend(around.filter(is_other));
         }
-        let scored = positions.into_iter().filter_map(|((session, seq), index)| {
+        let scored = positions.into_iter().filter_map(|(session, seq)| {
             let score = self.score(session, seq)?;
-            (score * SPEAKER_FACTOR > last_score).then_some((score, session, seq, index))
+            (score * SPEAKER_FACTOR > last_score).then_some((score, session, seq))
         });
         let mut scored: Vec<_> = scored.collect();
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| (a.1, a.2).cmp(&(b.1, b.2))));
-        scored.into_iter().take(MAX_NEIGHBOURS).map(|(_, _, seq, index)| (index, seq)).collect()
+        scored.into_iter().take(MAX_NEIGHBOURS).map(|(_, session, seq)| (session, seq)).collect()
     }
 
-    fn candidate(&self, session: &str, seq: i64) -> Option<&'a Candidate> {
+    fn candidate(&self, session: &SessionId, seq: i64) -> Option<&'a Candidate> {
         self.by_position.get(session)?.get(&seq).copied()
     }
 
     /// Returns the score of a message by its own words and those of its neighbours, or `None` if it is no hit.
-    fn score(&self, session: &str, seq: i64) -> Option<f64> {
+    fn score(&self, session: &SessionId, seq: i64) -> Option<f64> {
         let mut window = vec![0.0; self.weights.len()];
         let add = |window: &mut [f64], seq, share| {
             let words =
@@ -179,8 +197,8 @@ fn speakers<'a>(messages: &HashMap<i64, &'a Candidate>) -> Vec<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::matcher::Matcher;
     use super::*;
+    use crate::domain::message::Role;
 
     fn parse(query: &str) -> (Query, Vec<f64>) {
         let query = Query::parse(Analyzer::default(), query).expect("a query");
@@ -190,14 +208,10 @@ mod tests {
 
     fn candidates(query: &Query, messages: &[(&str, i64, &str)]) -> Vec<Candidate> {
         let mut matcher = Matcher::new(Analyzer::default(), query);
-        let candidate = |&(session, seq, text): &(&str, i64, &str)| Candidate {
-            session: session.to_owned(),
-            seq,
-            created_at: OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seq),
-            speaker: text
-                .split_once(": ")
-                .map(|(name, _)| Speaker { name: name.to_owned(), is_leading: true }),
-            text_match: matcher.count(text),
+        let candidate = |&(session, seq, text): &(&str, i64, &str)| {
+            let session = SessionId::new(session).expect("an id");
+            let created_at = OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seq);
+            Candidate::new(session, seq, created_at, Message::text(Role::User, text), &mut matcher)
         };
         messages.iter().map(candidate).collect()
     }

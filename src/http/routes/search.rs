@@ -12,7 +12,9 @@ use crate::http::openapi::responses::SearchDisabled;
 use crate::http::response_body::Json;
 use crate::http::routes::messages::MessageBody;
 use crate::service::MemoryService;
-use crate::service::search::{DEFAULT_LIMIT, SearchHit, SearchRanking, SearchRequest, SearchResults};
+use crate::service::search::{
+    DEFAULT_LIMIT, SearchFilter, SearchHit, SearchRanking, SearchRequest, SearchResults,
+};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -51,20 +53,19 @@ pub(crate) struct SearchParams {
 
 impl From<SearchParams> for SearchRequest {
     fn from(params: SearchParams) -> Self {
-        Self {
-            text: params.q,
-            session_id: params.session_id,
-            user_id: params.user_id,
-            role: params.role,
-            since: params.since.map(|Time(time)| time),
-            until: params.until.map(|Time(time)| time),
-            limit: params
-                .limit
-                .map_or(DEFAULT_LIMIT, |Bounded(limit)| usize::try_from(limit).unwrap_or_default()),
-            neighbours: params
-                .neighbours
-                .map_or(1, |Bounded(number)| usize::try_from(number).unwrap_or_default()),
-        }
+        let SearchParams { q: text, session_id, user_id, role, since, until, limit, neighbours } = params;
+        let time = |time: Option<Time>| time.map(|Time(time)| time);
+        let filter = SearchFilter {
+            session: session_id,
+            user: user_id,
+            role,
+            since: time(since),
+            until: time(until),
+            excluded_terms: Vec::new(),
+        };
+        let limit = limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| usize::try_from(limit).unwrap_or_default());
+        let neighbours = neighbours.map_or(1, |Bounded(number)| usize::try_from(number).unwrap_or_default());
+        Self { text, filter, limit, neighbours }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
 use crate::domain::tool::ToolError;
 use crate::domain::transcript::{TranscriptEntry, encode_text};
-use crate::service::search::{SearchHit, SearchRanking, SearchRequest, SearchResults};
+use crate::service::search::{SearchFilter, SearchHit, SearchRanking, SearchRequest, SearchResults};
 use crate::service::{Error, MemoryService, StoredMessage, decode_message};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -40,20 +40,15 @@ impl MemoryService {
         session: Option<&SessionId>,
         (text, days, max_results): (String, Option<i64>, i64),
     ) -> Result<ToolOutcome, Error> {
-        let (user_id, session_id) = match scope {
-            HistoryScope::User(user) => (Some(user), None),
-            HistoryScope::Session(session) => (None, Some(session)),
+        let since = days.map(|days| OffsetDateTime::now_utc() - Duration::days(days));
+        let filter = match scope {
+            HistoryScope::User(user) => SearchFilter { user: Some(user), since, ..SearchFilter::default() },
+            HistoryScope::Session(session) => {
+                SearchFilter { session: Some(session), since, ..SearchFilter::default() }
+            }
         };
-        let request = SearchRequest {
-            text,
-            session_id,
-            user_id,
-            role: None,
-            since: days.map(|days| OffsetDateTime::now_utc() - Duration::days(days)),
-            until: None,
-            limit: usize::try_from(max_results).unwrap_or(usize::MAX),
-            neighbours: NEIGHBOURS,
-        };
+        let limit = usize::try_from(max_results).unwrap_or(usize::MAX);
+        let request = SearchRequest { text, filter, limit, neighbours: NEIGHBOURS };
         match self.search(tenant, request).await {
             Ok(SearchResults { hits, ranking, .. }) => {
                 let neighbours = hits.iter().flat_map(|hit| hit.before.iter().chain(&hit.after));
