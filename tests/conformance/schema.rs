@@ -4,8 +4,15 @@ use crate::conversation::Conversation;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
+use precis::domain::id::TenantId;
 use precis::domain::search::analyzer::Analyzer;
+use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
+use precis::storage::search::SearchFilter;
 use precis::storage::{self, StoreError, StoreOptions};
+use sqlx::migrate::Migrator;
+use sqlx::{Connection as _, PgConnection, SqliteConnection};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 use test_case::test_case;
 
@@ -139,4 +146,67 @@ async fn unreachable_postgres_is_unavailable() {
     let error = store.check_ready().await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     assert!(!format!("{error} {error:?} {store:?}").contains("hunter2"));
+}
+
+/// The migration to version 13 replaces the lists of pending messages by a state of each session.
+#[test_case(Backend::sqlite().await, "english-2"; "sqlite")]
+#[test_case(Backend::postgres().await, "english-2"; "postgres")]
+#[test_case(Backend::sqlite().await, "off"; "sqlite without search")]
+#[test_case(Backend::postgres().await, "off"; "postgres without search")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_pending_in_version_12_are_found_after_the_migration(backend: Backend, analyzer: &str) {
+    let backend = remove_schema(backend).await;
+    let store = backend.store().await;
+    let is_sqlite = matches!(backend, Backend::Sqlite(_));
+    let folder = if is_sqlite { "migrations/sqlite" } else { "migrations/postgres" };
+    let mut version_12 = Migrator::new(Path::new(folder)).await.unwrap();
+    version_12.migrations.to_mut().retain(|migration| migration.version <= 12);
+    if is_sqlite {
+        // The store creates the file.
+        store.check_ready().await.unwrap_err();
+        let mut connection = SqliteConnection::connect(&backend.url()).await.unwrap();
+        version_12.run_direct(None, &mut connection, false).await.unwrap();
+    } else {
+        let mut connection = PgConnection::connect(&backend.url()).await.unwrap();
+        version_12.run_direct(None, &mut connection, false).await.unwrap();
+    }
+    let mut sql = Sql::on(&backend).await;
+    let (now, incarnation, lexemes) = if is_sqlite {
+        ("1760000000000000", "randomblob(16)", "'PREFIXplum'")
+    } else {
+        ("now()", "gen_random_uuid()", "array_to_tsvector(ARRAY['PREFIXplum'])")
+    };
+    let prefix = lexemes::tenant_prefix(&TenantId::default());
+    for (session, indexed, reindexed, pending) in
+        [("complete", 4, 4, 5), ("pending", 2, 4, 3), ("reindexed", 1, 1, 5), ("both", 3, 0, 4)]
+    {
+        let rows = format!(
+            "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+                activity_hour, incarnation)
+            VALUES ('default', '{session}', '', '{{}}', 4, 4, {now}, {now}, 0, {incarnation});
+            INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
+            WITH RECURSIVE n (seq) AS (SELECT 1 UNION ALL SELECT seq + 1 FROM n WHERE seq < 4)
+            SELECT 'default', '{session}', seq, 'user', 1, '{{\"role\":\"user\",\"content\":\"plums\"}}', {now} FROM n;
+            INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+            SELECT tenant_id, session_id, seq, created_at, {lexemes} FROM messages
+            WHERE session_id = '{session}' AND seq <= {indexed};
+            INSERT INTO search_reindex (tenant_id, session_id, done_seq, through_seq)
+            SELECT 'default', '{session}', {reindexed}, 4 WHERE {reindexed} < 4;
+            INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
+            SELECT 'default', '{session}', {pending}, 4, 99, {now} WHERE {pending} <= 4"
+        );
+        sql.run(&rows.replace("PREFIX", &prefix)).await;
+    }
+    sql.run(&format!("INSERT INTO search_analyzer (id, version) VALUES (1, '{analyzer}')")).await;
+    store.migrate().await.unwrap();
+    // Without search, nothing says which messages have an entry.
+    let missing = if analyzer == "off" { 16 } else { 2 + 3 + 4 };
+    assert_eq!(store.index_state().await.unwrap().messages, missing);
+    let demo = Conversation::on(&backend).await;
+    let plum = TermQuery(vec![vec![TermPattern::exact("plum")]]);
+    let found = demo.lookup_terms(&SearchFilter::default(), &plum, 99).await;
+    let found: BTreeSet<(String, i64)> =
+        found.into_iter().map(|found| (found.session.to_string(), found.seq)).collect();
+    assert_eq!(found.len(), 16, "{found:?}");
+    assert_eq!(sql.number("SELECT count(*) FROM search").await, 16);
 }

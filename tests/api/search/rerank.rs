@@ -7,6 +7,7 @@ use crate::support::backend::Backend;
 use crate::support::client::TestClient;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
 use futures_util::future::join_all;
+use precis::domain::api_key::Scope;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,6 +187,41 @@ async fn searches_use_half_of_the_call_slots() {
         assert_eq!((hits, &ranking["order"]), (vec!["s:1".to_owned(), "s:3".to_owned()], &json!("reranked")));
     }
     assert_eq!((model.calls().len(), model.max_in_flight()), (4, 1));
+}
+
+/// The searches of one key fill the queue for the slow model all the time. Those of another key wait for two or three of them, not
+/// for all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn searches_of_a_key_do_not_wait_for_the_backlog_of_another() {
+    const BACKLOG: usize = 10;
+    let model = ModelServer::start().await;
+    let set = [POOL, PATIENT, ("llm.models.small.max_concurrent_calls", "2")];
+    let backend = Backend::sqlite().await;
+    let app = TestApp::start_with_model(&backend, &model.base_url(), &set).await;
+    let (busy, other) = (backend.key("busy", Scope::Write).await, backend.key("other", Scope::Write).await);
+    let (busy, other) = (app.with_key(busy.expose()), app.with_key(other.expose()));
+    busy.record("s", &[user("a ferry"), user("a ferry, a ferry")]).await;
+    other.record("s", &[user("a quay"), user("a quay, a quay")]).await;
+    model.default(Behaviour::Delayed(Duration::from_millis(20), "[2, 1]".to_owned()));
+    let search_again_and_again = async |client: &TestClient| {
+        while search(client, &[("q", "ferry")]).await.1["order"] == "reranked" {}
+    };
+    let backlog = join_all((0..BACKLOG).map(|_| search_again_and_again(&busy)));
+    let searches = async {
+        let mut waits = Vec::new();
+        model.until_calls(BACKLOG).await;
+        for _ in 0..5 {
+            let calls = model.calls().len();
+            let (_, ranking) = search(&other, &[("q", "quay")]).await;
+            assert_eq!(ranking["order"], "reranked", "{ranking}");
+            let calls = model.calls().split_off(calls);
+            waits.push(calls.iter().position(|call| call.user().contains("quay")).expect("its call"));
+        }
+        waits
+    };
+    // Further calls can begin before the search of the other key has reached the queue, so the shortest wait counts.
+    let waits = tokio::select! { waits = searches => waits, _ = backlog => Vec::new() };
+    assert!(waits.iter().min().is_some_and(|wait| *wait <= 3), "{waits:?}");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
