@@ -45,11 +45,15 @@ const FILES: &[File] = files! {
     "api.js": "text/javascript",
     "app.js": "text/javascript",
     "context.js": "text/javascript",
+    "diff.js": "text/javascript",
     "dom.js": "text/javascript",
     "history.js": "text/javascript",
+    "memory.js": "text/javascript",
     "messages.js": "text/javascript",
+    "revisions.js": "text/javascript",
     "session.js": "text/javascript",
     "sessions.js": "text/javascript",
+    "timeline.js": "text/javascript",
 };
 
 /// The entity tag of all files: they change together, with the binary.

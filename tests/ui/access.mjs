@@ -78,6 +78,12 @@ const VIEWS = [
   ["/sessions/large/context", "Response", 3],
   [`/sessions/${hostile}/history`, /Messages 1 to 48/],
   [`/sessions/${hostile}/context`, "Response", 3],
+  ["/sessions/large/timeline", "6"],
+  ["/sessions/large/summary", "Compare", 3],
+  [`/sessions/${hostile}/summary`, "Compare", 3],
+  ["/users", "Memory", 1],
+  ["/users/ada", "Compare", 2],
+  [`/users/${encodeURIComponent(HOSTILE.user)}`, "Compare", 2],
   ["/nothing", "Not found", 1],
 ];
 

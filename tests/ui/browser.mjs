@@ -56,8 +56,9 @@ export class Tab {
     page.on("request", (request) => request.url().startsWith(this.url) || report(`request: ${request.url()}`));
   }
 
-  /** Opens a route of the inspector. */
+  /** Opens a route of the inspector. The page before is closed, so that nothing of it is mistaken for the new one. */
   async goto(route) {
+    await this.page.goto("about:blank");
     await this.page.goto(`${this.url}/ui/#${route}`);
   }
 

@@ -4,15 +4,17 @@
 
 import { storedKey, storeKey } from "./api.js";
 import { announce, button, dialog, errorBox, field, h } from "./dom.js";
+import { memoryView, usersView } from "./memory.js";
 import { sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
 
 const main = document.getElementById("main");
 const keyButton = document.getElementById("key");
 
-/** The view of the first segment; `#/sessions/ID` has a second one. */
+/** The views by the first segment: of the list, and of one item such as `#/sessions/ID`. */
 const ROUTES = {
-  sessions: (segments) => (segments.length > 1 ? sessionView : sessionsView),
+  sessions: [sessionsView, sessionView],
+  users: [usersView, memoryView],
 };
 
 let current = new AbortController();
@@ -40,7 +42,7 @@ async function show(isNavigation) {
     if (isCurrent) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const view = ROUTES[route.segments[0]]?.(route.segments) ?? notFound;
+  const view = ROUTES[route.segments[0]]?.[route.segments.length > 1 ? 1 : 0] ?? notFound;
   announce("");
   try {
     await view({ main, signal, ...route });

@@ -53,9 +53,13 @@ export const milliseconds = (value) =>
 export const time = (value) =>
   value ? h("time", { datetime: value }, dateTime.format(new Date(value))) : document.createTextNode("–");
 
+let fields = 0;
+
 /** Returns a label with its control. */
-export const field = (label, control, hint) =>
-  h("label", { class: "field" }, h("span", null, label), control, hint && h("small", null, hint));
+export function field(label, control) {
+  control.id = `field-${(fields += 1)}`;
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+}
 
 export const button = (label, onclick, properties) => h("button", { type: "button", onclick, ...properties }, label);
 

@@ -4,12 +4,17 @@ import { get, path, poll, request } from "./api.js";
 import { contextTab } from "./context.js";
 import { announce, attempt, button, bytes, count, dialog, errorBox, facts, h, number, replace, time } from "./dom.js";
 import { historyTab } from "./history.js";
+import { memoryLink } from "./memory.js";
+import { revisionsTab } from "./revisions.js";
 import { sessionLink } from "./sessions.js";
+import { timelineTab } from "./timeline.js";
 
 /** The tabs by the third segment of the route. Each fills a panel and may return `update` for a changed session. */
 const TABS = {
   history: { title: "History", view: historyTab },
   context: { title: "Next context", view: contextTab },
+  timeline: { title: "Timeline", view: timelineTab },
+  summary: { title: "Summary", view: revisionsTab },
 };
 
 export async function sessionView({ main, segments, query, signal }) {
@@ -57,10 +62,14 @@ export async function sessionView({ main, segments, query, signal }) {
   function actions() {
     const consolidate = button("Consolidate now", () => attempt(consolidate, problem, async () => {
       problem.dataset.source = "action";
-      const revision = await request("POST", `${base}/consolidations`);
-      announce(revision ? `Revision ${revision.revision} covers the messages up to ${revision.cursor}.` : "There is nothing to summarise.");
-      if (!revision) replace(problem, h("p", { class: "note" }, "There is nothing to summarise."));
-      await reload();
+      try {
+        const revision = await request("POST", `${base}/consolidations`);
+        announce(revision ? `Revision ${revision.revision} covers the messages up to ${revision.cursor}.` : "There is nothing to summarise.");
+        if (!revision) replace(problem, h("p", { class: "note" }, "There is nothing to summarise."));
+      } finally {
+        // A failure changes the state of the session, too.
+        await reload();
+      }
     }));
     const erase = button("Erase session…", async () => {
       const content = h("p", null, `All ${count(session.message_count, "message")}, the summary and its revisions are removed permanently. `,
@@ -81,7 +90,7 @@ function stateFacts(session) {
       ["Tail", `${count(session.tail_messages, "message")}, ${count(tokens.tail, "token")}`],
       ["Summary", summary.revision > 0
         ? `revision ${summary.revision}, ${count(summary.words, "word")}, ${count(tokens.summary, "token")}` : "none"],
-      ["User", session.user_id ?? "none"],
+      ["User", session.user_id === null ? "none" : h("a", { href: memoryLink(session.user_id) }, session.user_id)],
       ["Consolidation", running],
       ["Last activity", time(session.updated_at)],
       session.forked_from && ["Forked from", h("a", { href: sessionLink(session.forked_from.session_id) }, session.forked_from.session_id)],

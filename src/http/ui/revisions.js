@@ -1,0 +1,124 @@
+// The summary of a session, its revisions, and their differences.
+
+import { list, request } from "./api.js";
+import { sideBySide } from "./diff.js";
+import { announce, button, count, dialog, facts, field, h, milliseconds, number, replace, table, time } from "./dom.js";
+import { textBlock } from "./messages.js";
+
+/** The most revisions that are loaded: each contains a whole summary. */
+const MOST = 200;
+
+const COLUMNS = [
+  { name: "Revision" },
+  { name: "Kind" },
+  { name: "Messages" },
+  { name: "Words", class: "number" },
+  { name: "Tokens", class: "number" },
+  { name: "Model" },
+  { name: "Duration", class: "number" },
+  { name: "Time" },
+  { name: "Action" },
+];
+
+/** The state before the first revision. */
+const NONE = { revision: 0, kind: null, text: "", words: 0, tokens: 0, cursor: 0 };
+
+/** Returns the change that a revision made, in words. */
+export function kindOf({ kind, meta, redacted_seq: redacted }) {
+  const name = kind === "consolidation" && meta ? "consolidation, compressed" : kind;
+  return redacted === null || redacted === undefined ? name : `${name}, text redacted`;
+}
+
+export const rangeOf = ({ from_seq: from, to_seq: to, cursor }) =>
+  from === null ? `up to ${number(cursor)}` : from === to ? number(from) : `${number(from)} to ${number(to)}`;
+
+/** Returns the model calls of a revision: `small, 1,200 + 80 tokens`. */
+export function usageOf({ model, usage }) {
+  if (model === null) return "–";
+  const { input_tokens: input, output_tokens: output, failures } = usage;
+  const tokens = input === null ? "" : `, ${number(input)} + ${number(output)} tokens`;
+  return `${model}${tokens}${failures > 0 ? `, ${count(failures, "failed call")}` : ""}`;
+}
+
+export async function revisionsTab({ panel, session, base, query, signal, reload }) {
+  const problem = h("div");
+  const current = h("div");
+  const before = h("select", { onchange: () => showDifferences() });
+  const after = h("select", { onchange: () => showDifferences() });
+  const differences = h("div");
+  const all = h("div");
+  panel.replaceChildren(current, problem, all, h("h3", null, "Compare"),
+    h("div", { class: "bar" }, field("Before", before), field("After", after)), differences);
+  /** Newest first. */
+  let revisions = [];
+
+  const find = (number) => revisions.find(({ revision }) => revision === Number(number)) ?? NONE;
+
+  async function load() {
+    const { items, complete } = await list(`${base}/revisions`, { most: MOST, signal });
+    revisions = items;
+    const newest = revisions[0] ?? NONE;
+    replace(current, h("h3", null, "Current summary"), newest.text ? textBlock(newest.text)
+      : h("p", null, newest.redacted_seq ? "Its text was removed by a redaction." : "There is no summary."));
+    const row = (revision) => [
+      number(revision.revision), kindOf(revision), rangeOf(revision), number(revision.words), number(revision.tokens), usageOf(revision),
+      milliseconds(revision.duration_ms), time(revision.created_at), restoreButton(revision, newest),
+    ];
+    const rows = revisions.map(row);
+    if (revisions.length > 0 && complete) rows.push(["0", "no summary", "–", "0", "0", "–", "–", "–", restoreButton(NONE, newest)]);
+    replace(all, h("h3", null, "Revisions"), rows.length > 0 ? table("Revisions", COLUMNS, rows) : h("p", null, "There are no revisions."),
+      !complete && h("p", { class: "muted" }, `Only the newest ${number(MOST)} revisions are shown.`));
+    const option = ({ revision, kind }) => h("option", { value: `${revision}` }, revision === 0 ? "0: no summary" : `${revision}: ${kind}`);
+    const options = () => [...revisions, NONE].map(option);
+    const [chosenBefore, chosenAfter] = [before.value || query.get("before"), after.value || query.get("after")];
+    before.replaceChildren(...options());
+    after.replaceChildren(...options());
+    before.value = `${find(chosenBefore ?? newest.revision - 1).revision}`;
+    after.value = `${find(chosenAfter ?? newest.revision).revision}`;
+    showDifferences();
+  }
+
+  function showDifferences() {
+    const [old, young] = [find(before.value), find(after.value)];
+    const title = (revision) => `Revision ${revision.revision}`;
+    const change = young.tokens - old.tokens;
+    replace(differences,
+      facts([
+        ["Tokens", `${number(old.tokens)} → ${number(young.tokens)} (${change > 0 ? "+" : ""}${number(change)})`],
+        ["Words", `${number(old.words)} → ${number(young.words)}`],
+        ["Covers messages up to", `${number(old.cursor)} → ${number(young.cursor)}`],
+      ]),
+      sideBySide(4, [title(old), old.text], [title(young), young.text]),
+      young.meta && [h("h4", null, `Compression of revision ${young.revision}`),
+        sideBySide(4, ["Before the compression", young.meta.text_before], ["After the compression", young.text])]);
+  }
+
+  function restoreButton(revision, newest) {
+    const { revision: value, redacted_seq: redacted } = revision;
+    if (value === newest.revision) return h("span", { class: "muted" }, "current");
+    if (redacted !== null && redacted !== undefined) return h("span", { class: "muted" }, "text redacted");
+    const restore = async () => {
+      const covered = revision.cursor > 0 ? `covers the messages up to ${number(revision.cursor)}` : "is empty";
+      const content = h("p", null, `The summary of revision ${value} ${covered}. Restoring adds a new revision: the history is unchanged, and the `,
+        "messages after it can be summarised again.");
+      const run = () => request("POST", `${base}/revisions/${value}/restore`);
+      if (!(await dialog({ title: `Restore revision ${value}`, content, action: "Restore", run }))) return;
+      announce(`Revision ${value} was restored.`);
+      [before.value, after.value] = ["", ""];
+      await load();
+      await reload();
+    };
+    return button("Restore…", restore, { class: "small", "aria-label": `Restore revision ${value}…`, "data-key": `restore-${value}` });
+  }
+
+  await load();
+  let shown = session.summary.revision;
+  return {
+    async update(next) {
+      if (next.summary.revision === shown) return;
+      shown = next.summary.revision;
+      [before.value, after.value] = ["", ""];
+      await load();
+    },
+  };
+}

@@ -1,0 +1,132 @@
+// The tail of a session over its history, with the revisions of the summary as marks.
+
+import { list } from "./api.js";
+import { count, facts, h, milliseconds, number, replace, svg, table, time } from "./dom.js";
+import { kindOf, rangeOf, usageOf } from "./revisions.js";
+import { sessionLink } from "./sessions.js";
+
+/** The most messages and revisions that are loaded. */
+const MOST_MESSAGES = 5000;
+const MOST_REVISIONS = 200;
+
+const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [1000, 260, 50, 70, 24, 30];
+
+const COLUMNS = [
+  { name: "Revision" },
+  { name: "At message", class: "number" },
+  { name: "Outcome" },
+  { name: "Messages" },
+  { name: "Tail", class: "number" },
+  { name: "Model and tokens" },
+  { name: "Duration", class: "number" },
+  { name: "Time" },
+];
+
+/**
+ * Returns the size of the tail after each event. Tokens are estimated from the sizes of the messages, because the service
+ * reports them for whole sessions only.
+ */
+export function tailOverTime({ messages, revisions, complete, session }) {
+  const first = messages[0]?.seq ?? 1;
+  const perByte = session.stored_bytes > 0 ? session.tokens.history / session.stored_bytes : 0;
+  const encoder = new TextEncoder();
+  // The tokens of the messages before each position.
+  const sums = [0];
+  for (const { message } of messages) sums.push(sums.at(-1) + encoder.encode(JSON.stringify(message)).length * perByte);
+  const tokensBetween = (cursor, last) => sums[Math.max(0, last - first + 1)] - sums[Math.max(0, cursor - first + 1)];
+  const oldest = revisions.at(-1);
+  let cursor = complete || !oldest ? 0 : oldest.kind === "consolidation" ? oldest.from_seq - 1 : oldest.cursor;
+  let last = first - 1;
+  const points = [];
+  const marks = [];
+  const add = () => points.push({ seq: last, messages: last - Math.max(cursor, first - 1), tokens: tokensBetween(Math.max(cursor, first - 1), last) });
+  // Of equal times, the messages come first: a revision follows the messages that it covers.
+  const events = [
+    ...messages.map((message) => ({ at: message.created_at, order: 0, seq: message.seq })),
+    ...revisions.map((revision) => ({ at: revision.created_at, order: 1, seq: revision.revision, revision })),
+  ].map((event) => ({ ...event, at: Date.parse(event.at) }));
+  events.sort((a, b) => a.at - b.at || a.order - b.order || a.seq - b.seq);
+  for (const { revision, seq } of events) {
+    if (revision) {
+      const before = last - Math.max(cursor, first - 1);
+      cursor = revision.cursor;
+      // An import stores messages with earlier times than its revisions had.
+      last = Math.max(last, cursor);
+      marks.push({ revision, seq: last, before, after: last - Math.max(cursor, first - 1) });
+    } else last = Math.max(last, seq);
+    add();
+  }
+  return { points, marks, first };
+}
+
+export async function timelineTab({ panel, session, base, signal }) {
+  const chart = h("div", { class: "scroll", role: "region", "aria-label": "Chart of the tail", tabindex: "0" });
+  const details = h("div");
+  panel.replaceChildren(chart, details);
+
+  async function load(session) {
+    const [{ items: newest }, { items: revisions, complete }] = await Promise.all([
+      list(`${base}/messages`, { query: { order: "desc" }, most: MOST_MESSAGES, signal }),
+      list(`${base}/revisions`, { most: MOST_REVISIONS, signal }),
+    ]);
+    const messages = newest.reverse();
+    const data = tailOverTime({ messages, revisions, complete, session });
+    replace(chart, draw(data, session));
+    const row = ({ revision, seq, before, after }) => [
+      h("a", { href: sessionLink(session.session_id, "summary", `?after=${revision.revision}&before=${revision.revision - 1}`) }, number(revision.revision)),
+      number(seq), kindOf(revision), rangeOf(revision), `${number(before)} → ${number(after)}`, usageOf(revision),
+      milliseconds(revision.duration_ms), time(revision.created_at),
+    ];
+    const { failures, last_failure: reason, retry_at: retryAt } = session.consolidation;
+    replace(details,
+      failures > 0 && h("p", { class: "error" }, `The last ${failures === 1 ? "attempt" : `${number(failures)} attempts`} failed: ${reason ?? ""} Next attempt: `, time(retryAt)),
+      facts([
+        ["Tail now", `${count(session.tail_messages, "message")}, ${count(session.tokens.tail, "token")}`],
+        ["Messages", messages.length > 0 ? `${number(messages[0].seq)} to ${number(session.last_seq)}` : "none"],
+      ]),
+      data.marks.length > 0 ? table("Changes of the summary", COLUMNS, data.marks.toReversed().map(row)) : h("p", null, "The summary has no revision yet."),
+      (!complete || (messages[0]?.seq ?? 1) > 1) && h("p", { class: "muted" },
+        `The timeline shows the newest ${number(MOST_MESSAGES)} messages and ${number(MOST_REVISIONS)} revisions.`));
+  }
+
+  await load(session);
+  return { update: load };
+}
+
+/** Draws messages of the tail as a filled area and tokens as a line. Their scales are at the left and at the right. */
+function draw({ points, marks, first }, session) {
+  if (points.length === 0) return h("p", null, "The session has no messages.");
+  const last = Math.max(session.last_seq, first);
+  const most = (name) => Math.max(1, ...turns(points, name).map((point) => point[name]));
+  const [mostMessages, mostTokens] = [most("messages"), most("tokens")];
+  const x = (seq) => LEFT + ((seq - first + 1) / (last - first + 1)) * (WIDTH - LEFT - RIGHT);
+  const y = (value, most) => HEIGHT - BOTTOM - (value / most) * (HEIGHT - TOP - BOTTOM);
+  const line = (name, most) => turns(points, name).map((point) => `${x(point.seq).toFixed(1)},${y(point[name], most).toFixed(1)}`).join(" ");
+  const text = (left, top, anchor, value, kind) => svg("text", { x: left, y: top, "text-anchor": anchor, class: kind }, value);
+  const floor = HEIGHT - BOTTOM;
+  const shapes = marks.map(({ revision, seq }) =>
+    svg("g", { class: `mark ${revision.kind}` }, svg("title", null, `Revision ${revision.revision}: ${kindOf(revision)}, ${usageOf(revision)}`),
+      svg("line", { x1: x(seq), x2: x(seq), y1: TOP, y2: floor }), svg("circle", { cx: x(seq), cy: TOP, r: 5 })));
+  const failed = session.consolidation.failures > 0 && svg("g", { class: "mark failed" }, svg("title", null, `Failed: ${session.consolidation.last_failure ?? ""}`),
+    svg("line", { x1: x(last), x2: x(last), y1: TOP, y2: floor }), svg("path", { d: `M${x(last) - 5} ${TOP - 5}l10 10m0 -10l-10 10` }));
+  const label = `Tail over messages ${number(first)} to ${number(last)}: at most ${count(mostMessages, "message")} and about ` +
+    `${count(Math.round(mostTokens), "token")}; ${count(marks.length, "revision")}. The table has the figures.`;
+  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": label },
+    svg("polygon", { class: "area", points: `${x(first - 1)},${floor} ${line("messages", mostMessages)} ${x(last)},${floor}` }),
+    svg("polyline", { class: "line", points: line("tokens", mostTokens) }),
+    svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: floor, y2: floor }),
+    shapes, failed || "",
+    text(LEFT - 6, TOP + 5, "end", number(mostMessages), "messages-scale"), text(LEFT - 6, floor, "end", "0", "messages-scale"),
+    text(WIDTH - RIGHT + 6, TOP + 5, "start", `~${number(Math.round(mostTokens))}`, "tokens-scale"),
+    text(LEFT, HEIGHT - 8, "start", `message ${number(first)}`), text(WIDTH - RIGHT, HEIGHT - 8, "end", `message ${number(last)}`),
+    text(LEFT, 12, "start", "messages of the tail", "messages-scale"), text(WIDTH - RIGHT, 12, "end", "tokens of the tail", "tokens-scale"));
+}
+
+/** Returns the points at which a value changes its direction, and some in between. */
+function turns(points, name) {
+  const step = Math.ceil(points.length / 400);
+  return points.filter((point, index) => {
+    const [before, after] = [points[index - 1], points[index + 1]];
+    return !before || !after || index % step === 0 || Math.sign(point[name] - before[name]) !== Math.sign(after[name] - point[name]);
+  });
+}

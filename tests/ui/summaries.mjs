@@ -1,0 +1,118 @@
+// Tasks with the revisions of a summary.
+
+import assert from "node:assert/strict";
+import { Tab } from "./browser.mjs";
+import { conversation, HOSTILE } from "./service.mjs";
+
+/** Records a session with two revisions. */
+async function recordTwoRevisions(service, id) {
+  await service.append(id, conversation(1, 60));
+  await service.consolidate(id);
+  await service.append(id, conversation(61, 60));
+  await service.consolidate(id);
+}
+
+async function comparesRevisions({ browser, service }) {
+  await recordTwoRevisions(service, "compared");
+  const [second, first] = (await service.get("/sessions/compared/revisions")).items;
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/compared/summary");
+  const column = (name) => tab.page.getByRole("group", { name, exact: true }).locator(".text");
+  await column("Revision 2").waitFor();
+  // Both texts are complete. The second is the first with an addition.
+  assert.equal(await column("Revision 1").textContent(), first.text);
+  assert.equal(await column("Revision 2").textContent(), second.text);
+  assert.equal(await column("Revision 1").locator("del").count(), 0);
+  assert.equal((await column("Revision 2").locator("ins").allTextContents()).join("").trim(), second.added);
+  await tab.see(`${first.tokens} → ${second.tokens} (+${second.tokens - first.tokens})`);
+  await tab.page.getByLabel("Before", { exact: true }).selectOption("0");
+  await column("Revision 0").waitFor({ state: "attached" });
+  assert.equal(await column("Revision 2").locator("ins").textContent(), second.text);
+  await tab.close();
+}
+
+async function comparesAnyTexts({ browser, service }) {
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions");
+  const checked = await tab.page.evaluate(async () => {
+    const { compare } = await import(`${location.origin}/ui/diff.js`);
+    const words = ["tea", " ", "\n", "coffee", "お茶", "…", "<b>", "Ada's", ""];
+    let seed = 7;
+    const random = (most) => (seed = (seed * 16807) % 2147483647) % most;
+    const text = (length) => Array.from({ length }, () => words[random(words.length)]).join("");
+    const kept = (parts, kind) => parts.filter((part) => part.kind === "same" || part.kind === kind).map((part) => part.text).join("");
+    let pairs = 0;
+    for (; pairs < 500; pairs += 1) {
+      const before = text(random(40));
+      const after = random(2) === 0 ? text(random(40)) : before.slice(0, random(20)) + text(random(5)) + before.slice(random(20));
+      const parts = compare(before, after);
+      if (kept(parts, "removed") !== before || kept(parts, "added") !== after) throw new Error(JSON.stringify([before, after, parts]));
+      if (before === after && parts.some(({ kind }) => kind !== "same")) throw new Error(JSON.stringify([before, parts]));
+    }
+    const parts = compare("Ada likes green tea.", "Ada drinks green tea daily.");
+    return { pairs, parts: parts.map(({ kind, text }) => `${kind}:${text}`) };
+  });
+  assert.equal(checked.pairs, 500);
+  assert.deepEqual(checked.parts, ["same:Ada ", "removed:likes", "added:drinks", "same: green tea", "added: daily", "same:."]);
+  await tab.close();
+}
+
+async function restoresRevision({ browser, service }) {
+  await recordTwoRevisions(service, "restored");
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/restored/summary");
+  await tab.click("Restore revision 1…");
+  await tab.page.getByRole("dialog").getByText("covers the messages up to 40").waitFor();
+  await tab.click("Restore");
+  await tab.page.getByRole("row", { name: /^3 restore up to 40/ }).waitFor();
+  await tab.see("revision 3");
+  const session = await service.get("/sessions/restored");
+  assert.deepEqual([session.summary.revision, session.cursor], [3, 40]);
+  await tab.click("Restore revision 0…");
+  await tab.click("Restore");
+  await tab.see("There is no summary.");
+  assert.equal((await service.get("/sessions/restored")).cursor, 0);
+  await tab.close();
+}
+
+async function followsTheTimeline({ browser, service }) {
+  await recordTwoRevisions(service, "followed");
+  const revisions = (await service.get("/sessions/followed/revisions")).items;
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/followed/timeline");
+  const chart = tab.page.getByRole("img", { name: /^Tail over messages 1 to 120: at most 80 messages/ });
+  await chart.waitFor();
+  assert.equal(await chart.locator(".mark.consolidation").count(), 2);
+  const rows = await tab.page.getByRole("region", { name: "Changes of the summary" }).locator("tbody tr")
+    .evaluateAll((rows) => rows.map((row) => [...row.cells].slice(0, 6).map((cell) => cell.textContent)));
+  assert.deepEqual(rows, [
+    ["2", "120", "consolidation", "41 to 100", "80 → 20", `${revisions[0].model}`],
+    ["1", "60", "consolidation", "1 to 40", "60 → 20", `${revisions[1].model}`],
+  ]);
+  // A new message appears without reloading.
+  await service.append("followed", conversation(121, 2));
+  await tab.page.getByRole("img", { name: /^Tail over messages 1 to 122/ }).waitFor();
+  await tab.page.getByRole("region", { name: "Changes of the summary" }).getByRole("link", { name: "2", exact: true }).click();
+  await tab.heading("Compare", 3);
+  await tab.close();
+}
+
+async function showsHtmlOfASummaryAsText({ browser, service }) {
+  const [revision] = (await service.get(`${service.session(HOSTILE.id)}/revisions`)).items;
+  assert.match(revision.text, /<script>/);
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto(`/sessions/${encodeURIComponent(HOSTILE.id)}/summary`);
+  const shown = tab.page.getByRole("group", { name: "Revision 1", exact: true }).locator(".text");
+  await shown.waitFor();
+  assert.equal(await shown.textContent(), revision.text);
+  assert.equal(await tab.page.locator("main script, main img, main iframe, main style").count(), 0);
+  await tab.close();
+}
+
+export const tasks = [
+  ["compare revisions", comparesRevisions],
+  ["compare any texts by words", comparesAnyTexts],
+  ["restore a revision", restoresRevision],
+  ["follow the timeline", followsTheTimeline],
+  ["show HTML of a summary as text", showsHtmlOfASummaryAsText],
+];
