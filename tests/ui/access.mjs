@@ -81,6 +81,8 @@ const VIEWS = [
   ["/sessions/large/timeline", "6"],
   ["/sessions/large/summary", "Compare", 3],
   [`/sessions/${hostile}/summary`, "Compare", 3],
+  ["/sessions/large/next", "Prompt", 3],
+  ["/models", "Pools", 2],
   ["/users", "Memory", 1],
   ["/users/ada", "Compare", 2],
   [`/users/${encodeURIComponent(HOSTILE.user)}`, "Compare", 2],

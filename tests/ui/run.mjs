@@ -11,10 +11,11 @@ import { tasks as contextTasks } from "./context.mjs";
 import { tasks as historyTasks } from "./history.mjs";
 import { tasks as sessionTasks } from "./sessions.mjs";
 import { tasks as memoryTasks } from "./memory.mjs";
+import { tasks as modelTasks } from "./models.mjs";
 import { tasks as summaryTasks } from "./summaries.mjs";
 import { recordHostileSession, recordLargeSession, Service } from "./service.mjs";
 
-const TASKS = [...sessionTasks, ...historyTasks, ...contextTasks, ...summaryTasks, ...memoryTasks, ...accessTasks];
+const TASKS = [...sessionTasks, ...historyTasks, ...contextTasks, ...summaryTasks, ...memoryTasks, ...modelTasks, ...accessTasks];
 
 const service = new Service(process.env.PRECIS_URL);
 const keyed = new Service(process.env.PRECIS_KEYED_URL, process.env.PRECIS_KEY);

@@ -75,6 +75,32 @@ async function restoresRevision({ browser, service }) {
   await tab.close();
 }
 
+async function editsTheSummary({ browser, service }) {
+  await recordTwoRevisions(service, "edited");
+  const tab = await Tab.open(browser, service.url, { expected: ["status of 409"] });
+  await tab.goto("/sessions/edited/summary");
+  await tab.click("Edit…");
+  await tab.fill("New summary", "Ada pays, and Miko keeps the key.");
+  await tab.click("Save as a new revision");
+  await tab.page.getByRole("row", { name: /^3 edit up to 100/ }).waitFor();
+  const { cursor, summary } = await service.get("/sessions/edited");
+  assert.deepEqual([cursor, summary.revision, summary.text], [100, 3, "Ada pays, and Miko keeps the key."]);
+  const column = tab.page.getByRole("group", { name: "Revision 3", exact: true }).locator(".text");
+  assert.equal(await column.textContent(), "Ada pays, and Miko keeps the key.");
+  // An edit of a revision that is no longer the current one is rejected, and its text remains in the dialog.
+  await tab.click("Edit…");
+  await tab.fill("New summary", "Outdated.");
+  await tab.page.route("**/sessions/edited/revisions", async (route) => {
+    if (route.request().method() === "POST") await service.post("/sessions/edited/revisions/1/restore");
+    await route.continue();
+  });
+  await tab.click("Save as a new revision");
+  await tab.page.getByRole("dialog").getByRole("alert").waitFor();
+  assert.equal(await tab.page.getByLabel("New summary", { exact: true }).inputValue(), "Outdated.");
+  assert.equal((await service.get("/sessions/edited")).summary.revision, 4);
+  await tab.close();
+}
+
 async function followsTheTimeline({ browser, service }) {
   await recordTwoRevisions(service, "followed");
   const revisions = (await service.get("/sessions/followed/revisions")).items;
@@ -113,6 +139,7 @@ export const tasks = [
   ["compare revisions", comparesRevisions],
   ["compare any texts by words", comparesAnyTexts],
   ["restore a revision", restoresRevision],
+  ["edit a summary", editsTheSummary],
   ["follow the timeline", followsTheTimeline],
   ["show HTML of a summary as text", showsHtmlOfASummaryAsText],
 ];

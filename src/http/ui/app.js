@@ -5,6 +5,7 @@
 import { storedKey, storeKey } from "./api.js";
 import { announce, button, dialog, errorBox, field, h } from "./dom.js";
 import { memoryView, usersView } from "./memory.js";
+import { modelsView } from "./models.js";
 import { sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
 
@@ -15,6 +16,7 @@ const keyButton = document.getElementById("key");
 const ROUTES = {
   sessions: [sessionsView, sessionView],
   users: [usersView, memoryView],
+  models: [modelsView, null],
 };
 
 let current = new AbortController();

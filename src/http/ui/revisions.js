@@ -58,8 +58,8 @@ export async function revisionsTab({ panel, session, base, query, signal, reload
     const { items, complete } = await list(`${base}/revisions`, { most: MOST, signal });
     revisions = items;
     const newest = revisions[0] ?? NONE;
-    replace(current, h("h3", null, "Current summary"), newest.text ? textBlock(newest.text)
-      : h("p", null, newest.redacted_seq ? "Its text was removed by a redaction." : "There is no summary."));
+    replace(current, h("h3", null, "Current summary"), newest.text ? textBlock(newest.text) : h("p", null, "There is no summary."),
+      newest.cursor > 0 && h("div", { class: "actions" }, button("Edit…", () => editSummary(newest))));
     const row = (revision) => [
       number(revision.revision), kindOf(revision), rangeOf(revision), number(revision.words), number(revision.tokens), usageOf(revision),
       milliseconds(revision.duration_ms), time(revision.created_at), restoreButton(revision, newest),
@@ -91,6 +91,18 @@ export async function revisionsTab({ panel, session, base, query, signal, reload
       sideBySide(4, [title(old), old.text], [title(young), young.text]),
       young.meta && [h("h4", null, `Compression of revision ${young.revision}`),
         sideBySide(4, ["Before the compression", young.meta.text_before], ["After the compression", young.text])]);
+  }
+
+  /** Stores an edited summary as a new revision, unless another one was stored meanwhile. */
+  async function editSummary({ revision, text, cursor }) {
+    const edited = h("textarea", { rows: "14" }, text);
+    const content = [h("p", null, `The text takes the place of the messages up to ${number(cursor)}. Earlier revisions remain.`), field("New summary", edited)];
+    const run = () => request("POST", `${base}/revisions`, { body: { summary: edited.value, based_on: revision } });
+    if (!(await dialog({ title: "Edit the summary", content, action: "Save as a new revision", run }))) return;
+    announce("The summary was stored as a new revision.");
+    [before.value, after.value] = ["", ""];
+    await load();
+    await reload();
   }
 
   function restoreButton(revision, newest) {

@@ -3,6 +3,7 @@
 import { get, path, poll, request } from "./api.js";
 import { contextTab } from "./context.js";
 import { announce, attempt, button, bytes, count, dialog, errorBox, facts, h, number, replace, time } from "./dom.js";
+import { dryRunTab } from "./dry_run.js";
 import { historyTab } from "./history.js";
 import { memoryLink } from "./memory.js";
 import { revisionsTab } from "./revisions.js";
@@ -15,6 +16,7 @@ const TABS = {
   context: { title: "Next context", view: contextTab },
   timeline: { title: "Timeline", view: timelineTab },
   summary: { title: "Summary", view: revisionsTab },
+  next: { title: "Dry run", view: dryRunTab },
 };
 
 export async function sessionView({ main, segments, query, signal }) {
