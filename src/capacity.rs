@@ -9,5 +9,5 @@
 mod fair_queue;
 mod work_permit;
 
-pub use fair_queue::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd};
-pub use work_permit::{Overloaded, WorkPermit, claim, current, current_client, inherited, scope};
+pub use fair_queue::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, Turn};
+pub use work_permit::{Overloaded, Thread, WorkPermit, claim, current, current_client, inherited, scope};

@@ -324,14 +324,14 @@ impl MemoryService {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::{Claim, ClientId, WorkPermit};
+    use crate::capacity::{Claim, ClientId, Turn, WorkPermit};
     use tokio::sync::oneshot;
 
     #[tokio::test]
     async fn write_holds_the_memory_of_its_request_after_the_client_has_disconnected() {
         let queue = FairQueue::new(Capacity { slots: 1, memory: 100, memory_of_client: 100 });
         let client = ClientId(1);
-        let held = queue.try_acquire(Claim { client, cost: 1, slot: true, memory: 60, continues: false });
+        let held = queue.try_acquire(Claim { client, cost: 1, slot: true, memory: 60, turn: Turn::New });
         let permit = WorkPermit::new(&queue, &queue, client, None, held);
         let (end, has_ended) = oneshot::channel::<()>();
         let write = async move {

@@ -38,6 +38,17 @@ pub struct Load {
     pub waiting: usize,
 }
 
+/// The place of a claim among the waiting ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// After the earlier claims of its client.
+    New,
+    /// The next part of a computation that gave way to another client. Its cost was charged at its beginning.
+    NextPart,
+    /// Before all new work: work that was granted before and released its capacity while it waited.
+    Continued,
+}
+
 /// The part of a capacity that a piece of work needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
@@ -48,8 +59,7 @@ pub struct Claim {
     pub slot: bool,
     /// In bytes.
     pub memory: usize,
-    /// Continues work that was granted before, and precedes all work that was not.
-    pub continues: bool,
+    pub turn: Turn,
 }
 
 /// The end of the queue, as a new claim finds it.
@@ -174,6 +184,12 @@ impl FairQueue {
         QueueEnd { claims_before, backlog: state.backlog, granted: state.granted }
     }
 
+    /// Returns `true` if another client waits for a slot.
+    #[must_use]
+    pub fn is_wanted_by_others(&self, client: ClientId) -> bool {
+        self.lock().waiting.values().any(|waiter| waiter.claim.slot && waiter.claim.client != client)
+    }
+
     /// Returns the load of the queue.
     #[must_use]
     pub fn load(&self) -> Load {
@@ -282,13 +298,15 @@ fn send(grants: Grants) {
 impl State {
     fn enqueue(&mut self, claim: Claim, is_large: bool, granted: oneshot::Sender<Held>) -> (u64, u64) {
         let backlog = self.clients.entry(claim.client).or_default();
-        let start = if claim.continues {
-            0
-        } else {
+        let start = match claim.turn {
+            Turn::Continued => 0,
             // Smaller tags are those of continued work.
-            let start = self.virtual_time.max(backlog.end).max(1);
-            backlog.end = start.saturating_add(claim.cost.max(1));
-            start
+            Turn::NextPart => self.virtual_time.max(1),
+            Turn::New => {
+                let start = self.virtual_time.max(backlog.end).max(1);
+                backlog.end = start.saturating_add(claim.cost.max(1));
+                start
+            }
         };
         backlog.waiting += 1;
         self.waiting_for_memory += usize::from(claim.memory > 0);
@@ -342,7 +360,7 @@ impl Held {
 
     /// Adds memory if it is free and no other claim waits for memory. Returns `false`, and adds nothing, if it is not.
     pub fn try_add_memory(&mut self, bytes: usize) -> bool {
-        let claim = Claim { client: self.client, cost: 0, slot: false, memory: bytes, continues: false };
+        let claim = Claim { client: self.client, cost: 0, slot: false, memory: bytes, turn: Turn::New };
         let mut state = self.queue.lock();
         let is_free =
             bytes == 0 || self.queue.is_next(&state, &claim) && self.queue.has_memory(&state, &claim);
@@ -422,7 +440,7 @@ mod tests {
     }
 
     fn claim(client: u64, cost: u64) -> Claim {
-        Claim { client: ClientId(client), cost, slot: true, memory: 0, continues: false }
+        Claim { client: ClientId(client), cost, slot: true, memory: 0, turn: Turn::New }
     }
 
     fn poll(waiting: &mut Waiting) -> Option<Held> {
@@ -500,11 +518,32 @@ mod tests {
         let queue = queue(1, 0);
         let held = queue.try_acquire(claim(1, 1)).expect("free");
         let mut other: Waiting = Box::pin(queue.acquire(claim(2, 1)));
-        let mut continued: Waiting = Box::pin(queue.acquire(Claim { continues: true, ..claim(1, 1) }));
+        let mut continued: Waiting = Box::pin(queue.acquire(Claim { turn: Turn::Continued, ..claim(1, 1) }));
         drop(held);
         assert!(poll(&mut other).is_none());
         assert!(poll(&mut continued).is_some());
         assert!(poll(&mut other).is_some());
+    }
+
+    #[test]
+    fn next_part_follows_claims_that_wait_and_precedes_new_work_of_its_client() {
+        let queue = queue(1, 0);
+        let held = queue.try_acquire(claim(1, 100)).expect("free");
+        let mut own: Vec<Waiting> =
+            (0..2).map(|_| Box::pin(queue.acquire(claim(1, 100))) as Waiting).collect();
+        assert!(!queue.is_wanted_by_others(ClientId(1)));
+        drop(held);
+        let held = poll(&mut own[0]).expect("granted");
+        let mut other: Waiting = Box::pin(queue.acquire(claim(2, 100)));
+        assert!(queue.is_wanted_by_others(ClientId(1)));
+        drop(held);
+        let mut next_part: Waiting = Box::pin(queue.acquire(Claim { turn: Turn::NextPart, ..claim(1, 0) }));
+        let held = poll(&mut other).expect("granted");
+        assert!(queue.is_wanted_by_others(ClientId(2)));
+        drop(held);
+        assert!(poll(&mut own[1]).is_none());
+        drop(poll(&mut next_part).expect("granted"));
+        assert!(poll(&mut own[1]).is_some());
     }
 
     #[test]

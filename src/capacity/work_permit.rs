@@ -3,8 +3,9 @@
 //! A request releases its permit while it waits for a model or for a thread: otherwise a few slow requests would block all
 //! others.
 
-use super::fair_queue::{Claim, ClientId, FairQueue, Held};
+use super::fair_queue::{Claim, ClientId, FairQueue, Held, Turn};
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,6 +31,15 @@ struct Share {
     patience: Option<Duration>,
     /// `None` while the permit is released.
     held: Mutex<Option<Held>>,
+    has_thread: AtomicBool,
+}
+
+/// One of the threads for long computations, until it is dropped.
+#[derive(Debug)]
+pub struct Thread {
+    share: Arc<Share>,
+    /// `None` only while the computation gives way.
+    held: Option<Held>,
 }
 
 /// The memory of a request did not become free within the permitted wait.
@@ -57,6 +67,7 @@ impl WorkPermit {
             is_request: true,
             patience,
             held: Mutex::new(held),
+            has_thread: AtomicBool::new(false),
         })))
     }
 
@@ -74,7 +85,7 @@ impl WorkPermit {
         held.keep_memory_only(bytes.min(memory));
         let result = future.await;
         drop(held);
-        let claim = Claim { client: share.client, cost: 0, slot: true, memory, continues: true };
+        let claim = Claim { client: share.client, cost: 0, slot: true, memory, turn: Turn::Continued };
         share.put(share.requests.acquire(claim).await);
         result
     }
@@ -93,7 +104,7 @@ impl WorkPermit {
         }
         let (client, slot, memory) = (share.client, share.is_request, before.saturating_add(bytes));
         let granted =
-            share.requests.acquire(Claim { client, cost: bytes as u64, slot, memory, continues: false });
+            share.requests.acquire(Claim { client, cost: bytes as u64, slot, memory, turn: Turn::New });
         let held = match share.patience {
             Some(patience) => {
                 tokio::time::timeout(patience, granted).await.map_err(|_| Overloaded { bytes })?
@@ -113,22 +124,27 @@ impl WorkPermit {
     }
 
     /// Waits for one of the threads for work that keeps a core busy, until the returned value is dropped. The permit to run is
-    /// released meanwhile, and the memory is not.
-    pub async fn thread(&self, cost: u64) -> Option<Held> {
+    /// released meanwhile, and the memory is not. Returns `None` for work that is not limited, and if the request has a thread
+    /// already: requests that hold one and wait for another would block each other.
+    pub async fn thread(&self, cost: u64) -> Option<Thread> {
         let share = self.0.as_ref()?;
-        let claim = Claim { client: share.client, cost, slot: true, memory: 0, continues: false };
-        if let Some(thread) = share.threads.try_acquire(claim) {
-            return Some(thread);
+        if share.has_thread.load(Ordering::Acquire) {
+            return None;
         }
-        let had_slot = share.lock().as_mut().is_some_and(Held::release_slot);
-        let thread = share.threads.acquire(claim).await;
-        if had_slot {
-            let slot = share.requests.acquire(Claim { continues: true, ..claim }).await;
-            if let Some(held) = share.lock().as_mut() {
-                held.take_slot(slot);
+        let claim = Claim { client: share.client, cost, slot: true, memory: 0, turn: Turn::New };
+        let mut held = share.threads.try_acquire(claim);
+        if held.is_none() {
+            let had_slot = share.lock().as_mut().is_some_and(Held::release_slot);
+            held = Some(share.threads.acquire(claim).await);
+            if had_slot {
+                let slot = share.requests.acquire(Claim { turn: Turn::Continued, ..claim }).await;
+                if let Some(held) = share.lock().as_mut() {
+                    held.take_slot(slot);
+                }
             }
         }
-        Some(thread)
+        share.has_thread.store(true, Ordering::Release);
+        Some(Thread { share: Arc::clone(share), held })
     }
 
     /// Releases the permit and the memory.
@@ -168,8 +184,27 @@ pub fn inherited() -> WorkPermit {
     WorkPermit(share.map(|share| {
         let (requests, threads) = (Arc::clone(&share.requests), Arc::clone(&share.threads));
         let (client, held) = (share.client, Mutex::new(None));
-        Arc::new(Share { requests, threads, client, is_request: false, patience: None, held })
+        let has_thread = AtomicBool::new(false);
+        Arc::new(Share { requests, threads, client, is_request: false, patience: None, held, has_thread })
     }))
+}
+
+impl Thread {
+    /// Gives the thread to another client if one waits for it, and waits until it is the turn of this computation again.
+    pub async fn give_way(&mut self) {
+        let Share { threads, client, .. } = &*self.share;
+        if threads.is_wanted_by_others(*client) {
+            drop(self.held.take());
+            let claim = Claim { client: *client, cost: 0, slot: true, memory: 0, turn: Turn::NextPart };
+            self.held = Some(threads.acquire(claim).await);
+        }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.share.has_thread.store(false, Ordering::Release);
+    }
 }
 
 impl Share {
@@ -190,7 +225,7 @@ impl Share {
 mod tests {
     use super::*;
     use crate::capacity::Capacity;
-    use std::pin::pin;
+    use std::pin::{Pin, pin};
     use std::task::{Context, Poll, Waker};
 
     const CLIENT: ClientId = ClientId(1);
@@ -202,7 +237,7 @@ mod tests {
     ) -> (WorkPermit, Arc<FairQueue>, Arc<FairQueue>) {
         let requests = FairQueue::new(Capacity { slots, memory, memory_of_client: memory });
         let threads = FairQueue::new(Capacity { slots: 1, memory: 0, memory_of_client: 0 });
-        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 0, continues: false };
+        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 0, turn: Turn::New };
         let held = requests.try_acquire(claim);
         (WorkPermit::new(&requests, &threads, CLIENT, Some(patience), held), requests, threads)
     }
@@ -227,7 +262,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn request_that_waits_for_memory_holds_nothing() {
         let (one, requests, threads) = permit(2, 100, Duration::from_secs(1));
-        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 50, continues: false };
+        let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 50, turn: Turn::New };
         let other = requests.try_acquire(claim);
         let other = WorkPermit::new(&requests, &threads, CLIENT, Some(Duration::from_secs(9)), other);
         one.claim(25).await.expect("free");
@@ -243,8 +278,9 @@ mod tests {
     async fn request_that_waits_for_a_thread_holds_no_permit() {
         let (permit, requests, threads) = permit(1, 100, Duration::from_secs(1));
         permit.claim(5).await.expect("free");
-        let first = permit.thread(1).await.expect("free");
-        assert_eq!(requests.in_use(), (1, 5));
+        let other = WorkPermit::new(&requests, &threads, CLIENT, None, None);
+        let first = other.thread(1).await.expect("free");
+        assert!(other.thread(1).await.is_none(), "the request has a thread already");
         let mut waiting = pin!(permit.thread(1));
         assert!(matches!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
         assert_eq!(requests.in_use(), (0, 5));
@@ -253,6 +289,33 @@ mod tests {
         assert_eq!((requests.in_use(), threads.in_use()), ((1, 5), (1, 0)));
         drop(second);
         assert_eq!(threads.in_use(), (0, 0));
+        assert!(permit.thread(1).await.is_some(), "a request gets a thread several times");
+    }
+
+    #[tokio::test]
+    async fn computation_gives_way_to_other_clients_only() {
+        let (permit, requests, threads) = permit(3, 0, Duration::from_secs(1));
+        let of_client = |client| WorkPermit::new(&requests, &threads, client, None, None);
+        let mut thread = permit.thread(100).await.expect("free");
+        let (own, other) = (of_client(CLIENT), of_client(ClientId(2)));
+        let poll = |waiting: Pin<&mut dyn Future<Output = Option<Thread>>>| match waiting
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(thread) => thread,
+            Poll::Pending => None,
+        };
+        let (mut of_own, mut of_other) = (pin!(own.thread(100)), pin!(other.thread(100)));
+        assert!(poll(of_own.as_mut()).is_none());
+        thread.give_way().await;
+        assert!(poll(of_own.as_mut()).is_none() && poll(of_other.as_mut()).is_none());
+        let mut interrupted = pin!(thread.give_way());
+        let mut is_interrupted =
+            || interrupted.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+        assert!(is_interrupted());
+        drop(poll(of_own.as_mut()).expect("it has waited longest"));
+        assert!(is_interrupted());
+        drop(poll(of_other.as_mut()).expect("it has waited longer than the next part"));
+        assert!(!is_interrupted());
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@
 //! other, and endless responses keep no other call from starting.
 
 use super::{ModelError, Task};
-use crate::capacity::{self, Capacity, Claim, FairQueue, Held};
+use crate::capacity::{self, Capacity, Claim, FairQueue, Held, Turn};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -70,7 +70,7 @@ impl CallMemoryLimit {
             COPIES_OF_TRANSCRIPT * transcript_bytes(task) + COPIES_OF_RESPONSE * SMALL_RESPONSE_BYTES;
         let client = capacity::current_client();
         let claim =
-            |memory: usize| Claim { client, cost: memory as u64, slot: false, memory, continues: false };
+            |memory: usize| Claim { client, cost: memory as u64, slot: false, memory, turn: Turn::New };
         let timed_out = || ModelError::MemoryTimeout(wait);
         let start = match self.starts.try_acquire(claim(memory)) {
             Some(start) => start,

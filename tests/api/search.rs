@@ -416,3 +416,17 @@ async fn search_without_index_is_a_conflict() {
     app.record_turns("s", 0..1).await;
     app.get("/search?q=a").await.problem(409, "search-disabled");
 }
+
+/// A search that reads messages without the index parses them while it has a thread.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test]
+async fn simultaneous_searches_of_new_messages_do_not_block_each_other(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let text = "the ferry leaves at noon ".repeat(4000);
+    app.record("s", &vec![json!({"role": "user", "content": text}); 10]).await;
+    let searches = (0..16).map(|_| async { app.get("/search?q=ferry").await.ok(200) });
+    for found in join_all(searches).await {
+        assert_eq!(found["items"].as_array().expect("hits").len(), 10);
+    }
+}

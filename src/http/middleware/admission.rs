@@ -18,7 +18,7 @@
 //! wait. The layers of `tower` do not replace this: `ConcurrencyLimit` and `LoadShed` have neither a queue timeout nor a permit
 //! that a request can release while it waits for a model.
 
-use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, WorkPermit};
+use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, Turn, WorkPermit};
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
 use crate::http::error::Problem;
@@ -206,14 +206,14 @@ impl Admission {
 
     /// Waits until `bytes` of the memory for bodies are free. Fails after `limits.queue_timeout`.
     pub(crate) async fn body_memory(&self, client: ClientId, bytes: usize) -> Result<Held, Problem> {
-        let claim = Claim { client, cost: bytes as u64, slot: false, memory: bytes, continues: false };
+        let claim = Claim { client, cost: bytes as u64, slot: false, memory: bytes, turn: Turn::New };
         self.wait_for(&self.bodies, claim).await.ok_or_else(Problem::no_memory)
     }
 
     /// Waits until the memory of an export is free. Fails after `limits.queue_timeout`.
     pub(crate) async fn export_memory(&self, client: ClientId) -> Result<Held, Problem> {
         let (cost, memory) = (BASE_COST, EXPORT_MEMORY);
-        let claim = Claim { client, cost, slot: false, memory, continues: false };
+        let claim = Claim { client, cost, slot: false, memory, turn: Turn::New };
         self.wait_for(&self.requests, claim).await.ok_or_else(Problem::no_memory)
     }
 
@@ -229,7 +229,7 @@ impl Admission {
     /// for a model.
     pub(crate) async fn permit(&self, client: ClientId, body: usize) -> Result<WorkPermit, Problem> {
         let memory = if body > SMALL_BODY { body.saturating_mul(COPIES_OF_BODY) } else { 0 };
-        let claim = Claim { client, cost: BASE_COST + body as u64, slot: true, memory, continues: false };
+        let claim = Claim { client, cost: BASE_COST + body as u64, slot: true, memory, turn: Turn::New };
         let held = match self.requests.try_acquire(claim) {
             Some(held) => held,
             None if memory > 0 => {

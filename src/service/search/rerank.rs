@@ -4,7 +4,7 @@
 //! model answer, it cannot add, remove or change a hit.
 
 use super::SearchHit;
-use crate::capacity::{self, Claim};
+use crate::capacity::{self, Claim, Turn};
 use crate::domain::id::TenantId;
 use crate::domain::tokens;
 use crate::domain::transcript::encode_text;
@@ -130,7 +130,7 @@ impl MemoryService {
         }
         self.ensure_within_daily_limit(tenant).await?;
         let client = capacity::current_client();
-        let claim = Claim { client, cost: 1, slot: true, memory: 0, continues: false };
+        let claim = Claim { client, cost: 1, slot: true, memory: 0, turn: Turn::New };
         let slot = timeout_at(deadline, self.rerank_calls.acquire(claim)).await;
         let _slot = slot.map_err(|_| RerankError::Busy(config.timeout))?;
         let timeout = deadline.saturating_duration_since(Instant::now());
