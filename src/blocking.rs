@@ -1,19 +1,42 @@
-//! Runs long computations on blocking threads, so that they do not delay other requests.
+//! Runs long computations on threads of their own, so that they do not delay other requests.
 //!
-//! A computation on behalf of a request waits until its client gets one of the threads for them, of which there are as many
-//! as cores ([`capacity`]). So a client with many large requests takes a part of the cores from other clients, and no more.
+//! As many computations run at a time as there are cores, and a computation on behalf of a request waits until it is the turn of
+//! its client ([`capacity`]). At its [checkpoints](crate::checkpoint) it gives way to other clients. So a client with many large
+//! requests takes a part of the cores from other clients, and no more. The threads have a lower priority than those that
+//! serve small requests, which therefore do not wait for a computation.
 
-use crate::capacity;
+use crate::capacity::{self, Thread};
+use crate::checkpoint;
+use std::future::Future;
+use std::io;
+use std::sync::LazyLock;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{JoinHandle, spawn_blocking};
 
 /// Parsing, tokenizing or analysing more bytes than this takes milliseconds.
 const LARGE: usize = 64 * 1024;
 
-/// Runs a computation on a blocking thread. A panic continues in the caller.
+/// The "nice" value of the threads. If all cores are busy, such a thread gets a third of the time of a thread that serves
+/// small requests: each step of this value is a factor of 1.25 (`man 7 sched`).
+const NICE: i32 = 5;
+
+/// The threads of low priority. They live as long as the process. If they can't be started, computations run on the blocking
+/// threads of the caller's runtime.
+static THREADS: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
+    let mut threads = Builder::new_multi_thread();
+    // On Linux, the value is that of the thread and not of the process. Without it, small requests wait longer.
+    let lower_priority = || {
+        let _ = rustix::process::nice(NICE);
+    };
+    threads.worker_threads(1).thread_name("precis-cpu").on_thread_start(lower_priority).enable_time().build()
+});
+
+/// Runs a computation on one of the threads. A panic continues in the caller.
 pub async fn spawn_cpu<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn(LARGE, work).await
 }
 
-/// Runs a computation whose duration grows with `bytes`: on a blocking thread if the input [is large](is_large).
+/// Runs a computation whose duration grows with `bytes`: on one of the threads if the input [is large](is_large).
 pub async fn spawn_cpu_if_large<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
@@ -21,15 +44,40 @@ pub async fn spawn_cpu_if_large<T: Send + 'static>(
     if is_large(bytes) { spawn(bytes, work).await } else { work() }
 }
 
+/// Runs a future on the threads. Threads that it starts inherit the priority.
+pub async fn spawn_low_priority<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    match &*THREADS {
+        Ok(threads) => join(threads.spawn(work)).await,
+        Err(_) => work.await,
+    }
+}
+
 async fn spawn<T: Send + 'static>(cost: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
     let permit = capacity::current();
     let thread = permit.thread(cost as u64).await;
-    let result = tokio::task::spawn_blocking(move || {
-        // The thread and the memory are in use until the computation ends, even if the client disconnects.
-        let _held = (thread, permit);
-        work()
-    });
-    result.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    let work = move || {
+        // The memory is in use until the computation ends, even if the client disconnects.
+        let _permit = permit;
+        match thread {
+            Some(thread) => interruptible(thread, work),
+            None => work(),
+        }
+    };
+    join(match &*THREADS {
+        Ok(threads) => threads.spawn_blocking(work),
+        Err(_) => spawn_blocking(work),
+    })
+    .await
+}
+
+/// Runs a computation that gives way to other clients at its checkpoints, and releases the thread at its end.
+fn interruptible<T>(mut thread: Thread, work: impl FnOnce() -> T) -> T {
+    let runtime = Handle::current();
+    checkpoint::scope(move || runtime.block_on(thread.give_way()), work)
+}
+
+async fn join<T>(task: JoinHandle<T>) -> T {
+    task.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 #[must_use]

@@ -12,7 +12,8 @@
 //! - [`http`]: the HTTP API. Its router shows all routes on one screen.
 //! - [`app`]: the composition root. [`config`] defines the settings, [`telemetry`] the log and the metrics.
 //! - [`cli`]: the command line.
-//! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it.
+//! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it. [`checkpoint`]: the
+//!   points at which they can be interrupted.
 //! - [`capacity`]: shares requests that run, threads and memory fairly between clients.
 
 // Files that unit tests share with integration tests name the crate by its name.
@@ -22,6 +23,7 @@ extern crate self as precis;
 pub mod app;
 pub mod blocking;
 pub mod capacity;
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod domain;

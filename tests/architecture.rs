@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 /// The layers that each layer may use. `app`, `cli`, `main` and `lib` may use all of them.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("capacity", &[]),
-    ("blocking", &["capacity"]),
-    ("domain", &[]),
+    ("checkpoint", &[]),
+    ("blocking", &["capacity", "checkpoint"]),
+    ("domain", &["checkpoint"]),
     ("storage", &["blocking", "domain"]),
     ("llm", &["capacity", "config", "domain"]),
     ("service", &["blocking", "capacity", "domain", "llm", "storage"]),

@@ -2,6 +2,7 @@
 //! the text that it adds or changes ([`JoinedCount`]). `docs/tokens.md` describes the counts for users.
 
 use super::message::Message;
+use crate::checkpoint;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -105,8 +106,10 @@ pub fn count(text: &str) -> usize {
     while rest.len() > PIECE_BYTES {
         let (piece, next) = rest.split_at(end_of_piece(rest));
         total += ENCODER.count(piece);
+        checkpoint::passed(piece.len());
         rest = next;
     }
+    checkpoint::passed(rest.len());
     total + ENCODER.count(rest)
 }
 

@@ -207,7 +207,7 @@ impl Store {
         let statement = self.global_statement(LOOKUP_TERMS).bind(tenant.as_str()).bind(queries.to_string());
         let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
         let statement = statement.bind(filter.since.map(DbTime)).bind(filter.until.map(DbTime)).bind(limit);
-        statement.read_all().await?.iter().map(term_matches).collect()
+        statement.read_all_of_search().await?.iter().map(term_matches).collect()
     }
 
     /// Returns the messages in the order of `refs`, until their JSON exceeds `max_bytes`. Messages larger than
@@ -268,7 +268,7 @@ impl Store {
             None => self.global_statement(READ_SPANS).bind(None::<&str>),
         };
         let statement = statement.bind(spans).bind(max_bytes).bind(large_bytes);
-        let rows = statement.bind(user.map(UserId::as_str)).read_all().await?;
+        let rows = statement.bind(user.map(UserId::as_str)).read_all_of_search().await?;
         rows.iter().map(placed_hit).collect()
     }
 }

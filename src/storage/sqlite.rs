@@ -7,6 +7,7 @@ use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::values::DbTime;
 use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions, migrations};
+use crate::blocking;
 use crate::domain::search::analyzer::Analyzer;
 use disk_reserve::DiskReserve;
 use sqlx::error::DatabaseError;
@@ -43,8 +44,12 @@ const FULL: u32 = 13;
 /// Returns the largest number of connections that read. Each has a thread, and statements do not wait for anything except the
 /// disk, so a few more than the cores can run at a time are enough.
 fn max_readers() -> u32 {
+    (2 * cores()).max(4)
+}
+
+fn cores() -> u32 {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    u32::try_from(2 * cores).unwrap_or(u32::MAX).max(4)
+    u32::try_from(cores).unwrap_or(1)
 }
 
 /// Creates the file if it does not exist, so that only its owner can read the conversations. SQLite gives its log the same
@@ -65,6 +70,8 @@ pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreEr
 pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
+    /// The connections of searches. Their threads have a low priority, because their statements keep a core busy.
+    searches: SqlitePool,
     search: Option<Analyzer>,
     disk_reserve: DiskReserve,
     pub(super) appends: AppendBatcher,
@@ -113,12 +120,17 @@ impl Sqlite {
         // The writer connects first: it enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
-        let readers = pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect);
+        let readers =
+            pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
+        // The thread of a connection inherits the priority of the thread that opens it.
+        let searches = pool(cores()).min_connections(cores());
+        let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
         let appends = exchanges::batcher(&writer);
         let heads = heads::batcher(&readers);
         Ok(Self {
             writer,
             readers,
+            searches,
             search: options.search,
             disk_reserve: DiskReserve::of(&file),
             appends,
@@ -158,15 +170,16 @@ impl Sqlite {
     }
 
     pub(super) fn connection_counts(&self) -> ConnectionCounts {
-        let (readers, writer) = (ConnectionCounts::of(&self.readers), ConnectionCounts::of(&self.writer));
+        let pools = [&self.writer, &self.readers, &self.searches].map(ConnectionCounts::of);
         ConnectionCounts {
-            open: readers.open + writer.open,
-            idle: readers.idle + writer.idle,
-            max: readers.max + writer.max,
+            open: pools.iter().map(|pool| pool.open).sum(),
+            idle: pools.iter().map(|pool| pool.idle).sum(),
+            max: pools.iter().map(|pool| pool.max).sum(),
         }
     }
 
     pub(super) async fn close(&self) {
+        self.searches.close().await;
         self.readers.close().await;
         self.writer.close().await;
     }
@@ -177,6 +190,10 @@ impl Sqlite {
 
     pub(super) async fn read_all(&self, query: Query<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
         query.fetch_all(&self.readers).await
+    }
+
+    pub(super) async fn read_all_of_search(&self, query: Query<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        query.fetch_all(&self.searches).await
     }
 
     /// Runs a statement that writes at most one row, and returns that row. All rows are fetched, because the statement

@@ -138,6 +138,17 @@ impl StoreStatement<'_> {
         })
     }
 
+    /// Reads all rows of a statement that can keep a core busy: on SQLite, on a thread of low priority.
+    pub(super) async fn read_all_of_search(self) -> Result<Vec<AnyRow>, StoreError> {
+        match self {
+            Self::Sqlite { on, query, .. } => {
+                let rows = Box::pin(on.read_all_of_search(query)).await?;
+                Ok(rows.into_iter().map(AnyRow::Sqlite).collect())
+            }
+            other @ Self::Postgres { .. } => other.read_all().await,
+        }
+    }
+
     /// Reads all rows of a statement that sorts and has a limit. On Postgres, the rows must come sorted from an index, at
     /// least by their first sort key. Otherwise, a plan for an average tenant reads and sorts all rows of a large one.
     pub(super) async fn read_all_in_index_order(self) -> Result<Vec<AnyRow>, StoreError> {

@@ -5,6 +5,7 @@
 //! between words, and Hangul, where spaces separate phrases, produce a bigram for each pair of adjacent characters, as is usual in
 //! search engines, and a unigram for queries of one character.
 
+use crate::checkpoint;
 use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error, StrDeserializer};
@@ -282,6 +283,7 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
             end = at + c.len_utf8();
             characters.next();
         }
+        checkpoint::passed(end - start);
         Some(Segment { range: start..end, is_word })
     })
 }
