@@ -266,25 +266,22 @@ fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
 
 /// Splits a text into segments.
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
-    let mut characters = text.char_indices().peekable();
+    let mut position = 0;
     std::iter::from_fn(move || {
-        let (start, first) = characters.find(|(_, c)| c.is_alphanumeric())?;
-        let is_word = !is_unspaced_script(first);
-        let mut end = start + first.len_utf8();
-        while let Some(&(at, c)) = characters.peek() {
-            let continues = is_non_ascii_mark(c)
-                || (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
+        let start = position + text.get(position..)?.find(char::is_alphanumeric)?;
+        let rest = text.get(start..)?;
+        let is_word = begins_word(rest);
+        let continues = |(at, c): (usize, char)| {
+            (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
+                || is_non_ascii_mark(c)
                 || (is_word
                     && APOSTROPHES.contains(&c)
-                    && text.get(at + c.len_utf8()..).is_some_and(begins_word));
-            if !continues {
-                break;
-            }
-            end = at + c.len_utf8();
-            characters.next();
-        }
-        checkpoint::passed(end - start);
-        Some(Segment { range: start..end, is_word })
+                    && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
+        };
+        let end = rest.char_indices().find(|character| !continues(*character));
+        position = start + end.map_or(rest.len(), |(at, _)| at);
+        checkpoint::passed(position - start);
+        Some(Segment { range: start..position, is_word })
     })
 }
 
@@ -353,7 +350,8 @@ fn is_accent(c: char) -> bool {
 
 /// Returns `true` if the character belongs to a script that does not separate words by spaces.
 fn is_unspaced_script(c: char) -> bool {
-    matches!(c,
+    !c.is_ascii()
+        && matches!(c,
         '\u{e00}'..='\u{eff}' // Thai, Lao
         | '\u{f00}'..='\u{fff}' // Tibetan
         | '\u{1000}'..='\u{109f}' // Burmese
