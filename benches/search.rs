@@ -2,14 +2,18 @@
 //!
 //! The first part measures the cost of indexing: it stores the same exchanges alternately in a service with an index and in
 //! one without. A round ends when all its messages are indexed, so background work is included. The second part measures the
-//! duration of searches in a million messages of one tenant (`-- 100000` for fewer, `-- 0` to skip it) with warm caches, and fails
-//! if the median of all queries is 50 ms or more. `-- sqlite` or `-- postgres` measures only that store. With
+//! duration of searches in a million messages (`-- 100000` for fewer, `-- 0` to skip it) with warm caches: of one tenant, and of
+//! 10,000 tenants with 100 messages each. It fails if the median of all queries is 50 ms or more. `-- sqlite` or `-- postgres` measures only that store. With
 //! `PRECIS_TEST_POSTGRES_DURABLE=1`, Postgres flushes every commit, as in production; SQLite always does.
 #![expect(clippy::print_stdout, reason = "the result of a benchmark")]
 #![expect(clippy::expect_used, reason = "a benchmark that cannot continue ends")]
 
 use precis::app::App;
 use precis::config::{Settings, Sources};
+use precis::domain::api_key::Scope;
+use precis::domain::id::TenantId;
+use precis::service::keys::create_key;
+use precis::storage::{self, StoreOptions};
 use reqwest::{Client, Method};
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -19,9 +23,10 @@ use std::time::{Duration, Instant};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Messages of the large tenant.
+/// Messages of the large tenant, and of all small ones.
 const MESSAGES: usize = 1_000_000;
 const MESSAGES_PER_SESSION: usize = 10_000;
+const MESSAGES_PER_TENANT: usize = 100;
 /// Exchanges per round: more than fit into one batch of the index worker.
 const EXCHANGES_PER_ROUND: usize = 1000;
 const MEASURED_ROUNDS: usize = 10;
@@ -31,9 +36,13 @@ const SEARCHES: usize = 100;
 /// Limit for the median of all searches.
 const MAX_MEDIAN: Duration = Duration::from_millis(50);
 
+/// A client of a service.
+#[derive(Clone)]
 struct Service {
     url: String,
     client: Client,
+    /// Empty if the service has no keys.
+    key: String,
 }
 
 impl Service {
@@ -52,11 +61,22 @@ impl Service {
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         tokio::spawn(app.serve(listener, std::future::pending()));
         let client = precis::llm::http::build_http_client(Duration::from_secs(5)).expect("a client");
-        Self { url, client }
+        Self { url, client, key: String::new() }
+    }
+
+    /// Imports a session of texts.
+    async fn import(&self, session: &str, messages: usize, words: &mut TextGenerator) {
+        let mut lines = String::new();
+        for at in 0..messages {
+            let role = if at % 2 == 0 { "user" } else { "assistant" };
+            let _ = writeln!(lines, r#"{{"role":"{role}","content":"{}"}}"#, words.text());
+        }
+        self.request(Method::POST, &format!("/sessions/{session}/import"), Some(lines)).await;
     }
 
     async fn request(&self, method: Method, path: &str, body: Option<String>) -> Duration {
         let request = self.client.request(method, format!("{}{path}", self.url));
+        let request = if self.key.is_empty() { request } else { request.bearer_auth(&self.key) };
         let kind = if path.ends_with("import") { "application/x-ndjson" } else { "application/json" };
         let request = match body {
             Some(body) => request.header("content-type", kind).body(body),
@@ -177,26 +197,44 @@ async fn measure_indexing(store: &str, with: &str, without: &str) {
 }
 
 /// Measures searches in a large tenant. Returns `true` if the median is below the limit.
-async fn measure_searching(store: &str, database: &str, messages: usize) -> bool {
-    if messages == 0 {
-        return true;
-    }
+async fn measure_large_tenant(store: &str, database: &str, messages: usize) -> bool {
     let service = Service::start(database, true).await;
-    let mut words = TextGenerator(11);
-    let start = Instant::now();
+    let (mut words, start) = (TextGenerator(11), Instant::now());
     for session in 0..messages.div_ceil(MESSAGES_PER_SESSION) {
-        let mut lines = String::new();
-        for at in 0..MESSAGES_PER_SESSION.min(messages - session * MESSAGES_PER_SESSION) {
-            let role = if at % 2 == 0 { "user" } else { "assistant" };
-            let _ = writeln!(lines, r#"{{"role":"{role}","content":"{}"}}"#, words.text());
-        }
-        service.request(Method::POST, &format!("/sessions/large-{session}/import"), Some(lines)).await;
+        let messages = MESSAGES_PER_SESSION.min(messages - session * MESSAGES_PER_SESSION);
+        service.import(&format!("session-{session}"), messages, &mut words).await;
     }
-    println!(
-        "| {store}: {messages} messages, imported in {:.0} s | p50 | p99 |",
-        start.elapsed().as_secs_f64()
-    );
-    println!("| --- | --- | --- |");
+    let seconds = start.elapsed().as_secs_f64();
+    measure_searches(&format!("{store}: {messages} messages, imported in {seconds:.0} s"), &[service]).await
+}
+
+/// Measures searches in many small tenants. Returns `true` if the median is below the limit.
+async fn measure_small_tenants(store: &str, database: &str, messages: usize) -> bool {
+    let service = Service::start(database, true).await;
+    let options = StoreOptions {
+        max_connections: 1,
+        acquire_timeout: Duration::from_secs(5),
+        statement_timeout: Duration::from_secs(5),
+        search: None,
+    };
+    let keys = storage::connect(database, &options).await.expect("a store");
+    let (mut words, mut tenants, start) = (TextGenerator(13), Vec::new(), Instant::now());
+    for number in 0..messages.div_ceil(MESSAGES_PER_TENANT) {
+        let tenant = TenantId::new(format!("tenant-{number}")).expect("an id");
+        let key = create_key(&keys, &tenant, None, Scope::Write).await.expect("a key");
+        let tenant = Service { key: key.expose().to_owned(), ..service.clone() };
+        tenant.import("session-0", MESSAGES_PER_TENANT, &mut words).await;
+        tenants.push(tenant);
+    }
+    let (count, seconds) = (tenants.len(), start.elapsed().as_secs_f64());
+    let title =
+        format!("{store}: {count} tenants with {MESSAGES_PER_TENANT} messages, imported in {seconds:.0} s");
+    measure_searches(&title, &tenants).await
+}
+
+/// Measures searches of each kind in the tenants by turns. Returns `true` if the median is below the limit.
+async fn measure_searches(title: &str, tenants: &[Service]) -> bool {
+    println!("| {title} | p50 | p99 |\n| --- | --- | --- |");
     let mut all = Vec::new();
     // The capital letters stand for words of these ranks.
     let kinds: [(&str, &[f64], &str); 14] = [
@@ -206,8 +244,8 @@ async fn measure_searching(store: &str, database: &str, messages: usize) -> bool
         ("one word of every second message", &[5.0], "A"),
         ("two common words", &[2.0, 4.0], "A+B"),
         ("a question: five words, common and rare", &[1.0, 3.0, 90.0, 2000.0, 60_000.0], "A+B+C+D+E"),
-        ("the same in one session", &[1.0, 3.0, 90.0, 2000.0, 60_000.0], "A+B+C+D+E&session_id=large-0"),
-        ("a common word in one session", &[5.0], "A&session_id=large-0"),
+        ("the same in one session", &[1.0, 3.0, 90.0, 2000.0, 60_000.0], "A+B+C+D+E&session_id=session-0"),
+        ("a common word in one session", &[5.0], "A&session_id=session-0"),
         ("a question of one role", &[1.0, 90.0, 2000.0], "A+B+C&role=user"),
         ("a common word before the first message", &[5.0], "A&until=2020-01-01T00:00:00Z"),
         ("a common word since the new year", &[5.0], "A&since=2026-01-01T00:00:00Z"),
@@ -223,7 +261,8 @@ async fn measure_searching(store: &str, database: &str, messages: usize) -> bool
             let texts = ('A'..).zip(ranks).map(|(name, rank)| (name, word(rank * (1.0 + shift / 100.0))));
             let query = texts.fold(query.to_owned(), |query, (name, text)| query.replace(name, &text));
             let query = if name == "a prefix" { query.replace("k*", "*") } else { query };
-            let time = service.request(Method::GET, &format!("/search?q={query}"), None).await;
+            let Some(tenant) = tenants.get(round * 97 % tenants.len().max(1)) else { continue };
+            let time = tenant.request(Method::GET, &format!("/search?q={query}"), None).await;
             if round >= 3 {
                 durations.push(time);
             }
@@ -252,20 +291,26 @@ async fn main() -> ExitCode {
     };
     if is_selected("sqlite", "postgres") {
         measure_indexing("SQLite", &file("with.db"), &file("without.db")).await;
-        fast &= measure_searching("SQLite", &file("large.db"), messages).await;
+        if messages > 0 {
+            fast &= measure_large_tenant("SQLite", &file("large.db"), messages).await;
+            fast &= measure_small_tenants("SQLite", &file("small.db"), messages).await;
+        }
     }
     match std::env::var("PRECIS_TEST_POSTGRES") {
         _ if !is_selected("postgres", "sqlite") => {}
         Ok(server) => {
             let database = |name: &str| server.replacen("/postgres?", &format!("/{name}?"), 1);
-            for name in ["with_index", "without_index", "large"] {
+            for name in ["with_index", "without_index", "large", "small"] {
                 let made = std::process::Command::new("psql")
                     .args([&server, "-qc", &format!("CREATE DATABASE {name}")])
                     .status();
                 assert!(made.is_ok_and(|status| status.success()), "no database {name}");
             }
             measure_indexing("Postgres", &database("with_index"), &database("without_index")).await;
-            fast &= measure_searching("Postgres", &database("large"), messages).await;
+            if messages > 0 {
+                fast &= measure_large_tenant("Postgres", &database("large"), messages).await;
+                fast &= measure_small_tenants("Postgres", &database("small"), messages).await;
+            }
         }
         Err(_) => {
             println!("Postgres was not measured. Run it as: scripts/postgres cargo bench --bench search");
