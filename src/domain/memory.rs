@@ -1,6 +1,8 @@
 //! The memory document: one Markdown document per user, written by the agent and always replaced as a whole.
 
+use serde::Serialize;
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 
 /// One version of a user's memory document.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,4 +14,26 @@ pub struct MemoryDocument {
     pub words: i64,
     pub tokens: i64,
     pub created_at: OffsetDateTime,
+}
+
+/// The way in which a version of a memory document was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryAuthor {
+    /// A request replaced the document.
+    Http,
+    /// A model called the tool `memory_write`.
+    Tool,
+    /// A model called the tool over the Model Context Protocol.
+    Mcp,
+}
+
+named_variants!(MemoryAuthor { Http = "http", Tool = "tool", Mcp = "mcp" });
+
+/// A version of a memory document with its author.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryRevision {
+    pub document: MemoryDocument,
+    /// `None` if the version was written before authors were recorded.
+    pub author: Option<MemoryAuthor>,
 }

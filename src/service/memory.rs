@@ -3,7 +3,7 @@
 use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY};
 use crate::capacity;
 use crate::domain::id::{TenantId, UserId};
-use crate::domain::memory::MemoryDocument;
+use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use crate::domain::{summary, tokens};
 use crate::storage::{NewMemoryDocument, Page};
 
@@ -21,13 +21,14 @@ impl MemoryService {
         user: &UserId,
         content: &str,
         expected: Option<i64>,
+        author: MemoryAuthor,
     ) -> Result<MemoryDocument, Error> {
         let (bytes, max_bytes) = (content.len(), self.config.memory_max_bytes);
         if bytes > max_bytes {
             return Err(Error::MemoryTooLarge { bytes, max_bytes });
         }
         let words = i64::try_from(summary::words(content)).unwrap_or(i64::MAX);
-        let new = NewMemoryDocument { content, words, tokens: tokens::count_text(content) };
+        let new = NewMemoryDocument { content, words, tokens: tokens::count_text(content), author };
         self.store.write_memory_document(tenant, user, new, expected).await?.ok_or(Error::VersionMismatch)
     }
 
@@ -38,7 +39,7 @@ impl MemoryService {
         user: &UserId,
         before: i64,
         limit: i64,
-    ) -> Result<Page<MemoryDocument>, Error> {
+    ) -> Result<Page<MemoryRevision>, Error> {
         capacity::claim(PAGE_MEMORY).await?;
         Ok(self.store.memory_revisions(tenant, user, before, limit, MAX_PAGE_BYTES).await?)
     }

@@ -6,7 +6,7 @@
 use super::{Error, MemoryService};
 use crate::domain::headings::MEMORY_HEADING;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::memory::MemoryDocument;
+use crate::domain::memory::{MemoryAuthor, MemoryDocument};
 use crate::domain::skill;
 use crate::domain::tool::{LONG_MEMORY_WORDS, Tool, ToolCall, ToolError};
 use crate::domain::transcript::encode_text;
@@ -19,7 +19,7 @@ use search_history::HistoryScope;
 mod search_history;
 
 /// The session and user on whose behalf a tool is called.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ToolContext {
     /// The session of the agent. A session with a user determines the user.
     pub session: Option<SessionId>,
@@ -31,6 +31,8 @@ pub struct ToolContext {
     pub may_bind: bool,
     /// A sentence that tells how to name the user, for a call that needs one.
     pub user_advice: &'static str,
+    /// The author of a memory document that the call writes.
+    pub author: MemoryAuthor,
 }
 
 /// The user of a call, and the state of its session.
@@ -113,7 +115,7 @@ impl MemoryService {
             (_, None) => Ok(no_user(context).into()),
             (ToolCall::MemoryRead, Some(user)) => Ok(memory_read(self.memory(tenant, user).await?)),
             (ToolCall::MemoryWrite { content }, Some(user)) => {
-                match self.write_memory(tenant, user, &content, None).await {
+                match self.write_memory(tenant, user, &content, None, context.author).await {
                     Ok(document) => Ok(memory_saved(user, &document, new_session(caller, context))),
                     Err(Error::MemoryTooLarge { bytes, max_bytes }) => {
                         Ok(ToolOutcome::from(ToolError(format!(

@@ -5,7 +5,7 @@ use super::statement::Sql;
 use super::store::{bounded_page_on_postgres, bounded_page_on_sqlite, decode, decode_page};
 use super::{Page, Store, StoreError};
 use crate::domain::id::{TenantId, UserId};
-use crate::domain::memory::MemoryDocument;
+use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 
 /// A memory document to write.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,7 @@ pub struct NewMemoryDocument<'a> {
     /// Number of words by Unicode word boundaries.
     pub words: i64,
     pub tokens: i64,
+    pub author: MemoryAuthor,
 }
 
 impl Store {
@@ -55,19 +56,19 @@ impl Store {
                     WHERE $6 IS NULL
                     RETURNING version, content, words, tokens, created_at
                 )
-                INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
-                SELECT $1, $2, version, content, words, tokens, created_at
+                INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at, author)
+                SELECT $1, $2, version, content, words, tokens, created_at, $7
                 FROM (TABLE updated UNION ALL TABLE upserted) AS current
                 RETURNING version, content, words, tokens, created_at",
             sqlite: "INSERT INTO memories AS m (tenant_id, user_id, version, content, words, tokens, created_at,
                     incarnation)
-                SELECT $1, $2, 1, $3, $4, $5, $7, randomblob(16) WHERE coalesce($6, 0) = 0
+                SELECT $1, $2, 1, $3, $4, $5, $8, randomblob(16) WHERE coalesce($6, 0) = 0
                     OR EXISTS (SELECT 1 FROM memories WHERE tenant_id = $1 AND user_id = $2)
                 ON CONFLICT (tenant_id, user_id) DO UPDATE SET version = m.version + 1, content = $3, words = $4,
-                    tokens = $5, created_at = max($7, m.created_at)
+                    tokens = $5, created_at = max($8, m.created_at)
                 WHERE $6 IS NULL OR $6 = m.version;
-                INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
-                SELECT tenant_id, user_id, version, content, words, tokens, created_at FROM memories
+                INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at, author)
+                SELECT tenant_id, user_id, version, content, words, tokens, created_at, $7 FROM memories
                 WHERE tenant_id = $1 AND user_id = $2 AND changes() > 0
                 RETURNING version, content, words, tokens, created_at",
         };
@@ -78,6 +79,7 @@ impl Store {
             .bind(document.words)
             .bind(document.tokens)
             .bind(expected)
+            .bind(document.author.as_str())
             .bind_now();
         decode(statement.write_together().await?, |row| rows::memory_document(row, ""))
     }
@@ -91,10 +93,10 @@ impl Store {
         before: i64,
         limit: i64,
         max_bytes: i64,
-    ) -> Result<Page<MemoryDocument>, StoreError> {
+    ) -> Result<Page<MemoryRevision>, StoreError> {
         const SELECT_MEMORY_REVISIONS: Sql = Sql {
             postgres: bounded_page_on_postgres!(
-                "SELECT version, content, words, tokens, created_at FROM memory_revisions
+                "SELECT version, content, words, tokens, created_at, author FROM memory_revisions
                 WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4",
                 "octet_length(content)",
                 "version DESC",
@@ -103,7 +105,7 @@ impl Store {
             sqlite: bounded_page_on_sqlite!(
                 "SELECT version AS number, octet_length(content) AS bytes FROM memory_revisions
                 WHERE tenant_id = $1 AND user_id = $2 AND version < $3 ORDER BY version DESC LIMIT $4",
-                "version, content, words, tokens, created_at",
+                "version, content, words, tokens, created_at, author",
                 "memory_revisions ON tenant_id = $1 AND user_id = $2 AND version = number",
                 "number DESC",
                 "$5"
@@ -112,6 +114,6 @@ impl Store {
         let statement = self.statement(tenant, SELECT_MEMORY_REVISIONS).bind(user.as_str()).bind(before);
         // One more version shows if there is another page.
         let rows = statement.bind(limit.saturating_add(1)).bind(max_bytes).read_all().await?;
-        decode_page(&rows, limit, |row| rows::memory_document(row, ""))
+        decode_page(&rows, limit, rows::memory_revision)
     }
 }

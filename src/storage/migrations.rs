@@ -23,6 +23,7 @@ const POSTGRES: &[Source] = &[
     (11, "forks of a session", include_str!("../../migrations/postgres/0011_forks_of_a_session.sql")),
     (12, "search wide windows", include_str!("../../migrations/postgres/0012_search_wide_windows.sql")),
     (13, "session index", include_str!("../../migrations/postgres/0013_session_index.sql")),
+    (15, "memory authors", include_str!("../../migrations/postgres/0015_memory_authors.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -38,6 +39,7 @@ const SQLITE: &[Source] = &[
     (11, "forks of a session", include_str!("../../migrations/sqlite/0011_forks_of_a_session.sql")),
     (13, "session index", include_str!("../../migrations/sqlite/0013_session_index.sql")),
     (14, "import reservations", include_str!("../../migrations/sqlite/0014_import_reservations.sql")),
+    (15, "memory authors", include_str!("../../migrations/sqlite/0015_memory_authors.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

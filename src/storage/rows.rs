@@ -5,7 +5,7 @@ use super::values::user_from_column;
 use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
 use crate::domain::api_key::{KeyId, KeyRecord, Scope};
 use crate::domain::id::{KeyName, SessionId, TenantId};
-use crate::domain::memory::MemoryDocument;
+use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::redaction::RedactionMark;
@@ -157,6 +157,15 @@ pub(super) fn memory_document(row: &impl DbRow, prefix: &str) -> Result<MemoryDo
         words: row.field(&name("words"))?,
         tokens: row.field(&name("tokens"))?,
         created_at: row.time(&name("created_at"))?,
+    })
+}
+
+pub(super) fn memory_revision(row: &impl DbRow) -> Result<MemoryRevision, StoreError> {
+    let author: Option<&str> = row.field("author")?;
+    let author = author.map(|author| MemoryAuthor::parse(author).ok_or(author)).transpose();
+    Ok(MemoryRevision {
+        document: memory_document(row, "")?,
+        author: author.map_err(StoreError::corrupt("the author of a memory document"))?,
     })
 }
 

@@ -74,6 +74,7 @@ async fn mcp_requests_work_on_any_replica(backend: Backend) {
     }
     let (text, is_error) = called(tool(&one, "memory_write", &json!({"content": "Likes tea."}))).await;
     assert!(!is_error && text.contains("version 1"), "{text}");
+    assert_eq!(one.get("/users/default/memory/revisions").await["items"][0]["author"], "mcp");
     let read = result(tool(&other, "memory_read", &json!({}))).await;
     assert_eq!(read["content"], json!([{"type": "text", "text": "Likes tea."}]));
     assert_includes(&read, &json!({"structuredContent": {"version": 1}, "isError": false}));

@@ -29,6 +29,10 @@ async fn put_replaces_the_memory_document(backend: Backend) {
     assert_eq!((read.json(), read.header("etag")), (written.json(), Some("\"1\"")));
     assert_eq!(read.json()["content"], content);
     assert!(read.json()["words"].as_i64() > Some(5) && read.json()["tokens"].as_i64() > Some(5));
+    let versions = app.get("/users/u/memory/revisions").await.ok(200);
+    let mut version = read.json();
+    version["author"] = "http".into();
+    assert_eq!(versions, json!({"items": [version], "next": null}));
     // An empty document is a version, too, and so is the same document again.
     for version in [2, 3] {
         assert_eq!(app.put(PATH, r#"{"content":""}"#).await.ok(200)["version"], version);

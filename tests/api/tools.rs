@@ -50,6 +50,7 @@ async fn tool_calls_of_all_formats_are_executed(backend: Backend) {
         "user_id": "default", "session_exists": false, "version": 1, "words": 3, "hint": null,
     });
     assert_eq!((&response["user_id"], &response["data"]), (&json!("default"), &data));
+    assert_eq!(app.get("/users/default/memory/revisions").await["items"][0]["author"], "tool");
     let content = response["content"].as_str().expect("a text");
     assert!(content.contains("version 1") && content.contains("## Your Memory"), "{content}");
     assert_eq!(response["result"], json!({"role": "tool", "tool_call_id": "call_1", "content": content}));

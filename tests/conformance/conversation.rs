@@ -3,6 +3,7 @@
 use crate::support::backend::Backend;
 use precis::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use precis::domain::id::{SessionId, TenantId, UserId};
+use precis::domain::memory::MemoryAuthor;
 use precis::domain::message::{Message, Role};
 use precis::domain::revision::Revision;
 use precis::domain::session::{Session, Summary};
@@ -180,7 +181,7 @@ impl Conversation {
     }
 
     pub(crate) async fn remember(&self, user: &UserId, content: &str) {
-        let new = NewMemoryDocument { content, words: 2, tokens: 3 };
+        let new = NewMemoryDocument { content, words: 2, tokens: 3, author: MemoryAuthor::Http };
         self.store.write_memory_document(&self.tenant, user, new, None).await.unwrap().expect("written");
     }
 }

@@ -1,9 +1,10 @@
 //! Memory documents.
 
 use crate::conversation::{Conversation, user_id};
+use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
-use precis::domain::memory::MemoryDocument;
+use precis::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use precis::storage::NewMemoryDocument;
 use std::sync::Arc;
 use test_case::test_case;
@@ -17,7 +18,7 @@ async fn write(
     expected: Option<i64>,
 ) -> Option<MemoryDocument> {
     let words = i64::try_from(content.len()).unwrap();
-    let new = NewMemoryDocument { content, words, tokens: words * 2 };
+    let new = NewMemoryDocument { content, words, tokens: words * 2, author: MemoryAuthor::Http };
     demo.store.write_memory_document(&demo.tenant, user, new, expected).await.unwrap()
 }
 
@@ -27,7 +28,31 @@ async fn read(demo: &Conversation, user: &UserId) -> Option<MemoryDocument> {
 
 /// Returns all versions, newest first.
 async fn versions(demo: &Conversation, user: &UserId) -> Vec<MemoryDocument> {
+    revisions(demo, user).await.into_iter().map(|revision| revision.document).collect()
+}
+
+async fn revisions(demo: &Conversation, user: &UserId) -> Vec<MemoryRevision> {
     demo.store.memory_revisions(&demo.tenant, user, i64::MAX, i64::MAX, i64::MAX).await.unwrap().items
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn version_has_its_author_unless_an_earlier_release_wrote_it(backend: Backend) {
+    let (demo, ada) = (Conversation::on(&backend).await, user_id("ada"));
+    let authors = [MemoryAuthor::Http, MemoryAuthor::Tool, MemoryAuthor::Mcp];
+    for (version, author) in (0..).zip(authors) {
+        let new = NewMemoryDocument { content: "x", words: 1, tokens: 1, author };
+        let written = demo.store.write_memory_document(&demo.tenant, &ada, new, Some(version)).await.unwrap();
+        assert_eq!(written.map(|document| document.version), Some(version + 1));
+    }
+    let listed = async || {
+        let listed = revisions(&demo, &ada).await.into_iter().rev();
+        listed.map(|revision| revision.author).collect::<Vec<_>>()
+    };
+    assert_eq!(listed().await, authors.map(Some));
+    Sql::on(&backend).await.run("UPDATE memory_revisions SET author = NULL WHERE version = 2").await;
+    assert_eq!(listed().await, [Some(MemoryAuthor::Http), None, Some(MemoryAuthor::Mcp)]);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -6,6 +6,7 @@
 use crate::conversation::{Conversation, LONG, exchange, key, recorded, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use precis::domain::memory::MemoryAuthor;
 use precis::storage::{ForkOutcome, LeaseCondition, NewMemoryDocument, RewindOutcome};
 use std::time::Duration;
 use uuid::Uuid;
@@ -270,7 +271,7 @@ async fn memory_write_blocked_by_erasure_is_a_version_mismatch() {
     for (expected, version) in [(Some(1), None), (Some(0), Some(1)), (None, Some(1))] {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
-        let new = NewMemoryDocument { content: "second", words: 1, tokens: 1 };
+        let new = NewMemoryDocument { content: "second", words: 1, tokens: 1, author: MemoryAuthor::Http };
         let ada = user_id("ada");
         let write = demo.store.write_memory_document(&demo.tenant, &ada, new, expected);
         let written = scene.meet("DELETE FROM memories", write).await.unwrap();
@@ -287,7 +288,7 @@ async fn memory_write_blocked_by_another_write_is_a_version_mismatch() {
     for (expected, version) in [(Some(1), None), (None, Some(3))] {
         let mut scene = scene().await;
         let demo = scene.demo.clone();
-        let new = NewMemoryDocument { content: "mine", words: 1, tokens: 1 };
+        let new = NewMemoryDocument { content: "mine", words: 1, tokens: 1, author: MemoryAuthor::Http };
         let ada = user_id("ada");
         let written = scene
             .meet(write, demo.store.write_memory_document(&demo.tenant, &ada, new, expected))

@@ -8,6 +8,7 @@ use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
 use precis::domain::exchange::{Exchange, IdempotencyKey};
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::id::{SessionId, TenantId, UserId};
+use precis::domain::memory::MemoryAuthor;
 use precis::domain::message::{Message, Role};
 use precis::domain::retention::{self, RetentionPeriod};
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
@@ -458,7 +459,7 @@ impl Calls<'_> {
         self.say(tenant, &session, exchange(), Some("k")).await;
         store.index_session(tenant, &session).await.unwrap();
         self.say(tenant, &session, exchange(), None).await;
-        let document = NewMemoryDocument { content: "x", words: 1, tokens: 1 };
+        let document = NewMemoryDocument { content: "x", words: 1, tokens: 1, author: MemoryAuthor::Http };
         store.write_memory_document(tenant, &user, document, None).await.unwrap();
         usize::from(match what {
             "erase_session" => store.erase_session(tenant, &session).await.unwrap(),
@@ -515,7 +516,7 @@ impl Calls<'_> {
     async fn memory(&self, what: &str) -> usize {
         let Self { store, tenant, user, .. } = self;
         let version = store.memory_document(tenant, user).await.unwrap().map(|document| document.version);
-        let new = NewMemoryDocument { content: "x", words: 1, tokens: 1 };
+        let new = NewMemoryDocument { content: "x", words: 1, tokens: 1, author: MemoryAuthor::Http };
         let written = match what {
             "memory_document" => return usize::from(version.is_some()),
             "memory_revisions" => {

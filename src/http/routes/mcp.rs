@@ -9,6 +9,7 @@ use crate::config::Limits;
 use crate::domain::api_key::Scope;
 use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
+use crate::domain::memory::MemoryAuthor;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
@@ -324,6 +325,7 @@ impl McpServer {
             may_bind: self.caller.scope.covers(Scope::Write),
             // With a header, the tools have no argument for the user.
             user_advice: if self.has_fixed_context() { HEADER_ADVICE } else { tools::USER_ADVICE },
+            author: MemoryAuthor::Mcp,
         }
     }
 

@@ -1,6 +1,6 @@
 //! `/users/{user_id}/memory`
 
-use crate::domain::memory::MemoryDocument;
+use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use crate::http::error::Problem;
 use crate::http::extract::{
     JsonBody, NoQuery, PathParams, QueryParams, TenantFromKey, UserPath, body_bytes, reject_query,
@@ -47,6 +47,36 @@ impl MemoryBody {
                 Self { user_id, version, content, words, tokens, updated_at: Some(created_at) }
             }
         }
+    }
+}
+
+/// A version of a memory document.
+// The fields of the document are listed: its schema allows no further field, so it cannot be a part of this one.
+#[derive(Serialize, ToSchema)]
+#[schema(as = MemoryRevision)]
+pub(crate) struct MemoryRevisionBody {
+    user_id: String,
+    /// 1, 2, 3 … per user.
+    version: i64,
+    /// Markdown.
+    content: String,
+    /// Number of words.
+    words: i64,
+    /// Number of tokens, counted by `o200k_base`.
+    tokens: i64,
+    /// Time at which this version was written.
+    #[serde(with = "time::serde::rfc3339")]
+    updated_at: OffsetDateTime,
+    /// By a request (`http`), by the tool `memory_write` (`tool`), or by this tool over the Model Context Protocol (`mcp`); null if
+    /// the version was written before authors were recorded.
+    #[schema(required)]
+    author: Option<MemoryAuthor>,
+}
+
+impl MemoryRevisionBody {
+    fn new(user_id: &str, MemoryRevision { document, author }: MemoryRevision) -> Self {
+        let MemoryDocument { version, content, words, tokens, created_at } = document;
+        Self { user_id: user_id.to_owned(), version, content, words, tokens, updated_at: created_at, author }
     }
 }
 
@@ -152,7 +182,7 @@ pub(crate) async fn write(
     if content.contains('\0') {
         return Err(Problem::invalid_field("content", "must not contain the NUL character"));
     }
-    let document = service.write_memory(&tenant, &user, &content, expected).await?;
+    let document = service.write_memory(&tenant, &user, &content, expected, MemoryAuthor::Http).await?;
     Ok(with_etag(MemoryBody::new(user.as_str(), Some(document))))
 }
 
@@ -179,7 +209,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     get, path = "/users/{user_id}/memory/revisions", operation_id = "list_memory_revisions", tag = "users",
     params(UserPath, PageParams),
     responses(
-        (status = 200, description = "Versions", body = Page<MemoryBody>),
+        (status = 200, description = "Versions", body = Page<MemoryRevisionBody>),
     )
 )]
 pub(crate) async fn revisions(
@@ -187,9 +217,9 @@ pub(crate) async fn revisions(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(UserPath { user_id: user }): PathParams<UserPath>,
     QueryParams(params): QueryParams<PageParams>,
-) -> Result<Json<Page<MemoryBody>>, Problem> {
+) -> Result<Json<Page<MemoryRevisionBody>>, Problem> {
     let (limit, before) = params.read_descending()?;
-    let documents = service.memory_revisions(&tenant, &user, before, limit).await?;
-    let body = |document| MemoryBody::new(user.as_str(), Some(document));
-    Ok(Json(Page::new(documents, |document: &MemoryDocument| document.version, body)))
+    let revisions = service.memory_revisions(&tenant, &user, before, limit).await?;
+    let body = |revision| MemoryRevisionBody::new(user.as_str(), revision);
+    Ok(Json(Page::new(revisions, |revision: &MemoryRevision| revision.document.version, body)))
 }

@@ -5,6 +5,7 @@ use crate::blocking;
 use crate::domain::api_key::Scope;
 use crate::domain::format::Format;
 use crate::domain::id::UserId;
+use crate::domain::memory::MemoryAuthor;
 use crate::domain::tool::provider_call::ProviderToolCall;
 use crate::domain::tool::{Tool, ToolCall};
 use crate::domain::validation::FieldError;
@@ -150,6 +151,7 @@ pub(crate) async fn call(
         default_user: service.default_user(&caller).cloned(),
         may_bind: caller.scope.covers(Scope::Write),
         user_advice: USER_ADVICE,
+        author: MemoryAuthor::Tool,
     };
     let (ToolCaller { user, session_exists, .. }, outcome) =
         service.call_tool(&tenant, &context, call).await?;
