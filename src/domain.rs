@@ -81,6 +81,7 @@ pub mod shorten;
 pub mod skill;
 pub mod split_points;
 pub mod summary;
+pub mod summary_sources;
 pub mod sync;
 pub mod tail;
 pub mod tokens;

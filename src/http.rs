@@ -26,7 +26,7 @@ use openapi::responses::RouteKind;
 use routes::health::MetricsExporter;
 use routes::{
     consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, models, redactions,
-    retention, revisions, search, sessions, skills, sync, tools, usage, users,
+    retention, revisions, search, sessions, skills, sources, sync, tools, usage, users,
 };
 use std::future::ready;
 use std::sync::Arc;
@@ -80,6 +80,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(revisions::list))
         .route(ADMIN, routes!(revisions::edit))
         .route(READ, routes!(revisions::get))
+        .route(READ, routes!(sources::list))
         .route(ADMIN, routes!(revisions::restore))
         .route(ADMIN, routes!(users::erase))
         .route(READ, routes!(usage::get))

@@ -48,6 +48,7 @@ mod redactions;
 pub mod retention;
 pub mod search;
 mod sessions;
+mod sources;
 pub mod sync;
 pub mod tools;
 

@@ -16,6 +16,7 @@ pub(super) mod revisions;
 pub(super) mod search;
 pub(super) mod sessions;
 pub(super) mod skills;
+pub(super) mod sources;
 pub(super) mod sync;
 pub(super) mod tools;
 pub(super) mod usage;

@@ -133,6 +133,62 @@ async fn edit_replaces_the_summary_as_a_new_revision(backend: Backend) {
     edit("Ada likes tea.", 7).await.problem(409, "summary-missing");
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sources_of_a_summary_are_its_messages(backend: Backend) {
+    let app = TestApp::start(&backend, SMALL).await;
+    let sources = async |revision: i64| app.get(&format!("/sessions/s/revisions/{revision}/sources")).await;
+    sources(1).await.problem(404, "session-not-found");
+    consolidated(&app).await;
+    sources(0).await.problem(404, "revision-not-found");
+    sources(4).await.problem(404, "revision-not-found");
+    let history = app.get("/sessions/s/messages?limit=1000").await.ok(200);
+    let message = |seq: &Value| {
+        let seq = usize::try_from(seq.as_u64().expect("a seq")).expect("small");
+        history["items"][seq - 1]["message"]["content"].as_str().expect("a text").to_owned()
+    };
+    let words = |text: &str| {
+        let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        words.map(str::to_lowercase).collect::<Vec<_>>()
+    };
+    for (revision, cursor) in [(1, 8), (2, 16), (3, 24)] {
+        let found = sources(revision).await.ok(200);
+        let expected =
+            json!({"revision": revision, "cursor": cursor, "compared_from_seq": 1, "is_complete": true});
+        assert_includes(&found, &expected);
+        let sentences = found["sentences"].as_array().expect("sentences");
+        assert!(!sentences.is_empty());
+        for sentence in sentences {
+            // The built-in summariser copies sentences.
+            assert_includes(sentence, &json!({"kind": "exact", "score": 1.0, "supported": true}));
+            let seq = &sentence["seq"];
+            assert!(seq.as_i64() <= Some(cursor), "{found}");
+            let text = sentence["text"].as_str().expect("a text");
+            let spoken = words(text.split_once(": ").map_or(text, |(_, spoken)| spoken));
+            let source = words(&message(seq));
+            assert!(source.windows(spoken.len()).any(|part| part == spoken), "{text}: {}", message(seq));
+        }
+        let text = app.get(&format!("/sessions/s/revisions/{revision}")).await["text"].clone();
+        let joined: Vec<&str> = sentences.iter().filter_map(|sentence| sentence["text"].as_str()).collect();
+        assert_eq!(words(&joined.join(" ")), words(text.as_str().expect("a text")), "all sentences");
+    }
+
+    // A sentence that no message supports is marked. Messages after the cursor are not compared.
+    app.record("s", &[json!({"role": "user", "content": "Bo bought a blue bicycle in Oslo."})]).await;
+    let edit = json!({"summary": "Bo bought a blue bicycle in Oslo.", "based_on": 3});
+    app.post("/sessions/s/revisions", edit).await.ok(201);
+    let invented = sources(4).await.ok(200);
+    assert_includes(&invented["sentences"][0], &json!({"kind": "lexical", "supported": false}));
+    assert!(invented["sentences"][0]["score"].as_f64() < invented["threshold"].as_f64(), "{invented}");
+
+    // A redaction removes the message and the summaries that cover it.
+    app.delete("/sessions/s/messages/10").await.ok(200);
+    let nothing = sources(3).await.ok(200);
+    assert_includes(&nothing, &json!({"sentences": [], "is_complete": true, "cursor": 24}));
+    assert!(!sources(1).await["sentences"].as_array().expect("sentences").is_empty());
+}
+
 #[tokio::test]
 async fn invalid_edit_is_rejected() {
     let app = TestApp::on_sqlite(SMALL).await;

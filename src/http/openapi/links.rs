@@ -32,6 +32,7 @@ const LINKS: &[LinkSpec] = &[
     ("consolidate", "201", "get_session", &[SESSION]),
     ("consolidate", "201", "get_revision", &[SESSION, REVISION]),
     ("consolidate", "201", "restore_revision", &[SESSION, REVISION]),
+    ("restore_revision", "201", "list_revision_sources", &[SESSION, REVISION]),
     ("list_revisions", "200", "list_revisions", &[SESSION, NEXT]),
     ("edit_summary", "201", "get_revision", &[SESSION, REVISION]),
     ("edit_summary", "201", "build_context", &[SESSION]),
