@@ -6,12 +6,14 @@
 //! scripts/postgres scripts/ui cargo test --locked --test ui -- --include-ignored
 //! ```
 //!
-//! `PRECIS_UI_TASKS` selects tasks by words of their names, separated by spaces.
+//! `PRECIS_UI_TASKS` selects tasks by words of their names, separated by spaces. `PRECIS_UI_SCREENSHOTS` is the folder for the
+//! pictures, which `docs/` has: `PRECIS_UI_SCREENSHOTS=$PWD/docs PRECIS_UI_TASKS=screenshots` with the command above renews them.
 #![cfg(test)]
 
 use precis::domain::api_key::Scope;
 use service::Precis;
 use std::env;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use support::backend::Backend;
 use support::model_server::refused_base_url;
@@ -42,7 +44,11 @@ async fn every_task_in_the_inspector_can_be_performed(backend: Backend, with_key
     let chromium = env::var("PRECIS_UI_CHROMIUM").expect("run this with scripts/ui");
     let service = Precis::on(&backend).start().await;
     let key = with_key.key("acme", Scope::Admin).await;
+    let read_key = with_key.key("acme", Scope::Read).await;
     let keyed = Precis::on(&with_key).model(&refused_base_url()).start().await;
+    let pictures = env::var("PRECIS_UI_SCREENSHOTS").map(PathBuf::from);
+    let pictures = pictures.unwrap_or_else(|_| Path::new(&installed).join("screenshots"));
+    std::fs::create_dir_all(&pictures).expect("a folder");
     let home = tempfile::tempdir().expect("a folder");
     let mut command = Command::new("node");
     command
@@ -58,6 +64,8 @@ async fn every_task_in_the_inspector_can_be_performed(backend: Backend, with_key
         .env("PRECIS_URL", &service.url)
         .env("PRECIS_KEYED_URL", &keyed.url)
         .env("PRECIS_KEY", key.expose())
+        .env("PRECIS_READ_KEY", read_key.expose())
+        .env("PRECIS_UI_SCREENSHOTS", &pictures)
         .stdin(Stdio::null());
     let ended =
         tokio::task::spawn_blocking(move || command.output()).await.expect("no panic").expect("it runs");

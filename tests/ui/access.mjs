@@ -36,6 +36,21 @@ async function usesAKey({ browser, keyed }) {
   await tab.close();
 }
 
+async function readsWithAKeyForReading({ browser, keyed }) {
+  await keyed.append("read only", conversation(1, 60));
+  const tab = await Tab.open(browser, keyed.url, { expected: ["status of 401", "status of 403"] });
+  await tab.goto("/sessions/read%20only");
+  await tab.fill("API key", process.env.PRECIS_READ_KEY);
+  await tab.click("Use this key");
+  await tab.see("Answer 60");
+  await tab.see("a key with the scope write is needed to see them");
+  await tab.click("Consolidate now");
+  await tab.page.getByRole("alert").filter({ hasText: "write" }).waitFor();
+  await tab.goto("/models");
+  await tab.page.getByRole("alert").filter({ hasText: "admin" }).waitFor();
+  await tab.close();
+}
+
 async function worksByKeyboard({ browser, service }) {
   const tab = await Tab.open(browser, service.url, { expected: ["status of 404"] });
   await tab.goto("/sessions");
@@ -117,6 +132,7 @@ async function everyViewFitsASmallPhone({ browser, service }) {
 
 export const tasks = [
   ["use an API key", usesAKey],
+  ["read with a key of the scope read", readsWithAKeyForReading],
   ["work by keyboard", worksByKeyboard],
   ["every view is accessible", everyViewIsAccessible],
   ["every view fits a small phone", everyViewFitsASmallPhone],

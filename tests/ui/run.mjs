@@ -2,8 +2,9 @@
 //
 //     node tests/ui/run.mjs [TASK…]    runs all tasks, or those whose names contain one of the words
 //
-// PRECIS_URL is a service without keys and PRECIS_KEYED_URL one that needs PRECIS_KEY and whose model fails. PRECIS_UI_NODE
-// and PRECIS_UI_CHROMIUM come from scripts/ui. To add a task, add it to the list of its file, or a file to TASKS.
+// PRECIS_URL is a service without keys. PRECIS_KEYED_URL is one that needs PRECIS_KEY, or PRECIS_READ_KEY to read, and whose model
+// fails. PRECIS_UI_NODE and PRECIS_UI_CHROMIUM come from scripts/ui, and pictures go to the folder PRECIS_UI_SCREENSHOTS. To add a
+// task, add it to the list of its file, or a file to TASKS.
 
 import { launch, Tab } from "./browser.mjs";
 import { tasks as accessTasks } from "./access.mjs";
@@ -12,10 +13,11 @@ import { tasks as historyTasks } from "./history.mjs";
 import { tasks as sessionTasks } from "./sessions.mjs";
 import { tasks as memoryTasks } from "./memory.mjs";
 import { tasks as modelTasks } from "./models.mjs";
+import { tasks as screenshotTasks } from "./screenshots.mjs";
 import { tasks as summaryTasks } from "./summaries.mjs";
 import { recordHostileSession, recordLargeSession, Service } from "./service.mjs";
 
-const TASKS = [...sessionTasks, ...historyTasks, ...contextTasks, ...summaryTasks, ...memoryTasks, ...modelTasks, ...accessTasks];
+const TASKS = [...sessionTasks, ...historyTasks, ...contextTasks, ...summaryTasks, ...memoryTasks, ...modelTasks, ...accessTasks, ...screenshotTasks];
 
 const service = new Service(process.env.PRECIS_URL);
 const keyed = new Service(process.env.PRECIS_KEYED_URL, process.env.PRECIS_KEY);

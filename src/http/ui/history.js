@@ -73,6 +73,7 @@ export async function historyTab({ panel, session, base, query, signal, reload }
   const ribbon = h("div", { class: "ribbon", role: "group", "aria-label": "Ranges of the history" });
   const legend = h("ul", { class: "legend" });
   const problem = h("div");
+  const pageProblem = h("div");
   const position = h("p", { class: "muted", role: "status" });
   const items = h("ol", { class: "messages" });
   const target = h("input", { type: "number", min: "1", required: true, inputmode: "numeric" });
@@ -85,7 +86,7 @@ export async function historyTab({ panel, session, base, query, signal, reload }
   const newest = button("Newest", () => open(null, false), { "data-key": "newest" });
   panel.replaceChildren(ribbon, legend, problem,
     h("form", { class: "bar", onsubmit: go }, field("Message", target), h("button", { type: "submit" }, "Show"), earlier, later, newest),
-    position, items);
+    position, pageProblem, items);
 
   /** The session as it is drawn. The lists follow later, so that the ribbon appears at once. */
   const shown = { cursor: session.cursor, last: session.last_seq, omitted: [], redacted: [], pending: [] };
@@ -131,14 +132,14 @@ export async function historyTab({ panel, session, base, query, signal, reload }
       earlier.disabled = first <= 1;
       later.disabled = last >= shown.last;
       draw();
-      replace(problem);
+      replace(pageProblem);
       if (moves) {
         const link = location.hash.split("?")[0];
         history.replaceState(null, "", `${link}?seq=${first}`);
         document.getElementById(`message-${first}`)?.focus();
       }
     } catch (error) {
-      if (!signal.aborted) replace(problem, errorBox(error));
+      if (!signal.aborted) replace(pageProblem, errorBox(error));
     }
   }
 
@@ -160,12 +161,15 @@ export async function historyTab({ panel, session, base, query, signal, reload }
   /** Loads what the state of the session does not tell: omitted ranges, redactions and pending calls. */
   async function loadDetails() {
     const problems = [];
+    let isCoverageUnknown = false;
     const part = async (name, load) => {
       try {
         shown[name] = await load();
       } catch (error) {
         if (signal.aborted) throw error;
-        problems.push(error);
+        // Only keys with the scope write may build contexts.
+        if (name === "omitted" && error.status === 403) isCoverageUnknown = true;
+        else problems.push(error);
       }
     };
     await Promise.all([
@@ -183,7 +187,8 @@ export async function historyTab({ panel, session, base, query, signal, reload }
       }),
     ]);
     draw();
-    if (problems.length > 0) replace(problem, problems.map(errorBox));
+    replace(problem, problems.map(errorBox), isCoverageUnknown && h("p", { class: "muted" },
+      "Omitted messages are drawn as verbatim: a key with the scope write is needed to see them."));
   }
 
   draw();
