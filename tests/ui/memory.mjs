@@ -21,10 +21,12 @@ async function comparesAndRestoresVersions({ browser, service }) {
   await tab.click("Restore version 1…");
   await tab.click("Restore");
   await tab.page.getByRole("row", { name: /^3 / }).waitFor();
+  await tab.page.getByRole("row", { name: /^3 .* HTTP request/ }).waitFor();
   assert.match((await service.get("/users/grace/memory")).content, /tea/);
-  // A version of another writer appears without reloading.
-  await write(service, "grace", "# Grace\n\n- Likes water.\n");
-  await tab.page.getByRole("row", { name: /^4 / }).waitFor();
+  // Versions of other writers appear without reloading, with their authors.
+  await service.append("of grace", conversation(1, 2), { user_id: "grace" });
+  await service.post("/sessions/of%20grace/tools/memory_write", { content: "# Grace\n\n- Likes water.\n" });
+  await tab.page.getByRole("row", { name: /^4 .* tool memory_write/ }).waitFor();
   await tab.close();
 }
 

@@ -101,6 +101,31 @@ async function editsTheSummary({ browser, service }) {
   await tab.close();
 }
 
+async function seesTheSourcesOfASummary({ browser, service }) {
+  await service.append("sourced", conversation(1, 60));
+  await service.consolidate("sourced");
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/sourced/summary");
+  await tab.click("Show sources");
+  await tab.heading("Sources of revision 1", 3);
+  await tab.see("Each sentence has a source.");
+  const found = await service.get("/sessions/sourced/revisions/1/sources");
+  const items = tab.page.locator(".sources > li");
+  assert.deepEqual(await items.locator(".text").allTextContents(), found.sentences.map(({ text }) => text));
+  assert.deepEqual(await items.locator("a").allTextContents(), found.sentences.map(({ seq }) => `message ${seq}`));
+  assert.deepEqual(await items.locator(".badge").allTextContents(), found.sentences.map(() => "exact"));
+  // A sentence that no message supports is marked.
+  await service.post("/sessions/sourced/revisions", { summary: "Ada pays 4 euros for the garden. Penguins juggle zeppelins.", based_on: 1 });
+  await tab.page.getByRole("row", { name: /^2 edit/ }).waitFor();
+  await tab.click("Show sources");
+  await tab.see("1 sentence without support: check it.");
+  assert.equal(await tab.page.locator(".unsupported .text").textContent(), "Penguins juggle zeppelins.");
+  await tab.checkAccessibility("sources");
+  await items.locator("a").first().click();
+  await tab.until(() => document.activeElement?.id.startsWith("message-"));
+  await tab.close();
+}
+
 async function followsTheTimeline({ browser, service }) {
   await recordTwoRevisions(service, "followed");
   const revisions = (await service.get("/sessions/followed/revisions")).items;
@@ -140,6 +165,7 @@ export const tasks = [
   ["compare any texts by words", comparesAnyTexts],
   ["restore a revision", restoresRevision],
   ["edit a summary", editsTheSummary],
+  ["see the sources of a summary", seesTheSourcesOfASummary],
   ["follow the timeline", followsTheTimeline],
   ["show HTML of a summary as text", showsHtmlOfASummaryAsText],
 ];

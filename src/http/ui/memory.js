@@ -27,9 +27,15 @@ const COLUMNS = [
   { name: "Version" },
   { name: "Words", class: "number" },
   { name: "Tokens", class: "number" },
+  { name: "Author" },
   { name: "Written" },
   { name: "Action" },
 ];
+
+/** The ways in which a version is written. */
+const AUTHORS = { http: "HTTP request", tool: "tool memory_write", mcp: "memory_write over MCP" };
+
+const authorOf = ({ author }) => AUTHORS[author] ?? "unknown";
 
 const NONE = { version: 0, content: "", words: 0, tokens: 0, updated_at: null };
 
@@ -64,12 +70,12 @@ export async function memoryView({ main, segments, signal }) {
       facts([
         ["Version", number(version)],
         ["Size", `${count(words, "word")}, ${count(tokens, "token")}`],
-        ["Written", time(newest().updated_at)],
+        ["Written", [time(newest().updated_at), version > 0 && `, ${authorOf(newest())}`]],
         ["Sessions are erased", retention.effective.after_last_exchange === "never" ? "never"
           : `${retention.effective.after_last_exchange} after the last exchange`],
       ]),
       content ? textBlock(content) : h("p", null, "The document is empty."));
-    const row = (item) => [number(item.version), number(item.words), number(item.tokens), time(item.updated_at), restoreButton(item)];
+    const row = (item) => [number(item.version), number(item.words), number(item.tokens), authorOf(item), time(item.updated_at), restoreButton(item)];
     replace(all, h("h2", null, "Versions"),
       versions.length > 0 ? table("Versions", COLUMNS, versions.map(row)) : h("p", null, "The document was never written."),
       !complete && h("p", { class: "muted" }, `Only the newest ${number(MOST)} versions are shown.`));

@@ -1,9 +1,10 @@
 // The summary of a session, its revisions, and their differences.
 
-import { list, request } from "./api.js";
+import { get, list, request } from "./api.js";
 import { sideBySide } from "./diff.js";
-import { announce, button, count, dialog, facts, field, h, milliseconds, number, replace, table, time } from "./dom.js";
+import { announce, attempt, button, count, dialog, facts, field, h, milliseconds, number, replace, table, time } from "./dom.js";
 import { textBlock } from "./messages.js";
+import { sessionLink } from "./sessions.js";
 
 /** The most revisions that are loaded: each contains a whole summary. */
 const MOST = 200;
@@ -40,14 +41,33 @@ export function usageOf({ model, usage }) {
   return `${model}${tokens}${failures > 0 ? `, ${count(failures, "failed call")}` : ""}`;
 }
 
+/** Returns the sentences of a summary with their messages, and marks those to check. */
+function sourceNodes({ revision, sentences, compared_from_seq: from, cursor, is_complete: isComplete }, session) {
+  const unsupported = sentences.filter(({ supported }) => !supported).length;
+  const match = ({ kind, score, supported }) =>
+    kind === "exact" ? h("span", { class: "badge" }, "exact")
+      : h("span", { class: supported ? "badge" : "badge bad" }, `${supported ? "best match" : "unsupported"}, ${Math.round(score * 100)} %`);
+  const item = (sentence) =>
+    h("li", { class: sentence.supported ? null : "unsupported" }, h("span", { class: "text" }, sentence.text), " ",
+      sentence.seq === null ? "no message" : h("a", { href: sessionLink(session, "history", `?seq=${sentence.seq}`) }, `message ${number(sentence.seq)}`),
+      match(sentence));
+  const result = unsupported === 0 ? "Each sentence has a source." : `${count(unsupported, "sentence")} without support: check ${unsupported === 1 ? "it" : "them"}.`;
+  const compared = from === null ? "" : ` Compared with the messages ${number(from)} to ${number(cursor)}.`;
+  return [h("h3", null, `Sources of revision ${revision}`),
+    h("p", null, sentences.length > 0 ? `${result}${compared}` : "The summary has no sentences."),
+    h("ol", { class: "sources" }, sentences.map(item)),
+    !isComplete && h("p", { class: "muted" }, "Only the beginning of the summary was compared.")];
+}
+
 export async function revisionsTab({ panel, session, base, query, signal, reload }) {
   const problem = h("div");
   const current = h("div");
+  const sources = h("div");
   const before = h("select", { onchange: () => showDifferences() });
   const after = h("select", { onchange: () => showDifferences() });
   const differences = h("div");
   const all = h("div");
-  panel.replaceChildren(current, problem, all, h("h3", null, "Compare"),
+  panel.replaceChildren(current, sources, problem, all, h("h3", null, "Compare"),
     h("div", { class: "bar" }, field("Before", before), field("After", after)), differences);
   /** Newest first. */
   let revisions = [];
@@ -59,7 +79,8 @@ export async function revisionsTab({ panel, session, base, query, signal, reload
     revisions = items;
     const newest = revisions[0] ?? NONE;
     replace(current, h("h3", null, "Current summary"), newest.text ? textBlock(newest.text) : h("p", null, "There is no summary."),
-      newest.cursor > 0 && h("div", { class: "actions" }, button("Edit…", () => editSummary(newest))));
+      newest.cursor > 0 && h("div", { class: "actions" }, button("Edit…", () => editSummary(newest)), newest.text && sourcesButton(newest)));
+    replace(sources);
     const row = (revision) => [
       number(revision.revision), kindOf(revision), rangeOf(revision), number(revision.words), number(revision.tokens), usageOf(revision),
       milliseconds(revision.duration_ms), time(revision.created_at), restoreButton(revision, newest),
@@ -91,6 +112,15 @@ export async function revisionsTab({ panel, session, base, query, signal, reload
       sideBySide(4, [title(old), old.text], [title(young), young.text]),
       young.meta && [h("h4", null, `Compression of revision ${young.revision}`),
         sideBySide(4, ["Before the compression", young.meta.text_before], ["After the compression", young.text])]);
+  }
+
+  /** Returns a button that shows the message behind each sentence. */
+  function sourcesButton({ revision }) {
+    const show = button("Show sources", () => attempt(show, problem, async () => {
+      const found = await get(`${base}/revisions/${revision}/sources`, {}, signal);
+      replace(sources, sourceNodes(found, session.session_id));
+    }));
+    return show;
   }
 
   /** Stores an edited summary as a new revision, unless another one was stored meanwhile. */
