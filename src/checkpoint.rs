@@ -2,6 +2,10 @@
 //!
 //! A computation reports its progress with [`passed`]. The thread that runs it can install a function with [`scope`], which is
 //! called now and then and may block. Without one, nothing happens. So the rules in `domain` know nothing about threads.
+//!
+//! A computation must not report progress while it holds a lock, or initialises a value that others wait for: they could be
+//! the computations for which it gives way. So texts below a few kilobytes, such as those of constants, do not report
+//! anything.
 
 use std::cell::{Cell, RefCell};
 

@@ -84,7 +84,7 @@ section! {
         max_import_bytes: u64 = 4 * 1024 * 1024 * 1024,
         /// Total of all requests and responses in flight, except small ones; at least four times `max_body_bytes`. Half of it
         /// is for bodies of requests, the other half for their work and their responses.
-        max_bytes_in_flight: usize = 256 * 1024 * 1024,
+        max_bytes_in_flight: usize = 160 * 1024 * 1024,
         /// Total of the transcripts and responses of all running model calls.
         max_model_bytes_in_flight: usize = 64 * 1024 * 1024,
         max_json_depth: usize = 100,

@@ -24,6 +24,9 @@ const MAX_TERM_CHARS: usize = 40;
 /// and the others, such as `done`, say more than the base form.
 const IRREGULAR_ENGLISH: &str = include_str!("irregular_english.txt");
 
+/// Long texts report their progress after this many bytes.
+const PROGRESS_BYTES: usize = 8 * 1024;
+
 /// Apostrophes inside words.
 const APOSTROPHES: [char; 2] = ['\'', '’'];
 
@@ -199,6 +202,7 @@ impl Analyzer {
         thread_local! {
             static RECENT_WORDS: RefCell<RecentWords> = RefCell::default();
         }
+        checkpoint::passed(text.len().min(PROGRESS_BYTES));
         RECENT_WORDS.with_borrow_mut(|recent| {
             if recent.analyzer != Some(self) || recent.terms.len() > MAX_RECENT_WORDS {
                 *recent = RecentWords { analyzer: Some(self), ..RecentWords::default() };
@@ -266,7 +270,7 @@ fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
 
 /// Splits a text into segments.
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
-    let mut position = 0;
+    let (mut position, mut reported) = (0, 0);
     std::iter::from_fn(move || {
         let start = position + text.get(position..)?.find(char::is_alphanumeric)?;
         let rest = text.get(start..)?;
@@ -280,7 +284,10 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
         };
         let end = rest.char_indices().find(|character| !continues(*character));
         position = start + end.map_or(rest.len(), |(at, _)| at);
-        checkpoint::passed(position - start);
+        if position - reported > PROGRESS_BYTES {
+            checkpoint::passed(position - reported);
+            reported = position;
+        }
         Some(Segment { range: start..position, is_word })
     })
 }
