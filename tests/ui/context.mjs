@@ -86,7 +86,7 @@ async function seesThatABudgetIsTooSmall({ browser, service }) {
   assert.match(problem, /max_tokens/);
   await tab.fill("Budget (max_tokens)", "600");
   await tab.click("Build");
-  await tab.see(/\(max_tokens\)/);
+  await tab.see(/^[0-9,]+ to [0-9,]+ \(max_tokens\)$/);
   await tab.close();
 }
 
