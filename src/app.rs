@@ -26,6 +26,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub mod doctor;
 mod models;
+pub mod traces;
 
 /// The time for which the state of an API key is cached, and so the longest delay of a revocation while the store is
 /// available.

@@ -17,6 +17,7 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::{http, telemetry};
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use opentelemetry_sdk::trace::SdkTracer;
 use std::error::Error;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -129,8 +130,13 @@ impl SettingsArgs {
 
     /// Loads the settings and starts the log.
     fn load_and_log(self) -> Result<Settings, Box<dyn Error>> {
+        self.load_and_trace(None)
+    }
+
+    /// Starts logging, and with a tracer the export of spans.
+    fn load_and_trace(self, tracer: Option<SdkTracer>) -> Result<Settings, Box<dyn Error>> {
         let Loaded { settings, warnings, .. } = self.load()?;
-        telemetry::init_logging(&settings.log)?;
+        telemetry::init_logging(&settings.log, tracer)?;
         for warning in warnings {
             tracing::warn!("{warning}");
         }

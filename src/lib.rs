@@ -11,6 +11,7 @@
 //! - [`service`]: the memory service, for any store and any models.
 //! - [`http`]: the HTTP API. Its router shows all routes on one screen.
 //! - [`app`]: the composition root. [`config`] defines the settings, [`telemetry`] the log and the metrics.
+//!   [`trace_context`]: spans, and the context of traces in headers.
 //! - [`cli`]: the command line.
 //! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it. [`checkpoint`]: the
 //!   points at which they can be interrupted.
@@ -32,3 +33,4 @@ pub mod llm;
 pub mod service;
 pub mod storage;
 pub mod telemetry;
+pub mod trace_context;

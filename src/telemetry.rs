@@ -1,25 +1,52 @@
-//! Logging and metrics. Logs are text on a terminal and JSON otherwise; each line of a request has the request ID.
+//! Logging, metrics and the spans of traces. Logs are text on a terminal and JSON otherwise; each line of a request has the request
+//! ID.
 
 use crate::config::{Log, LogFormat};
+use crate::trace_context;
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
+use opentelemetry_sdk::trace::SdkTracer;
 use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::ParseError;
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Metadata as SpanMetadata};
+use tracing_subscriber::filter::{ParseError, filter_fn};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// Filters that `log.filter` can override. Postgres sends notices such as "relation already exists, skipping" at every
 /// start. The MCP library logs the messages that it transports, which contain conversations.
 const DEFAULT_FILTERS: &str = "sqlx::postgres::notice=warn,rmcp=error";
 
-/// Starts logging to standard error. Standard output is reserved for the results of commands.
-pub fn init_logging(log: &Log) -> Result<(), ParseError> {
+/// Starts logging to standard error. Standard output is reserved for the results of commands. With a tracer, spans are exported,
+/// too.
+pub fn init_logging(log: &Log, tracer: Option<SdkTracer>) -> Result<(), ParseError> {
     let filter = EnvFilter::try_new(format!("{DEFAULT_FILTERS},{}", log.filter))?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let is_terminal = std::io::stderr().is_terminal();
     let is_text = log.format == LogFormat::Text || (log.format == LogFormat::Auto && is_terminal);
+    if let Some(tracer) = tracer {
+        let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        let lines = if is_text {
+            lines.with_ansi(is_terminal).with_target(false).boxed()
+        } else {
+            lines.json().flatten_event(true).with_current_span(false).boxed()
+        };
+        let spans = tracing_opentelemetry::layer()
+            .with_tracer(tracer)
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_level(false)
+            .with_target(false)
+            .with_filter(filter_fn(is_exported).with_max_level_hint(LevelFilter::TRACE));
+        let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans);
+        let _ = subscriber.try_init();
+        return Ok(());
+    }
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Only tests start logging twice. The first subscriber stays.
     let _ = if is_text {
         subscriber.with_ansi(is_terminal).with_target(false).try_init()
@@ -27,6 +54,13 @@ pub fn init_logging(log: &Log) -> Result<(), ParseError> {
         subscriber.json().flatten_event(true).with_current_span(false).try_init()
     };
     Ok(())
+}
+
+/// Returns `true` for our own spans, at the level of the log or as steps. Events are for the log only.
+fn is_exported(metadata: &SpanMetadata<'_>) -> bool {
+    let is_ours = metadata.target() == trace_context::STEPS
+        || (metadata.target().starts_with("precis") && *metadata.level() <= Level::INFO);
+    metadata.is_span() && is_ours
 }
 
 /// The histogram buckets of model calls in seconds, from a fast local server to a call that times out.

@@ -2,6 +2,7 @@
 
 use super::SettingsArgs;
 use crate::app::App;
+use crate::app::traces::Traces;
 use clap::Args;
 use std::env;
 use std::error::Error;
@@ -50,7 +51,8 @@ pub(super) fn return_memory_soon() {
 }
 
 pub(super) async fn serve(settings: SettingsArgs, migrate: bool) -> Result<(), Box<dyn Error>> {
-    let settings = settings.load_and_log()?;
+    let traces = Traces::from_environment()?;
+    let settings = settings.load_and_trace(traces.as_ref().map(Traces::tracer))?;
     // Installed first, so that a signal during the start is not lost.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let app = App::new(&settings, migrate).await?;
@@ -68,5 +70,9 @@ pub(super) async fn serve(settings: SettingsArgs, migrate: bool) -> Result<(), B
             _ = interrupt.recv() => {}
         }
     };
-    Ok(app.serve(listener, stop).await?)
+    let served = app.serve(listener, stop).await;
+    if let Some(traces) = traces {
+        traces.shut_down().await;
+    }
+    Ok(served?)
 }

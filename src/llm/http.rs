@@ -14,6 +14,7 @@ use super::{CallMemory, ModelError};
 use crate::config::{self, Secret, SecretSource};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::tokens;
+use crate::trace_context;
 use async_trait::async_trait;
 use error_body::ErrorBody;
 use futures_util::StreamExt as _;
@@ -154,7 +155,8 @@ impl HttpProvider {
 
     /// Sends the request and waits for the head of a successful response.
     async fn send(&self, request: &Request<'_>, timeouts: &StreamTimeouts) -> Result<Response, ModelError> {
-        let headers = self.headers().await?;
+        let mut headers = self.headers().await?;
+        trace_context::inject(&mut headers);
         let call = self.client.post(self.endpoint.clone()).headers(headers).json(&self.body(request));
         let response = timeouts.apply(call.send()).await?.map_err(|error| {
             // After the connect, an error may quote the server. Before, its first part only says "error sending request".

@@ -14,6 +14,7 @@ use super::status::{FailureStatus, ModelStatus};
 use super::{Attempt, CallMemory, Cost, ModelError, Task};
 use super::{reasoning, response_check};
 use crate::config;
+use crate::trace_context::step;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +22,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
+use tracing::Instrument as _;
 
 /// Smallest number of tokens that an observed input limit leaves for the conversation, beside the text of the prompt.
 const MIN_CONVERSATION_TOKENS: usize = 256;
@@ -282,7 +284,7 @@ impl Model {
         } else {
             (settings.timeout, TimeoutPhase::Total)
         };
-        timeout(limit, self.spec.provider.complete(&provider_request))
+        timeout(limit, self.spec.provider.complete(&provider_request).instrument(step!("llm_call")))
             .await
             .unwrap_or(Err(ModelError::Timeout(phase, limit)))
     }

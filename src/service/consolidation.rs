@@ -19,6 +19,7 @@ use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine, enco
 use crate::domain::{batching, summary, tokens};
 use crate::llm::{Cost, LlmError, PoolResponse, Task};
 use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError};
+use crate::trace_context::step;
 use futures_util::FutureExt as _;
 use serde::Serialize;
 use std::future::Future;
@@ -359,7 +360,7 @@ impl ConsolidationRun {
         while self.is_forced || self.exceeds_threshold() {
             let plan = match self.plan.take() {
                 Some(plan) => plan,
-                None => match self.make_plan().await? {
+                None => match self.make_plan().instrument(step!("plan")).await? {
                     Some(plan) => plan,
                     None => break,
                 },
@@ -391,10 +392,10 @@ impl ConsolidationRun {
     async fn execute(&mut self, plan: &ConsolidationPlan) -> Result<(), RunError> {
         let mut done = 0;
         self.lines.clear();
-        while let Some(batch) = self.next_batch(plan, done).await? {
+        while let Some(batch) = self.next_batch(plan, done).instrument(step!("load")).await? {
             let (messages, capacity) = (batch.lines.len(), batch.capacity);
             match self.summarize(batch).await {
-                Ok(revision) => self.commit(revision).await?,
+                Ok(revision) => self.commit(revision).instrument(step!("commit")).await?,
                 // The model accepts fewer tokens than its settings say: try again with a smaller batch.
                 Err(RunError::Llm(error)) if error.is_prompt_too_long() && self.capacity() < capacity => {
                     continue;

@@ -16,9 +16,11 @@ use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::session::{ForkKind, Session};
 use crate::domain::tail::TailLimit;
 use crate::storage::{ContextSnapshot, LoadedContext, SMALL_TAIL_BYTES, SessionHead, Store, StoreError};
+use crate::trace_context::step;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use std::sync::Arc;
+use tracing::Instrument as _;
 
 /// A hint for the initial size of the map; it grows as needed.
 const EXPECTED_SESSIONS: usize = 1024;
@@ -81,7 +83,7 @@ impl ContextCache {
     ) -> Result<ContextSnapshot, Error> {
         let key = (tenant.clone(), session.clone());
         if let Some(copy) = self.snapshots.get(&key).filter(|copy| is_independent_of(user, copy)) {
-            match store.session_head(tenant, session).await? {
+            match store.session_head(tenant, session).instrument(step!("head")).await? {
                 Some(head) => {
                     if let Some(snapshot) = self.refresh(store, &key, &copy, head, limit).await? {
                         self.metrics.hits.increment(1);
@@ -97,13 +99,14 @@ impl ContextCache {
         }
         self.metrics.misses.increment(1);
         capacity::claim(SMALL_TAIL_BYTES * COPIES_OF_LOADED).await?;
-        let snapshot = match store.load_context(tenant, session, user, limit).await? {
-            LoadedContext::Complete(snapshot) => snapshot,
-            LoadedContext::Large { bytes } => {
-                capacity::claim(bytes.saturating_mul(COPIES_OF_LOADED)).await?;
-                store.load_large_context(tenant, session, user, limit).await?
-            }
-        };
+        let snapshot =
+            match store.load_context(tenant, session, user, limit).instrument(step!("load")).await? {
+                LoadedContext::Complete(snapshot) => snapshot,
+                LoadedContext::Large { bytes } => {
+                    capacity::claim(bytes.saturating_mul(COPIES_OF_LOADED)).await?;
+                    store.load_large_context(tenant, session, user, limit).instrument(step!("load")).await?
+                }
+            };
         // The first exchange changes the time of creation of a session that is only bound to its user.
         let exists = snapshot.session.as_ref().is_some_and(|session| session.last_seq > 0);
         if exists && is_independent_of(user, &snapshot) {
@@ -143,7 +146,8 @@ impl ContextCache {
         let known = copy.tail.last_seq();
         if known < head.last_seq {
             let (tenant, session) = key;
-            let new = store.context_messages(tenant, session, head.incarnation, known, head.last_seq).await?;
+            let new = store.context_messages(tenant, session, head.incarnation, known, head.last_seq);
+            let new = new.instrument(step!("load")).await?;
             let first_seq = first_seq(head.cursor, head.last_seq, limit.messages);
             match copy.tail.advance(first_seq, limit.bytes, new) {
                 Some(tail) if tail.last_seq() == head.last_seq => snapshot.tail = Arc::new(tail),

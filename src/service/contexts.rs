@@ -16,6 +16,7 @@ use crate::domain::session::Session;
 use crate::domain::tail::Tail;
 use crate::domain::tokens::{self, Tokenizer};
 use crate::storage::{ContextSnapshot, LeaseCondition};
+use crate::trace_context::step;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -172,8 +173,9 @@ impl MemoryService {
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
         let bytes =
             system_bytes + request_bytes + options.format.estimate_bytes(options.list, &snapshot.tail);
-        let service = self.clone();
-        blocking::spawn_cpu_if_large(bytes, move || service.assemble(snapshot, options, report)).await
+        let (service, step) = (self.clone(), step!("assemble"));
+        let assemble = move || step.in_scope(|| service.assemble(snapshot, options, report));
+        blocking::spawn_cpu_if_large(bytes, assemble).await
     }
 
     /// Reads everything that a context consists of. If the request names a user, binds a session without a user to it, and

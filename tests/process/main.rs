@@ -20,6 +20,7 @@ mod service;
 mod settings;
 mod shutdown;
 mod start;
+mod traces;
 mod transfer;
 
 #[path = "../support"]

@@ -5,9 +5,11 @@ use crate::http::access::Access;
 use crate::http::error::Problem;
 use crate::http::middleware::origin_guard::OriginGuard;
 use crate::service::keys::authenticator::{AuthError, Authenticator, Principal, Staleness};
+use crate::trace_context::step;
 use axum::body::HttpBody as _;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
+use tracing::Instrument as _;
 
 /// The check of keys, hosts and origins.
 pub(crate) struct Auth {
@@ -63,12 +65,12 @@ async fn principal(
             Ok(key) => {
                 // Rejected keys are logged, too: the log shows who still uses a revoked key.
                 tracing::Span::current().record("key", key.id().as_str());
-                authenticator.with_key(&key, staleness).await
+                authenticator.with_key(&key, staleness).instrument(step!("authenticate")).await
             }
             Err(_) => Err(AuthError::Unauthorized),
         },
         // Clients of model servers send a placeholder as the key if none is required.
-        _ => authenticator.without_key(staleness).await,
+        _ => authenticator.without_key(staleness).instrument(step!("authenticate")).await,
     };
     result.map_err(|error| match (error, token) {
         (AuthError::Store(error), _) => Problem::from_store(&error),

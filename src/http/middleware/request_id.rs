@@ -7,6 +7,7 @@ use crate::http::error::ExceededLimit;
 use crate::http::headers::X_REQUEST_ID;
 use crate::http::middleware::metrics;
 use crate::http::path::redact_path;
+use crate::trace_context;
 use axum::extract::{MatchedPath, Request};
 use axum::http::HeaderValue;
 use axum::response::Response;
@@ -31,14 +32,22 @@ impl AccessLog {
     pub(crate) fn start(request: &Request) -> Self {
         let id =
             request.headers().get(X_REQUEST_ID).filter(|id| is_valid(id)).cloned().unwrap_or_else(new_id);
-        let span = tracing::info_span!(
-            "request",
-            request_id = id.to_str().unwrap_or_default(),
-            // The authentication records both; `key` is the public id of the key.
-            tenant = field::Empty,
-            key = field::Empty,
-        );
         let (method, route) = (metrics::method_label(request.method()), request.extensions().get().cloned());
+        let request_id = id.to_str().unwrap_or_default();
+        // The authentication records tenant and key; `key` is the public id of the key.
+        let span = if trace_context::is_enabled() {
+            tracing::info_span!(
+                "request",
+                request_id,
+                tenant = field::Empty,
+                key = field::Empty,
+                otel.name = format!("{method} {}", route_template(route.as_ref())),
+                otel.kind = "server",
+            )
+        } else {
+            tracing::info_span!("request", request_id, tenant = field::Empty, key = field::Empty)
+        };
+        trace_context::continue_trace(&span, request.headers());
         Self { id, span, method, route, started_at: Instant::now() }
     }
 
@@ -56,10 +65,11 @@ impl AccessLog {
         let is_overload =
             response.extensions().get().is_some_and(|exceeded: &ExceededLimit| exceeded.is_overload);
         let is_logged = (status.is_client_error() || status.is_server_error()) && !is_overload;
+        let route = route_template(route.as_ref());
+        trace_context::describe_response(&span, method, route, status.as_u16());
         span.in_scope(|| {
             // Clients control method and path, and people paste keys in place of ids. So only known methods and the templates
             // of routes are logged.
-            let route = route.as_ref().map_or("(no route)", MatchedPath::as_str);
             let status = status.as_u16();
             if is_logged {
                 tracing::info!(method, route, status, ?elapsed, "answered");
@@ -69,6 +79,11 @@ impl AccessLog {
         });
         response.headers_mut().insert(X_REQUEST_ID, id);
     }
+}
+
+/// Returns the template of the route, without the ids of clients.
+fn route_template(route: Option<&MatchedPath>) -> &str {
+    route.map_or("(no route)", MatchedPath::as_str)
 }
 
 fn is_valid(id: &HeaderValue) -> bool {

@@ -25,6 +25,7 @@ use crate::http::response_body::json_response;
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::{self, MemoryService};
+use crate::trace_context::step;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -264,12 +265,12 @@ pub(crate) async fn build(
         (options.format, options.cache_control) = (Format::OpenAi, false);
     }
     let context = service.build_context(&tenant, &session, options).await?;
-    match text {
+    step!("encode").in_scope(|| match text {
         Some(content_type) => Ok(readable::context(content_type, &session, &context)),
         None => {
             ContextResponse::new(session.as_str(), (format, fields), include_extra, context)?.into_response()
         }
-    }
+    })
 }
 
 impl ContextRequest {
