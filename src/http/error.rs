@@ -27,7 +27,7 @@ use utoipa::ToSchema;
 
 const TYPE_PREFIX: &str = "urn:precis:problem:";
 /// The largest number of fields that a response lists: a request can have a million invalid ones.
-const MAX_ERRORS: usize = 100;
+pub(super) const MAX_ERRORS: usize = 100;
 /// Longest name of a field in an error.
 const MAX_FIELD_CHARS: usize = 150;
 /// Longest text of an error of a field, which may contain a value of the request.
@@ -140,9 +140,15 @@ impl Problem {
 
 /// Requests that cannot be read, or have invalid values.
 impl Problem {
-    pub(crate) fn invalid(mut errors: Vec<FieldError>) -> Self {
-        let more = errors.len().saturating_sub(MAX_ERRORS);
+    pub(crate) fn invalid(errors: Vec<FieldError>) -> Self {
+        let total = errors.len();
+        Self::invalid_of(errors, total)
+    }
+
+    /// Reports errors that are the first ones of `total`.
+    pub(super) fn invalid_of(mut errors: Vec<FieldError>, total: usize) -> Self {
         errors.truncate(MAX_ERRORS);
+        let more = total.saturating_sub(errors.len());
         // Names and values of requests can be as long as their bodies.
         let ellipsis = |_| "…".to_owned();
         for error in &mut errors {

@@ -1,6 +1,6 @@
 //! Parsing of JSON request bodies with all errors at once, and stored JSON in responses.
 
-use super::error::Problem;
+use super::error::{MAX_ERRORS, Problem};
 use crate::domain::validation::FieldError;
 use crate::domain::{json, json_validation};
 use crate::service::{Error, StoreError};
@@ -12,7 +12,6 @@ use serde::de::{
 use serde_ignored::Path;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
-use std::collections::HashSet;
 
 /// Returns stored JSON to be sent without another encoding.
 pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
@@ -25,48 +24,62 @@ pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], max_depth: usize) -> Result<T, Problem> {
     let text = check_body(bytes, max_depth)?;
     let mut errors: Vec<FieldError> = Vec::new();
-    let mut reported = HashSet::new();
+    let mut removed = 0;
     let mut remainder = None;
     loop {
         let text = remainder.as_deref().unwrap_or(text);
-        let (value, found) = parse_once::<T>(text);
-        let failed_field = found.last().filter(|_| value.is_none()).map(|error| error.field.clone());
-        errors.extend(found.into_iter().filter(|error| reported.insert(error.field.clone())));
+        let Parsed { result, unknown, unknown_count } = parse_once::<T>(text);
+        let (value, failure) = result.map_or_else(|error| (None, Some(error)), |value| (Some(value), None));
+        let failed_field = failure.as_ref().map(|error| error.field.clone());
+        for error in unknown.into_iter().chain(failure) {
+            if errors.len() < MAX_ERRORS && errors.iter().all(|known| known.field != error.field) {
+                errors.push(error);
+            }
+        }
+        let total = removed + unknown_count + usize::from(failed_field.is_some());
         match (value, failed_field) {
-            (Some(value), _) if errors.is_empty() => return Ok(value),
+            (Some(value), _) if total == 0 => return Ok(value),
             // serde stops at the first invalid field. The body without that field shows the next error.
             (None, Some(field)) => match json::remove_field(text, json::top_level_key(&field)) {
-                Some(shorter) => remainder = Some(shorter),
-                None => return Err(Problem::invalid(errors)),
+                Some(shorter) => (remainder, removed) = (Some(shorter), removed + 1),
+                None => return Err(Problem::invalid_of(errors, total)),
             },
-            _ => return Err(Problem::invalid(errors)),
+            _ => return Err(Problem::invalid_of(errors, total)),
         }
     }
 }
 
-/// Returns the value and the errors of unknown fields. If there is no value, the last error is the reason.
-fn parse_once<T: DeserializeOwned>(text: &str) -> (Option<T>, Vec<FieldError>) {
-    let mut errors = Vec::new();
+/// The result of parsing a body once.
+struct Parsed<T> {
+    result: Result<T, FieldError>,
+    /// The errors of the first unknown fields, at most [`MAX_ERRORS`]: a body can have millions of them.
+    unknown: Vec<FieldError>,
+    unknown_count: usize,
+}
+
+fn parse_once<T: DeserializeOwned>(text: &str) -> Parsed<T> {
+    let (mut unknown, mut unknown_count) = (Vec::new(), 0);
     let mut track = serde_path_to_error::Track::new();
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let tracked = serde_path_to_error::Deserializer::new(&mut deserializer, &mut track);
-    let value = serde_ignored::deserialize(tracked, |path| {
+    let result = serde_ignored::deserialize(tracked, |path| {
+        unknown_count += 1;
+        if unknown_count > MAX_ERRORS {
+            return;
+        }
         let object = steps_to_parent(&path);
         let taker = if object.is_empty() { "this request" } else { "this object" };
         let detail = match field_names::<T>(&object) {
             [] => "unknown: GET /openapi.json lists the fields of this request".to_owned(),
             names => format!("unknown: {taker} takes {}", names.join(", ")),
         };
-        errors.push(FieldError::new(path_string(&path), detail));
+        unknown.push(FieldError::new(path_string(&path), detail));
     });
-    match value {
-        Ok(value) => (Some(value), errors),
-        Err(error) => {
-            let error = json::field_error_from_serde(&track.path().to_string(), &error.to_string());
-            errors.push(if error.field.is_empty() { error.in_value("body") } else { error });
-            (None, errors)
-        }
-    }
+    let result = result.map_err(|error| {
+        let error = json::field_error_from_serde(&track.path().to_string(), &error.to_string());
+        if error.field.is_empty() { error.in_value("body") } else { error }
+    });
+    Parsed { result, unknown, unknown_count }
 }
 
 /// A step from a value into a value that it contains.
@@ -283,6 +296,8 @@ mod tests {
     fn parse_lists_100_unknown_fields_and_counts_the_others() {
         let fields: Vec<String> = (0..100_000).map(|name| format!("\"u{name}\":0")).collect();
         let body = format!("{{{}}}", fields.join(","));
+        let parsed = parse_once::<NoFields>(&body);
+        assert_eq!((parsed.unknown.len(), parsed.unknown_count), (100, 100_000), "errors need memory");
         let problem = parse::<NoFields>(body.as_bytes(), 100).expect_err("no field is known");
         let problem = serde_json::to_value(&problem).expect("JSON");
         assert_eq!(problem["errors"].as_array().map(Vec::len), Some(100));
