@@ -1,7 +1,7 @@
 //! Connections: accepting, serving, and graceful shutdown.
 //!
 //! `axum::serve` has no timeouts. It waits for ever for a client that sends the head of its request slowly, or does not
-//! read its response. hyper limits the size of the head: 100 headers, about 400 KiB; larger heads get the status 431.
+//! read its response. hyper limits the head to 100 headers and [`MAX_BUFFER_BYTES`]; larger heads get the status 431.
 
 use axum::Router;
 use axum::serve::Listener;
@@ -15,6 +15,10 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// Largest buffer of a connection for reading or writing, which is also the largest head. With hyper's 400 KiB, a thousand clients
+/// that never end the head of a request would take 400 MB.
+const MAX_BUFFER_BYTES: usize = 64 * 1024;
+
 /// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
@@ -27,7 +31,7 @@ pub struct Timeouts {
 /// Serves until `stop`, and then until all requests in flight are answered. A connection that exceeds a timeout is closed.
 pub async fn serve(mut listener: TcpListener, router: Router, timeouts: Timeouts, stop: CancellationToken) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(timeouts.read);
+    http.timer(TokioTimer::new()).header_read_timeout(timeouts.read).max_buf_size(MAX_BUFFER_BYTES);
     let connections = TaskTracker::new();
     // The listener of axum ignores errors of single connections, and waits if too many files are open.
     while let Some((stream, _)) = stop.run_until_cancelled(Listener::accept(&mut listener)).await {
