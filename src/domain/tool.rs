@@ -5,6 +5,7 @@
 //! variant here and its implementation in `service::tools`.
 
 use super::json::as_integer;
+use super::shorten::shorten_middle;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use utoipa::ToSchema;
@@ -17,6 +18,10 @@ const MAX_RESULTS: i64 = 50;
 pub const LONG_MEMORY_WORDS: i64 = 330;
 /// A hundred years. Keeps the computed point in time within the range of the stores.
 const MAX_DAYS: i64 = 36_500;
+
+/// Limits of the names of unknown arguments in an error.
+const MAX_UNKNOWN_ARGUMENTS: usize = 10;
+const MAX_NAME_CHARS: usize = 100;
 
 /// A function that the agent's model can call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
@@ -215,8 +220,9 @@ impl ToolCall {
             }
         };
         // Unknown arguments are errors: a model that sends "mode": "append" expects an effect.
-        let unknown = arguments.remaining.keys().map(|name| format!("`{name}` is no argument of it"));
-        arguments.errors.extend(unknown);
+        let unknown = arguments.remaining.keys().take(MAX_UNKNOWN_ARGUMENTS);
+        let unknown = unknown.map(|name| shorten_middle(name, MAX_NAME_CHARS, |_| "…".to_owned()));
+        arguments.errors.extend(unknown.map(|name| format!("`{name}` is no argument of it")));
         match call {
             Some(call) if arguments.errors.is_empty() => Ok(call),
             _ => Err(ToolError::new(tool, &arguments.errors)),
@@ -301,6 +307,14 @@ mod tests {
         ] {
             assert_eq!(ToolCall::parse(tool, arguments), Ok(call), "{arguments}");
         }
+    }
+
+    #[test]
+    fn long_names_of_unknown_arguments_are_shortened() {
+        let names = (0..1000).map(|number| (format!("{number}{}", "x".repeat(10_000)), Value::Null));
+        let error =
+            ToolCall::from_arguments(Tool::MemoryRead, names.collect()).expect_err("unknown arguments");
+        assert!(error.0.contains("xx…xx") && error.0.len() < 2000, "{error:?}");
     }
 
     /// `tests/api/tools.rs` has more cases.

@@ -10,6 +10,7 @@ use crate::domain::api_key::Scope;
 use crate::domain::id::{InvalidId, SessionId, UserId};
 use crate::domain::json::read;
 use crate::domain::memory::MemoryAuthor;
+use crate::domain::shorten::shorten_middle;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
@@ -63,6 +64,8 @@ const SUMMARY_TEMPLATE: &str = "precis://sessions/{session_id}/summary";
 /// The memory guide as a prompt.
 const GUIDE: &str = "memory_guide";
 const MARKDOWN: &str = "text/markdown";
+/// Longest name of an unknown method in an error.
+const MAX_METHOD_CHARS: usize = 100;
 
 /// Tells how to name the user of a connection whose headers name the session.
 const HEADER_ADVICE: &str = "Only the application can name the user: with the header x-precis-user, or before this call in an \
@@ -272,7 +275,10 @@ impl ServerHandler for McpServer {
             InitializeResultMethod::VALUE => params_error::<InitializeRequestParams>(params),
             DiscoverRequestMethod::VALUE => params_error::<DiscoverRequestParams>(params),
             CallToolRequestMethod::VALUE => params_error::<CallToolRequestParams>(params),
-            _ => return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None)),
+            _ => {
+                let method = shorten_middle(&method, MAX_METHOD_CHARS, |_| "…".to_owned());
+                return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None));
+            }
         };
         Err(ErrorData::invalid_params(error, None))
     }
