@@ -37,20 +37,24 @@ async fn readyz_fails_without_schema_and_livez_succeeds() {
 async fn response_has_a_request_id() {
     let app = TestApp::on_sqlite(&[]).await;
     let with = |path: &str, id: &str| app.get(path).header("x-request-id", id);
-    let longest = "x".repeat(128);
+    let longest = "x.".repeat(64);
+    // The secret part of a key, and the key with an escaped separator.
+    let secret = "000g40o40k30e209185go38e1s8124gj2gahc5oo34d1m70t19vue2a";
+    let escaped = format!("precis%255f{secret}");
     for path in ["/livez", "/sessions", "/sessions/none", "/nothing", "/sessions?limit=x", "/sessions/%zz"] {
-        for id in ["abc-1", "{}", &longest] {
+        let trace = "Root=1-67891233-abcdef012345678912345678;Sampled=1";
+        for id in ["abc-1", trace, &longest] {
             assert_eq!(with(path, id).await.header("x-request-id"), Some(id), "{path}");
         }
         let mut made = vec![app.get(path).await.header("x-request-id").expect("an id").to_owned()];
-        for garbage in ["", "a b", "é", "a\tb", &"x".repeat(129)] {
+        for garbage in ["", "a b", "é", "a\tb", "{}", &"x.".repeat(65), secret, &escaped] {
             made.push(with(path, garbage).await.header("x-request-id").expect("an id").to_owned());
             assert_ne!(made.last().map(String::as_str), Some(garbage), "{path}");
         }
         assert!(made.iter().all(|id| id.len() == 36), "{made:?}");
         made.sort_unstable();
         made.dedup();
-        assert_eq!(made.len(), 6, "{path}: ids are unique");
+        assert_eq!(made.len(), 9, "{path}: ids are unique");
     }
     let wrong_method = app.request(Method::PUT, "/livez").header("x-request-id", "m").await;
     assert_eq!((wrong_method.status, wrong_method.header("x-request-id")), (405, Some("m")));
