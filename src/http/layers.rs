@@ -17,7 +17,7 @@ use crate::capacity::{self, ClientId};
 use crate::config::Limits;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{HOST, TRANSFER_ENCODING};
-use axum::http::{Method, Version};
+use axum::http::{HeaderValue, Method, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::FutureExt as _;
@@ -153,8 +153,9 @@ fn check_framing(request: &Request) -> Result<(), Problem> {
         return Err(Problem::bad_request("A request of HTTP/1.1 needs exactly one header Host. Send it."));
     }
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    if codings.any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
-        let detail = "The only supported value of the header Transfer-Encoding is chunked. Send the body without compression.";
+    let is_chunked = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"chunked");
+    if codings.next().is_some_and(|coding| !is_chunked(coding)) || codings.next().is_some() {
+        let detail = "The only supported value of the header Transfer-Encoding is chunked, once. Send the body without compression.";
         return Err(Problem::bad_request(detail));
     }
     Ok(())

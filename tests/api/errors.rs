@@ -151,6 +151,9 @@ async fn malformed_messages_are_rejected() {
     let coded = app.raw(&format!("{exchange}\r\ntransfer-encoding: gzip, chunked"), b"0\r\n\r\n").await;
     let detail = coded.problem(400, "bad-request");
     assert!(detail.contains("Transfer-Encoding"), "{detail}");
+    let chunked = "transfer-encoding: chunked";
+    let repeated = app.raw(&format!("{exchange}\r\n{chunked}\r\n{chunked}"), b"0\r\n\r\n").await;
+    assert!(repeated.problem(400, "bad-request").contains("once"));
     let twice = app.raw("GET /sessions HTTP/1.1\r\nhost: localhost", b"").await;
     assert!(twice.problem(400, "bad-request").contains("Host"));
     let mut stream = app.connect().await;
