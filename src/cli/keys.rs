@@ -42,12 +42,25 @@ pub(super) enum KeysCommand {
     },
 }
 
-/// Reads the tenant of a new key. In lists and logs, ` acme` and `acme` would look like the same tenant.
+/// Reads the tenant of a new key. In lists and logs, ` acme` and `acme` would look like the same tenant, and so would names
+/// with invisible characters.
 fn tenant(text: &str) -> Result<TenantId, String> {
     if text.trim() != text {
         return Err("must not begin or end with white space".to_owned());
     }
+    if let Some(invisible) = text.chars().find(|c| is_invisible(*c)) {
+        return Err(format!("must not contain the invisible character U+{:04X}", u32::from(invisible)));
+    }
     TenantId::new(text).map_err(|error| error.to_string())
+}
+
+/// Returns `true` for the characters that Unicode defines as ignorable in display (`Default_Ignorable_Code_Point`).
+fn is_invisible(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn scopes() -> impl TypedValueParser<Value = Scope> {

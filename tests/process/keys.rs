@@ -88,6 +88,7 @@ async fn keys_commands_report_errors() {
         (&["keys", "create", "--tenant", ""], "must not be empty"),
         (&["keys", "create", "--tenant", "a\nb"], "must not contain control characters"),
         (&["keys", "create", "--tenant", " alpha"], "must not begin or end with white space"),
+        (&["keys", "create", "--tenant", "al\u{200b}pha"], "the invisible character U+200B"),
         (&["keys", "create", "--tenant", "a", "--scope", "root"], "read, write, admin"),
         (&["keys"], "revoke"),
     ] {
