@@ -30,7 +30,7 @@ const DIALECT: Dialect = Dialect {
 const GROWING: &[(&str, &str)] =
     &[("index_batch", "reads up to 1000 missing messages, more than the smaller database has")];
 
-/// A store with one reading connection, and a counter of the steps of its connections.
+/// A store, and a counter of the steps of its connections.
 struct Measured {
     store: Store,
     writer: SqlitePool,
@@ -55,14 +55,20 @@ impl Measured {
         let fill = AssertSqlSafe(store_calls::fill(DIALECT, size));
         sqlx::raw_sql(fill).execute(&writer).await.unwrap();
         let steps = Arc::new(AtomicU64::new(0));
-        for pool in [&store.readers, &store.writer] {
+        let mut connections = Vec::new();
+        for pool in [&store.readers, &store.searches, &store.writer] {
+            for _ in 0..pool.options().get_max_connections() {
+                connections.push(pool.acquire().await.unwrap());
+            }
+        }
+        for connection in &mut connections {
             let counted = Arc::clone(&steps);
-            let mut connection = pool.acquire().await.unwrap();
             connection.lock_handle().await.unwrap().set_progress_handler(1, move || {
                 counted.fetch_add(1, Ordering::Relaxed);
                 true
             });
         }
+        drop(connections);
         Self { store: Store::Sqlite(store), writer, size, steps, _folder: folder }
     }
 
