@@ -66,6 +66,7 @@ pub mod format;
 pub mod given_time;
 pub mod headings;
 pub mod id;
+pub mod invisible;
 pub(crate) mod json;
 pub(crate) mod json_validation;
 pub mod limits;

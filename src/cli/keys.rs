@@ -7,6 +7,7 @@ use crate::app::open_store;
 use crate::config::{DatabaseUrl, Settings};
 use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, Scope};
 use crate::domain::id::{KeyName, TenantId};
+use crate::domain::invisible::is_invisible;
 use crate::service::keys::create_key;
 use crate::storage::{self, Store};
 use clap::Subcommand;
@@ -52,15 +53,6 @@ fn tenant(text: &str) -> Result<TenantId, String> {
         return Err(format!("must not contain the invisible character U+{:04X}", u32::from(invisible)));
     }
     TenantId::new(text).map_err(|error| error.to_string())
-}
-
-/// Returns `true` for the characters that Unicode defines as ignorable in display (`Default_Ignorable_Code_Point`).
-fn is_invisible(c: char) -> bool {
-    matches!(c,
-        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
-        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
-        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}'
-        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn scopes() -> impl TypedValueParser<Value = Scope> {

@@ -2,12 +2,15 @@
 //!
 //! Only blocks at the beginning are removed, because a summary may mention such tags.
 
+use crate::domain::invisible::is_invisible;
+
 const TAGS: [&str; 4] = ["think", "thinking", "thought", "reasoning"];
 
 /// Returns the response without its reasoning. The result is empty if the reasoning does not end, because the model
 /// then never started its answer.
 pub(super) fn strip_reasoning(text: &str) -> &str {
-    let mut rest = text.trim_start();
+    // Some models begin with a byte order mark.
+    let mut rest = text.trim_start_matches(|c: char| c.is_whitespace() || is_invisible(c));
     while tags(rest).next().is_some_and(|tag| tag.begin == 0 && !tag.is_close) {
         let Some(end) = end_of_block(rest) else { return "" };
         rest = rest.get(end..).unwrap_or_default().trim_start();
@@ -79,6 +82,7 @@ mod tests {
             ("<THINK>Hm.</Think> Ada flies.", "Ada flies."),
             ("<thinking>a</thinking>\n<reasoning>b</reasoning>Ada.", "Ada."),
             ("<think></think>Ada.", "Ada."),
+            ("\u{feff}\u{200b}<think>Hm.</think>Ada.", "Ada."),
             ("Hm, who is Ada?\n</think>\n\nAda flies.", "Ada flies."),
             ("<think>Hm. <think>Who?</think> Oh.</think>Ada flies.", "Ada flies."),
             ("<think>Hm. <THINKING>Who?</Thinking> Oh.</THINK>Ada flies.", "Ada flies."),

@@ -6,7 +6,9 @@
 use super::order::read_order;
 use super::provider::FinishReason;
 use super::{Rejection, Task};
+use crate::domain::invisible::is_invisible;
 use crate::domain::summary::words;
+use unicode_normalization::UnicodeNormalization as _;
 
 /// Responses that are not summaries, in the form that [`normalize`] returns. They must not be possible sentences of a
 /// summary: "There was nothing to decide" is a valid one.
@@ -76,12 +78,17 @@ pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) 
     Ok(text.to_owned())
 }
 
-/// Returns the words in lower case without punctuation, Markdown and tags. Stops after the length of the longest non-answer.
+/// Returns the words in lower case without punctuation, Markdown, tags, entities and invisible characters, in their compatibility
+/// form. Stops after the length of the longest non-answer.
 fn normalize(text: &str) -> String {
     let max_len = NON_ANSWERS.iter().map(|answer| answer.len()).max().unwrap_or_default() + "summary ".len();
     let mut normalized = String::new();
     let without_tags = strip_tags(text);
-    let words = without_tags.split(|c: char| !c.is_alphanumeric() || is_invisible_letter(c));
+    let visible: String = without_tags.nfkc().filter(|c| !is_invisible(*c)).collect();
+    let words = visible
+        .split_whitespace()
+        .filter(|word| !is_entity(word))
+        .flat_map(|word| word.split(|c: char| !c.is_alphanumeric()));
     for word in words.filter(|word| !word.is_empty()) {
         if normalized.len() > max_len {
             break;
@@ -119,9 +126,10 @@ fn strip_tags(text: &str) -> String {
     stripped
 }
 
-/// Returns `true` for the letters that Unicode defines as invisible: fillers of Hangul.
-fn is_invisible_letter(c: char) -> bool {
-    matches!(c, '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}')
+/// Returns `true` for character references of HTML, such as `&nbsp;`.
+fn is_entity(word: &str) -> bool {
+    let name = word.strip_prefix('&').and_then(|word| word.strip_suffix(';'));
+    name.is_some_and(|name| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '#'))
 }
 
 #[cfg(test)]
@@ -150,6 +158,8 @@ mod tests {
             "\u{115f}.",
             "<p></p>",
             "<br/>",
+            "&nbsp;",
+            "&#160; \u{feff}",
         ] {
             assert_eq!(rejection(text), Some(Rejection::Empty), "{text:?}");
         }
@@ -173,6 +183,9 @@ mod tests {
             "no summary",
             "No summary.",
             "Summary: None",
+            "n\u{200b}one",
+            "Ｎｏｎｅ",
+            "&nbsp; none",
             "## Summary\n\nn/a",
             "Summary:",
             "<summary>Summary: None.</summary>",
