@@ -141,8 +141,9 @@ fn each_method_of_the_store_is_called_on_large_tables() {
 
 /// Fills the tables. `n` is a table with the numbers up to 9 N. The session `demo` gets 9 N messages and N revisions, the user
 /// `u1` N versions of a memory document. There are N sessions of one message, a minute apart, the older half of `u1`, N users
-/// with a memory document, and N other tenants. N older sessions are forks of the session `origin`. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users
-/// with a retention period.
+/// with a memory document, and N other tenants. N sessions that are older by full hours are forks of the session `origin`, so that the pages of all sizes touch
+/// the same number of hours at any minute. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users with
+/// a retention period.
 ///
 /// N must be a multiple of 256, the number of messages that are moved into FTS5 together.
 const FILL: &str = "\
@@ -211,8 +212,8 @@ const FILL: &str = "\
     INSERT INTO retention_rules (tenant_id, user_id, seconds) SELECT 'aged', 'u' || n, 3600 FROM n WHERE n <= SIZE;
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, forked_from, forked_through, fork_kind,
         created_at, updated_at, activity_hour, incarnation)
-    SELECT 'default', 'fork' || n, 'u3', '{}', 1, 1, 'origin', 1, 'fork', TIME[NOW - (n + 2 * SIZE) * 60000000]TIME,
-        TIME[NOW - (n + 2 * SIZE) * 60000000]TIME, (NOW - (n + 2 * SIZE) * 60000000) / 3600000000, UUID
+    SELECT 'default', 'fork' || n, 'u3', '{}', 1, 1, 'origin', 1, 'fork', TIME[NOW - (n + SIZE / 60 * 120) * 60000000]TIME,
+        TIME[NOW - (n + SIZE / 60 * 120) * 60000000]TIME, (NOW - (n + SIZE / 60 * 120) * 60000000) / 3600000000, UUID
     FROM n WHERE n <= SIZE + 100;
     UPDATE tenants SET settled_hour = NOW / 3600000000 - 1 WHERE tenant_id = 'aged'";
 
