@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 /// Pools and models of this replica, and the tokens of the tenant.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-#[schema(as = Models)]
+#[schema(as = ModelReport)]
 pub struct ModelsReport {
     /// All pools of the settings.
     pools: Vec<PoolReport>,
