@@ -2,8 +2,8 @@
 //!
 //! As many computations run at a time as there are cores, and a computation on behalf of a request waits until it is the turn of
 //! its client ([`capacity`]). At its [checkpoints](crate::checkpoint) it gives way to other clients. So a client with many large
-//! requests takes a part of the cores from other clients, and no more. The threads have a lower priority than those that
-//! serve small requests, which therefore do not wait for a computation.
+//! requests gets only its share of the cores. The threads have a lower priority than the threads of small requests, so a small
+//! request does not wait for a computation.
 
 use crate::capacity::{self, Thread};
 use crate::checkpoint;

@@ -22,7 +22,7 @@ impl ConcurrencyLimit {
         Self { calls: semaphore(max_calls), max_calls, queue: semaphore(max_queued), max_queued }
     }
 
-    /// Returns the number of calls that have a slot, and of those that wait for one.
+    /// Returns the number of running calls and the number of queued calls.
     pub(super) fn in_use(&self) -> (usize, usize) {
         let used = |semaphore: &Semaphore, max: usize| {
             max.min(Semaphore::MAX_PERMITS).saturating_sub(semaphore.available_permits())
