@@ -25,7 +25,11 @@ pub fn passed(bytes: usize) {
         return;
     }
     PASSED.set(0);
-    PAUSE.with_borrow_mut(|pause| pause.as_mut().map_or((), |pause| pause()));
+    PAUSE.with_borrow_mut(|pause| {
+        if let Some(pause) = pause {
+            pause();
+        }
+    });
 }
 
 /// Runs a computation that is interrupted by `pause`.

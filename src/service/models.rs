@@ -11,12 +11,11 @@ use utoipa::ToSchema;
 
 /// Pools and models of this replica, and the tokens of the tenant.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-#[schema(as = ModelReport)]
-pub struct ModelsReport {
+pub struct ModelReport {
     /// All pools of the settings.
     pools: Vec<PoolReport>,
     /// The models of the pools, each once.
-    models: Vec<ModelReport>,
+    models: Vec<ModelState>,
     tokens: TokenBudget,
 }
 
@@ -46,7 +45,7 @@ enum PoolTask {
 /// A model as this replica sees it since its start.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = Model)]
-struct ModelReport {
+struct ModelState {
     /// Name of the model in the settings.
     name: String,
     /// Name of its provider in the settings.
@@ -117,12 +116,12 @@ struct TokenBudget {
 
 impl MemoryService {
     /// Returns the state of all pools and models of this process, and the tokens of the tenant.
-    pub async fn models(&self, tenant: &TenantId) -> Result<ModelsReport, Error> {
+    pub async fn models(&self, tenant: &TenantId) -> Result<ModelReport, Error> {
         let used_today = self.store.tokens_used_today(tenant).await?;
         let LlmStatus { pools, models } = self.llm.status();
-        Ok(ModelsReport {
+        Ok(ModelReport {
             pools: pools.into_iter().map(|pool| self.pool_report(pool)).collect(),
-            models: models.into_iter().map(ModelReport::from).collect(),
+            models: models.into_iter().map(ModelState::from).collect(),
             tokens: TokenBudget { used_today, daily_limit: self.config.daily_token_limit },
         })
     }
@@ -145,7 +144,7 @@ impl MemoryService {
     }
 }
 
-impl From<ModelStatus> for ModelReport {
+impl From<ModelStatus> for ModelState {
     fn from(model: ModelStatus) -> Self {
         let state = match model.circuit {
             CircuitState::Closed => CircuitBreakerState::Closed,

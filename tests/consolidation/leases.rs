@@ -1,8 +1,10 @@
 //! At most one consolidation of a session runs at a time, and a run is discarded if its session changes meanwhile.
 
 use crate::harness::{
-    PATIENCE, consolidate, covering, named, plain, record, revisions, seen, start, state, turns, until,
+    Answer, PATIENCE, consolidate, covering, named, plain, record, revisions, seen, start, state, turns,
+    until,
 };
+use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, ModelServer};
 use precis::domain::id::{SessionId, TenantId};
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use test_case::test_case;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use uuid::Uuid;
 
 /// A model that responds when the test permits it.
@@ -23,6 +25,35 @@ async fn held() -> (ModelServer, Arc<Semaphore>) {
     model.push(Behaviour::Held(Arc::clone(&release), "They met.".to_owned()));
     model.default(Behaviour::reply(covering));
     (model, release)
+}
+
+/// A consolidation that waits for its model, with 82 messages after its summary of the first 82.
+struct HeldConsolidation {
+    /// The server ends when this value is dropped.
+    _model: ModelServer,
+    app: Arc<TestApp>,
+    given: Arc<Vec<String>>,
+    /// Permits the model to respond.
+    release: Arc<Semaphore>,
+    /// The request that consolidates.
+    request: JoinHandle<Answer>,
+}
+
+/// Consolidates a session, lengthens it, and requests a context whose consolidation waits for its model.
+async fn hold_consolidation(backend: &Backend) -> HeldConsolidation {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(covering));
+    let app = Arc::new(start(backend, &model, &[]).await);
+    let given = Arc::new(turns(1..=184));
+    record(&app, "s", &given[..102]).await;
+    plain(&app, "s", &given[..102]).await;
+    record(&app, "s", &given[102..]).await;
+    let release = Arc::new(Semaphore::new(0));
+    model.push(Behaviour::Held(Arc::clone(&release), "Too late.".to_owned()));
+    let (other, all) = (Arc::clone(&app), Arc::clone(&given));
+    let request = tokio::spawn(async move { plain(&other, "s", &all).await });
+    model.until_calls(2).await;
+    HeldConsolidation { _model: model, app, given, release, request }
 }
 
 /// Awaits a task with a timeout, so that a deadlock fails the test.
@@ -149,68 +180,46 @@ async fn user_erased_during_consolidation_is_not_recreated(backend: Backend) {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restore_during_consolidation_discards_its_result(backend: Backend) {
-    let model = ModelServer::start().await;
-    model.default(Behaviour::reply(covering));
-    let app = Arc::new(start(&backend, &model, &[]).await);
-    let given = Arc::new(turns(1..=184));
-    record(&app, "s", &given[..102]).await;
-    plain(&app, "s", &given[..102]).await;
-    record(&app, "s", &given[102..]).await;
-    let release = Arc::new(Semaphore::new(0));
-    model.push(Behaviour::Held(Arc::clone(&release), "Too late.".to_owned()));
-    let (other, all) = (Arc::clone(&app), Arc::clone(&given));
-    let request = tokio::spawn(async move { plain(&other, "s", &all).await });
-    model.until_calls(2).await;
+    let held = hold_consolidation(&backend).await;
     // Each restore makes a new revision, so the pending result is discarded regardless of the cursor.
-    app.post("/sessions/s/revisions/0/restore", "{}").await.ok(201);
-    app.post("/sessions/s/revisions/1/restore", "{}").await.ok(201);
-    app.post("/sessions/s/revisions/0/restore", "{}").await.ok(201);
-    release.add_permits(1);
-    let answer = ended(request).await.unwrap();
+    held.app.post("/sessions/s/revisions/0/restore", "{}").await.ok(201);
+    held.app.post("/sessions/s/revisions/1/restore", "{}").await.ok(201);
+    held.app.post("/sessions/s/revisions/0/restore", "{}").await.ok(201);
+    held.release.add_permits(1);
+    let answer = ended(held.request).await.unwrap();
     assert_eq!((answer.coverage.summary_through, answer.verbatim().len()), (0, 184));
-    let now = until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
+    let now = until(&held.app, "s", |state| state["consolidation"]["state"] == "idle").await;
     assert_eq!(
         (&now["cursor"], &now["summary"]["text"], &now["summary"]["revision"]),
         (&json!(0), &json!(""), &json!(4))
     );
     assert_eq!(now["consolidation"]["failures"], 0, "nothing has failed");
     // The history is complete, so all of it is summarised again.
-    let answer = plain(&app, "s", &given).await;
+    let answer = plain(&held.app, "s", &held.given).await;
     assert_eq!(answer.outcome(), "consolidated");
     assert_eq!(named(&answer.system()), (1..=164).collect::<Vec<_>>());
-    assert_eq!(revisions(&app, "s").await.len(), 5);
+    assert_eq!(revisions(&held.app, "s").await.len(), 5);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn edit_during_consolidation_discards_its_result(backend: Backend) {
-    let model = ModelServer::start().await;
-    model.default(Behaviour::reply(covering));
-    let app = Arc::new(start(&backend, &model, &[]).await);
-    let given = Arc::new(turns(1..=184));
-    record(&app, "s", &given[..102]).await;
-    plain(&app, "s", &given[..102]).await;
-    record(&app, "s", &given[102..]).await;
-    let release = Arc::new(Semaphore::new(0));
-    model.push(Behaviour::Held(Arc::clone(&release), "Too late.".to_owned()));
-    let (other, all) = (Arc::clone(&app), Arc::clone(&given));
-    let request = tokio::spawn(async move { plain(&other, "s", &all).await });
-    model.until_calls(2).await;
-    let state = app.get("/sessions/s").await.ok(200);
+    let held = hold_consolidation(&backend).await;
+    let state = held.app.get("/sessions/s").await.ok(200);
     let text = format!("Edited: {}", state["summary"]["text"].as_str().unwrap());
-    app.post("/sessions/s/revisions", json!({"summary": text, "based_on": 1})).await.ok(201);
-    release.add_permits(1);
-    let answer = ended(request).await.unwrap();
+    held.app.post("/sessions/s/revisions", json!({"summary": text, "based_on": 1})).await.ok(201);
+    held.release.add_permits(1);
+    let answer = ended(held.request).await.unwrap();
     let cursor = state["cursor"].as_u64().unwrap();
     assert_eq!(answer.coverage.summary_through as u64, cursor);
-    let now = until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
+    let now = until(&held.app, "s", |state| state["consolidation"]["state"] == "idle").await;
     assert_eq!((&now["cursor"], &now["summary"]["text"]), (&json!(cursor), &json!(text)));
     assert_eq!(now["consolidation"]["failures"], 0, "nothing has failed");
-    assert_eq!(revisions(&app, "s").await.len(), 2);
+    assert_eq!(revisions(&held.app, "s").await.len(), 2);
     // The messages are summarised again, after the edited text.
-    assert_eq!(plain(&app, "s", &given).await.outcome(), "consolidated");
-    assert!(app.get("/sessions/s").await["summary"]["text"].as_str().unwrap().starts_with(&text));
+    assert_eq!(plain(&held.app, "s", &held.given).await.outcome(), "consolidated");
+    assert!(held.app.get("/sessions/s").await["summary"]["text"].as_str().unwrap().starts_with(&text));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -4,7 +4,7 @@ use crate::http::error::Problem;
 use crate::http::extract::{NoQuery, TenantFromKey};
 use crate::http::response_body::Json;
 use crate::service::MemoryService;
-use crate::service::models::ModelsReport;
+use crate::service::models::ModelReport;
 use axum::extract::State;
 
 /// Returns the state of the model pools.
@@ -14,13 +14,13 @@ use axum::extract::State;
 #[utoipa::path(
     get, path = "/models", operation_id = "list_models", tag = "operations",
     responses(
-        (status = 200, description = "Pools, models and tokens", body = ModelsReport),
+        (status = 200, description = "Pools, models and tokens", body = ModelReport),
     )
 )]
 pub(crate) async fn list(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     _: NoQuery,
-) -> Result<Json<ModelsReport>, Problem> {
+) -> Result<Json<ModelReport>, Problem> {
     Ok(Json(service.models(&tenant).await?))
 }
